@@ -1,0 +1,46 @@
+# Every recipe calls the tools in .venv, so nothing needs to be activated.
+
+bin := ".venv/bin"
+
+_list:
+    @{{ just_executable() }} --list --unsorted
+
+# Make the environment; needs only Python 3.11 or later.
+setup:
+    test -x {{ bin }}/python || python3 -m venv .venv
+    {{ bin }}/python -m pip install --quiet "pip>=25.1"
+    {{ bin }}/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+
+# Everything that CI runs: format, lint, types, imports, tests, docs.
+check:
+    {{ bin }}/ruff format --check
+    {{ bin }}/ruff check
+    {{ bin }}/pyright
+    {{ bin }}/lint-imports
+    {{ bin }}/pytest -n 2 --cov
+    {{ bin }}/mkdocs build --quiet --strict
+
+# The quick tests, or those named.
+test *ARGS:
+    {{ bin }}/pytest -m "not slow" {{ ARGS }}
+
+# Format the code and mend what ruff can mend.
+format:
+    {{ bin }}/ruff format
+    {{ bin }}/ruff check --fix
+
+# Run benchmarks/NAME.py; --quick takes under a minute.
+bench NAME *ARGS:
+    {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
+
+# Start a throwaway PostgreSQL, print its URL, stop it at Ctrl-C.
+postgres VERSION="18":
+    @{{ bin }}/python -m quire.testing.postgres --version {{ VERSION }}
+
+# Show the docs at a local address, rebuilt as they change.
+docs:
+    {{ bin }}/mkdocs serve
+
+# Build the wheel into dist/.
+build:
+    {{ bin }}/python -m pip wheel --quiet --no-deps --wheel-dir dist .

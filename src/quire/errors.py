@@ -1,0 +1,127 @@
+"""Every error that Quire raises on purpose, as one tree.
+
+QuireError
+├── NotFound
+│   ├── ConversationNotFound
+│   ├── BranchNotFound
+│   ├── EntryNotFound
+│   └── BlobNotFound
+├── Conflict
+│   ├── ConversationExists
+│   ├── StaleHead
+│   └── StaleCompaction
+├── InvalidEntry
+├── InvalidRequest
+├── ContextOverflow
+├── UnknownStrategy
+├── ImportFailed
+├── UnknownTokenizer
+├── StoreError
+│   ├── StoreUnavailable
+│   ├── StoreBusy
+│   └── SchemaOutdated
+└── MissingExtra
+
+A class's docstring is its default message; the message says what happened, to which item, and what to do next.
+"""
+
+import inspect
+from collections.abc import Sequence
+
+
+class QuireError(Exception):
+    """Something went wrong in Quire."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
+
+
+class NotFound(QuireError):
+    """No such item."""
+
+
+class ConversationNotFound(NotFound):
+    """There is no such conversation for this tenant; create it first, or check the tenant."""
+
+
+class BranchNotFound(NotFound):
+    """The conversation has no such branch; list its branches to see which there are."""
+
+
+class EntryNotFound(NotFound):
+    """The branch has no entry with that number; numbers run from 1 to the branch's head."""
+
+
+class BlobNotFound(NotFound):
+    """No blob with that digest is stored for this tenant."""
+
+
+class Conflict(QuireError):
+    """Someone else was quicker; read the current state and decide again."""
+
+
+class ConversationExists(Conflict):
+    """A conversation with that id is stored already; choose another id, or purge the stored one."""
+
+
+class StaleHead(Conflict):
+    """The branch has moved on since it was read; append after its present head, or fork at the old one."""
+
+
+class StaleCompaction(Conflict):
+    """Another compaction or undo came first; plan again from the branch's present state."""
+
+
+class InvalidEntry(QuireError):
+    """The entry does not fit the place that it was written for."""
+
+
+class InvalidRequest(QuireError):
+    """There is no valid request to make of this; the message says why."""
+
+
+class ContextOverflow(QuireError):
+    """What cannot be reduced exceeds the window."""
+
+    def __init__(self, *, needed: int, room: int, largest: Sequence[tuple[str, int]]) -> None:
+        self.needed, self.room, self.largest = needed, room, tuple(largest)
+        named = ", ".join(f"{name} ({tokens:,} tokens)" for name, tokens in largest)
+        super().__init__(
+            f"The request needs {needed:,} tokens and there is room for {room:,}. The largest items: {named}. "
+            "Shorten or remove one of them, or choose a model with a larger window."
+        )
+
+
+class UnknownStrategy(QuireError):
+    """There is no strategy with that name."""
+
+
+class ImportFailed(QuireError):
+    """The file could not be imported; nothing of it was kept."""
+
+
+class UnknownTokenizer(QuireError):
+    """There is no tokenizer of that name; name a vocabulary, or the path of a Hugging Face tokenizer.json."""
+
+
+class StoreError(QuireError):
+    """The database could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached, or the connection broke; whether the last write was kept is unknown."""
+
+
+class StoreBusy(StoreError):
+    """The database stayed locked for longer than the busy timeout; repeat the call, or raise the timeout."""
+
+
+class SchemaOutdated(StoreError):
+    """The database's schema is not the one that this version of Quire needs; run `quire db upgrade`."""
+
+
+class MissingExtra(QuireError):
+    """A package that this needs is not installed."""
+
+    def __init__(self, *, extra: str, needed_for: str) -> None:
+        super().__init__(f'{needed_for} needs an extra package: pip install "quire[{extra}]"')

@@ -1,0 +1,14 @@
+"""Alembic's entry: runs the migrations on the connection that `quire.log.migrate` hands over."""
+
+from alembic import context
+
+from quire.log.migrate import VERSION_TABLE
+from quire.log.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+)
+with context.begin_transaction():
+    context.run_migrations()

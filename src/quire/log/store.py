@@ -1,0 +1,236 @@
+"""The store in SQL: the log's one asynchronous face, for SQLite and PostgreSQL alike.
+
+Every method is one function on a connection, run in one transaction. A store speaks for one tenant.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from quire.errors import StoreError
+from quire.log import append, blobs, branches, dialects, ledger, purge, reading, transfer, verify
+from quire.log.fresh import new_id, now
+from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Match, Turn, Window
+from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, path_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Step = Callable[Concatenate[Connection, str, P], T]
+
+DEFAULT_TENANT = "default"
+
+
+class SqlStore:
+    """The log in SQLite or PostgreSQL."""
+
+    def __init__(self, database: dialects.Database, *, tenant: str = DEFAULT_TENANT) -> None:
+        if not tenant:
+            raise StoreError("A store speaks for one tenant, and the tenant must have a name.")
+        self._database, self.tenant = database, tenant
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, *, tenant: str = DEFAULT_TENANT) -> AsyncGenerator["SqlStore"]:
+        """Opens `sqlite:///path` (made and migrated if needed) or `postgresql://…` (migrated by `quire db upgrade`)."""
+        store = cls(await dialects.connect(url), tenant=tenant)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def for_tenant(self, tenant: str) -> "SqlStore":
+        """The same database for someone else; closing either closes both."""
+        return SqlStore(self._database, tenant=tenant)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def _read(self, step: Step[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        tenant = self.tenant
+        return await self._database.read(lambda connection: step(connection, tenant, *args, **kwargs), tenant=tenant)
+
+    async def _read_briefly(self, step: Step[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A read of few rows, most of the time."""
+        tenant = self.tenant
+        return await self._database.read(
+            lambda connection: step(connection, tenant, *args, **kwargs), tenant=tenant, brief=True
+        )
+
+    async def _write(self, step: Step[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        tenant = self.tenant
+        return await self._database.write(lambda connection: step(connection, tenant, *args, **kwargs), tenant=tenant)
+
+    async def create_conversation(self, id: str | None = None, *, title: str = "") -> Conversation:
+        conversation = Conversation(id or new_id(), title, now())
+        await self._write(branches.create_conversation, conversation)
+        return conversation
+
+    async def conversation(self, id: str) -> Conversation:
+        return await self._read_briefly(branches.get_conversation, id)
+
+    async def conversations(self, *, limit: int = 50, before: Conversation | None = None) -> list[Conversation]:
+        """The newest first; `before` is the last one of the page before."""
+        return await self._read(branches.list_conversations, limit=limit, before=before)
+
+    async def rename(self, conversation: str, title: str) -> None:
+        await self._write(branches.rename_conversation, conversation, title)
+
+    async def branch(self, conversation: str, number: int = MAIN) -> Branch:
+        return await self._read_briefly(branches.get_branch, conversation, number)
+
+    async def branches(self, conversation: str) -> list[Branch]:
+        return await self._read(branches.list_branches, conversation)
+
+    async def fork(self, conversation: str, *, at: int, branch: int = MAIN, name: str | None = None) -> Branch:
+        """A new branch that shares everything up to and with entry `at` (0: nothing) and goes on from there."""
+        return await self._write(branches.fork, conversation, branch=branch, at=at, name=name)
+
+    async def append(
+        self, conversation: str, *items: Draft | Body, branch: int = MAIN, after: bytes | None = None
+    ) -> list[Entry]:
+        """Appends all items or none. With `after` (a message's path, or ROOT) they go right after that message, once:
+        what is stored there already is given back, and where something else is, `StaleHead` is raised."""
+        drafts = [item if isinstance(item, Draft) else Draft(body=item) for item in items]
+        return await self._write(append.append, conversation, drafts, branch=branch, after=after)
+
+    async def entry(self, conversation: str, seq: int, *, branch: int = MAIN) -> Entry:
+        return await self._read_briefly(_on_branch(reading.get_entry), conversation, branch, seq)
+
+    async def range(
+        self,
+        conversation: str,
+        *,
+        branch: int = MAIN,
+        first: int = 1,
+        last: int | None = None,
+        kinds: Collection[EntryKind] | None = None,
+        roles: Collection[Role] | None = None,
+        limit: int | None = None,
+    ) -> list[Entry]:
+        """Entries `first` to `last` in their order; with a limit, the oldest of them."""
+        return await self._read_briefly(
+            _on_branch(reading.read_range),
+            conversation,
+            branch,
+            first=first,
+            last=last,
+            kinds=kinds,
+            roles=roles,
+            limit=limit,
+        )
+
+    async def tail(
+        self,
+        conversation: str,
+        limit: int,
+        *,
+        branch: int = MAIN,
+        last: int | None = None,
+        kinds: Collection[EntryKind] | None = None,
+        roles: Collection[Role] | None = None,
+    ) -> list[Entry]:
+        """The newest `limit` entries up to `last`, oldest first."""
+        return await self._read_briefly(
+            _on_branch(reading.read_tail),
+            conversation,
+            branch,
+            limit=limit,
+            last=last,
+            kinds=kinds,
+            roles=roles,
+        )
+
+    async def window(self, conversation: str, *, branch: int = MAIN, max_tokens: int | None = None) -> Window:
+        """The active compaction and the messages that it leaves to be seen, whatever the length of the history.
+
+        With `max_tokens`, of a long window only the end that has so many."""
+        return await self._read_briefly(_on_branch(reading.read_window), conversation, branch, max_tokens=max_tokens)
+
+    async def longest_prefix(self, messages: Sequence[Message], *, conversation: str | None = None) -> Match | None:
+        """Where the longest beginning of this list of messages is stored: here, or in whichever conversation has it."""
+        candidates = list(path_of(message.canonical() for message in messages))
+        found = await self._read_briefly(_find_longest, candidates, conversation)
+        return found and Match(found[0] + 1, *found[1:])
+
+    async def record(
+        self, conversation: str, turn: Turn, *, branch: int = MAIN, after: bytes | None = None
+    ) -> list[Entry]:
+        """Appends a turn as `append` does, and in the same transaction files the manifest of its request."""
+        return await self._write(ledger.record_turn, conversation, turn, branch=branch, after=after)
+
+    async def manifest(self, conversation: str, seq: int, *, branch: int = MAIN) -> Manifest:
+        """The manifest of the request that entry `seq` answered."""
+        return await self._read_briefly(_on_branch(ledger.get_manifest), conversation, branch, seq)
+
+    async def manifests(
+        self, conversation: str, *, branch: int = MAIN, limit: int | None = None, last: int | None = None
+    ) -> list[tuple[int, Manifest]]:
+        """The newest `limit` requests of a branch with the number of their reply, oldest first."""
+        return await self._read(_on_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
+
+    async def calibration(self, model: str) -> str | None:
+        """What was recorded last of how a model's reports compare with our counts, as JSON."""
+        return await self._read_briefly(ledger.get_calibration, model)
+
+    async def put_blob(self, data: bytes, *, media_type: str = "application/octet-stream") -> str:
+        """Keeps these bytes and gives their digest; bytes that are there already are not kept twice."""
+        return await self._write(blobs.put_blob, Blob(media_type, data))
+
+    async def blob(self, digest: str) -> Blob:
+        return await self._read(blobs.get_blob, digest)
+
+    async def purge(self, conversation: str, seqs: Collection[int] | None = None, *, branch: int = MAIN) -> list[Entry]:
+        """Removes the content of these entries, or of the whole conversation, and of summaries made from them."""
+        gone = await self._write(purge.purge, conversation, seqs, branch=branch)
+        await self._database.scrub()
+        return gone
+
+    async def verify(self, conversation: str) -> list[Fault]:
+        """Every entry that is not as it was written, on every branch; an empty list is a clean bill."""
+        return await self._read(verify.verify, conversation)
+
+    async def export(self, conversation: str) -> AsyncGenerator[str]:
+        """The conversation as JSON Lines, as it stood when the export began."""
+        yield transfer.conversation_line(await self.conversation(conversation))
+        for digest in await self._read(blobs.quoted_by, conversation):
+            yield transfer.blob_line(digest, await self.blob(digest))
+        count = 0
+        for branch in await self.branches(conversation):
+            yield transfer.branch_line(branch)
+            for first in range_(branch.fork_seq + 1, branch.head_seq + 1, transfer.PAGE):
+                last = min(first + transfer.PAGE - 1, branch.head_seq)
+                for entry in await self.range(conversation, branch=branch.number, first=first, last=last):
+                    yield transfer.entry_line(entry)
+                    count += 1
+            for seq, manifest in await self._read(_on_branch(ledger.own_manifests), conversation, branch.number):
+                yield transfer.manifest_line(branch.number, seq, manifest)
+        yield transfer.end_line(count)
+
+    async def import_(self, lines: Iterable[str], *, rename: str | None = None) -> Conversation:
+        """Stores an exported conversation, all of it or nothing, under another id if one is given."""
+        return await self._write(transfer.import_lines, lines, rename=rename)
+
+
+range_ = range
+
+
+def _on_branch(
+    step: Callable[Concatenate[Connection, str, Branch, P], T],
+) -> Callable[Concatenate[Connection, str, str, int, P], T]:
+    """The same step for a branch that is named: its row is read first, in the same transaction."""
+
+    def named(
+        connection: Connection, tenant: str, conversation: str, branch: int, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        place = branches.get_branch(connection, tenant, conversation, branch)
+        return step(connection, tenant, place, *args, **kwargs)
+
+    return named
+
+
+def _find_longest(
+    connection: Connection, tenant: str, candidates: Sequence[bytes], conversation: str | None
+) -> dialects.Found | None:
+    return dialects.find_longest(connection, candidates, tenant=tenant, conversation=conversation)

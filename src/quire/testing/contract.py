@@ -1,0 +1,548 @@
+"""What any backend of the log must do, as tests. A backend passes if a subclass of `StoreContract` does.
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        async def store(self): ...
+
+The `store` is empty and fresh for each test. Needs pytest, pytest-asyncio in auto mode, and Hypothesis.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.errors import (
+    BlobNotFound,
+    BranchNotFound,
+    ConversationExists,
+    ConversationNotFound,
+    EntryNotFound,
+    ImportFailed,
+    InvalidEntry,
+    StaleCompaction,
+    StaleHead,
+)
+from quire.log import Blob, Branch, Store, Turn
+from quire.model import (
+    ROOT,
+    Body,
+    Compaction,
+    ContextChange,
+    ContextItem,
+    Decision,
+    Draft,
+    Entry,
+    ImagePart,
+    Manifest,
+    Message,
+    Notes,
+    Pin,
+    Policy,
+    Restore,
+    Span,
+    TextPart,
+    TokenCount,
+    Unpin,
+    Usage,
+)
+from quire.testing.strategies import drafts, messages
+
+# The store outlives one example on purpose: each makes a conversation of its own.
+for_any = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
+)
+
+
+def turns(count: int, *, start: int = 1) -> list[Message]:
+    """Numbered messages, a user's and an assistant's in turn."""
+    speakers = (Message.assistant, Message.user)
+    return [speakers[number % 2](f"message {number}") for number in range(start, start + count)]
+
+
+def answered(*messages: Message, blobs: tuple[Blob, ...] = (), calibration: str = "{}") -> Turn:
+    """A turn with these messages and a manifest that quotes these blobs."""
+    policy = Policy(model="test", provider="openai", window=1_000)
+    rows = tuple(
+        Decision(
+            slot="references",
+            what="reference",
+            included=True,
+            reason="referenced",
+            name=f"blob {number}",
+            blob=sha256(blob.data).hexdigest(),
+        )
+        for number, blob in enumerate(blobs)
+    )
+
+    def manifest(stored: Sequence[Entry]) -> Manifest:
+        return Manifest(
+            renderer=1,
+            conversation=stored[-1].conversation,
+            branch=stored[-1].branch,
+            head=stored[0].seq - 1,
+            policy=policy,
+            counter="openai:test",
+            exact=True,
+            slots=(),
+            total=stored[-1].seq,
+            wanted=0,
+            room=488,
+            trigger=488,
+            decisions=rows,
+            stable=0,
+            digest="",
+        )
+
+    drafts = tuple(Draft(body=message) for message in messages)
+    return Turn(drafts=drafts, manifest=manifest, blobs=blobs, calibration=("test", calibration))
+
+
+async def exported(store: Store, conversation: str) -> list[str]:
+    return [line async for line in store.export(conversation)]
+
+
+class StoreContract:
+    async def test_a_conversation_is_made_once_and_found_again(self, store: Store) -> None:
+        made = await store.create_conversation("chat-1", title="First")
+        assert await store.conversation("chat-1") == made
+        assert made.title == "First"
+        with pytest.raises(ConversationExists):
+            await store.create_conversation("chat-1")
+        with pytest.raises(ConversationNotFound):
+            await store.conversation("chat-2")
+        await store.rename("chat-1", "Renamed")
+        assert (await store.conversation("chat-1")).title == "Renamed"
+        with pytest.raises(ConversationNotFound):
+            await store.rename("chat-2", "x")
+
+    async def test_conversations_are_listed_newest_first_page_by_page(self, store: Store) -> None:
+        made = [await store.create_conversation() for _ in range(7)]
+        assert len({conversation.id for conversation in made}) == 7
+        first = await store.conversations(limit=4)
+        rest = await store.conversations(limit=4, before=first[-1])
+        assert [*first, *rest] == sorted(made, key=lambda each: (each.created_at, each.id), reverse=True)
+
+    async def test_appended_messages_read_back_in_order(self, store: Store) -> None:
+        await store.create_conversation("c")
+        said = turns(5)
+        appended = await store.append("c", *said)
+        assert [entry.seq for entry in appended] == [1, 2, 3, 4, 5]
+        assert await store.range("c") == appended
+        assert [entry.message for entry in appended] == said
+        assert (await store.branch("c")).head_digest == appended[-1].digest
+        assert await store.append("c") == []
+
+    async def test_what_is_recorded_beside_a_message_reads_back(self, store: Store) -> None:
+        await store.create_conversation("c")
+        usage = Usage(model="m", input_tokens=10, cache_read_tokens=7, provider={"x": [1]})
+        draft = Draft(body=Message.assistant("a"), tokens=TokenCount(3, "o200k"), usage=usage, at=1_000_001)
+        [entry] = await store.append("c", draft)
+        found = await store.entry("c", 1)
+        assert found == entry
+        assert found.notes == Notes(usage=usage)
+        assert found.token_count == TokenCount(3, "o200k")
+        assert (found.at, found.author, found.role) == (1_000_001, "assistant", "assistant")
+
+    async def test_reads_by_range_tail_kind_and_role(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *turns(6), Pin(message=2), *turns(3, start=7))
+
+        def seqs(found: Sequence[Entry]) -> list[int]:
+            return [entry.seq for entry in found]
+
+        assert seqs(await store.range("c", first=3, last=5)) == [3, 4, 5]
+        assert seqs(await store.range("c", first=3, limit=2)) == [3, 4]
+        assert seqs(await store.tail("c", 3)) == [8, 9, 10]
+        assert seqs(await store.tail("c", 2, last=6)) == [5, 6]
+        assert seqs(await store.tail("c", 100)) == list(range(1, 11))
+        assert seqs(await store.range("c", kinds=["pin"])) == [7]
+        assert seqs(await store.tail("c", 2, roles=["user"])) == [8, 10]
+        assert seqs(await store.range("c", roles=["user"], kinds=["message"], limit=2)) == [1, 3]
+        assert seqs(await store.range("c", first=11)) == []
+        with pytest.raises(EntryNotFound):
+            await store.entry("c", 11)
+        with pytest.raises(ConversationNotFound):
+            await store.range("other")
+        with pytest.raises(BranchNotFound):
+            await store.tail("c", 1, branch=3)
+
+    async def test_appending_after_the_same_message_twice_is_one_append(self, store: Store) -> None:
+        await store.create_conversation("c")
+        one, two, three = turns(3)
+        first = await store.append("c", one, two, after=ROOT)
+        assert await store.append("c", one, two, after=ROOT) == first
+        longer = await store.append("c", one, two, three, after=ROOT)
+        assert longer[:2] == first
+        assert [entry.seq for entry in await store.range("c")] == [1, 2, 3]
+        assert await store.append("c", three, after=first[1].path) == longer[2:]
+        with pytest.raises(StaleHead):
+            await store.append("c", Message.user("something else"), after=first[1].path)
+        with pytest.raises(StaleHead):
+            await store.append("c", one, two, Message.user("something else"), after=ROOT)
+        await store.append("c", one)
+        assert len(await store.range("c")) == 4
+
+    async def test_a_compaction_in_between_does_not_disturb_an_append_after_a_message(self, store: Store) -> None:
+        await store.create_conversation("c")
+        said = await store.append("c", *turns(3))
+        await store.append("c", Compaction(number=1, covers=Span(first=1, last=2), summary="s"))
+        [reply] = await store.append("c", Message.assistant("reply"), after=said[-1].path)
+        assert reply.seq == 5
+        with pytest.raises(InvalidEntry):
+            await store.append("c", Pin(message=1), after=ROOT)
+
+    async def test_concurrent_appends_are_all_kept_in_one_order(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await asyncio.gather(*(store.append("c", message) for message in turns(40)))
+        found = await store.range("c")
+        assert [entry.seq for entry in found] == list(range(1, 41))
+        assert {entry.message.text for entry in found} == {message.text for message in turns(40)}
+        assert await store.verify("c") == []
+
+    async def test_a_branch_shares_its_past_and_has_its_own_future(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *turns(6))
+        branch = await store.fork("c", at=3, name="what if")
+        assert (branch.number, branch.name, branch.head_seq) == (1, "what if", 3)
+        [mine] = await store.append("c", Message.user("instead"), branch=1)
+        assert mine.seq == 4
+        texts = [entry.message.text for entry in await store.range("c", branch=1)]
+        assert texts == ["message 1", "message 2", "message 3", "instead"]
+        deeper = await store.fork("c", branch=1, at=2)
+        assert deeper.number == 2
+        assert [entry.branch for entry in await store.range("c", branch=2)] == [0, 0]
+        assert [entry.seq for entry in await store.tail("c", 2, branch=1)] == [3, 4]
+        empty = await store.fork("c", at=0)
+        assert await store.range("c", branch=empty.number) == []
+        assert [each.number for each in await store.branches("c")] == [0, 1, 2, 3]
+        for at in (-1, 7):
+            with pytest.raises(EntryNotFound):
+                await store.fork("c", at=at)
+        assert await store.verify("c") == []
+
+    async def test_the_window_is_the_summary_and_what_follows_it(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *turns(10))
+        assert (await store.window("c")).compaction is None
+        [compaction] = await store.append("c", Compaction(number=1, covers=Span(first=1, last=7), summary="s"))
+        await store.append("c", *turns(2, start=11), Pin(message=3), Pin(message=9))
+        window = await store.window("c")
+        assert window.compaction == compaction
+        assert [entry.seq for entry in window.messages] == [8, 9, 10, 12, 13]
+        assert [entry.seq for entry in window.pinned] == [3]
+        assert window.branch == await store.branch("c")
+
+    async def test_a_compaction_may_leave_the_beginning_to_be_seen(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *turns(6), Compaction(number=1, covers=Span(first=2, last=4), summary="s"))
+        assert [entry.seq for entry in (await store.window("c")).messages] == [1, 5, 6]
+
+    async def test_undo_brings_back_exactly_the_window_before(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *turns(10))
+        windows, compactions = [await store.window("c")], list[int]()
+        for number, last in ((1, 3), (2, 6), (3, 8)):
+            active = compactions[-1] if compactions else None
+            made = Compaction(number=number, covers=Span(first=1, last=last), summary=f"s{number}", supersedes=active)
+            compactions.append((await store.append("c", made))[0].seq)
+            windows.append(await store.window("c"))
+        for seq in reversed(compactions):
+            windows.pop()
+            await store.append("c", Restore(compaction=seq))
+            now = await store.window("c")
+            assert (now.compaction, now.messages) == (windows[-1].compaction, windows[-1].messages)
+        with pytest.raises(StaleCompaction):
+            await store.append("c", Restore(compaction=compactions[0]))
+
+    async def test_of_two_compactions_made_on_one_state_the_second_is_refused(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *turns(4))
+        made = Compaction(number=1, covers=Span(first=1, last=2), summary="s")
+        outcomes = await asyncio.gather(*(store.append("c", made) for _ in range(4)), return_exceptions=True)
+        assert sum(isinstance(outcome, StaleCompaction) for outcome in outcomes) == 3
+        before = await store.range("c")
+        with pytest.raises(StaleCompaction):
+            await store.append("c", Message.user("goes with it"), made)
+        assert await store.range("c") == before
+
+    async def test_a_fork_has_the_state_of_its_entry(self, store: Store) -> None:
+        await store.create_conversation("c")
+        item = ContextItem(type="rule", name="style")
+        await store.append(
+            "c", *turns(4), Pin(message=1), ContextChange(action="add", item=item, include="always"), Unpin(message=1)
+        )
+        await store.append("c", Compaction(number=1, covers=Span(first=1, last=3), summary="s"))
+        early = await store.fork("c", at=6)
+        assert (early.state.pins, early.state.active) == ((1,), None)
+        assert [known.item for known in early.state.items] == [item]
+        late = await store.fork("c", at=8)
+        assert late.state == (await store.branch("c")).state
+        await store.append("c", Restore(compaction=8), branch=late.number)
+        assert (await store.branch("c")).state.active is not None
+        assert await store.verify("c") == []
+
+    async def test_the_longest_stored_prefix_is_found(self, store: Store) -> None:
+        await store.create_conversation("c")
+        said = turns(6)
+        await store.append("c", *said[:2], Pin(message=1), *said[2:])
+        found = await store.longest_prefix([*said[:4], Message.user("new")])
+        assert found is not None
+        assert (found.length, found.conversation, found.branch, found.seq) == (4, "c", 0, 5)
+        assert await store.longest_prefix([]) is None
+        assert await store.longest_prefix([Message.user("never said")]) is None
+        assert await store.longest_prefix(said[1:]) is None
+        branch = await store.fork("c", at=3)
+        [edited] = await store.append("c", Message.user("edited"), branch=branch.number)
+        found = await store.longest_prefix([*said[:2], Message.user("edited"), Message.assistant("x")])
+        assert found is not None
+        assert (found.length, found.branch, found.seq) == (3, branch.number, edited.seq)
+
+    async def test_the_prefix_is_looked_for_here_or_in_the_newest_conversation(self, store: Store) -> None:
+        said = turns(3)
+        for name in ("a", "b"):
+            await store.create_conversation(name)
+            await store.append(name, *said)
+        found = await store.longest_prefix(said)
+        here = await store.longest_prefix(said, conversation="a")
+        assert found is not None
+        assert here is not None
+        assert (found.conversation, here.conversation) == ("b", "a")
+        assert await store.longest_prefix(said, conversation="nowhere") is None
+
+    async def test_blobs_are_kept_once_by_digest(self, store: Store) -> None:
+        digest = await store.put_blob(b"\x00data", media_type="image/png")
+        assert await store.put_blob(b"\x00data", media_type="text/plain") == digest
+        blob = await store.blob(digest)
+        assert (blob.data, blob.media_type) == (b"\x00data", "image/png")
+        with pytest.raises(BlobNotFound):
+            await store.blob("0" * 64)
+        await store.create_conversation("c")
+        with pytest.raises(BlobNotFound):
+            await store.append("c", Message(role="user", parts=(ImagePart(blob="0" * 64),)))
+        assert await store.range("c") == []
+
+    async def test_purge_takes_the_content_and_what_was_made_from_it(self, store: Store) -> None:
+        await store.create_conversation("c")
+        mine, shared = await store.put_blob(b"mine"), await store.put_blob(b"shared")
+        pictures = (TextPart(text="secret"), ImagePart(blob=mine), ImagePart(blob=shared))
+        await store.append("c", *turns(2), Message(role="user", parts=pictures))
+        await store.append("c", Message(role="user", parts=(ImagePart(blob=shared),)), Pin(message=1))
+        covering = Compaction(number=1, covers=Span(first=1, last=3), summary="about the secret")
+        beside = Compaction(number=2, covers=Span(first=1, last=2), summary="harmless", supersedes=6)
+        await store.append("c", covering, beside)
+        gone = await store.purge("c", [3])
+        assert [entry.seq for entry in gone] == [3, 6]
+        assert "secret" not in "".join(await exported(store, "c"))
+        assert "harmless" in "".join(await exported(store, "c"))
+        with pytest.raises(BlobNotFound):
+            await store.blob(mine)
+        assert (await store.blob(shared)).data == b"shared"
+        assert await store.verify("c") == []
+        with pytest.raises(InvalidEntry):
+            await store.purge("c", [5])
+
+    async def test_purge_reaches_summaries_on_other_branches_and_whole_conversations(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *turns(4))
+        for at in (4, 1):
+            branch = await store.fork("c", at=at)
+            await store.append("c", *turns(2, start=50), branch=branch.number)
+            made = Compaction(number=1, covers=Span(first=1, last=2), summary="kept?")
+            await store.append("c", made, branch=branch.number)
+        gone = await store.purge("c", [2])
+        assert [(entry.branch, entry.seq) for entry in gone] == [(0, 2), (1, 7)]
+        await store.purge("c")
+        assert "message" not in "".join(line for line in await exported(store, "c") if '"body"' in line).replace(
+            '"kind":"message"', ""
+        )
+        assert await store.verify("c") == []
+
+    async def test_a_turn_is_recorded_with_its_manifest(self, store: Store) -> None:
+        await store.create_conversation("c")
+        document = Blob("text/plain", b"a document")
+        asked, reply = turns(2)
+        stored = await store.record("c", answered(asked, reply, blobs=(document,)), after=ROOT)
+        assert [entry.seq for entry in stored] == [1, 2]
+        manifest = await store.manifest("c", 2)
+        assert (manifest.conversation, manifest.total, len(manifest.decisions)) == ("c", 2, 1)
+        assert await store.blob(manifest.decisions[0].blob or "") == document
+        assert await store.record("c", answered(asked, reply, blobs=(document,)), after=ROOT) == stored
+        with pytest.raises(EntryNotFound):
+            await store.manifest("c", 1)
+        with pytest.raises(StaleHead):
+            await store.record("c", answered(reply), after=ROOT)
+
+    async def test_manifests_are_read_along_the_branch(self, store: Store) -> None:
+        await store.create_conversation("c")
+        for _ in range(3):
+            await store.record("c", answered(*turns(2)))
+        branch = (await store.fork("c", at=4)).number
+        await store.record("c", answered(*turns(2)), branch=branch)
+        assert [seq for seq, _ in await store.manifests("c", branch=branch)] == [2, 4, 6]
+        assert [manifest.branch for _, manifest in await store.manifests("c", branch=branch)] == [0, 0, branch]
+        assert [seq for seq, _ in await store.manifests("c", limit=2)] == [4, 6]
+        assert [seq for seq, _ in await store.manifests("c", branch=branch, limit=2, last=5)] == [2, 4]
+
+    async def test_a_models_calibration_is_kept(self, store: Store) -> None:
+        await store.create_conversation("c")
+        assert await store.calibration("test") is None
+        for ratio in ('{"ratio":1.1}', '{"ratio":1.2}'):
+            await store.record("c", answered(*turns(2), calibration=ratio))
+        assert await store.calibration("test") == '{"ratio":1.2}'
+
+    async def test_a_long_window_is_read_from_its_end(self, store: Store) -> None:
+        await store.create_conversation("c")
+        counted = [Draft(body=message, tokens=TokenCount(10, "test")) for message in turns(1_300)]
+        await store.append("c", *counted)
+        window = await store.window("c", max_tokens=3_000)
+        assert window.unread == Span(first=1, last=1_300 - 512)
+        assert [entry.seq for entry in window.messages] == list(range(1_300 - 511, 1_301))
+        assert (await store.window("c", max_tokens=100_000)).unread is None
+        [compaction] = await store.append("c", Compaction(number=1, covers=Span(first=1, last=20), summary="s"))
+        await store.append("c", *counted)
+        window = await store.window("c", max_tokens=3_000)
+        assert window.compaction == compaction
+        assert window.unread is not None
+        assert window.unread.first == 21
+
+    async def test_export_import_export_is_identical(self, store: Store) -> None:
+        await store.create_conversation("c", title="Ünïcode")
+        digest = await store.put_blob(b"\x00\xff", media_type="image/png")
+        await store.append("c", *turns(4), Message(role="user", parts=(ImagePart(blob=digest),)), Pin(message=2))
+        await store.append("c", Compaction(number=1, covers=Span(first=1, last=3), summary="s"))
+        branch = await store.fork("c", at=7)
+        await store.append("c", Restore(compaction=7), Message.user("elsewhere"), branch=branch.number)
+        await store.purge("c", [4])
+        await store.record("c", answered(*turns(2), blobs=(Blob("text/plain", b"quoted"),)))
+        lines = await exported(store, "c")
+        copy = await store.import_(lines, rename="copy")
+        assert copy.id == "copy"
+        again = await exported(store, "copy")
+        assert again[1:] == lines[1:]
+        assert again[0] == lines[0].replace('"id":"c"', '"id":"copy"')
+        assert await store.verify("copy") == []
+        assert await store.manifests("copy") == await store.manifests("c")
+        assert (await store.window("copy", branch=1)).messages[-1].message.text == "elsewhere"
+        with pytest.raises(ConversationExists):
+            await store.import_(lines)
+
+    async def test_a_damaged_export_is_refused_whole_and_the_line_named(self, store: Store) -> None:
+        await store.create_conversation("c")
+        digest = await store.put_blob(b"data")
+        await store.append("c", *turns(3), Message(role="user", parts=(ImagePart(blob=digest),)))
+        lines = await exported(store, "c")
+        changed = [line.replace("message 2", "message X") for line in lines]
+        other_blob = [line.replace("ZGF0YQ==", "b3RoZXI=") for line in lines]
+        swapped = [*lines[:3], lines[4], lines[3], *lines[5:]]
+        damaged = {
+            "Line 5": changed,
+            "Line 2": other_blob,
+            "Line 4": swapped,
+            "Line 3": [*lines[:2], "{", *lines[2:]],
+            "breaks off": lines[:-1],
+            "Line 1": lines[1:],
+            "Line 0": [],
+            "Line 9": [*lines, lines[-1]],
+            "a second conversation": [lines[0], lines[0]],
+            "Line 8": [*lines[:-1], lines[-1].replace("4", "5")],
+        }
+        for expected, wrong in damaged.items():
+            with pytest.raises(ImportFailed, match=rf"(?i){expected}\b"):
+                await store.import_(wrong, rename="copy")
+            with pytest.raises(ConversationNotFound):
+                await store.conversation("copy")
+
+    @for_any
+    @given(said=st.lists(drafts(), min_size=1, max_size=5))
+    async def test_any_message_reads_back_byte_for_byte(self, store: Store, said: list[Draft]) -> None:
+        conversation = (await store.create_conversation()).id
+        await store.append(conversation, *said)
+        found = await store.range(conversation)
+        assert [entry.raw for entry in found] == [draft.body.canonical() for draft in said]
+        assert [entry.raw_notes for entry in found] == [draft.notes() for draft in said]
+        assert await store.verify(conversation) == []
+        lines = await exported(store, conversation)
+        copy = await store.import_(lines, rename=conversation + "-copy")
+        assert (await exported(store, copy.id))[1:] == lines[1:]
+
+    @for_any
+    @given(data=st.data())
+    async def test_any_sequence_of_acts_keeps_every_message_on_every_branch(
+        self, store: Store, data: st.DataObject
+    ) -> None:
+        told = _Told((await store.create_conversation()).id)
+        for _ in range(data.draw(st.integers(1, 12))):
+            await told.act(store, data)
+        for number, expected in enumerate(told.branches):
+            found = await store.range(told.conversation, branch=number)
+            assert [entry.seq for entry in found] == list(range(1, len(expected) + 1))
+            assert [entry.raw for entry in found] == [body.canonical() for body in expected]
+            assert [entry.body for entry in found] == expected
+            await told.check_window(store, number)
+        assert await store.verify(told.conversation) == []
+        lines = await exported(store, told.conversation)
+        copy = await store.import_(lines, rename=told.conversation + "-copy")
+        assert (await exported(store, copy.id))[1:] == lines[1:]
+        originals = await store.branches(told.conversation)
+        copies = await store.branches(copy.id)
+        assert [branch.state for branch in copies] == [branch.state for branch in originals]
+
+
+@dataclass
+class _Told:
+    """What a log should hold, kept beside it: for every branch, all bodies from the first."""
+
+    conversation: str
+    branches: list[list[Body]] = field(default_factory=lambda: [[]])
+
+    async def act(self, store: Store, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.branches) - 1), label="branch")
+        branch = await store.branch(self.conversation, number)
+        acts = ["append", "fork"]
+        if branch.head_seq:
+            acts += ["compact", "pin"]
+        if branch.state.active is not None:
+            acts += ["restore", "edit"]
+        if (act := data.draw(st.sampled_from(acts), label="act")) == "fork":
+            at = data.draw(st.integers(0, branch.head_seq), label="at")
+            await store.fork(self.conversation, branch=number, at=at)
+            self.branches.append(self.branches[number][:at])
+        else:
+            bodies = _bodies(act, branch, data)
+            await store.append(self.conversation, *bodies, branch=number)
+            self.branches[number].extend(bodies)
+
+    async def check_window(self, store: Store, number: int) -> None:
+        """The window holds the messages that the active compaction does not cover, and the pins that it does."""
+        window = await store.window(self.conversation, branch=number)
+        active = window.branch.state.active
+        covered = set(range(active.covers.first, active.covers.last + 1)) if active else set[int]()
+        said = {seq for seq, body in enumerate(self.branches[number], 1) if isinstance(body, Message)}
+        assert [entry.seq for entry in window.messages] == sorted(said - covered)
+        assert [entry.seq for entry in window.pinned] == sorted(set(window.branch.state.pins) & covered)
+        if active is not None:
+            assert window.compaction is not None
+            assert window.compaction.seq == active.seq
+
+
+def _bodies(act: str, branch: Branch, data: st.DataObject) -> list[Body]:
+    active, head = branch.state.active, branch.head_seq
+    match act:
+        case "append":
+            return list(data.draw(st.lists(messages(), min_size=1, max_size=3)))
+        case "pin":
+            return [Pin(message=data.draw(st.integers(1, head)))]
+        case "restore" if active is not None:
+            return [Restore(compaction=active.seq)]
+        case "edit" if active is not None:
+            covers = active.covers
+        case _:
+            last = data.draw(st.integers(1, head))
+            covers = Span(first=data.draw(st.integers(1, last)), last=last)
+    number = branch.state.compactions + 1
+    return [Compaction(number=number, covers=covers, summary="s", supersedes=active.seq if active else None)]

@@ -1,0 +1,49 @@
+"""`quire db`, called as a person calls it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quire.cli.app import app
+from quire.log.migrate import HEAD
+
+
+def run(*words: str) -> tuple[int, str]:
+    outcome = CliRunner().invoke(app, list(words))
+    return outcome.exit_code, outcome.output
+
+
+def test_a_database_is_upgraded_once(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/quire.db"
+    assert run("db", "status", url)[0] == 1
+    assert run("db", "upgrade", url) == (0, f"Upgraded the schema from nothing to {HEAD}.\n")
+    assert run("db", "upgrade", url) == (0, f"The schema is at {HEAD} already.\n")
+    assert run("db", "status", url)[0] == 0
+
+
+@pytest.mark.parametrize("backend", ["postgres18"])
+def test_a_role_is_let_in(admin_url: str, backend: str):
+    code, output = run("db", "upgrade", admin_url, "--role", "quire_app")
+    assert (code, output.splitlines()[-1]) == (0, "The role quire_app may use the log.")
+
+
+def test_the_version_is_printed():
+    assert run("--version")[1].startswith("quire 0.")
+
+
+def test_an_error_is_one_line_that_says_what_to_do():
+    command = [sys.executable, "-c", "from quire.cli import main; main()", "db", "status", "postgresql://127.0.0.1:1/x"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("quire: The database cannot be reached")
+    assert "Traceback" not in outcome.stderr
+
+
+def test_without_typer_the_extra_is_named():
+    code = "import sys; sys.modules['typer'] = None; from quire.cli import main; main()"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert "quire[cli]" in outcome.stderr

@@ -1,0 +1,248 @@
+"""How the databases run what the store sends them: hot reads use an index and touch one partition.
+
+The statements are caught in the driver with the values that they carry, and explained in the store's own transaction.
+"""
+
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from psycopg.sql import Literal
+
+from quire.log import SqlStore
+from quire.model import Compaction, Message, Span, path_of
+
+on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
+
+NAME = "this one"
+MESSAGES = [Message.user(f"{'some words ' * 20}{number}") for number in range(50)]
+PATHS = list(path_of(message.canonical() for message in MESSAGES))
+UNKNOWN = [Message.user(f"never stored {number}") for number in range(20)]
+
+# So many that PostgreSQL finds an index cheaper by itself.
+COPIES = 400
+COPY = f"""
+    CREATE TEMPORARY VIEW copies AS SELECT CAST(n AS text) AS n FROM generate_series(1, {COPIES}) AS n;
+    INSERT INTO quire_conversations SELECT tenant, n || conversation, title, created_at
+    FROM quire_conversations, copies;
+    INSERT INTO quire_branches SELECT tenant, n || conversation, branch, name, created_at, lineage, head_seq,
+    head_digest, head_path, state FROM quire_branches, copies;
+    INSERT INTO quire_entries SELECT tenant, n || conversation, branch, seq, kind, role, author, at, digest, path,
+    tokens, counter, body, notes, purged_at FROM quire_entries, copies;
+    INSERT INTO quire_paths SELECT tenant, sha256(path || CAST(n AS bytea)), n || conversation, branch, seq
+    FROM quire_paths, copies;
+    ANALYZE;
+"""
+
+Call = Callable[[SqlStore], Awaitable[object]]
+
+READS: dict[str, Call] = {
+    "branch": lambda store: store.branch(NAME),
+    "entry": lambda store: store.entry(NAME, 20),
+    "range": lambda store: store.range(NAME, first=20, last=30),
+    "window": lambda store: store.window(NAME),
+    "tail": lambda store: store.tail(NAME, 10),
+    "control entries": lambda store: store.fork(NAME, at=45),
+    "append": lambda store: store.append(NAME, Message.user("the next")),
+    "retried append": lambda store: store.append(NAME, MESSAGES[20], after=PATHS[19]),
+}
+
+
+@pytest.fixture
+async def filled(store: SqlStore, admin_url: str) -> SqlStore:
+    await store.create_conversation(NAME)
+    await store.append(NAME, *MESSAGES)
+    await store.append(NAME, Compaction(number=1, covers=Span(first=1, last=30), summary="short"))
+    if admin_url.startswith("postgresql"):
+        with psycopg.connect(admin_url) as owner:
+            owner.execute(COPY)
+    return store
+
+
+class Scan(NamedTuple):
+    node: str
+    table: str
+    index: str | None
+    times: int
+
+
+class Explained(NamedTuple):
+    statement: str
+    scans: list[Scan]
+    nodes: set[str]
+
+    def executed(self, table: str) -> list[Scan]:
+        return [scan for scan in self.scans if scan.table.startswith(table) and scan.times]
+
+
+@pytest.fixture(params=["custom", "generic"])
+def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Explained]:
+    """What PostgreSQL did for each query, with both kinds of plan that a prepared statement may get."""
+    seen: list[Explained] = []
+    original = psycopg.AsyncCursor.execute
+
+    async def execute(self: Any, statement: Any, values: Any = None, **options: Any) -> Any:
+        if "FROM quire_" in str(statement) and statement.lstrip().startswith("SELECT"):
+            run = partial(original, self)
+            await run(f"SET LOCAL plan_cache_mode = force_{request.param}_plan")
+            await run(f"PREPARE probe AS {numbered(statement)}")
+            await run(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE probe ({literals(statement, values)})")
+            [[[explained]]] = await self.fetchall()
+            await run("DEALLOCATE probe")
+            nodes = list(walk(explained["Plan"]))
+            seen.append(Explained(statement, [scan(node) for node in nodes if "Relation Name" in node], kinds(nodes)))
+        return await original(self, statement, values, **options)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", execute)
+    return seen
+
+
+def names(statement: str) -> list[str]:
+    return list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
+
+
+def numbered(statement: str) -> str:
+    places = {name: f"${place}" for place, name in enumerate(names(statement), start=1)}
+    return re.sub(r"%\((\w+)\)s", lambda found: places[found[1]], statement)
+
+
+def literals(statement: str, values: Mapping[str, Any]) -> str:
+    return ", ".join(literal(values[name]) for name in names(statement))
+
+
+def literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"ARRAY[{', '.join(map(literal, value))}]"
+    # psycopg's own literals spoil bytes in arrays.
+    return f"'\\x{value.hex()}'::bytea" if isinstance(value, bytes) else Literal(value).as_string()
+
+
+def walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for below in node.get("Plans", ()):
+        yield from walk(below)
+
+
+def scan(node: dict[str, Any]) -> Scan:
+    return Scan(node["Node Type"], node["Relation Name"], node.get("Index Name"), node["Actual Loops"])
+
+
+def kinds(nodes: list[dict[str, Any]]) -> set[str]:
+    return {node["Node Type"] for node in nodes}
+
+
+@on_postgres
+async def test_hot_reads_use_an_index_of_one_partition(filled: SqlStore, plans: list[Explained]) -> None:
+    touched = {name: await tables_touched(call, filled, plans) for name, call in READS.items()}
+    branches, entries, paths = {"quire_branches"}, {"quire_branches", "quire_entries"}, "quire_paths"
+    assert touched == {
+        "branch": branches,
+        "entry": entries,
+        "range": entries,
+        "window": entries,
+        "tail": entries,
+        "control entries": entries | {"quire_conversations"},
+        "append": branches,
+        "retried append": entries | {paths},
+    }
+
+
+async def tables_touched(call: Call, store: SqlStore, plans: list[Explained]) -> set[str]:
+    """The tables that a call reads, each query through an index and in one partition at most."""
+    plans.clear()
+    await call(store)
+    touched: set[str] = set()
+    for plan in plans:
+        executed = plan.executed("quire_")
+        assert [(scan.node, scan.times) for scan in executed] == [("Index Scan", 1)], plan
+        assert "Sort" not in plan.nodes, plan
+        touched |= {re.sub(r"_\d\d$", "", scan.table) for scan in executed}
+    return touched
+
+
+@on_postgres
+async def test_the_control_entries_have_an_index_of_their_own(filled: SqlStore, plans: list[Explained]) -> None:
+    await filled.fork(NAME, at=45)
+    [plan] = [plan for plan in plans if "kind !=" in plan.statement]
+    [scan] = plan.executed("quire_entries")
+    assert scan.index is not None
+    assert not scan.index.endswith("_pkey")
+
+
+@on_postgres
+async def test_the_longest_prefix_probes_one_partition_for_each_path(filled: SqlStore, plans: list[Explained]) -> None:
+    for conversation in (None, NAME):
+        for length in (10, 50):
+            plans.clear()
+            match = await filled.longest_prefix(MESSAGES[:length] + UNKNOWN, conversation=conversation)
+            assert match == (length, NAME, 0, length)
+            [plan] = plans
+            executed = plan.executed("quire_paths")
+            assert {scan.node for scan in executed} <= {"Index Scan", "Index Only Scan"}
+            # From the end of the list down to the one that is stored; none of the shorter ones is looked up.
+            assert sum(scan.times for scan in executed) == len(UNKNOWN) + 1
+
+
+class RecordingCursor(sqlite3.Cursor):
+    """Explains each query to `seen` before it runs it, its values bound as they are."""
+
+    seen: list[list[str]]
+
+    def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
+        if "FROM quire_" in statement:
+            explained = self.connection.cursor(sqlite3.Cursor).execute(f"EXPLAIN QUERY PLAN {statement}", values)
+            self.seen.append([row[3] for row in explained])
+        return super().execute(statement, values)
+
+
+class RecordingConnection(sqlite3.Connection):
+    def cursor(self, factory: type[sqlite3.Cursor] = RecordingCursor) -> Any:
+        return super().cursor(factory)
+
+
+@pytest.fixture
+def sqlite_plans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What SQLite does for each query of a store that is opened later."""
+    RecordingCursor.seen = []
+    connect = partial(sqlite3.connect, factory=RecordingConnection)
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", connect)
+    return RecordingCursor.seen
+
+
+READS_AND_LOOKUPS: dict[str, Call] = READS | {
+    "longest prefix": lambda store: store.longest_prefix(MESSAGES + UNKNOWN),
+    "longest prefix here": lambda store: store.longest_prefix(MESSAGES + UNKNOWN, conversation=NAME),
+}
+
+
+@on_sqlite
+async def test_hot_reads_search_an_index_on_sqlite(sqlite_plans: list[list[str]], filled: SqlStore) -> None:
+    for name, call in READS_AND_LOOKUPS.items():
+        sqlite_plans.clear()
+        await call(filled)
+        assert sqlite_plans, name
+        for steps in sqlite_plans:
+            assert all(re.match(r"SEARCH quire_\w+ USING (INDEX|PRIMARY KEY)", step) for step in steps), (name, steps)
+
+
+@on_sqlite
+async def test_the_longest_prefix_stops_at_the_first_hit_on_sqlite(
+    sqlite_plans: list[list[str]], filled: SqlStore
+) -> None:
+    sqlite_plans.clear()
+    await filled.longest_prefix(MESSAGES + UNKNOWN)
+    assert len(sqlite_plans) == len(UNKNOWN) + 1
+
+
+@on_sqlite
+async def test_the_control_entries_have_an_index_of_their_own_on_sqlite(
+    sqlite_plans: list[list[str]], filled: SqlStore
+) -> None:
+    sqlite_plans.clear()
+    await filled.fork(NAME, at=45)
+    assert any("INDEX quire_entries_control" in step for steps in sqlite_plans for step in steps)
