@@ -1,0 +1,71 @@
+"""A request on its way to a model: what to send, for whichever client sends it, and how the reply is read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from quire.log import Blob
+from quire.model import Entry, Manifest, Message, Provider, Span
+from quire.view.assemble import Assembly
+from quire.view.shapes import Reply, shape_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A text that a request quotes; it is kept as it was, so that the request can be built again."""
+
+    name: str
+    text: str
+    recalled: bool = False
+    """Chosen for this request alone: it stands just before the question, where it costs no cached prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to send, for whichever client sends it, and the record of how it came about."""
+
+    assembly: Assembly
+    pending: tuple[Message, ...]
+    after: bytes
+    blobs: tuple[Blob, ...]
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.assembly.manifest
+
+    @property
+    def tokens(self) -> int:
+        return self.assembly.pages.tokens
+
+    def to_openai(self, **options: Any) -> dict[str, Any]:
+        """Keyword arguments for `client.chat.completions.create`; `options` are added to them."""
+        return self.assembly.pages.payload("openai") | options
+
+    def to_anthropic(self, *, max_tokens: int | None = None, **options: Any) -> dict[str, Any]:
+        """Keyword arguments for `client.messages.create`; the reply may have as many tokens as are reserved for it."""
+        reserved = self.manifest.policy.reserved_response_tokens
+        return self.assembly.pages.payload("anthropic", max_tokens=max_tokens or max(1, reserved)) | options
+
+
+def as_message(message: Message | str) -> Message:
+    return Message.user(message) if isinstance(message, str) else message
+
+
+def read_reply(response: object) -> Reply:
+    """A reply in whichever form it comes: a provider's response, as an object or a dict, a message, or plain text."""
+    if isinstance(response, str):
+        return Reply(Message.assistant(response), None, None)
+    if isinstance(response, Message):
+        return Reply(response, None, None)
+    fields = cast(Mapping[str, Any], response if isinstance(response, Mapping) else vars(response))
+    provider: Provider = "openai" if "choices" in fields else "anthropic"
+    return shape_for(provider).parse(cast(object, response))
+
+
+def numbered(manifest: Manifest, asked: Sequence[Entry]) -> Manifest:
+    """The manifest with the numbers that the messages got with their reply."""
+    if not asked:
+        return manifest
+    span = Span(first=asked[0].seq, last=asked[-1].seq)
+    rows = tuple(row.model_copy(update={"span": span}) if row.asked else row for row in manifest.decisions)
+    return manifest.model_copy(update={"decisions": rows})

@@ -1,0 +1,34 @@
+"""The settings, in one table: name, default, limits and purpose. Nothing here reads a file or the environment."""
+
+from pydantic import Field
+
+from quire.model.policy import Provider, Slot
+from quire.model.value import Value
+
+
+class Settings(Value):
+    model: str = Field(default="gpt-4o", description="The model that requests are made for.")
+    provider: Provider | None = Field(
+        default=None, description="Whose request shape the model takes; else by its name."
+    )
+    tokenizer: str | None = Field(
+        default=None, description="A vocabulary, or the path of a tokenizer.json; else by the model's name."
+    )
+    strategy: str = Field(default="hybrid", description="discard, summarize, hybrid, or one that you register.")
+    context_limit: int | None = Field(
+        default=None, gt=0, description="The model's window in tokens; else from the table of models, else 8,192."
+    )
+    max_prompt_tokens: int | None = Field(
+        default=None, gt=0, description="Use no more of the window than this, whatever the model would take."
+    )
+    reserved_response_tokens: int = Field(default=512, ge=0, description="Left free for the reply.")
+    context_threshold: float = Field(
+        default=0.85, gt=0, le=1, description="Compact before a request that fills more of the window than this."
+    )
+    context_target: float = Field(default=0.5, gt=0, le=1, description="Compact down to this part of the room.")
+    recent_messages_to_keep: int = Field(default=6, ge=0, description="Messages that `summarize` keeps as they are.")
+    min_recent_messages_to_keep: int = Field(default=2, ge=0, description="The fewest that any strategy keeps.")
+    context_management_enabled: bool = Field(default=True, description="Off: nothing is ever compacted.")
+    shares: dict[Slot, float] | None = Field(
+        default=None, description="The part of the room that each slot may take, in place of the strategy's."
+    )

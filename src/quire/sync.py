@@ -1,0 +1,119 @@
+"""The blocking face: the same names, for programs without an event loop. It holds no logic of its own.
+
+An event loop runs in a thread of its own while the engine is open; each call waits for its answer there.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any, TypeVar
+
+from quire import engine as asynchronous
+from quire.engine import Document, Request
+from quire.ledger import Change, Replay
+from quire.log import DEFAULT_TENANT, MAIN
+from quire.model import Decision, Entry, Manifest, Message, ToolDefinition
+from quire.settings import Settings
+from quire.view.budget import UsageReport
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """An event loop in a thread, and a way to wait for what runs on it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="quire-sync", daemon=True)
+        self._thread.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@contextmanager
+def open(  # noqa: A001 (quire.sync.open is the front door)
+    url: str = "sqlite:///quire.db",
+    *,
+    tenant: str = DEFAULT_TENANT,
+    settings: Settings | None = None,
+    instructions: str = "",
+    tools: Sequence[ToolDefinition] = (),
+    **changes: Any,
+) -> Generator["Engine"]:
+    """Opens the log at `url`. Any setting can be given by name, as in `model="gpt-4o"`."""
+    loop = _Loop()
+    opened = asynchronous.open_engine(
+        url, tenant=tenant, settings=settings, instructions=instructions, tools=tools, **changes
+    )
+    try:
+        yield Engine(loop, loop.wait(opened.__aenter__()))
+    finally:
+        loop.wait(opened.__aexit__(None, None, None))
+        loop.stop()
+
+
+class Engine:
+    def __init__(self, loop: _Loop, engine: asynchronous.Engine) -> None:
+        self._loop, self._engine = loop, engine
+
+    def use(self, **changes: Any) -> None:
+        self._engine.use(**changes)
+
+    def conversation(self, id: str | None = None, *, branch: int = MAIN) -> "Conversation":
+        return Conversation(self._loop, self._loop.wait(self._engine.conversation(id, branch=branch)))
+
+
+class Conversation:
+    def __init__(self, loop: _Loop, conversation: asynchronous.Conversation) -> None:
+        self._loop, self._conversation = loop, conversation
+
+    @property
+    def id(self) -> str:
+        return self._conversation.id
+
+    @property
+    def branch(self) -> int:
+        return self._conversation.branch
+
+    def append(self, *messages: Message | str) -> list[Entry]:
+        return self._loop.wait(self._conversation.append(*messages))
+
+    def prepare(self, message: Message | str | None = None, *, documents: Sequence[Document] = ()) -> Request:
+        return self._loop.wait(self._conversation.prepare(message, documents=documents))
+
+    def record(self, response: object, *, request: Request | None = None) -> Entry:
+        return self._loop.wait(self._conversation.record(response, request=request))
+
+    def usage(self) -> UsageReport:
+        return self._loop.wait(self._conversation.usage())
+
+    def pin(self, number: int) -> None:
+        self._loop.wait(self._conversation.pin(number))
+
+    def unpin(self, number: int) -> None:
+        self._loop.wait(self._conversation.unpin(number))
+
+    def fork(self, at: int, *, name: str | None = None) -> "Conversation":
+        return Conversation(self._loop, self._loop.wait(self._conversation.fork(at, name=name)))
+
+    def messages(self) -> list[Entry]:
+        return self._loop.wait(self._conversation.messages())
+
+    def manifest(self, reply: int) -> Manifest:
+        return self._loop.wait(self._conversation.manifest(reply))
+
+    def replay(self, reply: int) -> Replay:
+        return self._loop.wait(self._conversation.replay(reply))
+
+    def diff(self, reply: int, other: int) -> list[Change]:
+        return self._loop.wait(self._conversation.diff(reply, other))
+
+    def why(self, item: int | str, *, reply: int) -> Decision:
+        return self._loop.wait(self._conversation.why(item, reply=reply))

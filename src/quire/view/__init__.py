@@ -1,0 +1,1 @@
+"""What the model sees next, as pure functions: counting, budgets, strategies, layout, rendering, checks."""

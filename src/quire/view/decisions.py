@@ -1,0 +1,156 @@
+"""Decisions: for every candidate one, in the order of the request; neighbouring messages with the same share a row."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from quire.model import Span
+from quire.model.manifest import Decision, Reason
+from quire.model.policy import Slot
+from quire.view.batches import Batch
+from quire.view.gather import Gathered
+from quire.view.leaves import Leaf
+from quire.view.material import Material, text_digest
+from quire.view.select import Selection
+
+
+def decide(material: Material, gathered: Gathered, selection: Selection) -> tuple[Decision, ...]:
+    return (
+        *_blocks(gathered, selection, "system"),
+        *_tools(gathered),
+        *_blocks(gathered, selection, "memory"),
+        *_blocks(gathered, selection, "references"),
+        *_pinned(gathered),
+        *_summary(gathered),
+        *_archived(gathered),
+        *_unread(material.unread),
+        *_blocks(gathered, selection, "recall"),
+        *_loaded(material, gathered, selection),
+        *material.decided,
+    )
+
+
+def used_by_slot(decisions: Iterable[Decision]) -> dict[Slot, int]:
+    used: defaultdict[Slot, int] = defaultdict(int)
+    for decision in decisions:
+        if decision.included:
+            used[decision.slot] += decision.tokens
+    return used
+
+
+def _blocks(gathered: Gathered, selection: Selection, slot: Slot) -> Iterator[Decision]:
+    chosen = {id(counted) for counted in selection.blocks}
+    for counted in gathered.blocks:
+        block = counted.block
+        if block.slot == slot:
+            included = id(counted) in chosen
+            yield Decision(
+                slot=slot,
+                what=block.what,
+                included=included,
+                reason=block.reason if included else "over_budget",
+                tokens=counted.tokens,
+                name=block.name,
+                blob=block.blob,
+                score=block.score,
+            )
+
+
+def _tools(gathered: Gathered) -> Iterator[Decision]:
+    for tool, tokens in gathered.tools:
+        blob = text_digest(tool.canonical())
+        yield Decision(
+            slot="tools", what="tool", included=True, reason="always", tokens=tokens, name=tool.name, blob=blob
+        )
+
+
+def _summary(gathered: Gathered) -> Iterator[Decision]:
+    if gathered.summary is not None and gathered.compaction is not None:
+        place = Span(first=gathered.compaction.seq, last=gathered.compaction.seq)
+        tokens = gathered.summary.tokens
+        yield Decision(slot="summary", what="summary", included=True, reason="summary", tokens=tokens, span=place)
+
+
+def _archived(gathered: Gathered) -> Iterator[Decision]:
+    """What the compaction covers, around the pinned messages that are shown all the same."""
+    if gathered.compaction is None:
+        return
+    covers = gathered.covers
+    shown = sorted(seq for batch in gathered.pinned for seq in batch.seqs)
+    start = covers.first
+    for seq in [*shown, covers.last + 1]:
+        if start < seq:
+            yield _left_out(Span(first=start, last=seq - 1), "archived")
+        start = seq + 1
+
+
+def _unread(unread: Span | None) -> Iterator[Decision]:
+    if unread is not None:
+        yield _left_out(unread, "over_budget")
+
+
+def _left_out(span: Span, reason: Reason) -> Decision:
+    return Decision(slot="messages", what="message", included=False, reason=reason, span=span)
+
+
+def _loaded(material: Material, gathered: Gathered, selection: Selection) -> Iterator[Decision]:
+    """All messages that were loaded, in the order of the log, and what is not in it yet."""
+    fates = [
+        *_fates(selection.left_behind, _Fate("messages", "over_budget", included=False)),
+        *((leaf.seq or 0, leaf, _Fate("messages", "incomplete", included=False)) for leaf in gathered.incomplete),
+        *_fates(selection.history, _Fate("messages", "recent"), material.pins),
+        *_fates(selection.newest, _newest(selection)),
+    ]
+    # Stable: a stub, which has no number of its own, stays behind the message whose number it goes by.
+    fates.sort(key=lambda known: known[0])
+    for fate, run in groupby(fates, key=lambda known: known[2]):
+        yield _row([leaf for _, leaf, _ in run], fate)
+
+
+class _Fate(NamedTuple):
+    slot: Slot
+    reason: Reason
+    included: bool = True
+    excerpt: int | None = None
+    asked: bool | None = None
+
+
+def _newest(selection: Selection) -> _Fate:
+    if selection.excerpt is None:
+        return _Fate("newest", "newest")
+    return _Fate("newest", "excerpted", excerpt=selection.excerpt)
+
+
+def _fates(
+    batches: Iterable[Batch], fate: _Fate, pins: frozenset[int] = frozenset()
+) -> Iterator[tuple[int, Leaf, _Fate]]:
+    for batch in batches:
+        place = batch.seqs[-1] if batch.seqs else _AFTER_ALL
+        own = fate if batch.seqs else fate._replace(asked=True)
+        for leaf in batch.leaves:
+            pinned = leaf.seq is not None and leaf.seq in pins
+            yield leaf.seq or place, leaf, own._replace(reason="pinned") if pinned else own
+
+
+_AFTER_ALL = 2**62
+
+
+def _row(run: Sequence[Leaf], fate: _Fate) -> Decision:
+    stored = [leaf.seq for leaf in run if leaf.seq is not None]
+    return Decision(
+        slot=fate.slot,
+        what="message",
+        included=fate.included,
+        reason=fate.reason,
+        tokens=sum(leaf.tokens for leaf in run),
+        span=Span(first=stored[0], last=stored[-1]) if stored else None,
+        excerpt=fate.excerpt,
+        asked=fate.asked,
+    )
+
+
+def _pinned(gathered: Gathered) -> Iterator[Decision]:
+    """Archived messages that are shown all the same, a row for each batch."""
+    for batch in gathered.pinned:
+        yield _row(batch.leaves, _Fate("messages", "pinned"))

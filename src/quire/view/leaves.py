@@ -1,0 +1,91 @@
+"""Leaves: messages made ready for a provider, each with its tokens and its place in the log.
+
+A leaf is counted and rendered once; the cache is keyed by digest, and what has a digest never changes.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quire.model import (
+    Entry,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolDefinition,
+    ToolResultPart,
+)
+from quire.view.shapes import Load, Shape, Unit
+from quire.view.tokens import Counter
+
+CACHED = 20_000
+"""Leaves kept by a meter; past that it starts anew."""
+
+_FITTING: dict[str, tuple[type, ...]] = {
+    "system": (TextPart,),
+    "user": (TextPart, ImagePart, FilePart),
+    "assistant": (TextPart, ThinkingPart, ToolCallPart),
+    "tool": (ToolResultPart,),
+}
+
+
+class Leaf(NamedTuple):
+    """`seq` is None for what is not in the log: the message that is being asked, labelled data, stubs."""
+
+    seq: int | None
+    message: Message
+    units: tuple[Unit, ...]
+    encoded: bytes
+    tokens: int
+
+
+class Meter:
+    """Counts and renders for one model: a counter and a provider's shape. Its name stands beside stored counts."""
+
+    def __init__(self, counter: Counter, shape: Shape, *, load: Load | None = None) -> None:
+        self.counter, self.shape = counter, shape
+        self.name = f"{shape.name}:{counter.name}"
+        self._load = load
+        self._cache: dict[bytes, Leaf] = {}
+
+    def count(self, message: Message) -> int:
+        return self.shape.count_units(self.shape.units(fitting(message), load=self._load), self.counter)
+
+    def leaf(self, message: Message, *, seq: int | None = None, tokens: int | None = None) -> Leaf:
+        units = self.shape.units(message, load=self._load)
+        counted = self.shape.count_units(units, self.counter) if tokens is None else tokens
+        return Leaf(seq, message, tuple(units), encode(units), counted)
+
+    def entry(self, entry: Entry) -> Leaf:
+        """The leaf of a stored message; its stored count serves if it was counted for the same provider and model."""
+        leaf = self._cache.get(entry.digest) if entry.purged_at is None else None
+        if leaf is None:
+            tokens = entry.tokens if entry.counter == self.name else None
+            leaf = self.leaf(fitting(entry.message), seq=entry.seq, tokens=tokens)
+            if len(self._cache) >= CACHED:
+                self._cache.clear()
+            self._cache[entry.digest] = leaf
+        return leaf
+
+    def system(self, text: str | None) -> int:
+        return self.shape.count_system(text, self.counter) if text else 0
+
+    def tools(self, tools: Sequence[ToolDefinition]) -> int:
+        return self.shape.count_tools([self.shape.tool(tool) for tool in tools], self.counter)
+
+
+def encode(units: Sequence[Unit]) -> bytes:
+    return json.dumps(units, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def fitting(message: Message) -> Message:
+    """The message without parts that its role cannot carry, which no provider takes; the log keeps them."""
+    kinds = _FITTING[message.role]
+    if all(isinstance(part, kinds) for part in message.parts):
+        return message
+    kept: tuple[Part, ...] = tuple(part for part in message.parts if isinstance(part, kinds))
+    return message.model_copy(update={"parts": kept})

@@ -1,0 +1,518 @@
+"""OpenAI's shape: what it renders, what it costs, what it refuses, and the way back."""
+
+import copy
+import json
+import struct
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from quire.errors import InvalidEntry
+from quire.model import (
+    FilePart,
+    ImagePart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolDefinition,
+    ToolResultPart,
+)
+from quire.testing.strategies import messages, texts
+from quire.view.images import image_tokens
+from quire.view.shapes import OpenAIShape, provider_of, shape_for
+from quire.view.shapes.media import PAGE_BYTES, PAGE_TOKENS
+
+BLOB = "ab" * 32
+PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + bytes(8)
+JPEG = (
+    b"\xff\xd8\xff\xe0"
+    + struct.pack(">H", 6)
+    + bytes(4)
+    + b"\xff\xc0"
+    + struct.pack(">HBHH", 11, 8, 480, 640)
+    + b"\x03"
+)
+GIF = b"GIF89a" + struct.pack("<HH", 640, 480) + bytes(4)
+WEBP_X = b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + (639).to_bytes(3, "little") + (479).to_bytes(3, "little")
+WEBP_L = b"RIFF\0\0\0\0WEBPVP8L" + bytes(4) + b"\x2f" + (639 | 479 << 14).to_bytes(4, "little") + bytes(5)
+WEBP = b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 640, 480)
+
+shape = OpenAIShape()
+
+
+class Characters:
+    """Counts characters, so that nothing that is sent can hide from a test."""
+
+    name = "characters"
+    exact = True
+
+    def count(self, text: str) -> int:
+        return len(text)
+
+
+COUNTER = Characters()
+TOOL = ToolDefinition(name="look", description="Looks.", parameters={"type": "object", "properties": {"q": {}}})
+
+
+def base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def request(*sent: Message, tools: tuple[ToolDefinition, ...] = (), system: str | None = None) -> dict[str, Any]:
+    units = [unit for message in sent for unit in shape.units(message)]
+    rendered = [shape.tool(tool) for tool in tools]
+    return shape.payload(model="gpt-4o", system=system, tools=rendered, units=units, max_tokens=None)
+
+
+def call(id_: str, name: str = "look", arguments: str = "{}") -> ToolCallPart:
+    return ToolCallPart(id=id_, name=name, arguments=arguments)
+
+
+def test_a_conversation_with_parallel_calls():
+    sent = (
+        Message.user("What is in a and b?"),
+        Message(role="assistant", parts=(TextPart(text="I look."), call("1", arguments='{ "q":"a"}'), call("2"))),
+        Message(
+            role="tool",
+            parts=(
+                ToolResultPart(call_id="1", content=(TextPart(text="A"),)),
+                ToolResultPart(call_id="2", content=(TextPart(text="broken"),), is_error=True),
+            ),
+        ),
+    )
+    payload = request(*sent, tools=(TOOL,), system="Be brief.")
+    assert payload == {
+        "model": "gpt-4o",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What is in a and b?"},
+            {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{ "q":"a"}'}},
+                    {"id": "2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": "A"},
+            {"role": "tool", "tool_call_id": "2", "content": "broken"},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "look",
+                    "description": "Looks.",
+                    "parameters": {"type": "object", "properties": {"q": {}}},
+                },
+            }
+        ],
+    }
+    assert shape.check(payload) == []
+
+
+def test_max_tokens_and_the_bare_name_of_the_model():
+    payload = shape.payload(model="openai:gpt-4o", system=None, tools=[], units=[], max_tokens=7)
+    assert payload == {"model": "gpt-4o", "messages": [], "max_completion_tokens": 7}
+
+
+def test_pictures_and_files_are_shown_as_data_or_named():
+    parts = (
+        TextPart(text="see"),
+        ImagePart(blob=BLOB, media_type="image/gif", detail="low"),
+        ImagePart(url="https://x/y.png"),
+        ImagePart(url="file:///etc/passwd"),
+        FilePart(blob=BLOB, name="a.pdf"),
+        FilePart(url="https://x/b.docx", name="b.docx"),
+    )
+    message = Message(role="user", parts=parts)
+    assert shape.units(message, load=lambda digest: f"{digest[:4]}===")[0]["content"] == [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "data:image/gif;base64,abab===", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+        {"type": "text", "text": "[image: file:///etc/passwd]"},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,abab==="}},
+        {"type": "text", "text": "[file: b.docx, https://x/b.docx]"},
+    ]
+    for load in (None, lambda _: None):
+        unseen = shape.units(message, load=load)[0]["content"]
+        assert unseen[1] == {"type": "text", "text": "[image: image/gif, blob abababababab]"}
+        assert unseen[4] == {"type": "text", "text": "[file: a.pdf, blob abababababab]"}
+
+
+def test_a_picture_in_a_tools_result_is_named():
+    result = ToolResultPart(
+        call_id="1", content=(TextPart(text="done"), ImagePart(url=f"data:image/png;base64,{'A' * 999}"))
+    )
+    assert shape.units(Message(role="tool", parts=(result,)))[0]["content"] == [
+        {"type": "text", "text": "done"},
+        {"type": "text", "text": "[image: data:image/png;base64]"},
+    ]
+
+
+def test_thinking_is_not_sent_and_an_assistant_always_says_something():
+    thought = ThinkingPart(text="hm", signature="s")
+    assert shape.units(Message(role="assistant", parts=(thought,))) == [{"role": "assistant", "content": ""}]
+    assert shape.units(Message(role="assistant", parts=(thought, call("1"))))[0]["content"] is None
+
+
+def test_only_this_providers_fields_are_sent_and_none_in_place_of_ours():
+    provider: dict[str, Any] = {
+        "openai": {"name": "bob", "role": "system", "tool_calls": [], "n": float("inf"), "l": [1.0, float("nan")]},
+        "anthropic": {"x": 1},
+        "flat": True,
+    }
+    text = TextPart(text="hi", provider={"openai": {"cache_control": {"type": "ephemeral"}, "text": "forged"}})
+    assert shape.units(Message(role="user", parts=(text,), provider=provider)) == [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}],
+            "name": "bob",
+            "l": [1.0],
+        }
+    ]
+
+
+def test_names_that_would_be_refused_are_mapped_the_same_in_calls_and_definitions():
+    tool = shape.tool(ToolDefinition(name="files.read", parameters={}))
+    unit = shape.units(Message(role="assistant", parts=(call("", "files.read"),)))[0]["tool_calls"][0]
+    assert unit["function"]["name"] == tool["function"]["name"] != "files_read"
+    assert tool["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert shape.units(Message.tool("", "x"))[0]["tool_call_id"] == unit["id"] != ""
+
+
+def test_which_shape_a_model_takes():
+    assert [provider_of(model) for model in ("claude-opus-4", "anthropic:x", "Claude-3")] == ["anthropic"] * 3
+    assert [provider_of(model) for model in ("gpt-4o", "qwen3", "anthropic/claude-3")] == ["openai"] * 3
+    assert (shape_for("openai").name, shape_for("anthropic").name) == ("openai", "anthropic")
+
+
+# --- cost ---
+
+
+def test_what_a_request_costs_by_hand():
+    sent = Message(role="assistant", parts=(TextPart(text="abc"), call("1", "look", "{}")))
+    payload = request(Message.user("hello"), sent, Message.tool("1", "12345"), system="sys")
+    system, user, assistant, tool = 3 + 3, 3 + 5, 3 + 3 + 8 + 4 + 2, 3 + 5 + 4
+    assert shape.recount(payload, COUNTER) == 3 + system + user + assistant + tool
+
+
+def cost_of_picture(data: str, model: str = "") -> int:
+    units = shape.units(Message(role="user", parts=(ImagePart(blob=BLOB, detail="high"),)), load=lambda _: data)
+    return shape_for("openai", model=model).count_units(units, COUNTER) - 3
+
+
+@pytest.mark.parametrize("data", [PNG, JPEG, GIF, WEBP, WEBP_L, WEBP_X])
+def test_a_picture_costs_by_the_size_that_its_data_tells(data: bytes):
+    assert cost_of_picture(base64(data)) == image_tokens("openai", 640, 480, "high")
+    assert cost_of_picture(base64(data), "gpt-4o-mini") == image_tokens("openai", 640, 480, "high", model="gpt-4o-mini")
+
+
+@pytest.mark.parametrize(
+    "data", ["not base64: é", "A", "R0lGODlh", base64(PNG[:18]), base64(b"\xff\xd8" + b"\xff" * 99)]
+)
+def test_a_picture_that_does_not_tell_its_size_costs_the_most(data: str):
+    assert cost_of_picture(data) == image_tokens("openai", None, None, "high")
+
+
+def test_a_file_costs_by_its_pages():
+    def cost(data: bytes) -> int:
+        message = Message(role="user", parts=(FilePart(blob=BLOB, name="a"),))
+        return shape.count_units(shape.units(message, load=lambda _: base64(data)), COUNTER) - 3 - 1
+
+    assert cost(b"%PDF /Type /Pages /Type /Page /Type/Page ") == 2 * PAGE_TOKENS
+    assert cost(b"%PDF" + bytes(3 * PAGE_BYTES)) == 4 * PAGE_TOKENS
+
+
+def own() -> st.SearchStrategy[dict[str, Any]]:
+    """Fields of this provider, among them some that would harm a request."""
+    keys = st.sampled_from(["role", "content", "text", "type", "tool_calls", "refusal", "name", "x", "function"])
+    values = st.sampled_from(
+        [None, "", "custom", "input_audio", 1, float("inf"), [float("nan"), "é"], {"a": float("-inf")}]
+    )
+    return st.dictionaries(keys, values, max_size=3).map(lambda fields: {"openai": fields, "anthropic": fields})
+
+
+@st.composite
+def any_messages(draw: st.DrawFn) -> Message:
+    """Any message that the models allow, with a provider's own fields anywhere."""
+    message = draw(messages())
+    parts = [draw(st.sampled_from([part, part.model_copy(update={"provider": draw(own())})])) for part in message.parts]
+    return message.model_copy(update={"parts": tuple(parts), "provider": draw(st.none() | own())})
+
+
+def loads() -> st.SearchStrategy[Any]:
+    return st.sampled_from([None, lambda _: None, lambda _: base64(PNG)])
+
+
+@given(st.lists(any_messages(), max_size=6), st.none() | texts(), st.booleans(), loads())
+def test_any_messages_render_to_json_and_the_recount_is_the_sum(
+    sent: list[Message], system: str | None, tooled: bool, load: Any
+):
+    tools = [shape.tool(TOOL), shape.tool(ToolDefinition(name="é", parameters={"x": float("inf")}))] if tooled else []
+    apart = [shape.units(message, load=load) for message in sent]
+    before = copy.deepcopy((apart, tools))
+    units = [unit for some in apart for unit in some]
+    payload = shape.payload(model="m", system=system, tools=tools, units=units, max_tokens=None)
+    shape.check(payload)
+    json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
+    total = shape.overhead + shape.count_system(system, COUNTER) + shape.count_tools(tools, COUNTER)
+    total += sum(shape.count_units(some, COUNTER) for some in apart)
+    assert shape.recount(payload, COUNTER) == total
+    assert shape.recount(json.loads(json.dumps(payload)), COUNTER) == total
+    assert (apart, tools) == before
+
+
+@given(st.lists(any_messages(), max_size=6))
+def test_everything_that_is_sent_is_paid_for(sent: list[Message]):
+    units = [unit for message in sent for unit in shape.units(message)]
+    said = sum(len(text) for text in _texts(units))
+    assert shape.count_units(units, COUNTER) >= said
+
+
+def _texts(units: list[Any]) -> list[str]:
+    """The texts and names that a model reads."""
+    found: list[str] = []
+    for unit in units:
+        content = unit["content"]
+        found += [content] if isinstance(content, str) else [p["text"] for p in content or () if p["type"] == "text"]
+        for made in unit.get("tool_calls", ()):
+            found += list((made.get("function") or made["custom"]).values())
+    return found
+
+
+# --- what the provider refuses ---
+
+USER = {"role": "user", "content": "hi"}
+CALLS = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+        {"id": "2", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+    ],
+}
+ONE, TWO = ({"role": "tool", "tool_call_id": id_, "content": "x"} for id_ in "12")
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def with_call(**changes: Any) -> dict[str, Any]:
+    return {**CALLS, "tool_calls": [{**CALLS["tool_calls"][0], **changes}]}
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [
+        [USER],
+        [{"role": "developer", "content": "x"}, USER],
+        [USER, CALLS, TWO, ONE],
+        [USER, CALLS, ONE, TWO, USER],
+        [USER, {"role": "assistant", "content": None, "refusal": "no"}, USER],
+        [USER, {"role": "assistant", "content": ""}, USER],
+        [USER, USER],
+        [with_call(), ONE],
+    ],
+)
+def test_valid_requests_have_no_problems(valid: list[Any]):
+    assert shape.check({"messages": valid, "tools": [FUNCTION]}) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ([], "at least one must not be a system message"),
+        ([{"role": "system", "content": "x"}], "at least one must not be a system message"),
+        ([{"role": "function", "content": "x"}, USER], "unknown role 'function'"),
+        ([{"role": "user", "content": None}], "a user message needs content"),
+        ([{"role": "user", "content": []}], "the content list is empty"),
+        ([USER, {"role": "assistant", "content": None}, USER], "needs content or tool calls"),
+        ([USER, {"role": "assistant", "content": "x", "tool_calls": []}, USER], "the list of tool calls is empty"),
+        ([USER, {"role": "assistant", "content": "x"}], "the last message must be the user's or a tool's"),
+        ([USER, CALLS, ONE], "the call '2' has no result"),
+        ([USER, CALLS, ONE, USER, TWO], "the call '2' before it has no result"),
+        ([USER, CALLS, ONE, USER, TWO], "'2' answers no call that is waiting"),
+        ([USER, CALLS, ONE, TWO, ONE], "'1' answers no call that is waiting"),
+        ([USER, ONE], "'1' answers no call that is waiting"),
+        ([USER, CALLS, USER], "the call '1' before it has no result"),
+        ([USER, {**CALLS, "tool_calls": [CALLS["tool_calls"][0]] * 2}, ONE, ONE], "two calls have the id '1'"),
+        ([USER, with_call(id="")], "a tool call needs an id"),
+        ([USER, with_call(function={"name": "a.b", "arguments": ""}), ONE], "'a.b' is no valid tool name"),
+        ([USER, with_call(function={"name": "f", "arguments": {}}), ONE], "arguments of a call are its JSON text"),
+        ([USER, with_call(), {**ONE, "content": None}], "a tool message needs content"),
+        ([USER, with_call(), {**ONE, "content": [{"type": "image_url"}]}], "only users may show pictures"),
+    ],
+)
+def test_what_the_provider_would_refuse_is_found(bad: list[Any], problem: str):
+    assert any(problem in found for found in shape.check({"messages": bad}))
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [
+        ([FUNCTION, FUNCTION], "two are named 'f'"),
+        ([{"type": "function", "function": {"name": "a b"}}], "'a b' is no valid name"),
+        ([{"type": "function", "function": {"name": "x" * 65}}], "is no valid name"),
+        ([{"type": "function"}], "None is no valid name"),
+        ([], "the list is empty"),
+    ],
+)
+def test_tools_that_the_provider_would_refuse_are_found(tools: list[Any], problem: str):
+    assert any(problem in found for found in shape.check({"messages": [USER], "tools": tools}))
+
+
+# --- the way back ---
+
+RESPONSE: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "model": "gpt-4o-2024",
+    "system_fingerprint": "fp",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "message": {
+                "role": "assistant",
+                "content": "I look.",
+                "refusal": None,
+                "annotations": [],
+                "reasoning_content": "hm",
+                "reasoning_details": [{"type": "encrypted", "data": "EqQ+/="}],
+                "tool_calls": [
+                    {
+                        "id": "1",
+                        "index": 0,
+                        "type": "function",
+                        "function": {"name": "look", "arguments": '{ "b" : 1,\t"a": 1.0 '},
+                        "extra_content": {"google": {"thought_signature": "Ab+/="}},
+                    }
+                ],
+            },
+        }
+    ],
+    "usage": {
+        "prompt_tokens": 100,
+        "completion_tokens": 20,
+        "total_tokens": 120,
+        "prompt_tokens_details": {"cached_tokens": 64},
+        "completion_tokens_details": {"reasoning_tokens": 7},
+    },
+}
+
+
+class Dumped(BaseModel):
+    """An SDK's object, as far as Quire looks at it."""
+
+    model_config = {"extra": "allow"}
+
+
+@pytest.mark.parametrize("response", [RESPONSE, Dumped.model_validate(RESPONSE)])
+def test_a_reply_keeps_arguments_signatures_and_usage(response: Any):
+    message, usage, finish = shape.parse(response)
+    assert finish == "tool_calls"
+    thinking, text, made = message.parts
+    assert thinking == ThinkingPart(text="hm")
+    assert text == TextPart(text="I look.")
+    assert isinstance(made, ToolCallPart)
+    assert made.arguments == '{ "b" : 1,\t"a": 1.0 '
+    assert usage is not None
+    assert (usage.model, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (
+        "gpt-4o-2024",
+        100,
+        20,
+        64,
+    )
+    assert usage.provider == {
+        "prompt_tokens_details": {"cached_tokens": 64},
+        "completion_tokens_details": {"reasoning_tokens": 7},
+        "response": {"id": "chatcmpl-1", "system_fingerprint": "fp"},
+    }
+    sent = shape.units(message)[0]
+    assert sent["reasoning_details"] == [{"type": "encrypted", "data": "EqQ+/="}]
+    assert sent["tool_calls"][0]["extra_content"] == {"google": {"thought_signature": "Ab+/="}}
+    assert "annotations" not in sent
+    assert "reasoning_content" not in sent
+
+
+def test_a_reply_is_the_message_that_clients_send_back():
+    """Clients drop the nulls of a response or keep them; the conversation is recognised by its messages either way."""
+    answered = {"role": "assistant", "content": "Hi.", "refusal": None, "annotations": [], "function_call": None}
+    reply = shape.parse({"choices": [{"message": answered, "finish_reason": "stop"}]})
+    assert reply.usage is None
+    assert (
+        shape.parse_messages([answered])
+        == shape.parse_messages([{"role": "assistant", "content": "Hi."}])
+        == [reply.message]
+    )
+
+
+def test_refusals_sounds_and_custom_calls_go_back_as_they_came():
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    audio = {"id": "audio_1", "data": "UklG", "transcript": "Hello.", "expires_at": 1}
+    spoken = shape.parse({"choices": [{"message": {"role": "assistant", "content": None, "audio": audio}}]}).message
+    custom = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "sh", "input": "ls"}}],
+    }
+    heard = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}}]}
+    assert shape.units(spoken) == [{"role": "assistant", "content": "Hello.", "audio": {"id": "audio_1"}}]
+    for raw in (refused, custom, heard):
+        assert [unit for message in shape.parse_messages([raw]) for unit in shape.units(message)] == [raw]
+    assert shape.parse_messages([heard])[0].text == "[input_audio]"
+
+
+def test_developer_messages_and_the_system_text():
+    given = [{"role": "developer", "content": "x", "name": "d"}, USER]
+    system, developer, user = shape.parse_messages(given, system="Be brief.")
+    assert (system, developer.role, user) == (Message.system("Be brief."), "system", Message.user("hi"))
+    assert shape.units(developer) == [given[0]]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"error": {"message": "no"}}, {"choices": []}, {"choices": [{}]}, "text", None])
+def test_what_is_no_reply_is_an_error_that_says_so(wrong: Any):
+    with pytest.raises(InvalidEntry, match="no choices"):
+        shape.parse(wrong)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"role": "function"}, "text", None])
+def test_a_message_without_a_known_role_is_refused(wrong: Any):
+    with pytest.raises(InvalidEntry, match="Message 1 has the role"):
+        shape.parse_messages([USER, wrong])
+
+
+@given(st.lists(any_messages(), max_size=5), loads())
+def test_what_was_rendered_comes_back_to_the_same_units(sent: list[Message], load: Any):
+    units = [unit for message in sent for unit in shape.units(message, load=load)]
+    again = [unit for message in shape.parse_messages(units) for unit in shape.units(message)]
+    assert again == units
+
+
+@given(texts(), texts(), texts())
+def test_bytes_of_arguments_and_results_survive_the_round_trip(text: str, arguments: str, result: str):
+    calls = with_call(function={"name": "f", "arguments": arguments})["tool_calls"]
+    pieces = [{"type": "text", "text": text}, {"type": "text", "text": result}]
+    raw = [
+        {"role": "user", "content": text, "name": "bob"},
+        {"role": "assistant", "content": text, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": result},
+        {"role": "tool", "tool_call_id": "2", "content": pieces},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "auto"}},
+                {"type": "image_url", "image_url": {"url": "https://x/y", "format": "image/png"}},
+                {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA=="}},
+                {"type": "file", "file": {"file_id": "file-1"}},
+            ],
+        },
+    ]
+    parsed = shape.parse_messages(raw)
+    assert [message.role for message in parsed] == [message["role"] for message in raw]
+    assert [unit for message in parsed for unit in shape.units(message)] == raw
