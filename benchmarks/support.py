@@ -13,8 +13,8 @@ from typing import Any
 Timed = Callable[[], Awaitable[Any] | Any]
 
 
-async def medians(*timed: Timed, rounds: int) -> list[float]:
-    """Median milliseconds of each, taken in turn, so that a slow moment of the machine meets them alike."""
+async def rounds_of(*timed: Timed, rounds: int) -> list[list[float]]:
+    """Milliseconds of each, taken in turn, so that a slow moment of the machine meets them alike."""
     taken: list[list[float]] = [[] for _ in timed]
     for _ in range(rounds):
         for times, work in zip(taken, timed, strict=True):
@@ -23,7 +23,17 @@ async def medians(*timed: Timed, rounds: int) -> list[float]:
             if inspect.isawaitable(outcome):
                 await outcome
             times.append((time.perf_counter() - start) * 1_000)
-    return [statistics.median(times) for times in taken]
+    return taken
+
+
+async def medians(*timed: Timed, rounds: int) -> list[float]:
+    return [statistics.median(times) for times in await rounds_of(*timed, rounds=rounds)]
+
+
+async def ratio(ours: Timed, theirs: Timed, *, rounds: int) -> tuple[float, float]:
+    """Our median, and the median of our time over theirs, round by round."""
+    mine, yours = await rounds_of(ours, theirs, rounds=rounds)
+    return statistics.median(mine), statistics.median(a / b for a, b in zip(mine, yours, strict=True))
 
 
 @dataclass

@@ -388,7 +388,7 @@ RESPONSE: dict[str, Any] = {
                         "id": "1",
                         "index": 0,
                         "type": "function",
-                        "function": {"name": "look", "arguments": '{ "b" : 1,\t"a": 1.0 '},
+                        "function": {"name": "look", "arguments": '{ "b" : 1,\t"a": 1.0 }'},
                         "extra_content": {"google": {"thought_signature": "Ab+/="}},
                     }
                 ],
@@ -419,7 +419,7 @@ def test_a_reply_keeps_arguments_signatures_and_usage(response: Any):
     assert thinking == ThinkingPart(text="hm")
     assert text == TextPart(text="I look.")
     assert isinstance(made, ToolCallPart)
-    assert made.arguments == '{ "b" : 1,\t"a": 1.0 '
+    assert made.arguments == '{ "b" : 1,\t"a": 1.0 }'
     assert usage is not None
     assert (usage.model, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (
         "gpt-4o-2024",

@@ -46,7 +46,7 @@ class Engine:
 
     def _meter(self, policy: Policy) -> Meter:
         counter = counter_for(policy.model, tokenizer=self.settings.tokenizer)
-        return Meter(counter, shape_for(policy.provider), load=self._blobs.get)
+        return Meter(counter, shape_for(policy.provider, model=policy.model), load=self._blobs.get)
 
     def use(self, **changes: Any) -> None:
         """Changes settings from the next request on; a new model recounts what is still seen, and nothing else."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from quire.errors import BlobNotFound, QuireError
 from quire.log import Store
-from quire.model import Decision, Entry, Manifest, Message, ToolDefinition
+from quire.model import Decision, Entry, Manifest, ToolDefinition
 from quire.model.entries import Compaction
 from quire.view.batches import bind, distinct, leaves_of
-from quire.view.gather import summary_message
+from quire.view.gather import summary_text
 from quire.view.labels import labelled
 from quire.view.leaves import Leaf, Meter
 from quire.view.pages import Pages
@@ -122,12 +122,12 @@ def _summary(row: Decision, entries: dict[int, Entry], meter: Meter) -> Leaf:
     body = entries[row.span.first].body if row.span is not None else None
     if not isinstance(body, Compaction):
         raise QuireError("The manifest names a compaction that is not in the log.")
-    return meter.leaf(summary_message(body))
+    return meter.data(summary_text(body))
 
 
 def _blocks(rows: Sequence[Decision], slot: str, texts: dict[str, str], meter: Meter) -> list[Leaf]:
     return [
-        meter.leaf(Message.user(labelled(row.what, texts[row.blob], name=row.name)))
+        meter.data(labelled(row.what, texts[row.blob], name=row.name))
         for row in rows
         if row.slot == slot and row.blob is not None
     ]

@@ -4,7 +4,9 @@
 with it, where the history has outgrown the trigger, the plan of what to compact before the next.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from quire.errors import ContextOverflow, InvalidRequest
 from quire.model import Span
@@ -37,11 +39,19 @@ class Plan:
     summarize: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Assembly:
     pages: Pages
-    manifest: Manifest
     plan: Plan | None
+    wanted: int
+    """What the request would have been with the whole history: the number that is held against the trigger."""
+    budget: Budget
+    record: Callable[[], Manifest]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The record of how the request came about, written when it is first asked for."""
+        return self.record()
 
 
 def assemble(material: Material, policy: Policy, meter: Meter, *, ratio: float = 1.0) -> Assembly:
@@ -54,28 +64,31 @@ def assemble(material: Material, policy: Policy, meter: Meter, *, ratio: float =
     if not policy.context_management_enabled and wanted > budget.room:
         raise ContextOverflow(needed=wanted, room=budget.room, largest=gathered.largest())
     _check(pages, meter, budget)
-    decisions = decide(material, gathered, selection)
-    manifest = Manifest(
-        renderer=RENDERER,
-        conversation=material.conversation,
-        branch=material.branch,
-        head=material.head,
-        policy=policy,
-        counter=meter.name,
-        exact=meter.counter.exact,
-        ratio=ratio,
-        slots=slot_uses(budget, used_by_slot(decisions)),
-        total=pages.tokens,
-        wanted=wanted,
-        room=budget.room,
-        trigger=budget.trigger,
-        decisions=decisions,
-        stable=pages.stable,
-        digest=pages.digest,
-    )
     outgrown = wanted > budget.trigger or gathered.unread is not None
     plan = _plan(gathered, budget, strategy, policy) if outgrown and policy.context_management_enabled else None
-    return Assembly(pages=pages, manifest=manifest, plan=plan)
+
+    def record() -> Manifest:
+        decisions = decide(material, gathered, selection)
+        return Manifest(
+            renderer=RENDERER,
+            conversation=material.conversation,
+            branch=material.branch,
+            head=material.head,
+            policy=policy,
+            counter=meter.name,
+            exact=meter.counter.exact,
+            ratio=ratio,
+            slots=slot_uses(budget, used_by_slot(decisions)),
+            total=pages.tokens,
+            wanted=wanted,
+            room=budget.room,
+            trigger=budget.trigger,
+            decisions=decisions,
+            stable=pages.stable,
+            digest=pages.digest,
+        )
+
+    return Assembly(pages=pages, plan=plan, wanted=wanted, budget=budget, record=record)
 
 
 def _plan(gathered: Gathered, budget: Budget, strategy: Strategy, policy: Policy) -> Plan | None:

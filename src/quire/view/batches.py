@@ -5,6 +5,7 @@ the log: a missing result gets a stub, a result that nothing asked for is left o
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from quire.model import Message, TextPart, ToolCallPart, ToolResultPart
@@ -29,7 +30,7 @@ class Batch(NamedTuple):
     @property
     def asks(self) -> bool:
         """Whether it begins with what a user said."""
-        return self.leaves[0].message.role == "user"
+        return self.leaves[0].role == "user"
 
 
 class Bound(NamedTuple):
@@ -42,30 +43,26 @@ def bind(leaves: Sequence[Leaf], meter: Meter) -> Bound:
     """Gathers messages, in their order, into batches."""
     batches: list[Batch] = []
     incomplete: list[Leaf] = []
-    waiting = iter([*leaves, None])
-    leaf = next(waiting)
-    while leaf is not None:
-        if leaf.message.role == "tool":
+    place = 0
+    while place < len(leaves):
+        leaf = leaves[place]
+        place += 1
+        if leaf.role == "tool":
             incomplete.append(leaf)
-            leaf = next(waiting)
-            continue
-        call, answers = leaf, list[Leaf]()
-        leaf = next(waiting)
-        if call.message.tool_calls:
-            while leaf is not None and leaf.message.role == "tool":
-                answers.append(leaf)
-                leaf = next(waiting)
-            batch, orphans = _answered(call, answers, meter)
+        elif not leaf.calls:
+            batches.append(Batch((leaf,), leaf.tokens))
+        else:
+            answers = list(takewhile(lambda each: each.role == "tool", leaves[place:]))
+            place += len(answers)
+            batch, orphans = _answered(leaf, answers, meter)
             batches.append(batch)
             incomplete.extend(orphans)
-        else:
-            batches.append(Batch((call,), call.tokens))
     return Bound(tuple(batches), tuple(incomplete))
 
 
 def _answered(call: Leaf, answers: Sequence[Leaf], meter: Meter) -> tuple[Batch, list[Leaf]]:
     """The call and, of the tool messages after it, what answers it, each call once."""
-    ids = [made.id for made in call.message.tool_calls]
+    ids = list(call.calls)
     fresh = _fresh_ids(ids, taken=set())
     asked = call if fresh == ids else meter.leaf(_renamed(call.message, fresh), seq=call.seq)
     unanswered = list(zip(ids, fresh, strict=True))
@@ -95,10 +92,15 @@ def _stub(call_id: str) -> ToolResultPart:
 
 def distinct(batches: Sequence[Batch], meter: Meter) -> list[Batch]:
     """The batches with call ids that differ over the whole request: providers demand it, and models repeat them."""
+    if not any(batch.leaves[0].calls for batch in batches):
+        return list(batches)
     taken: set[str] = set()
     told_apart: list[Batch] = []
     for batch in batches:
-        ids = [made.id for made in batch.leaves[0].message.tool_calls]
+        ids = list(batch.leaves[0].calls)
+        if not ids:
+            told_apart.append(batch)
+            continue
         fresh = _fresh_ids(ids, taken=taken)
         taken.update(fresh)
         told_apart.append(batch if fresh == ids else _rename(batch, dict(zip(ids, fresh, strict=True)), meter))

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from quire.model import Span
@@ -103,8 +104,8 @@ def _loaded(material: Material, gathered: Gathered, selection: Selection) -> Ite
         *_fates(selection.newest, _newest(selection)),
     ]
     # Stable: a stub, which has no number of its own, stays behind the message whose number it goes by.
-    fates.sort(key=lambda known: known[0])
-    for fate, run in groupby(fates, key=lambda known: known[2]):
+    fates.sort(key=itemgetter(0))
+    for fate, run in groupby(fates, key=itemgetter(2)):
         yield _row([leaf for _, leaf, _ in run], fate)
 
 
@@ -125,12 +126,14 @@ def _newest(selection: Selection) -> _Fate:
 def _fates(
     batches: Iterable[Batch], fate: _Fate, pins: frozenset[int] = frozenset()
 ) -> Iterator[tuple[int, Leaf, _Fate]]:
+    pinned, asked = fate._replace(reason="pinned"), fate._replace(asked=True)
     for batch in batches:
-        place = batch.seqs[-1] if batch.seqs else _AFTER_ALL
-        own = fate if batch.seqs else fate._replace(asked=True)
+        place = next((leaf.seq for leaf in reversed(batch.leaves) if leaf.seq is not None), None)
         for leaf in batch.leaves:
-            pinned = leaf.seq is not None and leaf.seq in pins
-            yield leaf.seq or place, leaf, own._replace(reason="pinned") if pinned else own
+            if place is None:
+                yield _AFTER_ALL, leaf, asked
+            else:
+                yield leaf.seq or place, leaf, pinned if leaf.seq in pins else fate
 
 
 _AFTER_ALL = 2**62
@@ -151,6 +154,12 @@ def _row(run: Sequence[Leaf], fate: _Fate) -> Decision:
 
 
 def _pinned(gathered: Gathered) -> Iterator[Decision]:
-    """Archived messages that are shown all the same, a row for each batch."""
+    """Archived messages that are shown all the same; of a batch in the log, only what follows on is one row."""
     for batch in gathered.pinned:
-        yield _row(batch.leaves, _Fate("messages", "pinned"))
+        run: list[Leaf] = []
+        for leaf in batch.leaves:
+            if run and leaf.seq is not None and leaf.seq != (run[-1].seq or 0) + 1:
+                yield _row(run, _Fate("messages", "pinned"))
+                run = []
+            run.append(leaf)
+        yield _row(run, _Fate("messages", "pinned"))

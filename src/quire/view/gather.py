@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from quire.errors import InvalidRequest
-from quire.model import Compaction, Entry, Message, Span, ToolDefinition
+from quire.model import Compaction, Entry, Span, ToolDefinition
 from quire.view.batches import Batch, bind, newest_turn
 from quire.view.labels import labelled
 from quire.view.leaves import Leaf, Meter, fitting
@@ -83,7 +83,7 @@ def gather(material: Material, meter: Meter) -> Gathered:
     pending = [meter.leaf(fitting(message)) for message in material.pending]
     bound = bind([*map(meter.entry, material.history), *pending], meter)
     turn = newest_turn(bound.batches)
-    if not bound.batches or bound.batches[-1].leaves[-1].message.role in ("assistant", "system"):
+    if not bound.batches or bound.batches[-1].leaves[-1].role in ("assistant", "system"):
         raise InvalidRequest("There is nothing to answer: the newest message must be a user's, or a tool's result.")
     system = [block for block in material.blocks if block.slot == "system"]
     text = "\n\n".join(block.text for block in system) or None
@@ -116,7 +116,7 @@ def _data_blocks(blocks: Sequence[Block], meter: Meter) -> list[CountedBlock]:
     counted: list[CountedBlock] = []
     for block in blocks:
         if block.slot != "system":
-            leaf = meter.leaf(Message.user(labelled(block.what, block.text, name=block.name)))
+            leaf = meter.data(labelled(block.what, block.text, name=block.name))
             counted.append(CountedBlock(block, leaf.tokens, leaf))
     return counted
 
@@ -134,13 +134,13 @@ def _tools(tools: Sequence[ToolDefinition], meter: Meter) -> tuple[CountedTool, 
 def _summary(compaction: Entry | None, meter: Meter) -> Leaf | None:
     if compaction is None:
         return None
-    return meter.leaf(summary_message(_body(compaction)), seq=compaction.seq)
+    return meter.data(summary_text(_body(compaction)), seq=compaction.seq)
 
 
-def summary_message(body: Compaction) -> Message:
+def summary_text(body: Compaction) -> str:
     entries = f"{body.covers.first}-{body.covers.last}"
     text = body.summary if body.summary is not None else "These messages are archived; they can be read by number."
-    return Message.user(labelled("summary", text, entries=entries))
+    return labelled("summary", text, entries=entries)
 
 
 def _body(entry: Entry) -> Compaction:

@@ -5,6 +5,7 @@ A leaf is counted and rendered once; the cache is keyed by digest, and what has 
 
 import json
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 from quire.model import (
@@ -13,6 +14,7 @@ from quire.model import (
     ImagePart,
     Message,
     Part,
+    Role,
     TextPart,
     ThinkingPart,
     ToolCallPart,
@@ -25,6 +27,7 @@ from quire.view.tokens import Counter
 CACHED = 20_000
 """Leaves kept by a meter; past that it starts anew."""
 
+_SPEAKERS = frozenset({"user", "assistant"})
 _FITTING: dict[str, tuple[type, ...]] = {
     "system": (TextPart,),
     "user": (TextPart, ImagePart, FilePart),
@@ -41,6 +44,9 @@ class Leaf(NamedTuple):
     units: tuple[Unit, ...]
     encoded: bytes
     tokens: int
+    role: Role
+    calls: tuple[str, ...]
+    """The ids of the tool calls that it makes."""
 
 
 class Meter:
@@ -49,30 +55,53 @@ class Meter:
     def __init__(self, counter: Counter, shape: Shape, *, load: Load | None = None) -> None:
         self.counter, self.shape = counter, shape
         self.name = f"{shape.name}:{counter.name}"
-        self._load = load
+        self._load, self._count, self._per_text = load, counter.count, shape.per_text
         self._cache: dict[bytes, Leaf] = {}
+        self._systems: dict[str, int] = {}
 
     def count(self, message: Message) -> int:
+        """What the message costs in a request. Plain texts, which most messages are, need not be rendered for it."""
+        parts = message.parts
+        if len(parts) == 1 and type(part := parts[0]) is TextPart and message.role in _SPEAKERS:
+            text = part.text
+            if text and not text.isspace() and part.provider is None and message.provider is None:
+                return self._per_text + self._count(text)
         return self.shape.count_units(self.shape.units(fitting(message), load=self._load), self.counter)
 
     def leaf(self, message: Message, *, seq: int | None = None, tokens: int | None = None) -> Leaf:
         units = self.shape.units(message, load=self._load)
         counted = self.shape.count_units(units, self.counter) if tokens is None else tokens
-        return Leaf(seq, message, tuple(units), encode(units), counted)
+        calls = tuple([call.id for call in message.tool_calls])
+        return Leaf(seq, message, tuple(units), encode(units), counted, message.role, calls)
 
     def entry(self, entry: Entry) -> Leaf:
         """The leaf of a stored message; its stored count serves if it was counted for the same provider and model."""
         leaf = self._cache.get(entry.digest) if entry.purged_at is None else None
         if leaf is None:
-            tokens = entry.tokens if entry.counter == self.name else None
-            leaf = self.leaf(fitting(entry.message), seq=entry.seq, tokens=tokens)
-            if len(self._cache) >= CACHED:
-                self._cache.clear()
-            self._cache[entry.digest] = leaf
+            # What a picture costs depends on the model, and the counter's name does not tell models apart.
+            trusted = entry.counter == self.name and '"image"' not in entry.raw
+            tokens = entry.tokens if trusted else None
+            leaf = self._kept(entry.digest, self.leaf(fitting(entry.message), seq=entry.seq, tokens=tokens))
+        return leaf
+
+    def data(self, text: str, *, seq: int | None = None) -> Leaf:
+        """The leaf of labelled text, on the user's side."""
+        key = sha256(text.encode()).digest()
+        leaf = self._cache.get(key) or self._kept(key, self.leaf(Message.user(text)))
+        return leaf if seq is None else leaf._replace(seq=seq)
+
+    def _kept(self, key: bytes, leaf: Leaf) -> Leaf:
+        if len(self._cache) >= CACHED:
+            self._cache.clear()
+        self._cache[key] = leaf
         return leaf
 
     def system(self, text: str | None) -> int:
-        return self.shape.count_system(text, self.counter) if text else 0
+        if not text:
+            return 0
+        if text not in self._systems:
+            self._systems = {text: self.shape.count_system(text, self.counter)}
+        return self._systems[text]
 
     def tools(self, tools: Sequence[ToolDefinition]) -> int:
         return self.shape.count_tools([self.shape.tool(tool) for tool in tools], self.counter)

@@ -69,6 +69,7 @@ class AnthropicShape:
     model: str = ""
     name: Provider = NAME
     overhead: int = PER_REQUEST + PER_OPENER
+    per_text: int = PER_BLOCK
 
     def units(self, message: Message, *, load: Load | None = None) -> list[Unit]:
         """A message that would come out with nothing gets one block that says so; a tool's without results is none."""

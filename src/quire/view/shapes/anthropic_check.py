@@ -7,7 +7,7 @@ thinking, that the turn whose tool loop is under way begins with it. Signatures 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from quire.view.shapes.base import Unit
 from quire.view.shapes.fields import is_object, objects, valid_name
@@ -18,8 +18,22 @@ _THINKING = ("thinking", "redacted_thinking")
 
 def problems(payload: Mapping[str, Any]) -> list[str]:
     messages = objects(payload.get("messages"))
-    found = [problem for place, message in enumerate(messages) for problem in _of_message(place, message)]
+    found = [
+        problem
+        for place, message in enumerate(messages)
+        if not _is_plain(message)
+        for problem in _of_message(place, message)
+    ]
     return [*_of_request(payload), *_roles(messages), *found, *_answers(messages), *_turn(payload, messages)]
+
+
+def _is_plain(message: Unit) -> bool:
+    """Most messages are: one text that someone said. They have nothing to be refused for."""
+    content = message.get("content")
+    if type(content) is not list or len(cast("list[Any]", content)) != 1:
+        return False
+    block = cast("list[Unit]", content)[0]
+    return block.get("type") == "text" and bool(str(block.get("text") or "").strip())
 
 
 def _blocks(message: Unit) -> list[Unit]:
@@ -111,6 +125,8 @@ def _answers(messages: Sequence[Unit]) -> Iterator[str]:
     seen: set[Any] = set()
     waiting: list[Any] = []
     for place, message in enumerate(messages):
+        if not waiting and _is_plain(message):
+            continue
         yield from (f"messages[{place}]: {problem}" for problem in _of_answers(_blocks(message), waiting))
         waiting = [block.get("id") for block in _blocks(message) if block.get("type") == "tool_use"]
         for id_ in waiting:

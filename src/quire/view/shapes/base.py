@@ -31,6 +31,8 @@ class Shape(Protocol):
     name: Provider
     overhead: int
     """Tokens of a request besides its system text, tools and messages."""
+    per_text: int
+    """What a message costs besides its text, if a text is all that it has."""
 
     def units(self, message: Message, *, load: Load | None = None) -> list[Unit]:
         """The message as the provider takes it; parts that its role cannot carry are left out."""

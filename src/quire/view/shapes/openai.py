@@ -39,6 +39,7 @@ class OpenAIShape:
     model: str = ""
     name: Provider = NAME
     overhead: int = PER_REQUEST
+    per_text: int = PER_MESSAGE
 
     def units(self, message: Message, *, load: Load | None = None) -> list[Unit]:
         if message.role == "tool":
@@ -149,7 +150,7 @@ def _call(part: ToolCallPart) -> Unit:
         unit: Unit = {"id": _id(part.id), "type": "custom", "custom": {"name": name, "input": part.arguments}}
     else:
         unit = {"id": _id(part.id), "type": "function", "function": {"name": name, "arguments": part.arguments}}
-    return with_fields(unit, fields)
+    return with_fields(unit, {key: value for key, value in fields.items() if key not in ("function", "custom")})
 
 
 def _result(part: ToolResultPart) -> Unit:

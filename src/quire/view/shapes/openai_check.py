@@ -12,8 +12,21 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 def problems(payload: Mapping[str, Any]) -> list[str]:
     messages: list[Unit] = objects(payload.get("messages"))
-    found = [problem for place, message in enumerate(messages) for problem in _of_message(place, message)]
+    found = [
+        problem
+        for place, message in enumerate(messages)
+        if not _is_plain(message)
+        for problem in _of_message(place, message)
+    ]
     return [*found, *_order(messages), *_answers(messages), *_tools(payload.get("tools"))]
+
+
+def _is_plain(message: Unit) -> bool:
+    """Most messages are: a text that someone said. They have nothing to be refused for."""
+    return type(message.get("content")) is str and "tool_calls" not in message and message.get("role") in _SPEAKERS
+
+
+_SPEAKERS = frozenset({"system", "user", "assistant"})
 
 
 def _of_message(place: int, message: Unit) -> Iterator[str]:
@@ -51,8 +64,7 @@ def _of_assistant(place: int, message: Unit) -> Iterator[str]:
 
 
 def _order(messages: Sequence[Unit]) -> Iterator[str]:
-    spoken = [message for message in messages if message.get("role") not in ("system", "developer")]
-    if not spoken:
+    if all(message.get("role") in ("system", "developer") for message in messages):
         yield "messages: at least one must not be a system message"
     elif messages[-1].get("role") not in ("user", "tool"):
         yield f"messages[{len(messages) - 1}]: the last message must be the user's or a tool's"
@@ -67,6 +79,8 @@ def _answers(messages: Sequence[Unit]) -> Iterator[str]:
                 waiting.remove(message.get("tool_call_id"))
             else:
                 yield f"messages[{place}]: {message.get('tool_call_id')!r} answers no call that is waiting"
+            continue
+        if not waiting and "tool_calls" not in message:
             continue
         for id_ in waiting:
             yield f"messages[{place}]: the call {id_!r} before it has no result"
