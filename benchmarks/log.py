@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from quire.log import SqlStore, branches, dialects, migrate, reading
+from quire.log import SqlStore, branches, driver, migrate, reading
 from quire.log.schema import entries, paths
 from quire.model import Compaction, Draft, Message, Span, TokenCount
 from quire.testing.postgres import Cluster
@@ -51,7 +51,7 @@ def statements(backend: str) -> dict[str, str]:
         "path": paths.insert(),
         "head": branches.MOVE_HEAD,
     }
-    return {name: dialects.compiled(statement, backend) for name, statement in compiled.items()}
+    return {name: driver.compiled(statement, backend) for name, statement in compiled.items()}
 
 
 class Bare:

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
 from quire.log import reading
-from quire.log.dialects import execute, fetch
+from quire.log.driver import execute, fetch
 from quire.log.fresh import now
 from quire.log.records import MAIN, Branch, Conversation
 from quire.log.schema import branches, conversations

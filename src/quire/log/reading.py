@@ -7,7 +7,8 @@ from typing import Any, cast
 from sqlalchemy import Connection, Select, bindparam, literal_column, select
 
 from quire.errors import EntryNotFound
-from quire.log.dialects import expect_rows, fetch
+from quire.log.database import expect_rows
+from quire.log.driver import fetch
 from quire.log.records import Branch, Segment, Window
 from quire.log.schema import entries
 from quire.model import Entry, EntryKind, Role, Span

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from quire.errors import StoreError
 from quire.log import append, blobs, branches, dialects, ledger, purge, reading, transfer, verify
+from quire.log.database import Database
 from quire.log.fresh import new_id, now
 from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Match, Turn, Window
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, path_of
@@ -25,7 +26,7 @@ DEFAULT_TENANT = "default"
 class SqlStore:
     """The log in SQLite or PostgreSQL."""
 
-    def __init__(self, database: dialects.Database, *, tenant: str = DEFAULT_TENANT) -> None:
+    def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
         if not tenant:
             raise StoreError("A store speaks for one tenant, and the tenant must have a name.")
         self._database, self.tenant = database, tenant

@@ -1,0 +1,42 @@
+"""Statements that never change, straight to the driver: what is done on every request should cost no more.
+
+No column of ours needs converting, and SQLAlchemy's result and row objects would double the time.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing
+from functools import cache
+from typing import Any, cast
+
+from sqlalchemy import Connection
+from sqlalchemy.dialects import registry
+from sqlalchemy.sql import ClauseElement
+
+
+def fetch(connection: Connection, statement: ClauseElement, known: Mapping[str, Any]) -> list[Any]:
+    """The driver's own rows."""
+    with cursor_of(connection) as cursor:
+        cursor.execute(compiled(statement, connection.dialect.name), known)
+        return cast(list[Any], cursor.fetchall())
+
+
+def execute(connection: Connection, statement: ClauseElement, known: Mapping[str, Any]) -> None:
+    """For a statement that gives no rows."""
+    with cursor_of(connection) as cursor:
+        cursor.execute(compiled(statement, connection.dialect.name), known)
+
+
+@cache
+def compiled(statement: ClauseElement, backend: str) -> str:
+    driver = {"sqlite": "sqlite.pysqlite", "postgresql": "postgresql.psycopg"}[backend]
+    paramstyle = {"sqlite": "named", "postgresql": "pyformat"}[backend]
+    return str(statement.compile(dialect=registry.load(driver)(paramstyle=paramstyle)))
+
+
+def cursor_of(connection: Connection) -> closing[Any]:
+    return closing(connection.connection.cursor())
+
+
+def send(connection: Connection, statement: str) -> None:
+    with cursor_of(connection) as cursor:
+        cursor.execute(statement)
