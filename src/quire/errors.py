@@ -20,6 +20,13 @@ QuireError
 │   ├── StoreUnavailable
 │   ├── StoreBusy
 │   └── SchemaOutdated
+├── ModelError
+│   ├── ModelOverflow
+│   ├── ModelThrottled
+│   ├── ModelRefused
+│   ├── ModelInvalid
+│   └── ModelUnavailable
+├── SummaryFailed
 └── MissingExtra
 
 A class's docstring is its default message; the message says what happened, to which item, and what to do next.
@@ -27,6 +34,7 @@ A class's docstring is its default message; the message says what happened, to w
 
 import inspect
 from collections.abc import Sequence
+from typing import Literal
 
 
 class QuireError(Exception):
@@ -118,6 +126,87 @@ class StoreBusy(StoreError):
 
 class SchemaOutdated(StoreError):
     """The database's schema is not the one that this version of Quire needs; run `quire db upgrade`."""
+
+
+class ModelError(QuireError):
+    """The model did not answer. `status` is the HTTP status, where there was one."""
+
+    def __init__(self, message: str | None = None, *, status: int | None = None) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class ModelOverflow(ModelError):
+    """The prompt exceeds the model's window; compact the conversation, or choose a model with a larger one."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        status: int | None = None,
+        tokens: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        self.tokens, self.window = tokens, window
+        super().__init__(message, status=status)
+
+
+class ModelThrottled(ModelError):
+    """The provider asks to wait; repeat the call after `retry_after` seconds, where it says how many."""
+
+    def __init__(
+        self, message: str | None = None, *, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        self.retry_after = retry_after
+        super().__init__(message, status=status)
+
+
+class ModelRefused(ModelError):
+    """The provider's policy forbids the prompt or the answer; change what is asked."""
+
+
+class ModelInvalid(ModelError):
+    """The provider rejects the request as it is: its settings, its key, its model's name; mend what it names."""
+
+
+class ModelUnavailable(ModelError):
+    """The model cannot be reached, is overloaded, broke off or took too long; repeat the call later."""
+
+
+SummaryFault = Literal[
+    "timed_out",
+    "throttled",
+    "refused",
+    "empty",
+    "truncated",
+    "too_long",
+    "garbage",
+    "unavailable",
+    "overflow",
+    "invalid",
+]
+"""Why there is no summary."""
+
+
+class SummaryFailed(QuireError):
+    """The summary could not be made; nothing was changed, and the next rung of the ladder can be taken.
+
+    `calls` and the tokens are what the attempt cost all the same.
+    """
+
+    def __init__(
+        self,
+        reason: SummaryFault,
+        message: str | None = None,
+        *,
+        calls: int = 0,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+    ) -> None:
+        self.reason: SummaryFault = reason
+        self.calls, self.input_tokens, self.output_tokens = calls, input_tokens, output_tokens
+        self.detail = message or "Nothing was changed, and the next rung of the ladder can be taken."
+        super().__init__(f"There is no summary ({reason}): {self.detail}")
 
 
 class MissingExtra(QuireError):

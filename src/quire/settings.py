@@ -28,6 +28,10 @@ class Settings(Value):
     context_target: float = Field(default=0.5, gt=0, le=1, description="Compact down to this part of the room.")
     recent_messages_to_keep: int = Field(default=6, ge=0, description="Messages that `summarize` keeps as they are.")
     min_recent_messages_to_keep: int = Field(default=2, ge=0, description="The fewest that any strategy keeps.")
+    context_background_threshold: float | None = Field(
+        default=0.7, gt=0, le=1, description="After a reply, compact in the background from this part of the window on."
+    )
+    summary_timeout: float = Field(default=60.0, gt=0, description="Seconds to wait for a summary.")
     context_management_enabled: bool = Field(default=True, description="Off: nothing is ever compacted.")
     shares: dict[Slot, float] | None = Field(
         default=None, description="The part of the room that each slot may take, in place of the strategy's."

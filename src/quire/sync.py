@@ -4,18 +4,22 @@ An event loop runs in a thread of its own while the engine is open; each call wa
 """
 
 import asyncio
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any, TypeVar
 
 from quire import engine as asynchronous
+from quire.compaction.run import Summarizer
 from quire.engine import Document, Request
 from quire.ledger import Change, Replay
+from quire.llm import Model
 from quire.log import DEFAULT_TENANT, MAIN
 from quire.model import Decision, Entry, Manifest, Message, ToolDefinition
+from quire.model.events import Event
 from quire.settings import Settings
 from quire.view.budget import UsageReport
+from quire.view.plans import Plan
 
 T = TypeVar("T")
 
@@ -45,12 +49,19 @@ def open(  # noqa: A001 (quire.sync.open is the front door)
     settings: Settings | None = None,
     instructions: str = "",
     tools: Sequence[ToolDefinition] = (),
+    summarizer: Model | Summarizer | None = None,
     **changes: Any,
 ) -> Generator["Engine"]:
-    """Opens the log at `url`. Any setting can be given by name, as in `model="gpt-4o"`."""
+    """Opens the log at `url`, as `quire.open` does."""
     loop = _Loop()
     opened = asynchronous.open_engine(
-        url, tenant=tenant, settings=settings, instructions=instructions, tools=tools, **changes
+        url,
+        tenant=tenant,
+        settings=settings,
+        instructions=instructions,
+        tools=tools,
+        summarizer=summarizer,
+        **changes,
     )
     try:
         yield Engine(loop, loop.wait(opened.__aenter__()))
@@ -65,6 +76,10 @@ class Engine:
 
     def use(self, **changes: Any) -> None:
         self._engine.use(**changes)
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Calls `listener` with every event, on the engine's own thread."""
+        self._engine.subscribe(listener)
 
     def conversation(self, id: str | None = None, *, branch: int = MAIN) -> "Conversation":
         return Conversation(self._loop, self._loop.wait(self._engine.conversation(id, branch=branch)))
@@ -90,6 +105,18 @@ class Conversation:
 
     def record(self, response: object, *, request: Request | None = None) -> Entry:
         return self._loop.wait(self._conversation.record(response, request=request))
+
+    def plan(self) -> Plan | None:
+        return self._loop.wait(self._conversation.plan())
+
+    def compact(self, *, instructions: str | None = None) -> Entry | None:
+        return self._loop.wait(self._conversation.compact(instructions=instructions))
+
+    def undo(self) -> Entry:
+        return self._loop.wait(self._conversation.undo())
+
+    def edit_summary(self, text: str) -> Entry:
+        return self._loop.wait(self._conversation.edit_summary(text))
 
     def usage(self) -> UsageReport:
         return self._loop.wait(self._conversation.usage())

@@ -4,19 +4,27 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quire.compaction.run import Trigger
+from quire.engine.compactor import Compactor
 from quire.engine.request import Document, Request, as_message, numbered, read_reply
-from quire.errors import InvalidRequest, StaleCompaction, StaleHead
+from quire.errors import InvalidRequest, StaleHead
 from quire.ledger import Change, Replay, diff, replay, why
 from quire.log import MAIN, Blob, Turn, Window
-from quire.model import Compaction, Decision, Draft, Entry, Manifest, Message, Pin, TokenCount, Unpin
-from quire.view.assemble import Assembly, Plan, assemble
+from quire.model import Decision, Draft, Entry, Manifest, Message, Pin, TokenCount, Unpin
+from quire.model.events import ContextUsageUpdated
+from quire.view.assemble import Assembly, assemble
 from quire.view.budget import UsageReport
 from quire.view.calibration import observe
 from quire.view.material import Block, Material
+from quire.view.plans import Plan
 from quire.view.shapes import Reply
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
+
+
+ATTEMPTS = 2
+"""So often a history is compacted for one request; then what fits is sent, or `ContextOverflow` says what does not."""
 
 
 class Conversation:
@@ -25,6 +33,7 @@ class Conversation:
     def __init__(self, engine: "Engine", id: str, branch: int = MAIN) -> None:
         self.engine, self.id, self.branch = engine, id, branch
         self._request: Request | None = None
+        self._compactor = Compactor(engine, id, branch)
 
     async def append(self, *messages: Message | str) -> list[Entry]:
         """Keeps messages, counted, without asking a model anything."""
@@ -39,9 +48,20 @@ class Conversation:
         """
         pending = () if message is None else (as_message(message),)
         assembly, window = await self._assemble(pending, documents)
-        if assembly.plan is not None:
-            await self._compact(assembly.plan, assembly.manifest, window)
+        for _ in range(ATTEMPTS):
+            if assembly.plan is None:
+                break
+            await self._compactor.carry_out(assembly.plan, assembly, window, trigger="threshold")
             assembly, window = await self._assemble(pending, documents)
+        self.engine.tell(
+            ContextUsageUpdated(
+                conversation=self.id,
+                branch=self.branch,
+                tokens=assembly.wanted,
+                trigger=assembly.budget.trigger,
+                window=self.engine.policy.window,
+            )
+        )
         quoted = [block.text for block in self._blocks(documents)]
         quoted += [tool.canonical() for tool in self.engine.tools]
         self._request = Request(
@@ -74,7 +94,43 @@ class Conversation:
         except StaleHead:
             # Someone else spoke in between; nothing of either is lost.
             stored = await store.record(self.id, turn, branch=self.branch)
+        tokens = sum(draft.tokens.tokens for draft in drafts if draft.tokens is not None)
+        self._compact_later(request.assembly.wanted + tokens)
         return stored[-1]
+
+    def _compact_later(self, tokens: int) -> None:
+        """From the lower mark on, so that the next request need not wait for a summary."""
+        policy, mark = self.engine.policy, self.engine.settings.context_background_threshold
+        enabled = policy.context_management_enabled and self.engine.summarizer is not None and mark is not None
+        if enabled and mark is not None and tokens > min(policy.trigger, int(policy.window * mark)):
+            self.engine.start((self.id, self.branch), self._compact_now("background"))
+
+    async def plan(self) -> Plan | None:
+        """What a compaction by hand would do now. Nothing is changed by asking."""
+        assembly, _ = await self._assemble((Message.user(""),), ())
+        return assembly.plan_by_hand()
+
+    async def compact(self, *, instructions: str | None = None) -> Entry | None:
+        """Compacts by hand, whatever the meter says; `instructions` say what the summary must keep.
+
+        None if there is nothing to compact, or if another compaction came first.
+        """
+        return await self._compact_now("manual", instructions)
+
+    async def undo(self) -> Entry:
+        """Takes the active compaction back: the view is again what it was before."""
+        return await self._compactor.undo()
+
+    async def edit_summary(self, text: str) -> Entry:
+        """Puts other words in place of the active summary; the old one stays in the log, and undo brings it back."""
+        return await self._compactor.edit_summary(text)
+
+    async def _compact_now(self, trigger: Trigger, instructions: str | None = None) -> Entry | None:
+        assembly, window = await self._assemble((Message.user(""),), ())
+        plan = assembly.plan_by_hand() if trigger == "manual" else assembly.planned(assembly.budget)
+        if plan is None:
+            return None
+        return await self._compactor.carry_out(plan, assembly, window, trigger=trigger, instructions=instructions)
 
     async def usage(self) -> UsageReport:
         """The meter: what the next request holds before anything is asked, and the number that triggers."""
@@ -181,26 +237,6 @@ class Conversation:
         while end < len(around) and around[end].role == "tool":
             end += 1
         return around[start:end]
-
-    async def _compact(self, plan: Plan, manifest: Manifest, window: Window) -> None:
-        """Archives what the plan covers. A summary that stands for its first part is carried on."""
-        active = window.branch.state.active
-        previous = window.compaction.body if window.compaction is not None else None
-        compaction = Compaction(
-            number=window.branch.state.compactions + 1,
-            covers=plan.covers,
-            summary=previous.summary if isinstance(previous, Compaction) else None,
-            trigger="threshold",
-            strategy=manifest.policy.strategy,
-            tokens_before=manifest.wanted,
-            tokens_after=max(0, manifest.wanted - plan.tokens),
-            supersedes=active.seq if active is not None else None,
-        )
-        try:
-            await self.engine.store.append(self.id, compaction, branch=self.branch)
-        except StaleCompaction:
-            # Another process compacted in the meantime; what it left is what the next assembly reads.
-            return
 
     def _draft(self, message: Message, reply: Reply | None = None) -> Draft:
         meter = self.engine.meter

@@ -1,17 +1,23 @@
 """The engine: joins the log, the view and the ledger, and holds what conversations share."""
 
+import asyncio
 import base64
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from quire.compaction.run import Summarizer
 from quire.engine.conversation import Conversation
-from quire.errors import BlobNotFound, ConversationNotFound
+from quire.engine.hooks import Hooks
+from quire.errors import BlobNotFound, ConversationNotFound, QuireError
+from quire.llm import Model
 from quire.log import DEFAULT_TENANT, MAIN, SqlStore, Store
 from quire.model import Entry, Policy, ToolDefinition
+from quire.model.events import Event
 from quire.settings import Settings
 from quire.view.calibration import Calibration
 from quire.view.leaves import Meter
+from quire.view.models import window_of
 from quire.view.policies import policy_for
 from quire.view.shapes import shape_for
 from quire.view.tokens import counter_for
@@ -25,17 +31,31 @@ async def open_engine(
     settings: Settings | None = None,
     instructions: str = "",
     tools: Sequence[ToolDefinition] = (),
+    summarizer: Model | Summarizer | None = None,
     **changes: Any,
 ) -> AsyncGenerator["Engine"]:
-    """Opens the log at `url`. Any setting can be given by name, as in `model="gpt-4o"`."""
+    """Opens the log at `url`. Any setting can be given by name, as in `model="gpt-4o"`.
+
+    A `summarizer` writes the summaries; without one they are extracts, made without any model.
+    """
     chosen = Settings.model_validate({**(settings or Settings()).model_dump(), **changes})
     async with SqlStore.open(url, tenant=tenant) as store:
-        yield Engine(store, settings=chosen, instructions=instructions, tools=tools)
+        engine = Engine(store, settings=chosen, instructions=instructions, tools=tools, summarizer=summarizer)
+        try:
+            yield engine
+        finally:
+            await engine.settle()
 
 
 class Engine:
     def __init__(
-        self, store: Store, *, settings: Settings, instructions: str = "", tools: Sequence[ToolDefinition] = ()
+        self,
+        store: Store,
+        *,
+        settings: Settings,
+        instructions: str = "",
+        tools: Sequence[ToolDefinition] = (),
+        summarizer: Model | Summarizer | None = None,
     ) -> None:
         self.store, self.settings = store, settings
         self.policy: Policy = policy_for(settings)
@@ -43,6 +63,40 @@ class Engine:
         self._blobs: dict[str, str] = {}
         self.meter = self._meter(self.policy)
         self._calibrations: dict[str, Calibration] = {}
+        self.summarizer = self._limited(summarizer)
+        self.hooks = Hooks()
+        self._listeners: list[Callable[[Event], None]] = []
+        self._tasks: dict[tuple[str, int], asyncio.Task[Any]] = {}
+
+    def _limited(self, summarizer: Model | Summarizer | None) -> Summarizer | None:
+        """A bare model with the window that is known of it, or the one that requests are made for."""
+        if summarizer is None or isinstance(summarizer, Summarizer):
+            return summarizer
+        window = window_of(summarizer.name) or self.policy.window
+        return Summarizer(model=summarizer, window=window, timeout=self.settings.summary_timeout)
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        """Calls `listener` with every event, in order, from now on."""
+        self._listeners.append(listener)
+
+    def tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def start(self, key: tuple[str, int], work: Coroutine[Any, Any, Any]) -> None:
+        """Does something in the background, one thing a branch."""
+        running = self._tasks.get(key)
+        if running is not None and not running.done():
+            work.close()
+            return
+        self._tasks[key] = asyncio.get_running_loop().create_task(work)
+
+    async def settle(self) -> None:
+        """Waits for what runs in the background."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, QuireError):
+                raise outcome
 
     def _meter(self, policy: Policy) -> Meter:
         counter = counter_for(policy.model, tokenizer=self.settings.tokenizer)

@@ -112,7 +112,8 @@ def _leaves(rows: Sequence[Decision], entries: dict[int, Entry], meter: Meter) -
     for row in rows:
         if row.span is not None:
             spoken = (entries[seq] for seq in range(row.span.first, row.span.last + 1) if seq in entries)
-            own = [meter.entry(entry) for entry in spoken if entry.kind == "message"]
+            limit = row.excerpt if row.slot != "newest" else None
+            own = [meter.entry(entry, limit=limit) for entry in spoken if entry.kind == "message"]
             # What was not in the log when it was asked went out without a number.
             leaves += [leaf._replace(seq=None) for leaf in own] if row.asked else own
     return leaves
@@ -120,9 +121,9 @@ def _leaves(rows: Sequence[Decision], entries: dict[int, Entry], meter: Meter) -
 
 def _summary(row: Decision, entries: dict[int, Entry], meter: Meter) -> Leaf:
     body = entries[row.span.first].body if row.span is not None else None
-    if not isinstance(body, Compaction):
-        raise QuireError("The manifest names a compaction that is not in the log.")
-    return meter.data(summary_text(body))
+    if not isinstance(body, Compaction) or body.covers is None:
+        raise QuireError("The manifest names a summary that is not in the log.")
+    return meter.data(summary_text(body, body.covers))
 
 
 def _blocks(rows: Sequence[Decision], slot: str, texts: dict[str, str], meter: Meter) -> list[Leaf]:

@@ -62,7 +62,8 @@ def _summaries_of(
             body = entry.body
             if entry.branch != branch.number or not isinstance(body, Compaction) or (entry.branch, entry.seq) in named:
                 continue
-            if any(seq in body.covers and branch.holder(seq) == holder for holder, seq in named):
+            covers = body.covers
+            if covers and any(seq in covers and branch.holder(seq) == holder for holder, seq in named):
                 found.append(entry)
     return found
 

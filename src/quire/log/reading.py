@@ -102,17 +102,17 @@ def read_window(connection: Connection, tenant: str, branch: Branch, *, max_toke
     With `max_tokens` a long range is read from its end, and only until that many tokens are found.
     """
     active = branch.state.active
-    if active is None:
-        found = _read_active(connection, tenant, branch, first=1, max_tokens=max_tokens)
-        return Window(branch, None, (), _messages(found), _unread(1, found))
-    covers = active.covers
-    after = _read_active(connection, tenant, branch, first=covers.last + 1, max_tokens=max_tokens)
-    before = read_range(connection, tenant, branch, last=covers.first - 1) if covers.first > 1 else []
-    pinned = [get_entry(connection, tenant, branch, seq) for seq in branch.state.pins if seq in covers]
-    place = active.seq - after[0].seq
-    compaction = after[place] if place >= 0 else get_entry(connection, tenant, branch, active.seq)
+    covers = active.covers if active is not None else None
+    floor = covers.last + 1 if covers is not None else 1
+    after = _read_active(connection, tenant, branch, first=floor, max_tokens=max_tokens)
+    before = read_range(connection, tenant, branch, last=covers.first - 1) if covers and covers.first > 1 else []
+    pinned = [get_entry(connection, tenant, branch, seq) for seq in branch.state.pins if covers and seq in covers]
     messages = _messages(before) + _messages(after)
-    return Window(branch, compaction, tuple(pinned), messages, _unread(covers.last + 1, after))
+    compaction = None
+    if active is not None:
+        place = active.seq - after[0].seq
+        compaction = after[place] if place >= 0 else get_entry(connection, tenant, branch, active.seq)
+    return Window(branch, compaction, tuple(pinned), messages, _unread(floor, after))
 
 
 def _read_active(

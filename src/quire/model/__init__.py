@@ -12,6 +12,7 @@ from quire.model.entries import (
     EntryKind,
     Pin,
     Restore,
+    Shortened,
     Span,
     Unpin,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Restore",
     "Role",
     "SessionItem",
+    "Shortened",
     "Slot",
     "SlotUse",
     "Span",

@@ -32,15 +32,22 @@ class Span(Value):
         return self.first <= seq <= self.last
 
 
+class Shortened(Value):
+    """The message with this number is shown with each text cut to so many characters; 0 leaves a stub."""
+
+    message: EntryNumber
+    limit: int = Field(ge=0)
+
+
 class Compaction(Value):
     """From here on the view shows `summary` in place of the messages in `covers`. Nothing is removed.
 
     `supersedes` is the entry number of the compaction that was active when this one was made. Without a summary
-    the covered messages are simply left out.
+    the covered messages are simply left out; without `covers` nothing is, and only what is `shortened` changes.
     """
 
     number: int = Field(gt=0)
-    covers: Span
+    covers: Span | None = None
     summary: str | None = None
     sources: tuple[int, ...] = ()
     trigger: Literal["threshold", "background", "manual", "overflow", "edit", "model"] = "manual"
@@ -49,6 +56,17 @@ class Compaction(Value):
     tokens_before: int = 0
     tokens_after: int = 0
     supersedes: EntryNumber | None = None
+    shortened: tuple[Shortened, ...] | None = None
+    instructions: str | None = None
+    """What the user asked to be kept."""
+    failures: tuple[str, ...] | None = None
+    """Why summaries failed before this one was taken."""
+    invalidated: int | None = None
+    """Tokens that the provider had cached and must read anew because of it."""
+    saves: float | None = None
+    """An estimate, in dollars, of what it saves on every request from now on."""
+    usage: Usage | None = None
+    """What writing the summary took."""
 
 
 class Restore(Value):

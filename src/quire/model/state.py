@@ -27,7 +27,7 @@ class Coverage(Value):
 
     seq: int
     number: int
-    covers: Span
+    covers: Span | None = None
     beneath: int | None = None
 
     @classmethod
@@ -79,7 +79,8 @@ def _compacted(state: BranchState, seq: int, compaction: Compaction) -> BranchSt
         )
     if compaction.number != state.compactions + 1:
         raise StaleCompaction(f"The next compaction is number {state.compactions + 1}, not {compaction.number}.")
-    _check_earlier(seq, compaction.covers.last)
+    last_covered = compaction.covers.last if compaction.covers else 0
+    _check_earlier(seq, max([last_covered, *(each.message for each in compaction.shortened or ())]))
     return state.model_copy(update={"active": Coverage.of(seq, compaction), "compactions": compaction.number})
 
 

@@ -521,7 +521,8 @@ class _Told:
         """The window holds the messages that the active compaction does not cover, and the pins that it does."""
         window = await store.window(self.conversation, branch=number)
         active = window.branch.state.active
-        covered = set(range(active.covers.first, active.covers.last + 1)) if active else set[int]()
+        covers = active.covers if active else None
+        covered = set(range(covers.first, covers.last + 1)) if covers else set[int]()
         said = {seq for seq, body in enumerate(self.branches[number], 1) if isinstance(body, Message)}
         assert [entry.seq for entry in window.messages] == sorted(said - covered)
         assert [entry.seq for entry in window.pinned] == sorted(set(window.branch.state.pins) & covered)

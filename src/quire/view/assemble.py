@@ -6,47 +6,47 @@ with it, where the history has outgrown the trigger, the plan of what to compact
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from quire.errors import ContextOverflow, InvalidRequest
-from quire.model import Span
 from quire.model.manifest import Manifest
 from quire.model.policy import Policy
 from quire.view.budget import Budget, allot, slot_uses
-from quire.view.cuts import legal_cuts
 from quire.view.decisions import decide, used_by_slot
-from quire.view.gather import Gathered, gather
+from quire.view.gather import gather
 from quire.view.leaves import Meter
 from quire.view.material import Material
 from quire.view.pages import Pages, render
+from quire.view.plans import Plan
+from quire.view.plans import plan as make_plan
 from quire.view.select import select
-from quire.view.strategies import Strategy, strategy_named
-
-NOTE = 64
-"""Tokens for the note that stands in place of what is cut off, where there is none yet."""
+from quire.view.strategies import strategy_named
 
 RENDERER = 1
 """Changes whenever the same decisions would give other bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to compact: the messages in `covers`, how many tokens they have, and what the rest should come down to."""
-
-    covers: Span
-    tokens: int
-    target: int
-    summarize: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
     pages: Pages
-    plan: Plan | None
     wanted: int
     """What the request would have been with the whole history: the number that is held against the trigger."""
     budget: Budget
+    fixed: int
+    """Tokens before the first that a compaction changes."""
+    outgrown: bool
+    """Whether the history must be compacted before the request is sent."""
     record: Callable[[], Manifest]
+    planned: Callable[[Budget], Plan | None]
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """What to compact, if the history has outgrown the trigger."""
+        return self.planned(self.budget) if self.outgrown else None
+
+    def plan_by_hand(self) -> Plan | None:
+        """What to compact when someone asks for it: down to half of what there is, if that is less than the target."""
+        return self.planned(self.budget._replace(target=min(self.budget.target, self.wanted // 2)))
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -65,7 +65,6 @@ def assemble(material: Material, policy: Policy, meter: Meter, *, ratio: float =
         raise ContextOverflow(needed=wanted, room=budget.room, largest=gathered.largest())
     _check(pages, meter, budget)
     outgrown = wanted > budget.trigger or gathered.unread is not None
-    plan = _plan(gathered, budget, strategy, policy) if outgrown and policy.context_management_enabled else None
 
     def record() -> Manifest:
         decisions = decide(material, gathered, selection)
@@ -88,25 +87,14 @@ def assemble(material: Material, policy: Policy, meter: Meter, *, ratio: float =
             digest=pages.digest,
         )
 
-    return Assembly(pages=pages, plan=plan, wanted=wanted, budget=budget, record=record)
-
-
-def _plan(gathered: Gathered, budget: Budget, strategy: Strategy, policy: Policy) -> Plan | None:
-    """What the strategy would cut off; None where nothing may be."""
-    turns = [*gathered.history, *gathered.newest]
-    legal = legal_cuts(turns, policy)
-    room = budget.target - gathered.required - (0 if gathered.summary else NOTE)
-    place = strategy.cut(turns, legal=legal, room=room, policy=policy)
-    cut_off = [seq for batch in turns[:place] for seq in batch.seqs]
-    if gathered.unread is not None:
-        cut_off.append(gathered.unread.last)
-    if not cut_off:
-        return None
-    return Plan(
-        covers=Span(first=min(gathered.first, *cut_off), last=max(cut_off)),
-        tokens=sum(batch.tokens for batch in turns[:place]),
-        target=budget.target,
-        summarize=strategy.summarizes,
+    return Assembly(
+        pages=pages,
+        wanted=wanted,
+        budget=budget,
+        fixed=gathered.fixed,
+        outgrown=outgrown and policy.context_management_enabled,
+        record=record,
+        planned=partial(make_plan, gathered, strategy=strategy, policy=policy, meter=meter, wanted=wanted),
     )
 
 

@@ -75,9 +75,9 @@ def _summary(gathered: Gathered) -> Iterator[Decision]:
 
 def _archived(gathered: Gathered) -> Iterator[Decision]:
     """What the compaction covers, around the pinned messages that are shown all the same."""
-    if gathered.compaction is None:
-        return
     covers = gathered.covers
+    if covers is None:
+        return
     shown = sorted(seq for batch in gathered.pinned for seq in batch.seqs)
     start = covers.first
     for seq in [*shown, covers.last + 1]:
@@ -100,13 +100,23 @@ def _loaded(material: Material, gathered: Gathered, selection: Selection) -> Ite
     fates = [
         *_fates(selection.left_behind, _Fate("messages", "over_budget", included=False)),
         *((leaf.seq or 0, leaf, _Fate("messages", "incomplete", included=False)) for leaf in gathered.incomplete),
-        *_fates(selection.history, _Fate("messages", "recent"), material.pins),
+        *_shown(gathered, selection, material.pins),
         *_fates(selection.newest, _newest(selection)),
     ]
     # Stable: a stub, which has no number of its own, stays behind the message whose number it goes by.
     fates.sort(key=itemgetter(0))
     for fate, run in groupby(fates, key=itemgetter(2)):
         yield _row([leaf for _, leaf, _ in run], fate)
+
+
+def _shown(gathered: Gathered, selection: Selection, pins: frozenset[int]) -> Iterator[tuple[int, Leaf, "_Fate"]]:
+    """The history, where the active compaction shortens some of it and says so."""
+    for place, leaf, fate in _fates(selection.history, _Fate("messages", "recent"), pins):
+        limit = gathered.shortened.get(leaf.seq) if leaf.seq is not None else None
+        if limit is None:
+            yield place, leaf, fate
+        else:
+            yield place, leaf, fate._replace(reason="cleared" if limit == 0 else "excerpted", excerpt=limit)
 
 
 class _Fate(NamedTuple):

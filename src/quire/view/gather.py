@@ -47,6 +47,12 @@ class Gathered:
         summary = self.summary.tokens if self.summary else 0
         return self.overhead + blocks + tools + summary + sum(batch.tokens for batch in self.pinned)
 
+    @property
+    def fixed(self) -> int:
+        """Tokens that stand before the summary: the system text, the tools, memory and references."""
+        summary = self.summary.tokens if self.summary else 0
+        return self.required - summary - sum(batch.tokens for batch in self.pinned)
+
     @cached_property
     def newest_tokens(self) -> int:
         return sum(batch.tokens for batch in self.newest)
@@ -54,18 +60,21 @@ class Gathered:
     @property
     def first(self) -> int:
         """Where the next compaction begins: with what the last one covers, since it folds that in."""
-        if self.compaction is not None:
+        if self.covers is not None:
             return self.covers.first
         if self.unread is not None:
             return self.unread.first
         return min((seq for batch in self.history for seq in batch.seqs), default=1)
 
     @cached_property
-    def covers(self) -> Span:
+    def covers(self) -> Span | None:
         """What the active compaction covers."""
-        if self.compaction is None:
-            raise InvalidRequest("There is no active compaction.")
-        return _body(self.compaction).covers
+        return _body(self.compaction).covers if self.compaction is not None else None
+
+    @cached_property
+    def shortened(self) -> dict[int, int]:
+        """Which messages the active compaction shows shortened, and to how many characters."""
+        return shortened_by(self.compaction)
 
     def largest(self, count: int = 5) -> list[tuple[str, int]]:
         """The items that take most room, by name."""
@@ -81,7 +90,9 @@ class Gathered:
 
 def gather(material: Material, meter: Meter) -> Gathered:
     pending = [meter.leaf(fitting(message)) for message in material.pending]
-    bound = bind([*map(meter.entry, material.history), *pending], meter)
+    limits = shortened_by(material.compaction)
+    history = [meter.entry(entry, limit=limits.get(entry.seq)) for entry in material.history]
+    bound = bind([*history, *pending], meter)
     turn = newest_turn(bound.batches)
     if not bound.batches or bound.batches[-1].leaves[-1].role in ("assistant", "system"):
         raise InvalidRequest("There is nothing to answer: the newest message must be a user's, or a tool's result.")
@@ -132,13 +143,19 @@ def _tools(tools: Sequence[ToolDefinition], meter: Meter) -> tuple[CountedTool, 
 
 
 def _summary(compaction: Entry | None, meter: Meter) -> Leaf | None:
-    if compaction is None:
+    body = _body(compaction) if compaction is not None else None
+    if body is None or compaction is None or body.covers is None:
         return None
-    return meter.data(summary_text(_body(compaction)), seq=compaction.seq)
+    return meter.data(summary_text(body, body.covers), seq=compaction.seq)
 
 
-def summary_text(body: Compaction) -> str:
-    entries = f"{body.covers.first}-{body.covers.last}"
+def shortened_by(compaction: Entry | None) -> dict[int, int]:
+    shortened = _body(compaction).shortened if compaction is not None else None
+    return {each.message: each.limit for each in shortened or ()}
+
+
+def summary_text(body: Compaction, covers: Span) -> str:
+    entries = f"{covers.first}-{covers.last}"
     text = body.summary if body.summary is not None else "These messages are archived; they can be read by number."
     return labelled("summary", text, entries=entries)
 

@@ -21,6 +21,7 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
+from quire.view.excerpts import excerpt
 from quire.view.shapes import Load, Shape, Unit
 from quire.view.tokens import Counter
 
@@ -74,14 +75,27 @@ class Meter:
         calls = tuple([call.id for call in message.tool_calls])
         return Leaf(seq, message, tuple(units), encode(units), counted, message.role, calls)
 
-    def entry(self, entry: Entry) -> Leaf:
-        """The leaf of a stored message; its stored count serves if it was counted for the same provider and model."""
+    def entry(self, entry: Entry, *, limit: int | None = None) -> Leaf:
+        """The leaf of a stored message; its stored count serves if it was counted for the same provider and model.
+
+        With a limit, the message shortened to so many characters a text.
+        """
+        if limit is not None:
+            return self._shortened(entry, limit)
         leaf = self._cache.get(entry.digest) if entry.purged_at is None else None
         if leaf is None:
             # What a picture costs depends on the model, and the counter's name does not tell models apart.
             trusted = entry.counter == self.name and '"image"' not in entry.raw
             tokens = entry.tokens if trusted else None
             leaf = self._kept(entry.digest, self.leaf(fitting(entry.message), seq=entry.seq, tokens=tokens))
+        return leaf
+
+    def _shortened(self, entry: Entry, limit: int) -> Leaf:
+        key = b"%d %b" % (limit, entry.digest)
+        leaf = self._cache.get(key) if entry.purged_at is None else None
+        if leaf is None:
+            shorter = excerpt(fitting(entry.message), limit, number=entry.seq)
+            leaf = self._kept(key, self.leaf(shorter, seq=entry.seq))
         return leaf
 
     def data(self, text: str, *, seq: int | None = None) -> Leaf:

