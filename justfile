@@ -31,8 +31,9 @@ format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py; --quick takes under a minute.
+# Run benchmarks/NAME.py (log, view, compaction) beside its peers; --quick takes under a minute.
 bench NAME *ARGS:
+    {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
 
 # Start a throwaway PostgreSQL, print its URL, stop it at Ctrl-C.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import COUNTER, FORMS, chat, entries, planted
 
-from quire.compaction.citations import checked, cited
+from quire.compaction.citations import checked
 from quire.compaction.extract import HEADING, extractive_summary
 from quire.model import Message, ToolCallPart
 from quire.testing.histories import histories
@@ -146,7 +146,7 @@ def test_it_fits_is_the_same_every_time_and_cites_what_is_there(
     text = extractive_summary(block, **given)
     assert counter.count(text) <= limit
     assert text == extractive_summary(block, **given)
-    known = {*cited(previous or "", last=10_000), *(each.seq for each in block)}
+    known = {*checked(previous or "", range(10_000)).sources, *(each.seq for each in block)}
     assert checked(text, known).dropped == 0
 
 

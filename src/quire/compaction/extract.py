@@ -87,7 +87,7 @@ def _previous_lines(previous: str, cutter: Cutter) -> tuple[list[Line], list[Lin
         number = int(numbers[0]) if numbers else number
         text, cites = _parted(text.removeprefix("- "))
         told = clauses(text.removeprefix(NEWEST)) if text.startswith(NEWEST) else (text,)
-        for each in told:
+        for each in filter(None, told):
             line = cutter.line(each, cites, (number, place), -place - 1, role="user")
             line.factor = ROLES["assistant"] * _KEPT_BEFORE
             (forced if text.startswith(FIRST) and not forced else lines).append(line)
