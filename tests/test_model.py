@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from quire.errors import ContextOverflow, InvalidEntry, MissingExtra, QuireError, StaleCompaction, SummaryFailed
+from quire.errors import (
+    ContextOverflow,
+    InvalidEntry,
+    MissingExtra,
+    QuireError,
+    SpendCapReached,
+    StaleCompaction,
+    SummaryFailed,
+)
 from quire.model import (
     ROOT,
     BranchState,
@@ -163,7 +171,7 @@ def test_every_error_has_a_message_and_stands_in_the_tree():
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, QuireError):
             assert name in tree
-            assert kind in (MissingExtra, ContextOverflow, SummaryFailed) or str(kind())
+            assert kind in (MissingExtra, ContextOverflow, SummaryFailed, SpendCapReached) or str(kind())
     largest = [("message #3", 900), ("tool 'read'", 200)]
     overflow = str(ContextOverflow(needed=2_000, room=1_000, largest=largest))
     assert "message #3 (900 tokens), tool 'read' (200 tokens)" in overflow

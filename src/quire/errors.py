@@ -13,6 +13,7 @@ QuireError
 ├── InvalidEntry
 ├── InvalidRequest
 ├── ContextOverflow
+├── SpendCapReached
 ├── UnknownStrategy
 ├── ImportFailed
 ├── UnknownTokenizer
@@ -97,6 +98,17 @@ class ContextOverflow(QuireError):
         super().__init__(
             f"The request needs {needed:,} tokens and there is room for {room:,}. The largest items: {named}. "
             "Shorten or remove one of them, or choose a model with a larger window."
+        )
+
+
+class SpendCapReached(QuireError):
+    """The conversation has cost as much as it may."""
+
+    def __init__(self, *, spent: float, cap: float) -> None:
+        self.spent, self.cap = spent, cap
+        super().__init__(
+            f"The conversation has cost ${spent:.4f}, and its cap is ${cap:.4f}: nothing more is sent. "
+            "Raise `max_spend`, or start another conversation."
         )
 
 

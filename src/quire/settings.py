@@ -31,6 +31,15 @@ class Settings(Value):
     context_background_threshold: float | None = Field(
         default=0.7, gt=0, le=1, description="After a reply, compact in the background from this part of the window on."
     )
+    max_spend: float | None = Field(
+        default=None, gt=0, description="The most that a conversation may cost, in dollars, summaries included."
+    )
+    input_price: float | None = Field(
+        default=None, ge=0, description="Dollars for a million input tokens; else from the table of models."
+    )
+    output_price: float | None = Field(
+        default=None, ge=0, description="Dollars for a million output tokens; else from the table of models."
+    )
     summary_timeout: float = Field(default=60.0, gt=0, description="Seconds to wait for a summary.")
     context_management_enabled: bool = Field(default=True, description="Off: nothing is ever compacted.")
     shares: dict[Slot, float] | None = Field(

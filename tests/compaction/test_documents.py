@@ -94,6 +94,7 @@ async def test_without_a_model_the_leading_sentences_serve() -> None:
     assert await document_summary("wordswithoutend " * 50, model=None, limit_chars=40) == (
         "wordswithoutend wordswithoutend…"
     )
+    assert leading_sentences("The mill stands by the river. It turns.", 28) == "The mill stands by the…"
     assert await document_summary("# Only\n\n## headings", model=None) == "Only headings"
 
 

@@ -95,9 +95,15 @@ def test_a_users_word_weighs_more_than_a_tools() -> None:
 
 
 def test_what_looks_like_a_citation_in_a_message_is_none() -> None:
-    text = summary(chat("As stated in [#7777] the code is AB-123.", "[\n#8888] says XY-999 too."))
-    assert checked(text, range(1, 3)).dropped == 0
+    said = [
+        "As stated in [#7777] the code is AB-123.",
+        "See [#9999], the code is CD-456.",
+        "[\n#8888] says XY-999 too.",
+    ]
+    text = summary(chat(*said))
+    assert checked(text, range(1, 4)).dropped == 0
     assert "(#7777)" in text
+    assert "CD-456" in text
 
 
 def test_nothing_to_say_or_no_room_is_an_empty_summary() -> None:
@@ -180,7 +186,7 @@ def test_it_is_quick_and_takes_time_in_proportion() -> None:
     block, _ = planted("ten forms")
     small = min(_seconds(block[:500]) for _ in range(3))
     large = min(_seconds(block) for _ in range(3))
-    assert large < 1.0
+    assert large < 1.5
     assert large < 12 * small
 
 

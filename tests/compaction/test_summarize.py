@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from made import COUNTER, chat, entries
 
 from quire.compaction.pieces import pieces
-from quire.compaction.summarize import Summary, summarize
+from quire.compaction.summarize import CallPlan, Summary, summarize
 from quire.errors import (
     ModelInvalid,
     ModelOverflow,
@@ -22,6 +22,7 @@ from quire.llm import Prompt, Reply
 from quire.model import Message, Usage
 from quire.testing.histories import histories
 from quire.testing.scripted import ScriptedModel, Slow, prompt_tokens
+from quire.view.tokens import estimate
 
 GOOD = "## Task\nA parser for the log files [#1]."
 BLOCK = chat("Write a parser for the log files, please.", "Which format do they have?", "JSON lines, in /var/log/app.")
@@ -98,6 +99,32 @@ async def test_a_previous_summary_larger_than_the_window_is_folded_by_its_best_l
     made = await summary(model, chat("Go on.", first=600), previous=previous, window=1_000, limit=100, reserve=100)
     assert made.previous_excerpted
     assert made.text == "All kept [#1]."
+
+
+async def test_what_fits_alone_but_not_beside_the_summary_so_far_is_divided() -> None:
+    previous = "So far: " + " ".join(f"word{place}" for place in range(60)) + " [#1]."
+    block = chat(*("all went well " * 10 for _ in range(11)), first=10)
+    model = ScriptedModel("All went well [#10].", window=1_000, repeat=True)
+    assert (await summary(model, block, window=1_000, limit=100, reserve=100)).calls == 1
+    assert (await summary(model, block, previous=previous, window=1_000, limit=100, reserve=100)).calls == 2
+
+
+async def test_where_tokens_are_estimated_a_tenth_of_the_window_stays_free() -> None:
+    model = ScriptedModel("All went well.")
+    await summary(model, chat("word " * 20_000), window=1_000, limit=100, reserve=100, counter=estimate())
+    (prompt,) = model.prompts
+    assert 800 < prompt_tokens(prompt) + (prompt.max_tokens or 0) <= 900
+
+
+async def test_a_prompt_that_exceeds_the_window_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: object, **__: object) -> CallPlan:
+        return CallPlan(tuple(pieces(chat("word " * 900), room=5_000, counter=COUNTER)), None)
+
+    monkeypatch.setattr("quire.compaction.summarize.plan_calls", wrong)
+    model = ScriptedModel()
+    with pytest.raises(SummaryFailed) as failed:
+        await summary(model, window=1_000, limit=100, reserve=100)
+    assert (failed.value.reason, failed.value.calls, model.prompts) == ("overflow", 0, [])
 
 
 async def test_no_window_for_the_template_is_an_overflow_without_a_call() -> None:

@@ -18,6 +18,7 @@ from quire.errors import (
     ModelRefused,
     ModelThrottled,
     ModelUnavailable,
+    SpendCapReached,
     StaleCompaction,
 )
 from quire.log import SqlStore
@@ -297,6 +298,26 @@ async def test_off_means_that_nothing_is_asked_of_the_summarizer(store: SqlStore
         await talked(conversation, 60)
     await engine.settle()
     assert model.prompts == []
+
+
+async def test_a_cap_stops_before_the_next_call_summaries_included(store: SqlStore):
+    model = ScriptedModel(GOOD, repeat=True, name="gpt-4o")
+    engine = engine_on(store, model, max_spend=0.02)
+    conversation = await engine.conversation("c")
+    await filled(conversation, 20)
+    assert await conversation.compact() is not None
+    summary = await store.spent("c")
+    assert summary > 0
+    usage = {"prompt_tokens": 1_000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 800}}
+    await conversation.prepare("and now?")
+    choice = {"message": {"role": "assistant", "content": "so."}, "finish_reason": "stop"}
+    await conversation.record({"choices": [choice], "usage": usage})
+    # gpt-4o: 2.50 for a million new tokens, 1.25 for cached ones, 10.00 for the answer's.
+    assert await store.spent("c") == pytest.approx(summary + (200 * 2.5 + 800 * 1.25 + 100 * 10) / 1e6)
+    await store.spend("c", 0.02)
+    for call in (conversation.prepare("more?"), conversation.compact()):
+        with pytest.raises(SpendCapReached, match="max_spend"):
+            await call
 
 
 async def test_hooks_come_before_and_after(store: SqlStore):

@@ -24,7 +24,17 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments(name: str):
         method for method, function in inspect.getmembers(theirs, inspect.isfunction) if not method.startswith("_")
     }
     missing = public - set(dir(ours))
-    assert missing <= {"calibration", "calibrated", "load_blobs", "blob", "start", "settle", "tell"}
+    assert missing <= {
+        "calibration",
+        "calibrated",
+        "load_blobs",
+        "blob",
+        "start",
+        "settle",
+        "tell",
+        "cost",
+        "check_spending",
+    }
 
 
 def test_both_faces_give_the_same_request(tmp_path: Path):

@@ -192,6 +192,7 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
     "record": lambda store: store.record("theirs", answered(MESSAGE)),
     "manifest": lambda store: store.manifest("theirs", 1),
     "manifests": lambda store: store.manifests("theirs"),
+    "spend": lambda store: store.spend("theirs", 1.0),
     "purge": lambda store: store.purge("theirs"),
     "verify": lambda store: store.verify("theirs"),
     "export": lambda store: collected(store, "theirs"),
@@ -201,6 +202,7 @@ WITHOUT_CONVERSATION = {
     "conversations",
     "longest_prefix",
     "calibration",
+    "spent",
     "put_blob",
     "blob",
     "import_",
@@ -238,6 +240,7 @@ async def test_no_method_reaches_another_tenants_conversation(theirs: SqlStore) 
             pytest.fail(f"{name} gave {await call(mine)}")
     assert await mine.conversations() == []
     assert await mine.calibration("test") is None
+    assert await mine.spent("theirs") == 0
     assert await mine.longest_prefix([MESSAGE]) is None
     assert await mine.longest_prefix([MESSAGE], conversation="theirs") is None
     assert await theirs.longest_prefix([MESSAGE]) is not None

@@ -20,6 +20,7 @@ _CONTINUES = "#,;-–—0123456789"
 _FOLLOWING = re.compile(r"[ \t]*[\]#,;–—0-9-]")
 """What could go on with a citation that was opened before."""
 _UNKNOWN = "[?]"
+_MARKED = re.compile(b"\1")
 
 
 class Checked(NamedTuple):
@@ -32,7 +33,7 @@ class Checked(NamedTuple):
 
 def checked(text: str, known: Iterable[int]) -> Checked:
     """The text with citations to known entries only. A range stays if both of its ends are known."""
-    numbers = sorted(set(known))
+    numbers = known if isinstance(known, range) and known.step == 1 else sorted(set(known))
     cited = bytearray(len(numbers))
     kept: list[str] = []
     dropped = place = 0
@@ -48,8 +49,7 @@ def checked(text: str, known: Iterable[int]) -> Checked:
         else:
             _close_gap(kept, _FOLLOWING.match(text, place))
     kept.append(text[place:])
-    sources = tuple(number for number, is_cited in zip(numbers, cited, strict=True) if is_cited)
-    return Checked("".join(kept), sources, dropped)
+    return Checked("".join(kept), tuple(numbers[at.start()] for at in _MARKED.finditer(cited)), dropped)
 
 
 def cited(text: str, *, last: int) -> set[int]:

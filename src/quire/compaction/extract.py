@@ -100,7 +100,7 @@ def _told_lines(previous: str) -> Iterator[str]:
         if (items := _written_out(line)) is not None:
             yield from items
         elif len(line) > LONGEST_LINE and not CITATION.search(line):
-            yield from SENTENCES.split(line)
+            yield from SENTENCES.split(one_line(line))
         else:
             yield line
 

@@ -25,9 +25,7 @@ PLAIN = 0.15
 """What a line weighs that tells nothing in particular."""
 _WANTED, _REQUEST, _NAME = 4.0, 1.2, 0.6
 
-SENTENCES = re.compile(
-    r"(?<=\w\w[.!?])\s+|(?<=[\])\"'`%][.!?])\s+|(?<=\s[a-z0-9][.!?])\s+|(?<=[。！？])|\s*\n\s*|(?<=\w);\s+"
-)
+SENTENCES = re.compile(r"(?<=\w\w[.!?])\s+|(?<=[\])\"'`%][.!?])\s+|(?<=\s[a-z0-9][.!?])\s+|(?<=[。！？])|(?<=\w);\s+")
 _CJK = "\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef"
 _WORDS = re.compile(rf"[^\s{_CJK}]+|[{_CJK}]+")
 _CLAUSES = re.compile(r"(?<=[,:])\s+|\s+[–—-]{1,2}\s+")
@@ -118,7 +116,7 @@ class Cutter:
             word = _word(match[0])
             weight = word.weight or (_NAME if not begins and match[0][:1].isupper() and len(word.value) > 2 else 0)
             begins = match[0][-1] in ".!?:"
-            decides = max(decides, word.decides)
+            decides = word.decides if word.decides > decides else decides
             asks = asks or word.asks
             if weight:
                 values[word.value.lower()] = weight
@@ -173,8 +171,9 @@ def _weight(bare: str) -> float:
 
 def clauses(text: str) -> Iterator[str]:
     """What a text says, in pieces that can stand alone."""
-    for sentence in SENTENCES.split(text):
-        yield from _clauses(one_line(sentence))
+    for line in text.splitlines():
+        for sentence in SENTENCES.split(one_line(line)):
+            yield from _clauses(sentence)
 
 
 def _clauses(sentence: str) -> Iterator[str]:

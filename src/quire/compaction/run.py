@@ -4,6 +4,7 @@ The log is changed by that one append alone. Until it, and if it is refused beca
 log and view are what they were.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -106,8 +107,14 @@ async def _summary(
         except SummaryFailed as failure:
             failed(failure)
             failures = (failure.reason,)
-    text = extractive_summary(
-        block, previous=previous, limit=limit, counter=meter.counter, instructions=order.instructions
+    # In a thread: a long block takes a while, and the loop has other conversations to serve.
+    text = await asyncio.to_thread(
+        extractive_summary,
+        block,
+        previous=previous,
+        limit=limit,
+        counter=meter.counter,
+        instructions=order.instructions,
     )
     sources = tuple(sorted(cited(text, last=order.window.branch.head_seq)))
     return _Written(text=text, sources=sources, failures=failures)

@@ -6,7 +6,7 @@ from quire.compaction.citations import checked
 from quire.compaction.run import Order, Trigger, carry_out
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
-from quire.model import Compaction, Entry, Restore
+from quire.model import Compaction, Entry, Restore, Usage
 from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted
 from quire.view.assemble import Assembly
 from quire.view.plans import Plan
@@ -39,10 +39,19 @@ class Compactor:
         entry = await carry_out(
             engine.store, order, meter=engine.meter, summarizer=engine.summarizer, failed=self._tell_failure
         )
+        body = entry.body if entry is not None else None
+        if isinstance(body, Compaction) and body.usage is not None:
+            await self._spend(body.usage, body.model)
         if entry is not None:
             engine.tell(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
             await engine.hooks.after(conversation, entry)
         return entry
+
+    async def _spend(self, usage: Usage, model: str | None) -> None:
+        """A summary costs too, and is counted against the conversation's cap."""
+        cost = self._engine.cost(usage, model or self._engine.policy.model)
+        if cost:
+            await self._engine.store.spend(self._conversation, cost)
 
     def _tell_failure(self, failure: SummaryFailed) -> None:
         self._engine.tell(

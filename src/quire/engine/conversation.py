@@ -46,6 +46,7 @@ class Conversation:
         It fits the window. Where the history has outgrown it, the older part is archived first, in the log; the
         message itself is kept when its reply is recorded.
         """
+        await self.engine.check_spending(self.id)
         pending = () if message is None else (as_message(message),)
         assembly, window = await self._assemble(pending, documents)
         for _ in range(ATTEMPTS):
@@ -87,6 +88,7 @@ class Conversation:
             manifest=partial(_filed, request),
             blobs=request.blobs,
             calibration=await self._observed(request.manifest, reply),
+            cost=self.engine.cost(reply.usage, request.manifest.policy.model),
         )
         store = self.engine.store
         try:
@@ -115,6 +117,7 @@ class Conversation:
 
         None if there is nothing to compact, or if another compaction came first.
         """
+        await self.engine.check_spending(self.id)
         return await self._compact_now("manual", instructions)
 
     async def undo(self) -> Entry:

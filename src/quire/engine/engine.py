@@ -4,20 +4,21 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any
 
 from quire.compaction.run import Summarizer
 from quire.engine.conversation import Conversation
 from quire.engine.hooks import Hooks
-from quire.errors import BlobNotFound, ConversationNotFound, QuireError
+from quire.errors import BlobNotFound, ConversationNotFound, QuireError, SpendCapReached
 from quire.llm import Model
 from quire.log import DEFAULT_TENANT, MAIN, SqlStore, Store
-from quire.model import Entry, Policy, ToolDefinition
+from quire.model import Entry, Policy, ToolDefinition, Usage
 from quire.model.events import Event
 from quire.settings import Settings
 from quire.view.calibration import Calibration
 from quire.view.leaves import Meter
-from quire.view.models import window_of
+from quire.view.models import ModelFacts, facts, window_of
 from quire.view.policies import policy_for
 from quire.view.shapes import shape_for
 from quire.view.tokens import counter_for
@@ -74,6 +75,25 @@ class Engine:
             return summarizer
         window = window_of(summarizer.name) or self.policy.window
         return Summarizer(model=summarizer, window=window, timeout=self.settings.summary_timeout)
+
+    def cost(self, usage: Usage | None, model: str) -> float:
+        """Dollars for what a call used; 0 where nothing is known of its price."""
+        if usage is None:
+            return 0.0
+        known, given = facts(model), self.settings
+        if model == given.model and given.input_price is not None and given.output_price is not None:
+            known = ModelFacts(
+                input_price=Decimal(str(given.input_price)), output_price=Decimal(str(given.output_price))
+            )
+        return known.cost(usage) or 0.0
+
+    async def check_spending(self, conversation: str) -> None:
+        """Stops before the next call of a conversation that has cost as much as it may."""
+        cap = self.settings.max_spend
+        if cap is not None:
+            spent = await self.store.spent(conversation)
+            if spent >= cap:
+                raise SpendCapReached(spent=spent, cap=cap)
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Calls `listener` with every event, in order, from now on."""

@@ -47,14 +47,13 @@ def insert_new(connection: Connection, table: Table) -> Insert:
     )
 
 
-def upsert(connection: Connection, table: Table, *, changing: Sequence[str]) -> Insert:
-    """An insert that changes these columns of a row that is there already."""
+def upsert(connection: Connection, table: Table, *, changing: Sequence[str] = (), adding: Sequence[str] = ()) -> Insert:
+    """An insert that, where the row is there already, changes some columns and adds to others."""
     key = [column.name for column in table.primary_key]
-    if connection.dialect.name == "postgresql":
-        row = postgresql.insert(table)
-        return row.on_conflict_do_update(index_elements=key, set_={name: row.excluded[name] for name in changing})
-    new = sqlite.insert(table)
-    return new.on_conflict_do_update(index_elements=key, set_={name: new.excluded[name] for name in changing})
+    new = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+    changes = {name: new.excluded[name] for name in changing}
+    sums = {name: table.c[name] + new.excluded[name] for name in adding}
+    return new.on_conflict_do_update(index_elements=key, set_=changes | sums)
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -5,9 +5,10 @@ from sqlalchemy import Connection, select
 from quire.errors import EntryNotFound
 from quire.log import append
 from quire.log.blobs import put_blob
+from quire.log.branches import get_conversation
 from quire.log.dialects import insert_new, upsert
 from quire.log.records import Branch, Turn
-from quire.log.schema import blob_uses, calibrations, manifests
+from quire.log.schema import blob_uses, calibrations, manifests, spending
 from quire.model import Entry, Manifest
 
 
@@ -23,7 +24,22 @@ def record_turn(
         model, calibration = turn.calibration
         row = {"tenant": tenant, "model": model, "calibration": calibration}
         connection.execute(upsert(connection, calibrations, changing=["calibration"]), row)
+    if turn.cost:
+        spend(connection, tenant, conversation, turn.cost)
     return stored
+
+
+def spend(connection: Connection, tenant: str, conversation: str, dollars: float) -> float:
+    """Adds to what the conversation has cost, and gives the sum."""
+    get_conversation(connection, tenant, conversation)
+    row = {"tenant": tenant, "conversation": conversation, "dollars": dollars}
+    connection.execute(upsert(connection, spending, adding=["dollars"]), row)
+    return get_spent(connection, tenant, conversation)
+
+
+def get_spent(connection: Connection, tenant: str, conversation: str) -> float:
+    wanted = select(spending.c.dollars).where(spending.c.tenant == tenant, spending.c.conversation == conversation)
+    return connection.execute(wanted).scalar() or 0.0
 
 
 def write_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:

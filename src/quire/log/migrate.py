@@ -14,11 +14,11 @@ from sqlalchemy.engine import make_url
 from quire.errors import SchemaOutdated
 from quire.log.foreign import mapped_errors
 
-HEAD = "0002"
+HEAD = "0003"
 VERSION_TABLE = "quire_version"
 
 _TABLES = (
-    "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "calibrations",
+    "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "calibrations", "spending",
 )  # fmt: skip
 _UPGRADE_LOCK = 0x71756972
 # Alembic keeps what it migrates in its modules' globals: in one process, one database at a time.
@@ -113,7 +113,7 @@ def _grants(role: str) -> list[str]:
     return [
         f"GRANT SELECT ON {VERSION_TABLE} TO {role}",
         f"GRANT SELECT, INSERT ON {tables} TO {role}",
-        f"GRANT UPDATE ON quire_conversations, quire_branches, quire_calibrations TO {role}",
+        f"GRANT UPDATE ON quire_conversations, quire_branches, quire_calibrations, quire_spending TO {role}",
         f"GRANT UPDATE (body, notes, tokens, counter, purged_at) ON quire_entries TO {role}",
         f"GRANT DELETE ON quire_blobs, quire_blob_uses TO {role}",
     ]

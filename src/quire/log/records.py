@@ -79,6 +79,8 @@ class Turn(NamedTuple):
     """The texts that the request quoted from outside the log."""
     calibration: tuple[str, str] | None = None
     """For which model, and what is known of its counts now, as JSON."""
+    cost: float = 0.0
+    """What the call cost, in dollars."""
 
 
 class Match(NamedTuple):

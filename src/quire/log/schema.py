@@ -6,7 +6,7 @@ Times are microseconds since 1970, digests are 32 bytes, bodies are canonical JS
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, Table, Text
 from sqlalchemy.types import UserDefinedType
 
 
@@ -116,3 +116,12 @@ calibrations = Table(
     Column("calibration", Text, nullable=False),
 )
 """How a model's reported tokens compare with our counts."""
+
+spending = Table(
+    "quire_spending",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("dollars", Float, nullable=False),
+)
+"""What the model calls of a conversation have cost so far, summaries included."""

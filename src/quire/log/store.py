@@ -175,6 +175,14 @@ class SqlStore:
         """What was recorded last of how a model's reports compare with our counts, as JSON."""
         return await self._read_briefly(ledger.get_calibration, model)
 
+    async def spend(self, conversation: str, dollars: float) -> float:
+        """Adds to what the conversation's model calls have cost, and gives the sum."""
+        return await self._write(ledger.spend, conversation, dollars)
+
+    async def spent(self, conversation: str) -> float:
+        """What the conversation's model calls have cost so far, in dollars."""
+        return await self._read_briefly(ledger.get_spent, conversation)
+
     async def put_blob(self, data: bytes, *, media_type: str = "application/octet-stream") -> str:
         """Keeps these bytes and gives their digest; bytes that are there already are not kept twice."""
         return await self._write(blobs.put_blob, Blob(media_type, data))

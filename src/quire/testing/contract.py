@@ -99,7 +99,7 @@ def answered(*messages: Message, blobs: tuple[Blob, ...] = (), calibration: str 
         )
 
     drafts = tuple(Draft(body=message) for message in messages)
-    return Turn(drafts=drafts, manifest=manifest, blobs=blobs, calibration=("test", calibration))
+    return Turn(drafts=drafts, manifest=manifest, blobs=blobs, calibration=("test", calibration), cost=0.25)
 
 
 async def exported(store: Store, conversation: str) -> list[str]:
@@ -394,6 +394,15 @@ class StoreContract:
         for ratio in ('{"ratio":1.1}', '{"ratio":1.2}'):
             await store.record("c", answered(*turns(2), calibration=ratio))
         assert await store.calibration("test") == '{"ratio":1.2}'
+
+    async def test_what_a_conversation_costs_adds_up(self, store: Store) -> None:
+        await store.create_conversation("c")
+        assert await store.spent("c") == 0
+        await store.record("c", answered(*turns(2)))
+        assert await store.spend("c", 0.5) == 0.75
+        assert await store.spent("c") == 0.75
+        with pytest.raises(ConversationNotFound):
+            await store.spend("other", 1)
 
     async def test_a_long_window_is_read_from_its_end(self, store: Store) -> None:
         await store.create_conversation("c")

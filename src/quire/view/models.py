@@ -10,6 +10,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from quire.model import Usage
+
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, ModelPrice
@@ -23,6 +25,15 @@ class ModelFacts(NamedTuple):
     output_price: Decimal | None = None
     cache_read_price: Decimal | None = None
     cache_write_price: Decimal | None = None
+
+    def cost(self, usage: Usage) -> float | None:
+        """Dollars for what a call used; None where no price is known. Cached input has a price of its own."""
+        if self.input_price is None or self.output_price is None:
+            return None
+        cached = self.cache_read_price if self.cache_read_price is not None else self.input_price
+        fresh = max(0, usage.input_tokens - usage.cache_read_tokens)
+        dollars = fresh * self.input_price + usage.cache_read_tokens * cached + usage.output_tokens * self.output_price
+        return float(dollars) / 1_000_000
 
 
 UNKNOWN = ModelFacts()
