@@ -182,6 +182,9 @@ def check_plan(whole: Material, assembly: Assembly) -> None:
     if plan is None:
         return
     assert manifest.wanted > manifest.trigger
+    assert plan.covers is not None or plan.shortened
+    if plan.covers is None:
+        return
     bound = bind([meter_for("openai").entry(each) for each in whole.history], meter_for("openai"))
     for batch in bound.batches:
         assert (batch.seqs[0] <= plan.covers.last) == (batch.seqs[-1] <= plan.covers.last)
