@@ -24,7 +24,10 @@ on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
 AT_ONCE = 4
 
 # Types that are one and the same to a database, or to us.
-SAME_TYPES = {"sqlite": {"BIGINT": "INTEGER"}, "postgresql": {"BYTEA": "BLOB", 'TEXT COLLATE "C"': "TEXT"}}
+SAME_TYPES = {
+    "sqlite": {"BIGINT": "INTEGER", "REAL": "DOUBLE"},
+    "postgresql": {"BYTEA": "BLOB", 'TEXT COLLATE "C"': "TEXT", "DOUBLE PRECISION": "DOUBLE"},
+}
 
 Shape = dict[str, dict[str, tuple[str, bool, bool]]]
 """For each table, for each column: its type, whether it may be null, whether it is in the key."""

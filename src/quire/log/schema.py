@@ -6,7 +6,7 @@ Times are microseconds since 1970, digests are 32 bytes, bodies are canonical JS
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
 from sqlalchemy.types import UserDefinedType
 
 
@@ -122,6 +122,6 @@ spending = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
-    Column("dollars", Float, nullable=False),
+    Column("dollars", Double, nullable=False),
 )
 """What the model calls of a conversation have cost so far, summaries included."""
