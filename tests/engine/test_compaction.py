@@ -320,6 +320,14 @@ async def test_a_cap_stops_before_the_next_call_summaries_included(store: SqlSto
             await call
 
 
+async def test_a_refused_summary_counts_against_the_cap(store: SqlStore):
+    engine = engine_on(store, ScriptedModel("", repeat=True, name="gpt-4o"), max_spend=1.0)
+    conversation = await engine.conversation("c")
+    await filled(conversation, 20)
+    assert (await conversation.compact()).body.failures == ("empty",)
+    assert await store.spent("c") > 0
+
+
 async def test_hooks_come_before_and_after(store: SqlStore):
     engine = engine_on(store, ScriptedModel(GOOD))
     told: list[str] = []

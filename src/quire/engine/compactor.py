@@ -36,9 +36,12 @@ class Compactor:
             trigger=trigger,
             instructions=instructions,
         )
+        failures: list[SummaryFailed] = []
         entry = await carry_out(
-            engine.store, order, meter=engine.meter, summarizer=engine.summarizer, failed=self._tell_failure
+            engine.store, order, meter=engine.meter, summarizer=engine.summarizer, failed=failures.append
         )
+        for failure in failures:
+            await self._tell_failure(failure)
         body = entry.body if entry is not None else None
         if isinstance(body, Compaction) and body.usage is not None:
             await self._spend(body.usage, body.model)
@@ -53,7 +56,10 @@ class Compactor:
         if cost:
             await self._engine.store.spend(self._conversation, cost)
 
-    def _tell_failure(self, failure: SummaryFailed) -> None:
+    async def _tell_failure(self, failure: SummaryFailed) -> None:
+        """A summary that was refused has cost something all the same."""
+        tokens = Usage(input_tokens=failure.input_tokens, output_tokens=failure.output_tokens)
+        await self._spend(tokens, self._engine.summarizer.model.name if self._engine.summarizer else None)
         self._engine.tell(
             CompactionFailed(
                 conversation=self._conversation, branch=self._branch, reason=failure.reason, detail=str(failure)
