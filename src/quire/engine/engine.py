@@ -23,6 +23,8 @@ from quire.view.policies import policy_for
 from quire.view.shapes import shape_for
 from quire.view.tokens import counter_for
 
+LOADED_BLOBS = 200
+
 
 @asynccontextmanager
 async def open_engine(
@@ -150,7 +152,9 @@ class Engine:
         return self._blobs.get(digest)
 
     async def load_blobs(self, entries: Sequence[Entry]) -> None:
-        """Pictures and files that these entries show, at hand for rendering."""
+        """Pictures and files that these entries show, at hand for rendering; those of long ago make room."""
+        if len(self._blobs) > LOADED_BLOBS:
+            self._blobs.clear()
         for entry in entries:
             if '"blob":"' in entry.raw:
                 for digest in entry.blobs() - self._blobs.keys():

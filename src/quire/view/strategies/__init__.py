@@ -1,6 +1,6 @@
 """Strategies: how much of a history stays when it has to be cut. Pure; one a file; users can register their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from quire.errors import UnknownStrategy
@@ -21,7 +21,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def shares(self) -> dict[Slot, float]:
+    def shares(self) -> Mapping[Slot, float]:
         """The part of the room that each slot may take; what it leaves over flows to messages."""
         ...
 

@@ -1,8 +1,11 @@
-"""The cut that the strategies share: keep as much as fits."""
+"""What the strategies share: the cut that keeps as much as fits, and the shares of the slots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from quire.model.policy import Slot
 from quire.view.batches import Batch
+
+SHARES: Mapping[Slot, float] = {"system": 0.10, "tools": 0.30, "memory": 0.10, "references": 0.20, "recall": 0.10}
 
 
 def first_cut_that_fits(batches: Sequence[Batch], *, legal: Sequence[int], room: int) -> int:

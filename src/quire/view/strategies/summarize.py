@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from quire.model.policy import Policy, Slot
+from quire.model.policy import Policy
 from quire.view.batches import Batch
 from quire.view.cuts import last_cut_keeping
-from quire.view.strategies.fitting import first_cut_that_fits
+from quire.view.strategies.fitting import SHARES, first_cut_that_fits
 
 
 class Summarize:
     name = "summarize"
     summarizes = True
-    shares: dict[Slot, float] = {"system": 0.10, "tools": 0.30, "memory": 0.10, "references": 0.20, "recall": 0.10}  # noqa: RUF012 (constant)
+    shares = SHARES
 
     def cut(self, batches: Sequence[Batch], *, legal: Sequence[int], room: int, policy: Policy) -> int:
         """Keeps `recent_messages_to_keep`; fewer, down to the least that is legal, where they do not fit."""
