@@ -163,12 +163,12 @@ def test_thinking_is_not_sent_and_an_assistant_always_says_something():
 
 def test_only_this_providers_fields_are_sent_and_none_in_place_of_ours():
     provider: dict[str, Any] = {
-        "openai": {"name": "bob", "role": "system", "tool_calls": [], "n": float("inf"), "l": [1.0, float("nan")]},
+        "openai": {"name": "eve", "role": "system", "tool_calls": [], "n": float("inf"), "l": [1.0, float("nan")]},
         "anthropic": {"x": 1},
         "flat": True,
     }
     text = TextPart(text="hi", provider={"openai": {"cache_control": {"type": "ephemeral"}, "text": "forged"}})
-    assert shape.units(Message(role="user", parts=(text,), provider=provider)) == [
+    assert shape.units(Message(role="user", parts=(text,), provider=provider, name="bob")) == [
         {
             "role": "user",
             "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}],
@@ -176,6 +176,13 @@ def test_only_this_providers_fields_are_sent_and_none_in_place_of_ours():
             "l": [1.0],
         }
     ]
+
+
+def test_a_speakers_name_goes_and_comes_back_without_the_signs_that_are_refused():
+    assert shape.units(Message.user("hi", name="Fahim Khan")) == [
+        {"role": "user", "content": "hi", "name": "Fahim_Khan"}
+    ]
+    assert shape.parse_messages([{"role": "user", "content": "hi", "name": "bob"}]) == [Message.user("hi", name="bob")]
 
 
 def test_names_that_would_be_refused_are_mapped_the_same_in_calls_and_definitions():

@@ -15,14 +15,16 @@ class Message(Value):
     role: Role
     parts: tuple[Part, ...]
     provider: Foreign | None = None
+    name: str | None = None
+    """Who speaks, where a role has several speakers. OpenAI is told, Anthropic has no place for it."""
 
     @classmethod
-    def user(cls, text: str) -> Self:
-        return cls(role="user", parts=(TextPart(text=text),))
+    def user(cls, text: str, *, name: str | None = None) -> Self:
+        return cls(role="user", parts=(TextPart(text=text),), name=name)
 
     @classmethod
-    def assistant(cls, text: str) -> Self:
-        return cls(role="assistant", parts=(TextPart(text=text),))
+    def assistant(cls, text: str, *, name: str | None = None) -> Self:
+        return cls(role="assistant", parts=(TextPart(text=text),), name=name)
 
     @classmethod
     def system(cls, text: str) -> Self:

@@ -21,7 +21,7 @@ def excerpt(message: Message, limit: int, *, number: int | None) -> Message:
     parts = [shortened for part in message.parts if (shortened := _part(part, limit, number)) is not None]
     if tuple(parts) == message.parts:
         return message
-    return Message(role=message.role, parts=tuple(parts))
+    return Message(role=message.role, parts=tuple(parts), name=message.name)
 
 
 def largest_that_fits(message_tokens: Callable[[int], int], *, longest: int, room: int) -> int | None:

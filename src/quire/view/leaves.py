@@ -70,6 +70,7 @@ class Meter:
             and type(parts[0]) is TextPart
             and fields["role"] in _SPEAKERS
             and fields["provider"] is None
+            and fields["name"] is None
         ):
             only = parts[0].__dict__
             text = only["text"]

@@ -22,6 +22,7 @@ from quire.view.tokens import Counter
 _NAME_LIMIT = 64
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{_NAME_LIMIT}}}")
 _REFUSED = re.compile(r"[^a-zA-Z0-9_-]")
+_REFUSED_IN_SPEAKERS = re.compile(r"[\s<|\\/>]")
 _NAME_KEY = 10
 
 
@@ -60,6 +61,11 @@ def safe_name(name: str) -> str:
         return name
     key = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_NAME_KEY]
     return f"{_REFUSED.sub('_', name)[: _NAME_LIMIT - _NAME_KEY - 1]}_{key}"
+
+
+def speaker_name(name: str) -> str:
+    """A speaker's name without the signs and spaces that are refused in one."""
+    return _REFUSED_IN_SPEAKERS.sub("_", name)[:_NAME_LIMIT]
 
 
 def own_fields(provider: Foreign | None, name: Provider) -> Unit:

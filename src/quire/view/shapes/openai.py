@@ -11,7 +11,16 @@ from quire.model import FilePart, ImagePart, Message, Part, TextPart, ToolCallPa
 from quire.model.parts import ResultPart
 from quire.view.shapes import openai_check, openai_parse
 from quire.view.shapes.base import Load, Provider, Reply, Unit
-from quire.view.shapes.fields import compact, count_rest, own_fields, safe_name, schema, text_piece, with_fields
+from quire.view.shapes.fields import (
+    compact,
+    count_rest,
+    own_fields,
+    safe_name,
+    schema,
+    speaker_name,
+    text_piece,
+    with_fields,
+)
 from quire.view.shapes.media import PDF, count_file, count_image, note, source_url, split_data_url
 from quire.view.tokens import Counter
 
@@ -47,6 +56,9 @@ class OpenAIShape:
         fields = own_fields(message.provider, NAME)
         content = [piece for part in message.parts for piece in _pieces(message, part, load)]
         unit: Unit = {"role": message.role, "content": _content(content)}
+        fields.pop("name", None)  # The message's own field says who speaks.
+        if message.name:
+            unit["name"] = speaker_name(message.name)
         if message.role == "system" and fields.get("role") == "developer":
             unit["role"] = "developer"
         if message.role == "assistant":

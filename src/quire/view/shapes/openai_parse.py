@@ -17,7 +17,7 @@ from quire.view.shapes.media import split_data_url
 NAME: Provider = "openai"
 
 _REASONING = ("reasoning_content", "reasoning")
-_READ = ("role", "content", "tool_calls", *_REASONING)
+_READ = ("role", "name", "content", "tool_calls", *_REASONING)
 _ENVELOPE = ("choices", "usage", "model", "object")
 _COUNTED = ("prompt_tokens", "completion_tokens", "total_tokens")
 
@@ -45,14 +45,20 @@ def _message(place: int, raw: Any) -> Message:
         case "tool":
             return Message(role="tool", parts=(_result(raw),))
         case "user":
-            return Message(role="user", parts=tuple(_parts(raw.get("content"), media=_media)), provider=_kept(raw))
+            parts = tuple(_parts(raw.get("content"), media=_media))
+            return Message(role="user", parts=parts, provider=_kept(raw), name=_speaker(raw))
         case "system":
-            return Message(role="system", parts=tuple(_parts(raw.get("content"))), provider=_kept(raw))
+            parts = tuple(_parts(raw.get("content")))
+            return Message(role="system", parts=parts, provider=_kept(raw), name=_speaker(raw))
         case "developer":
-            kept = unknown_fields(raw, ("content",), NAME)
-            return Message(role="system", parts=tuple(_parts(raw.get("content"))), provider=kept)
+            parts, kept = tuple(_parts(raw.get("content"))), unknown_fields(raw, ("name", "content"), NAME)
+            return Message(role="system", parts=parts, provider=kept, name=_speaker(raw))
         case _:
             raise InvalidEntry(f"Message {place} has the role {role!r}; use system, user, assistant or tool.")
+
+
+def _speaker(raw: dict[str, Any]) -> str | None:
+    return text_in(raw, "name") or None
 
 
 def _kept(raw: dict[str, Any]) -> Any:
@@ -63,7 +69,8 @@ def _assistant(raw: dict[str, Any]) -> Message:
     thoughts = next((raw[field] for field in _REASONING if isinstance(raw.get(field), str) and raw[field]), None)
     thinking: list[Part] = [ThinkingPart(text=thoughts)] if thoughts else []
     calls = [_call(call) for call in objects(raw.get("tool_calls"))]
-    return Message(role="assistant", parts=(*thinking, *_parts(raw.get("content")), *calls), provider=_kept(raw))
+    parts = (*thinking, *_parts(raw.get("content")), *calls)
+    return Message(role="assistant", parts=parts, provider=_kept(raw), name=_speaker(raw))
 
 
 def _spoken(raw: dict[str, Any]) -> dict[str, Any]:
