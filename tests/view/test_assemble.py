@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ContextOverflow, InvalidRequest, UnknownStrategy
-from quire.model import Compaction, Message, Policy, Span, ToolDefinition
+from quire.model import Compaction, Entry, Message, Policy, Span, ToolDefinition
 from quire.testing.histories import histories, questions
 from quire.view.assemble import Assembly, assemble
 from quire.view.batches import bind
 from quire.view.excerpts import excerpt
 from quire.view.leaves import fitting
 from quire.view.material import Block, Material
+from quire.view.recalled import Candidate
 from quire.view.shapes import shape_for
 from support import entries, entry, material, meter_for, policy
 
@@ -28,13 +29,15 @@ def cases(draw: st.DrawFn) -> tuple[Material, dict]:
     """A history, maybe compacted, with pins, documents and tools; a question; a policy."""
     said = draw(histories())
     stored = entries(said)
-    compaction, pinned, first = None, (), 0
+    compaction, pinned, recalled, first = None, (), (), 0
     if stored and draw(st.booleans()):
         first = draw(st.integers(1, len(stored)))
         summary = draw(st.none() | st.text(max_size=200))
         covering = Compaction(number=1, covers=Span(first=1, last=first), summary=summary)
         compaction = entry(len(stored) + 1, covering)
         pinned = tuple(sorted(draw(st.sets(st.sampled_from(stored[:first]), max_size=2)), key=lambda each: each.seq))
+        archived = [each for each in stored[:first] if each not in pinned]
+        recalled = draw(candidates(archived)) if archived else ()
     blocks = draw(st.lists(documents(), max_size=3))
     pins = draw(st.frozensets(st.integers(1, max(1, len(stored))), max_size=2))
     whole = Material(
@@ -48,6 +51,7 @@ def cases(draw: st.DrawFn) -> tuple[Material, dict]:
         history=stored[first:],
         pins=pins | {each.seq for each in pinned},
         pending=(draw(questions()),),
+        recalled=tuple(recalled),
     )
     window = draw(st.sampled_from([512, 700, 1_024, 2_048, 8_192, 32_000, 200_000]))
     changes = {
@@ -57,6 +61,12 @@ def cases(draw: st.DrawFn) -> tuple[Material, dict]:
         "reserved_response_tokens": draw(st.integers(0, window // 4)),
     }
     return whole, changes
+
+
+def candidates(archived: list[Entry]) -> st.SearchStrategy[list[Candidate]]:
+    pieces = st.none() | st.tuples(st.tuples(st.integers(0, 5), st.integers(6, 20)))
+    found = st.builds(Candidate, st.sampled_from(archived), st.floats(0, 1), pieces)
+    return st.lists(found, max_size=4, unique_by=lambda candidate: candidate.entry.seq)
 
 
 def instructions(wanted: bool) -> list[Block]:

@@ -12,6 +12,7 @@ from quire.view.gather import summary_text
 from quire.view.labels import labelled
 from quire.view.leaves import Leaf, Meter
 from quire.view.pages import Pages
+from quire.view.recalled import Candidate, recalled_text
 from quire.view.select import excerpted
 from quire.view.shapes import Load, shape_for
 
@@ -53,7 +54,7 @@ def _rebuilt(manifest: Manifest, texts: dict[str, str], entries: dict[int, Entry
     rows = manifest.included
     place = next((index for index, row in enumerate(rows) if row.what == "summary"), 0)
     pinned = _leaves([row for row in rows[:place] if row.what == "message"], entries, meter)
-    later = [row for row in rows[place:] if row.what == "message"]
+    later = [row for row in rows[place:] if row.what == "message" and row.slot != "recall"]
     history = bind(_leaves([row for row in later if row.slot != "newest"], entries, meter), meter).batches
     asked = [row for row in later if row.slot == "newest"]
     newest = bind(_leaves(asked, entries, meter), meter).batches
@@ -70,7 +71,7 @@ def _rebuilt(manifest: Manifest, texts: dict[str, str], entries: dict[int, Entry
         *summary,
         *leaves_of(told[len(kept) : len(kept) + len(history)]),
     ]
-    recalled = _blocks(rows, "recall", texts, meter)
+    recalled = [*_blocks(rows, "recall", texts, meter), *_recalled(rows, entries, meter)]
     system = [texts[row.blob] for row in rows if row.slot == "system" and row.blob is not None]
     tools = [ToolDefinition.parse(texts[row.blob]) for row in rows if row.what == "tool" and row.blob is not None]
     return Pages(
@@ -117,6 +118,15 @@ def _leaves(rows: Sequence[Decision], entries: dict[int, Entry], meter: Meter) -
             # What was not in the log when it was asked went out without a number.
             leaves += [leaf._replace(seq=None) for leaf in own] if row.asked else own
     return leaves
+
+
+def _recalled(rows: Sequence[Decision], entries: dict[int, Entry], meter: Meter) -> list[Leaf]:
+    shown = [
+        Candidate(entries[row.span.first], row.score or 0.0, row.pieces)
+        for row in rows
+        if row.slot == "recall" and row.span is not None and row.span.first in entries
+    ]
+    return [meter.data(recalled_text(shown))] if shown else []
 
 
 def _summary(row: Decision, entries: dict[int, Entry], meter: Meter) -> Leaf:

@@ -31,8 +31,10 @@ Reason = Literal[
     "archived",
     "disabled",
     "incomplete",
+    "listed",
+    "not_found",
 ]
-"""Why something is there (the first fourteen, `cleared` with its stub) or is not."""
+"""Why something is there (the first fourteen, `cleared` with its stub) or is not; `listed` is there by its summary."""
 
 What = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
 
@@ -51,6 +53,8 @@ class Decision(Value):
     score: float | None = None
     excerpt: int | None = None
     """Each text of the message was shortened to about so many characters."""
+    pieces: tuple[tuple[int, int], ...] | None = None
+    """Of a recalled message too long to be shown whole, the characters that were shown."""
     asked: bool | None = None
     """It was not in the log yet when the request was made; its number came with the reply."""
 

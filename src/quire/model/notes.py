@@ -32,6 +32,8 @@ class DocumentReference(Value):
     summary: str | None = None
     snippet: str | None = None
     blob: str | None = None
+    injected: bool | None = None
+    """Its text stands in the message as the model reads it; otherwise the message only lists it."""
 
 
 class Notes(Value):

@@ -60,7 +60,9 @@ def assemble(material: Material, policy: Policy, meter: Meter, *, ratio: float =
     budget = allot(policy, strategy.shares, ratio=ratio)
     selection = select(gathered, budget, meter)
     pages = render(policy.model, gathered, selection, meter)
-    wanted = pages.tokens + sum(batch.tokens for batch in selection.left_behind)
+    # What is recalled takes only what the rest leaves, so it is no reason to compact.
+    recalled = selection.recalled.leaf.tokens if selection.recalled is not None else 0
+    wanted = pages.tokens - recalled + sum(batch.tokens for batch in selection.left_behind)
     if not policy.context_management_enabled and wanted > budget.room:
         raise ContextOverflow(needed=wanted, room=budget.room, largest=gathered.largest())
     _check(pages, meter, budget)

@@ -13,6 +13,7 @@ from quire.view.batches import Batch
 from quire.view.gather import Gathered
 from quire.view.leaves import Leaf
 from quire.view.material import Material, text_digest
+from quire.view.recalled import Candidate
 from quire.view.select import Selection
 
 
@@ -27,7 +28,8 @@ def decide(material: Material, gathered: Gathered, selection: Selection) -> tupl
         *_archived(gathered),
         *_unread(material.unread),
         *_blocks(gathered, selection, "recall"),
-        *_loaded(material, gathered, selection),
+        *_recalled(gathered, selection),
+        *_with_documents(_loaded(material, gathered, selection), material.quoted),
         *material.decided,
     )
 
@@ -74,16 +76,47 @@ def _summary(gathered: Gathered) -> Iterator[Decision]:
 
 
 def _archived(gathered: Gathered) -> Iterator[Decision]:
-    """What the compaction covers, around the pinned messages that are shown all the same."""
+    """What the compaction covers, around the messages that are pinned or recalled all the same."""
     covers = gathered.covers
     if covers is None:
         return
-    shown = sorted(seq for batch in gathered.pinned for seq in batch.seqs)
+    pinned = {seq for batch in gathered.pinned for seq in batch.seqs}
+    shown = sorted(pinned | _recallable(gathered))
     start = covers.first
     for seq in [*shown, covers.last + 1]:
         if start < seq:
             yield _left_out(Span(first=start, last=seq - 1), "archived")
         start = seq + 1
+
+
+def _recallable(gathered: Gathered) -> set[int]:
+    return {candidate.entry.seq for candidate in gathered.recalled}
+
+
+def _recalled(gathered: Gathered, selection: Selection) -> Iterator[Decision]:
+    """The messages that are shown again in the order of the log; then those that had no room, the best first."""
+    shown = selection.recalled.shown if selection.recalled is not None else ()
+    frame = selection.recalled.leaf.tokens - sum(fitted.tokens for fitted in shown) if selection.recalled else 0
+    for place, (candidate, tokens) in enumerate(sorted(shown, key=lambda fitted: fitted.candidate.entry.seq)):
+        yield _recall(candidate, included=True, tokens=tokens + (frame if place == 0 else 0))
+    taken = {fitted.candidate.entry.seq for fitted in shown}
+    for candidate in gathered.recalled:
+        if candidate.entry.seq not in taken:
+            yield _recall(candidate, included=False, tokens=0)
+
+
+def _recall(candidate: Candidate, *, included: bool, tokens: int) -> Decision:
+    seq = candidate.entry.seq
+    return Decision(
+        slot="recall",
+        what="message",
+        included=included,
+        reason="recalled" if included else "over_budget",
+        tokens=tokens,
+        span=Span(first=seq, last=seq),
+        score=candidate.score,
+        pieces=candidate.pieces if included else None,
+    )
 
 
 def _unread(unread: Span | None) -> Iterator[Decision]:
@@ -117,6 +150,19 @@ def _shown(gathered: Gathered, selection: Selection, pins: frozenset[int]) -> It
             yield place, leaf, fate
         else:
             yield place, leaf, fate._replace(reason="cleared" if limit == 0 else "excerpted", excerpt=limit)
+
+
+def _with_documents(rows: Iterable[Decision], quoted: Sequence[Decision]) -> Iterator[Decision]:
+    """The documents that the question carries have rows of their own, unless it had to be excerpted with them."""
+    *others, asked = rows
+    yield from others
+    within = sum(row.tokens for row in quoted)
+    if asked.excerpt is None and within <= asked.tokens:
+        yield asked.model_copy(update={"tokens": asked.tokens - within})
+        yield from quoted
+    else:
+        yield asked
+        yield from (row.model_copy(update={"tokens": 0}) for row in quoted)
 
 
 class _Fate(NamedTuple):

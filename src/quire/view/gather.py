@@ -11,6 +11,7 @@ from quire.view.batches import Batch, bind, newest_turn
 from quire.view.labels import labelled
 from quire.view.leaves import Leaf, Meter, fitting
 from quire.view.material import Block, Material
+from quire.view.recalled import Candidate
 
 
 class CountedBlock(NamedTuple):
@@ -38,6 +39,7 @@ class Gathered:
     history: tuple[Batch, ...]
     newest: tuple[Batch, ...]
     incomplete: tuple[Leaf, ...]
+    recalled: tuple[Candidate, ...]
 
     @cached_property
     def required(self) -> int:
@@ -111,6 +113,7 @@ def gather(material: Material, meter: Meter) -> Gathered:
         history=bound.batches[:turn],
         newest=bound.batches[turn:],
         incomplete=bound.incomplete,
+        recalled=material.recalled,
     )
 
 

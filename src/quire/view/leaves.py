@@ -4,6 +4,7 @@ A leaf is counted and rendered once; the cache is keyed by digest, and what has 
 """
 
 import json
+from base64 import b64decode
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from quire.model import (
     ToolResultPart,
 )
 from quire.view.excerpts import excerpt
+from quire.view.references import as_read
 from quire.view.shapes import Load, Shape, Unit
 from quire.view.tokens import Counter
 
@@ -96,16 +98,26 @@ class Meter:
             # What a picture costs depends on the model, and the counter's name does not tell models apart.
             trusted = entry.counter == self.name and '"image"' not in entry.raw
             tokens = entry.tokens if trusted else None
-            leaf = self._kept(entry.digest, self.leaf(fitting(entry.message), seq=entry.seq, tokens=tokens))
+            leaf = self._kept(entry.digest, self.leaf(self._as_read(entry), seq=entry.seq, tokens=tokens))
         return leaf
 
     def _shortened(self, entry: Entry, limit: int) -> Leaf:
         key = b"%d %b" % (limit, entry.digest)
         leaf = self._cache.get(key) if entry.purged_at is None else None
         if leaf is None:
-            shorter = excerpt(fitting(entry.message), limit, number=entry.seq)
+            shorter = excerpt(self._as_read(entry), limit, number=entry.seq)
             leaf = self._kept(key, self.leaf(shorter, seq=entry.seq))
         return leaf
+
+    def _as_read(self, entry: Entry) -> Message:
+        message = fitting(entry.message)
+        references = entry.notes.references if entry.raw_notes is not None and entry.role == "user" else None
+        return as_read(message, references, self.text_of) if references else message
+
+    def text_of(self, digest: str) -> str | None:
+        """The text of a document that is at hand."""
+        data = self._load(digest) if self._load is not None else None
+        return None if data is None else b64decode(data).decode(errors="replace")
 
     def data(self, text: str, *, seq: int | None = None) -> Leaf:
         """The leaf of labelled text, on the user's side."""

@@ -6,6 +6,7 @@ from hashlib import sha256
 from quire.model import Entry, Message, Span, ToolDefinition
 from quire.model.manifest import Decision, Reason, What
 from quire.model.policy import Slot
+from quire.view.recalled import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +46,9 @@ class Material:
     pins: frozenset[int] = frozenset()
     pending: tuple[Message, ...] = ()
     """What is being asked and is not in the log yet."""
+    quoted: tuple[Decision, ...] = ()
+    """What was decided about the documents that the question names; they stand in it, or are listed there."""
+    recalled: tuple[Candidate, ...] = ()
+    """Archived messages that bear on the question, the most worth first."""
     decided: tuple[Decision, ...] = ()
     """Candidates that were left out before: items below the score, items switched off."""

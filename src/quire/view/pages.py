@@ -61,7 +61,8 @@ def render(model: str, gathered: Gathered, selection: Selection, meter: Meter) -
     summary = [gathered.summary] if gathered.summary is not None else []
     stable: list[Leaf] = [leaf for leaf in stable_data if leaf is not None]
     stable += [*leaves_of(pinned), *summary, *leaves_of(history)]
-    leaves = (*stable, *(leaf for leaf in recalled if leaf is not None), *leaves_of(newest))
+    shown = [selection.recalled.leaf] if selection.recalled is not None else []
+    leaves = (*stable, *(leaf for leaf in recalled if leaf is not None), *shown, *leaves_of(newest))
     fixed = sum(counted.tokens for counted in selection.blocks if counted.leaf is None)
     tools = sum(counted.tokens for counted in gathered.tools)
     return Pages(

@@ -1,11 +1,12 @@
 """Select: of what was gathered, what goes into the request. Required first, then the newest turn, then what fits.
 
 Blocks that can be left out go in by score up to their slot's ceiling; history goes in newest first and stops where the
-next batch does not fit, so that what is shown has no holes.
+next batch does not fit, so that what is shown has no holes. Archived messages are recalled into what is left then.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.errors import ContextOverflow
 from quire.model.policy import Slot
@@ -14,6 +15,7 @@ from quire.view.budget import Budget
 from quire.view.excerpts import excerpt, largest_that_fits, longest_text
 from quire.view.gather import CountedBlock, Gathered
 from quire.view.leaves import Leaf, Meter
+from quire.view.recalled import Fitted, fit, recalled_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,16 @@ class Selection:
     history: tuple[Batch, ...]
     left_behind: tuple[Batch, ...]
     newest: tuple[Batch, ...]
+    recalled: "Recalled | None"
     excerpt: int | None
     """How many characters of each text of the newest turn are left, where it alone exceeds the room."""
+
+
+class Recalled(NamedTuple):
+    """Archived messages shown again, and the one leaf in which they stand."""
+
+    shown: tuple[Fitted, ...]
+    leaf: Leaf
 
 
 def select(gathered: Gathered, budget: Budget, meter: Meter) -> Selection:
@@ -37,11 +47,13 @@ def select(gathered: Gathered, budget: Budget, meter: Meter) -> Selection:
     while first > 0 and gathered.history[first - 1].tokens <= left:
         first -= 1
         left -= gathered.history[first].tokens
+    recalled = _recalled(gathered, chosen, left, budget, meter)
     return Selection(
         blocks=chosen,
         history=gathered.history[first:],
         left_behind=gathered.history[:first],
         newest=newest,
+        recalled=recalled,
         excerpt=limit,
     )
 
@@ -61,6 +73,21 @@ def _blocks(gathered: Gathered, left: int, budget: Budget) -> tuple[tuple[Counte
             taken += counted.tokens
             chosen.add(id(counted))
     return tuple(each for each in gathered.blocks if each.block.required or id(each) in chosen), taken
+
+
+def _recalled(
+    gathered: Gathered, chosen: tuple[CountedBlock, ...], left: int, budget: Budget, meter: Meter
+) -> Recalled | None:
+    """What the recall slot still holds after the blocks in it."""
+    used = sum(counted.tokens for counted in chosen if counted.block.slot == "recall")
+    room = min(left, budget.ceiling("recall") - used)
+    shown = fit(gathered.recalled, room=room, counter=meter.counter)
+    while shown:
+        leaf = meter.data(recalled_text(fitted.candidate for fitted in shown))
+        if leaf.tokens <= room:
+            return Recalled(tuple(shown), leaf)
+        shown.pop()
+    return None
 
 
 def _newest(gathered: Gathered, left: int, budget: Budget, meter: Meter) -> tuple[tuple[Batch, ...], int | None]:
