@@ -42,6 +42,9 @@ class Settings(Value):
     )
     summary_timeout: float = Field(default=60.0, gt=0, description="Seconds to wait for a summary.")
     context_management_enabled: bool = Field(default=True, description="Off: nothing is ever compacted.")
+    recall_tokens: int | None = Field(
+        default=None, ge=0, description="The most that recalled items may take in a request, in place of their share."
+    )
     shares: dict[Slot, float] | None = Field(
         default=None, description="The part of the room that each slot may take, in place of the strategy's."
     )

@@ -130,6 +130,7 @@ def test_a_users_own_strategy():
     class Keep:
         name = "keep-two"
         summarizes = False
+        recalls = False
         shares = {"system": 0.5}  # noqa: RUF012
 
         def cut(self, batches: object, *, legal: list[int], room: int, policy: object) -> int:

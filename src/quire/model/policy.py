@@ -26,6 +26,8 @@ class Policy(Value):
     context_management_enabled: bool = True
     shares: dict[Slot, float] | None = None
     """Shares of the room by slot, in place of the strategy's own."""
+    recall_tokens: int | None = Field(default=None, ge=0)
+    """The most that the recall slot may take, in place of its share."""
 
     @property
     def room(self) -> int:

@@ -28,6 +28,8 @@ def allot(policy: Policy, shares: Mapping[Slot, float], *, ratio: float = 1.0) -
     room = int(policy.room / scale)
     given: Mapping[Slot, float] = policy.shares or shares
     ceilings: dict[Slot, int] = {slot: min(room, max(FLOOR, int(room * share))) for slot, share in given.items()}
+    if policy.recall_tokens is not None:
+        ceilings["recall"] = min(room, policy.recall_tokens)
     return Budget(room, int(policy.trigger / scale), int(policy.target / scale), ceilings)
 
 

@@ -25,4 +25,5 @@ def policy_for(settings: Settings) -> Policy:
         min_recent_messages_to_keep=settings.min_recent_messages_to_keep,
         context_management_enabled=settings.context_management_enabled,
         shares=settings.shares,
+        recall_tokens=settings.recall_tokens,
     )

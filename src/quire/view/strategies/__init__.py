@@ -25,6 +25,11 @@ class Strategy(Protocol):
         """The part of the room that each slot may take; what it leaves over flows to messages."""
         ...
 
+    @property
+    def recalls(self) -> bool:
+        """Whether archived messages that bear on a question are shown again with it."""
+        ...
+
     def cut(self, batches: Sequence[Batch], *, legal: Sequence[int], room: int, policy: Policy) -> int:
         """One of the legal places. `room` is what the batches after it should fit into, if they can."""
         ...

@@ -10,6 +10,7 @@ from quire.view.strategies.fitting import SHARES, first_cut_that_fits
 class Discard:
     name = "discard"
     summarizes = False
+    recalls = False
     shares = SHARES
 
     def cut(self, batches: Sequence[Batch], *, legal: Sequence[int], room: int, policy: Policy) -> int:

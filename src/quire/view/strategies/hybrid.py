@@ -12,6 +12,7 @@ HYBRID_SHARES: Mapping[Slot, float] = {**SHARES, "memory": 0.20, "recall": 0.20}
 class Hybrid:
     name = "hybrid"
     summarizes = True
+    recalls = True
     shares = HYBRID_SHARES
 
     def cut(self, batches: Sequence[Batch], *, legal: Sequence[int], room: int, policy: Policy) -> int:

@@ -11,6 +11,7 @@ from quire.view.strategies.fitting import SHARES, first_cut_that_fits
 class Summarize:
     name = "summarize"
     summarizes = True
+    recalls = False
     shares = SHARES
 
     def cut(self, batches: Sequence[Batch], *, legal: Sequence[int], room: int, policy: Policy) -> int:
