@@ -5,17 +5,20 @@ QuireError
 │   ├── ConversationNotFound
 │   ├── BranchNotFound
 │   ├── EntryNotFound
-│   └── BlobNotFound
+│   ├── BlobNotFound
+│   └── DocumentNotFound
 ├── Conflict
 │   ├── ConversationExists
 │   ├── StaleHead
 │   └── StaleCompaction
 ├── InvalidEntry
 ├── InvalidRequest
+├── InvalidConfiguration
 ├── ContextOverflow
 ├── SpendCapReached
 ├── UnknownStrategy
 ├── ImportFailed
+├── PathRefused
 ├── UnknownTokenizer
 ├── StoreError
 │   ├── StoreUnavailable
@@ -65,6 +68,10 @@ class BlobNotFound(NotFound):
     """No blob with that digest is stored for this tenant."""
 
 
+class DocumentNotFound(NotFound):
+    """There is no such file in the vault or the project; check the path, which starts at its root."""
+
+
 class Conflict(QuireError):
     """Someone else was quicker; read the current state and decide again."""
 
@@ -87,6 +94,10 @@ class InvalidEntry(QuireError):
 
 class InvalidRequest(QuireError):
     """There is no valid request to make of this; the message says why."""
+
+
+class InvalidConfiguration(QuireError):
+    """A file or value that configures Quire cannot be used; mend the field that the message names."""
 
 
 class ContextOverflow(QuireError):
@@ -118,6 +129,18 @@ class UnknownStrategy(QuireError):
 
 class ImportFailed(QuireError):
     """The file could not be imported; nothing of it was kept."""
+
+
+Refusal = Literal["outside", "hidden", "folder", "special", "too_large", "binary", "unreadable"]
+"""Why a path that somebody named is not read."""
+
+
+class PathRefused(QuireError):
+    """The path is not read: it leaves its root, or names no text file; name a text file inside."""
+
+    def __init__(self, message: str | None = None, *, reason: Refusal = "outside") -> None:
+        self.reason: Refusal = reason
+        super().__init__(message)
 
 
 class UnknownTokenizer(QuireError):
