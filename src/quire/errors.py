@@ -6,11 +6,14 @@ QuireError
 │   ├── BranchNotFound
 │   ├── EntryNotFound
 │   ├── BlobNotFound
-│   └── DocumentNotFound
+│   ├── DocumentNotFound
+│   └── MemoryNotFound
 ├── Conflict
 │   ├── ConversationExists
 │   ├── StaleHead
-│   └── StaleCompaction
+│   ├── StaleCompaction
+│   ├── StaleShelf
+│   └── MemoryRetired
 ├── InvalidEntry
 ├── InvalidRequest
 ├── InvalidConfiguration
@@ -72,6 +75,10 @@ class DocumentNotFound(NotFound):
     """There is no such file in the vault or the project; check the path, which starts at its root."""
 
 
+class MemoryNotFound(NotFound):
+    """No memory with that id is stored for this tenant; list the agent's memories to see which there are."""
+
+
 class Conflict(QuireError):
     """Someone else was quicker; read the current state and decide again."""
 
@@ -86,6 +93,14 @@ class StaleHead(Conflict):
 
 class StaleCompaction(Conflict):
     """Another compaction or undo came first; plan again from the branch's present state."""
+
+
+class StaleShelf(Conflict):
+    """The shelf is not of the messages as they are now; list the shelves again, and make anew what is missing."""
+
+
+class MemoryRetired(Conflict):
+    """The memory was retired already; correct the one that replaced it, or add a new one."""
 
 
 class InvalidEntry(QuireError):
@@ -136,10 +151,14 @@ Refusal = Literal["outside", "hidden", "folder", "special", "too_large", "binary
 
 
 class PathRefused(QuireError):
-    """The path is not read: it leaves its root, or names no text file; name a text file inside."""
+    """The path is not read: it leaves its root, or names no text file; name a text file inside.
 
-    def __init__(self, message: str | None = None, *, reason: Refusal = "outside") -> None:
+    `path` is where the file stands under the root, where there is one.
+    """
+
+    def __init__(self, message: str | None = None, *, reason: Refusal = "outside", path: str | None = None) -> None:
         self.reason: Refusal = reason
+        self.path = path
         super().__init__(message)
 
 

@@ -93,12 +93,16 @@ class ContextItem(Value):
     server: str | None = None
 
 
+SessionInclude = Literal["always", "manual", "agent"]
+"""How an item came into the session: at its beginning, by the user's hand, or as a tool that a message called for."""
+
+
 class ContextChange(Value):
     """An item enters the session or leaves it."""
 
     action: Literal["add", "remove"]
     item: ContextItem
-    include: Literal["always", "manual"] = "manual"
+    include: SessionInclude = "manual"
 
 
 Body = Message | Compaction | Restore | Pin | Unpin | ContextChange

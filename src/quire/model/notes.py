@@ -21,6 +21,8 @@ class Usage(Value):
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     provider: Foreign | None = None
+    estimated: bool | None = None
+    """The provider reported nothing, as when a reply is broken off: these are Quire's own counts."""
 
 
 class DocumentReference(Value):
@@ -39,3 +41,5 @@ class DocumentReference(Value):
 class Notes(Value):
     references: tuple[DocumentReference, ...] | None = None
     usage: Usage | None = None
+    unfinished: bool | None = None
+    """The reply was broken off, by the user or by an error: the message is what had come by then."""

@@ -5,7 +5,7 @@ reading the history. It refuses entries that were decided on a state that has ch
 """
 
 from collections.abc import Callable
-from typing import Literal, assert_never
+from typing import assert_never
 
 from quire.errors import InvalidEntry, StaleCompaction
 from quire.model.entries import (
@@ -15,6 +15,7 @@ from quire.model.entries import (
     ContextItem,
     Pin,
     Restore,
+    SessionInclude,
     Span,
     Unpin,
 )
@@ -37,7 +38,7 @@ class Coverage(Value):
 
 class SessionItem(Value):
     item: ContextItem
-    include: Literal["always", "manual"]
+    include: SessionInclude
 
 
 class BranchState(Value):

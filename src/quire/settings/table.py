@@ -1,5 +1,7 @@
 """The settings, in one table: name, default, limits and purpose. Nothing here reads a file or the environment."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from quire.model.policy import Provider, Slot
@@ -42,6 +44,26 @@ class Settings(Value):
     )
     summary_timeout: float = Field(default=60.0, gt=0, description="Seconds to wait for a summary.")
     context_management_enabled: bool = Field(default=True, description="Off: nothing is ever compacted.")
+    memory_integration: bool = Field(
+        default=True, description="Bring in the project's memory files and what the agent remembers."
+    )
+    document_share: float = Field(
+        default=0.2, ge=0, le=1, description="A linked document is shown whole up to this part of the tokens left."
+    )
+    import_share: float = Field(
+        default=0.5, ge=0, le=1, description="The same for a file that a message imports with @path."
+    )
+    ambiguous_links: Literal["list", "first"] = Field(
+        default="list", description="What a link to several notes does: list them, or take the first."
+    )
+    selection_top_k: int = Field(default=8, ge=0, description="Agent-mode items that one message may bring in.")
+    selection_top_n: int = Field(default=3, ge=0, description="Of these, so many of one type.")
+    selection_min_score: float = Field(
+        default=0.35, ge=0, le=1, description="The least score with which an agent-mode item comes in."
+    )
+    context_tools: bool = Field(
+        default=False, description="Offer the model tools to search the history and to read documents."
+    )
     recall_tokens: int | None = Field(
         default=None, ge=0, description="The most that recalled items may take in a request, in place of their share."
     )

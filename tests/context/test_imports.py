@@ -1,0 +1,379 @@
+"""Imports: `@path` brings a file or says why not; nothing that a person types raises."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.context.imports import ImportLimits, Imports, expand, imports
+from quire.context.vault.globs import fixed_folder, matcher
+from quire.context.vault.mentions import mentions
+from quire.context.vault.paths import Root
+
+SECRET = "the canary sings outside"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "secret.md").write_text(SECRET)
+    folder = outside / "project"
+    files = {
+        "README.md": "# Read me\n",
+        "Makefile": "all:\n",
+        "src/app.py": "".join(f"line {number}\n" for number in range(1, 31)),
+        "src/app/(group)/[id].tsx": "page\n",
+        "docs/a.md": "alpha\n",
+        "docs/b.md": "beta\n",
+        "docs/deep/c.md": "gamma\n",
+        "docs/deep/d.txt": "delta\n",
+        "a name with blanks.md": "blanks\n",
+        "große Datei.md": "groß\n",
+        "large.md": "x" * 3_000,
+        "many/0.txt": "0",
+    }
+    for number in range(1, 12):
+        files[f"many/{number}.txt"] = str(number)
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "picture.png").write_bytes(b"\x89PNG\0")
+    (folder / "out.md").symlink_to("../secret.md")
+    return Root(folder)
+
+
+LIMITS = ImportLimits(file_bytes=2_000, total_bytes=5_000, files=5)
+
+
+def told(found: Imports) -> tuple[list[str], list[tuple[str, str]]]:
+    return [one.path for one in found.found], [(one.link, one.reason) for one in found.failed]
+
+
+@pytest.mark.parametrize(
+    ("text", "paths", "rule"),
+    [
+        ("see @README.md", ["README.md"], "a file"),
+        ("@README.md", ["README.md"], "at the beginning"),
+        ("see @README.md.", ["README.md"], "a full stop is not part of it"),
+        ("see @README.md, or @docs/a.md!", ["README.md", "docs/a.md"], "nor is any other sign of the sentence"),
+        ("(see @README.md)", ["README.md"], "nor the bracket around it"),
+        ('"@README.md"', ["README.md"], "nor quotation marks"),
+        ("**@README.md**", ["README.md"], "nor the stars of bold type"),
+        ("@README.md's text", ["README.md"], "nor an s behind an apostrophe"),
+        ("@README.md…", ["README.md"], "nor dots"),
+        ("看@README.md。", ["README.md"], "also where no blanks are written"),
+        ("@docs/a.md", ["docs/a.md"], "a path"),
+        ("@./docs/a.md", ["docs/a.md"], "from here"),
+        ("@docs/../README.md", ["README.md"], "up and down inside the root"),
+        ("@Makefile", ["Makefile"], "a bare word, if there is such a file"),
+        ('@"a name with blanks.md"', ["a name with blanks.md"], "in quotation marks, with blanks"),
+        ("@a\\ name\\ with\\ blanks.md", ["a name with blanks.md"], "or with the blanks escaped"),
+        ("@src/app/(group)/[id].tsx", ["src/app/(group)/[id].tsx"], "brackets that belong to the name"),
+        ("(@src/app/(group)/[id].tsx)", ["src/app/(group)/[id].tsx"], "and one that does not"),
+        ("@README.md and @README.md", ["README.md"], "twice is once"),
+        ("@docs/*.md", ["docs/a.md", "docs/b.md"], "a pattern within a folder"),
+        ("@docs/**/*.md", ["docs/a.md", "docs/b.md", "docs/deep/c.md"], "and below it"),
+        ("@**/c.md", ["docs/deep/c.md"], "from anywhere"),
+        ("@docs/**", ["docs/a.md", "docs/b.md", "docs/deep/c.md", "docs/deep/d.txt"], "all below"),
+        ("@docs/[ab].md @docs/a.md", ["docs/a.md", "docs/b.md"], "a file and a pattern that holds it"),
+        ("@many/?.txt", [f"many/{number}.txt" for number in range(5)], "no more files than allowed"),
+    ],
+)
+def test_a_file_is_brought(root: Root, text: str, paths: list[str], rule: str):
+    assert told(imports(text, root, limits=LIMITS))[0] == paths, rule
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("\\@README.md", "escaped"),
+        ("`@README.md`", "in code"),
+        ("```\n@README.md\n```", "in a fence"),
+        ("    @README.md", "in indented code"),
+        ("<!-- @README.md -->", "in a comment"),
+        ("me@README.md", "an e-mail address"),
+        ("git@github.com:x/README.md", "an address of git"),
+        ("https://example.org/@user/README.md", "a web address"),
+        ("[[@README.md]]", "in a wikilink"),
+        ("@someone, hello", "a person"),
+        ("@docs", "a folder is no file, and this may be a person"),
+        ("@", "nothing"),
+        ("@ README.md", "a blank behind it"),
+        ("@@README.md", "twice"),
+        ("@v1.2", "a number behind a dot"),
+        ('@""', "empty quotation marks"),
+        ("@...", "dots"),
+        ("@**", "a pattern that says nothing"),
+    ],
+)
+def test_what_is_no_import_is_left_alone(root: Root, text: str, rule: str):
+    assert told(imports(text, root, limits=LIMITS)) == ([], []), rule
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("@missing.md", "missing"),
+        ("@docs/missing", "missing"),
+        ("@../secret.md", "outside"),
+        ("@/etc/passwd", "outside"),
+        ("@~/secret.md", "outside"),
+        ("@out.md", "outside"),
+        ("@C:/secret.md", "outside"),
+        ("@src\\app.py", "outside"),
+        ("@.git/config", "hidden"),
+        ("@docs/", "folder"),
+        ("@picture.png", "binary"),
+        ("@large.md", "too_large"),
+        ("@large.md:1", "too_large"),
+        ("@src/app.py:31", "no_such_lines"),
+        ("@src/app.py:0", "no_such_lines"),
+        ("@docs/*.rst", "missing"),
+        ("@../**/*.md", "outside"),
+        ("@nowhere/**/*.md", "missing"),
+        ("@many/*.txt", "too_many"),
+    ],
+)
+def test_what_cannot_be_brought_is_said(root: Root, text: str, reason: str):
+    found = imports(text, root, limits=LIMITS)
+    (failed,) = found.failed
+    assert (failed.link, failed.reason) == (text, reason)
+    assert failed.said
+    assert SECRET not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("@src/app.py:10-20", 10, 20),
+        ("@src/app.py:10", 10, 10),
+        ("@src/app.py:10.", 10, 10),
+        ("@src/app.py:20-10", 10, 20),
+        ("@src/app.py:1-3, please", 1, 3),
+        ("@src/app.py:29-99", 29, 30),
+        ("@src/app.py:0-2", 1, 2),
+        ("@src/app.py:7:12", 7, 7),
+        ("@src/app.py#L5-L6", 5, 6),
+        ("@src/app.py#L5", 5, 5),
+        ('@"src/app.py":4-5', 4, 5),
+    ],
+)
+def test_lines_are_counted_from_one(root: Root, text: str, first: int, last: int):
+    (found,) = imports(text, root).found
+    assert found.text == "\n".join(f"line {number}" for number in range(first, last + 1))
+    assert found.lines is not None
+    assert found.size == len(found.text)
+
+
+def test_parts_of_a_file_are_imports_of_their_own(root: Root):
+    found = imports("@src/app.py:1-2 @src/app.py:3 @src/app.py @src/app.py:1-2", root).found
+    assert [one.lines for one in found] == [(1, 2), (3, 3), None]
+
+
+def test_the_limits_are_said_with_sizes(root: Root):
+    (large,) = imports("@large.md", root, limits=LIMITS).failed
+    assert "3,000 bytes, and 2,000 are allowed" in large.said
+    assert large.path == "large.md"
+    found = imports("@docs/a.md @src/app.py @docs/b.md", root, limits=ImportLimits(total_bytes=20))
+    assert told(found) == (["docs/a.md", "docs/b.md"], [("@src/app.py", "too_large")])
+    assert "bring all imports over 20 bytes" in found.failed[0].said
+    (many,) = imports("@many/*.txt", root, limits=LIMITS).failed
+    assert many.said == "12 files are named like 'many/*.txt'; the first 5 were taken."
+    (unseen,) = imports("@**/*.nothing", root, limits=ImportLimits(looked_at=3)).failed
+    assert unseen.reason == "too_many"
+    assert unseen.said.startswith("Only 3 files were looked at")
+
+
+def test_a_large_file_can_be_brought_in_parts(tmp_path: Path):
+    (tmp_path / "log.txt").write_text("".join(f"line {number}\n" for number in range(1_000)))
+    root = Root(tmp_path)
+    assert imports("@log.txt", root, limits=LIMITS).failed[0].reason == "too_large"
+    assert imports("@log.txt:1000", root, limits=LIMITS).found[0].text == "line 999"
+
+
+def write(folder: Path, files: dict[str, str]) -> Root:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return Root(folder)
+
+
+def test_imports_of_imports_follow_the_file_that_names_them(tmp_path: Path):
+    root = write(
+        tmp_path,
+        {
+            "docs/rules.md": "@style.md and @../README.md and @src/x.py",
+            "docs/style.md": "style",
+            "README.md": "read me, @docs/style.md",
+            "src/x.py": "@app.route('/x.md')\ndef x(): ...",
+        },
+    )
+    found = expand("Keep to @docs/rules.md, then @README.md.", root, path="AGENTS.md")
+    assert [(one.path, one.by) for one in found.found] == [
+        ("docs/rules.md", "AGENTS.md"),
+        ("docs/style.md", "docs/rules.md"),
+        ("README.md", "docs/rules.md"),
+        ("src/x.py", "docs/rules.md"),
+    ]
+    assert found.failed == ()
+
+
+def test_a_path_starts_at_the_folder_of_its_file_else_at_the_root(tmp_path: Path):
+    files = {"docs/a.md": "here", "a.md": "above", "docs/sub/c.md": "c", "src/x.py": "x", "src/large.py": "x" * 300}
+    root = write(tmp_path, files)
+    for text, paths in (
+        ("@a.md", ["docs/a.md"]),
+        ("@../a.md", ["a.md"]),
+        ("@src/x.py", ["src/x.py"]),
+        ("@sub/*.md", ["docs/sub/c.md"]),
+        ("@../*.md", ["a.md"]),
+        ("@src/x.*", ["src/x.py"]),
+        ("@../../*.md", []),
+        ("@../missing.md", []),
+        ("@../missing*.md", []),
+        ("@src/large.py", []),
+    ):
+        found = expand(text, root, path="docs/AGENTS.md", limits=ImportLimits(file_bytes=200))
+        assert [one.path for one in found.found] == paths, text
+        assert len(found.failed) == (not paths), text
+    found = expand("@../missing.md @src/large.py", root, path="docs/AGENTS.md", limits=ImportLimits(file_bytes=200))
+    assert [one.reason for one in found.failed] == ["missing", "too_large"]
+
+
+def test_a_pattern_says_of_each_file_why_it_did_not_come(tmp_path: Path):
+    root = write(tmp_path, {"a.txt": "a", "b.txt": "b" * 300})
+    (tmp_path / "c.txt").write_bytes(b"\0")
+    found = imports("@*.txt", root, limits=ImportLimits(file_bytes=200))
+    assert [one.path for one in found.found] == ["a.txt"]
+    assert [(one.path, one.reason) for one in found.failed] == [("b.txt", "too_large"), ("c.txt", "binary")]
+
+
+def test_a_bare_word_that_names_a_file_is_not_left_out_in_silence(tmp_path: Path):
+    root = write(tmp_path, {"Makefile": "x" * 300})
+    (failed,) = imports("@Makefile", root, limits=ImportLimits(file_bytes=200)).failed
+    assert (failed.path, failed.reason) == ("Makefile", "too_large")
+
+
+def test_a_circle_is_said_and_ends(tmp_path: Path):
+    root = write(tmp_path, {"AGENTS.md": "@a.md", "a.md": "@b.md @a.md", "b.md": "@a.md @AGENTS.md"})
+    found = expand("@a.md", root, path="AGENTS.md")
+    assert [one.path for one in found.found] == ["a.md", "b.md"]
+    assert [(one.link, one.reason) for one in found.failed] == [
+        ("@a.md", "circle"),
+        ("@AGENTS.md", "circle"),
+        ("@a.md", "circle"),
+    ]
+
+
+@pytest.mark.parametrize("path", ["", "AGENTS.md"])
+def test_imports_are_followed_five_deep(tmp_path: Path, path: str):
+    root = write(tmp_path, {f"{number}.md": f"@{number + 1}.md" for number in range(1, 9)})
+    found = expand("@1.md", root, path=path)
+    assert [one.path for one in found.found] == [f"{number}.md" for number in range(1, 6)]
+    assert [(one.path, one.reason) for one in found.failed] == [("6.md", "too_deep")]
+
+
+def test_the_total_counts_at_every_depth(tmp_path: Path):
+    root = write(tmp_path, {"a.md": "@b.md", "b.md": "b" * 60, "c.md": "c" * 60})
+    found = expand("@a.md @c.md", root, limits=ImportLimits(total_bytes=100))
+    assert [one.path for one in found.found] == ["a.md", "b.md"]
+    assert [(one.link, one.reason) for one in found.failed] == [("@c.md", "too_large")]
+
+
+def test_mentions_keep_what_was_written():
+    text = 'x (@a/b.md:3-4), "@c.md" @"d e.md":5'
+    assert [(one.text, one.path, one.lines, text[one.start : one.start + len(one.text)]) for one in mentions(text)] == [
+        ("@a/b.md:3-4", "a/b.md", (3, 4), "@a/b.md:3-4"),
+        ("@c.md", "c.md", None, "@c.md"),
+        ('@"d e.md":5', "d e.md", (5, 5), '@"d e.md":5'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("*.md", "a.md", True),
+        ("*.md", "x/a.md", False),
+        ("**/*.md", "a.md", True),
+        ("**/*.md", "x/y/a.md", True),
+        ("x/**/y/*.md", "x/y/a.md", True),
+        ("x/**/y/*.md", "x/1/2/y/a.md", True),
+        ("x/**/y/*.md", "x/1/2/a.md", False),
+        ("x/**", "x/1/2/a.md", True),
+        ("x/**/**/a", "x/a", True),
+        ("[!a].md", "b.md", True),
+        ("[!a].md", "a.md", False),
+        ("a?c", "abc", True),
+        ("a?c", "a/c", False),
+        ("[z-a].md", "m.md", False),
+        ("[.md", "[.md", True),
+        ("A.md", "a.md", False),
+    ],
+)
+def test_a_pattern_stands_for_paths(pattern: str, path: str, matches: bool):
+    assert matcher(pattern)(path) is matches
+
+
+def test_a_hostile_pattern_takes_no_longer():
+    started = time.perf_counter()
+    assert not matcher("/".join(["**", "*a*a*a*a*a*b"] * 20))("/".join(["a" * 200] * 30))
+    assert time.perf_counter() - started < 1
+    assert fixed_folder("a/b/*.md") == "a/b"
+    assert fixed_folder("*/b/c.md") == fixed_folder("c.md") == ""
+
+
+PIECES = [
+    "@",
+    "\\@",
+    '"',
+    "README.md",
+    "docs/",
+    "**",
+    "*",
+    "[",
+    "]",
+    ":",
+    "10",
+    "-20",
+    "#L3",
+    "..",
+    "/",
+    "~",
+    " ",
+    "\n",
+    "`",
+    "\\",
+    "\\ ",
+    ".",
+    "secret.md",
+    "out.md",
+    "[[",
+    "]]",
+    "(",
+    ")",
+    "\0",
+    "😀",
+    "。",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=25).map("".join) | st.text().map("@".__add__))
+def test_nothing_that_a_person_types_raises_or_leaves_the_root(root: Root, text: str):
+    found = expand(text, root, limits=LIMITS)
+    assert SECRET not in str(found)
+    assert all(one.link in text for one in (*found.found, *found.failed))
+    assert sum(one.size for one in found.found) <= LIMITS.total_bytes
+
+
+@pytest.mark.parametrize("piece", ["@", "@(", "@a)", '@"', "@a:1", "@\\ ", "@a\\ b", "(@", "@**/", "@[", "[[@a]]"])
+def test_a_hostile_text_is_read_in_time_that_grows_with_its_length(piece: str):
+    def seconds(length: int) -> float:
+        text = piece * (length // len(piece))
+        started = time.perf_counter()
+        mentions(text)
+        return time.perf_counter() - started
+
+    short = min(seconds(20_000) for _ in range(3))
+    assert min(seconds(160_000) for _ in range(2)) < max(0.1, 30 * short)
