@@ -13,7 +13,7 @@ from selection_data import HELD_OUT, TUNED, Asked, shelf
 from quire.context.overlap import Described, overlap, terms
 from quire.context.selection import Candidate, Found, Selection, SelectionSettings, Selector, candidates, choose
 from quire.errors import ModelUnavailable
-from quire.llm.embeddings import Vectors, local_embedder
+from quire.llm.embeddings import local_embedder
 from quire.model import ContextItem
 from quire.model.agents import Agent, OfferedTool, Reference, Rule, ToolServer
 from quire.model.tools import ToolDefinition
@@ -225,10 +225,10 @@ class Noting:
         self.asked: list[list[str]] = []
         self.down = False
 
-    async def embed_async(self, texts: Sequence[str]) -> Vectors:
+    async def embed_async(self, texts: Sequence[str]) -> "np.ndarray":
         return self.embed(texts)
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> "np.ndarray":
         if self.down:
             raise ModelUnavailable
         self.asked.append(list(texts))

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from quire.errors import MissingExtra, ModelError, ModelInvalid, ModelOverflow, ModelThrottled, ModelUnavailable
 from quire.llm import embeddings, endpoint
-from quire.llm.embeddings import AsyncEmbedder, Embedder, Vectors, embedded, local_embedder, unit_rows
+from quire.llm.embeddings import AsyncEmbedder, Embedder, embedded, local_embedder, unit_rows
 from quire.llm.endpoint import EndpointEmbedder, endpoint_embedder
 from quire.testing.strategies import texts
 
@@ -104,7 +104,7 @@ async def test_many_texts_are_embedded_in_a_thread_and_few_are_not():
     class Noting:
         name, dimensions = "noting", 1
 
-        def embed(self, texts: Sequence[str]) -> Vectors:
+        def embed(self, texts: Sequence[str]) -> "np.ndarray":
             seen.append(threading.current_thread() is threading.main_thread())
             return np.ones((len(texts), 1), dtype=np.float32)
 

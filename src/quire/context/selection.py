@@ -8,17 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import Field
 
 from quire.context.overlap import EARLIER, READ, Described, overlap
 from quire.errors import ModelError
-from quire.llm.embeddings import Embedder, Vectors, embedded
+from quire.llm.embeddings import Embedder, embedded
 from quire.model import ContextItem
 from quire.model.agents import Agent, OfferedTool, Reference, Rule
 from quire.model.value import Value
+
+if TYPE_CHECKING:
+    from quire.llm.embeddings import Vectors
 
 DIGITS = 4
 BEGINNING = 400
@@ -144,6 +146,8 @@ class Selector:
         """Cosines from 0 to 1; None where there is no embedder, or none within reach."""
         if self.embedder is None or not items:
             return None
+        import numpy as np
+
         try:
             rows = await self._item_rows(self.embedder, [each.text for each in items])
             asked = await embedded(self.embedder, [turn[:READ] for turn in (message, *recent)])
@@ -155,7 +159,9 @@ class Selector:
         likeness = rows.astype(np.float64) @ question / (length or 1.0)
         return [float(each) for each in np.clip(likeness, 0.0, 1.0)]
 
-    async def _item_rows(self, embedder: Embedder, texts: Sequence[str]) -> Vectors:
+    async def _item_rows(self, embedder: Embedder, texts: Sequence[str]) -> "Vectors":
+        import numpy as np
+
         keys = [sha256(f"{embedder.name}\n{text}".encode("utf-8", "surrogatepass")).hexdigest() for text in texts]
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._vectors}
         if missing:

@@ -4,6 +4,8 @@ Every row has unit length, so that a product of two is their cosine; a text with
 which is like nothing else. Vectors of embedders with the same name may be compared, no others.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import warnings
@@ -12,14 +14,15 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, cast, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from quire.errors import MissingExtra
 
-Vectors = NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
 
 LONGEST_LOCAL = 20_000
 """Characters of a text that the static model reads; the mean of more words than that says little."""
@@ -56,6 +59,8 @@ async def embedded(embedder: Embedder, texts: Sequence[str]) -> Vectors:
 
 
 def unit_rows(rows: NDArray[np.float64] | Vectors) -> Vectors:
+    import numpy as np
+
     wide = rows.astype(np.float64)
     # First by the largest number, so that no square of one overflows or vanishes.
     largest = np.abs(wide).max(axis=1, keepdims=True, initial=0.0)
@@ -73,6 +78,8 @@ class LocalEmbedder:
         self._tokenizer, self._table = tokenizer, table
 
     def embed(self, texts: Sequence[str]) -> Vectors:
+        import numpy as np
+
         # One text at a time: in a batch each is padded to the longest, and the tokenizer starts threads of its own.
         rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         for place, text in enumerate(texts):

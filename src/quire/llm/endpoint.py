@@ -4,6 +4,8 @@ A call gives exactly the rows that were asked for, or raises one `ModelError`; u
 nothing, so it is repeated where the server was busy or out of reach. Nothing here needs the `llm` extra until then.
 """
 
+from __future__ import annotations
+
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -14,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from quire.errors import MissingExtra, ModelInvalid, ModelThrottled, ModelUnavailable
-from quire.llm.embeddings import Vectors, encodable, unit_rows
+from quire.llm.embeddings import encodable, unit_rows
 from quire.llm.faults import sort_error
 
 if TYPE_CHECKING:
     import httpx2
+
+    from quire.llm.embeddings import Vectors
 
 LONGEST = 8_000
 """Characters of a text that are sent: about the 2,000 tokens that most models take."""
@@ -64,7 +68,7 @@ class EndpointEmbedder:
 
         return asyncio.run(embed())
 
-    async def _embed(self, client: "httpx2.AsyncClient", texts: Sequence[str]) -> Vectors:
+    async def _embed(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> Vectors:
         rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         # Servers refuse an empty text, and with it the whole batch.
         cut = {place: encodable(text[: self._longest]) for place, text in enumerate(texts) if text.strip()}
@@ -84,7 +88,7 @@ class EndpointEmbedder:
             await client.aclose()
 
     @asynccontextmanager
-    async def _connected(self) -> "AsyncGenerator[httpx2.AsyncClient, None]":
+    async def _connected(self) -> AsyncGenerator[httpx2.AsyncClient, None]:
         if self._client is not None:
             yield self._client
         else:
@@ -111,7 +115,7 @@ class _Caller:
         self._model, self._key = model, key
         self._timeout, self._attempts, self._pause = timeout, attempts, pause
 
-    def client(self) -> "httpx2.AsyncClient":
+    def client(self) -> httpx2.AsyncClient:
         try:
             import httpx2
         except ImportError as exc:
@@ -119,7 +123,7 @@ class _Caller:
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
         return httpx2.AsyncClient(headers=headers, timeout=self._timeout)
 
-    async def ask(self, client: "httpx2.AsyncClient", texts: list[str], *, dimensions: int | None) -> Vectors:
+    async def ask(self, client: httpx2.AsyncClient, texts: list[str], *, dimensions: int | None) -> Vectors:
         for attempt in range(1, self._attempts + 1):
             try:
                 return _rows(await self._post(client, texts), len(texts), dimensions, self._model)
@@ -134,7 +138,7 @@ class _Caller:
                 await asyncio.sleep(wait)
         raise ModelInvalid(f"{self._model} was asked {self._attempts} times; allow at least one attempt.")
 
-    async def _post(self, client: "httpx2.AsyncClient", texts: list[str]) -> object:
+    async def _post(self, client: httpx2.AsyncClient, texts: list[str]) -> object:
         import httpx2
 
         body = {"model": self._model, "input": texts, "encoding_format": "float"}
@@ -157,7 +161,7 @@ class _Caller:
             raise ModelUnavailable(f"{self._model} gave an answer that is no JSON; check the address.") from exc
 
 
-def _retry_after(answer: "httpx2.Response") -> float | None:
+def _retry_after(answer: httpx2.Response) -> float | None:
     try:
         seconds = float(answer.headers.get("retry-after", ""))
     except ValueError:
