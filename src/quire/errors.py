@@ -23,6 +23,7 @@ QuireError
 ├── ImportFailed
 ├── PathRefused
 ├── UnknownTokenizer
+├── UnreadableSegment
 ├── StoreError
 │   ├── StoreUnavailable
 │   ├── StoreBusy
@@ -164,6 +165,10 @@ class PathRefused(QuireError):
 
 class UnknownTokenizer(QuireError):
     """There is no tokenizer of that name; name a vocabulary, or the path of a Hugging Face tokenizer.json."""
+
+
+class UnreadableSegment(QuireError):
+    """The bytes are no segment of the recall index that this version of Quire reads; build it anew from the log."""
 
 
 class StoreError(QuireError):

@@ -4,18 +4,24 @@ An event loop runs in a thread of its own while the engine is open; each call wa
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
 from quire import engine as asynchronous
 from quire.compaction.run import Summarizer
+from quire.context.items import InSession
+from quire.context.vault import Vault
 from quire.engine import Document, Request
+from quire.engine.vault_index import Progress
 from quire.ledger import Change, Replay
 from quire.llm import Model
+from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, MAIN
-from quire.model import Decision, Entry, Manifest, Message, ToolDefinition
+from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition
+from quire.model.agents import Agent
 from quire.model.events import Event
 from quire.settings import Settings
 from quire.view.budget import UsageReport
@@ -49,7 +55,10 @@ def open(  # noqa: A001 (quire.sync.open is the front door)
     settings: Settings | None = None,
     instructions: str = "",
     tools: Sequence[ToolDefinition] = (),
+    agent: Agent | Path | str | None = None,
+    vault: Vault | Path | str | None = None,
     summarizer: Model | Summarizer | None = None,
+    embedder: Embedder | None = None,
     **changes: Any,
 ) -> Generator["Engine"]:
     """Opens the log at `url`, as `quire.open` does."""
@@ -60,7 +69,10 @@ def open(  # noqa: A001 (quire.sync.open is the front door)
         settings=settings,
         instructions=instructions,
         tools=tools,
+        agent=agent,
+        vault=vault,
         summarizer=summarizer,
+        embedder=embedder,
         **changes,
     )
     try:
@@ -81,8 +93,18 @@ class Engine:
         """Calls `listener` with every event, on the engine's own thread."""
         self._engine.subscribe(listener)
 
+    def index_vault(self) -> Generator[Progress]:
+        """Brings the search index up to date with the vault, and says after every note how far it is."""
+        steps = self._engine.index_vault()
+        while (progress := self._loop.wait(_next(steps))) is not None:
+            yield progress
+
     def conversation(self, id: str | None = None, *, branch: int = MAIN) -> "Conversation":
         return Conversation(self._loop, self._loop.wait(self._engine.conversation(id, branch=branch)))
+
+
+async def _next(steps: AsyncGenerator[T]) -> T | None:
+    return await anext(steps, None)
 
 
 class Conversation:
@@ -120,6 +142,18 @@ class Conversation:
 
     def usage(self) -> UsageReport:
         return self._loop.wait(self._conversation.usage())
+
+    def items(self) -> list[InSession]:
+        return self._loop.wait(self._conversation.items())
+
+    def add(self, item: ContextItem | str) -> ContextItem:
+        return self._loop.wait(self._conversation.add(item))
+
+    def remove(self, item: ContextItem | str) -> ContextItem:
+        return self._loop.wait(self._conversation.remove(item))
+
+    def run_tool(self, call: ToolCallPart) -> Message:
+        return self._loop.wait(self._conversation.run_tool(call))
 
     def pin(self, number: int) -> None:
         self._loop.wait(self._conversation.pin(number))

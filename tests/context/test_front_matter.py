@@ -133,6 +133,13 @@ def test_signs_that_are_no_anchors_pass(innocent: str):
     assert not any("anchors" in fault for fault in front_matter(f"---\n{innocent}\n---\n").front.faults)
 
 
+def test_half_a_letter_is_not_kept(monkeypatch: pytest.MonkeyPatch):
+    """PyYAML's reader in C refuses it, the one in Python does not."""
+    monkeypatch.delattr("yaml.CSafeLoader", raising=False)
+    front, _ = front_matter('---\nname: "\\ud800x"\nother: ["\\udfff"]\n---\n')
+    assert (front.name, front.extra) == ("?x", {"other": ["?"]})
+
+
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert front_matter("no fields, no YAML").body

@@ -32,6 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
         "a name with blanks.md": "blanks\n",
         "große Datei.md": "groß\n",
         "large.md": "x" * 3_000,
+        "docs/copy(1)": "copy\n",
         "many/0.txt": "0",
     }
     for number in range(1, 12):
@@ -72,11 +73,13 @@ def told(found: Imports) -> tuple[list[str], list[tuple[str, str]]]:
         ("@a\\ name\\ with\\ blanks.md", ["a name with blanks.md"], "or with the blanks escaped"),
         ("@src/app/(group)/[id].tsx", ["src/app/(group)/[id].tsx"], "brackets that belong to the name"),
         ("(@src/app/(group)/[id].tsx)", ["src/app/(group)/[id].tsx"], "and one that does not"),
+        ("@docs/copy(1)", ["docs/copy(1)"], "at its end too"),
+        ("(@docs/copy(1))", ["docs/copy(1)"], "in brackets"),
         ("@README.md and @README.md", ["README.md"], "twice is once"),
         ("@docs/*.md", ["docs/a.md", "docs/b.md"], "a pattern within a folder"),
         ("@docs/**/*.md", ["docs/a.md", "docs/b.md", "docs/deep/c.md"], "and below it"),
         ("@**/c.md", ["docs/deep/c.md"], "from anywhere"),
-        ("@docs/**", ["docs/a.md", "docs/b.md", "docs/deep/c.md", "docs/deep/d.txt"], "all below"),
+        ("@docs/deep/**", ["docs/deep/c.md", "docs/deep/d.txt"], "all below"),
         ("@docs/[ab].md @docs/a.md", ["docs/a.md", "docs/b.md"], "a file and a pattern that holds it"),
         ("@many/?.txt", [f"many/{number}.txt" for number in range(5)], "no more files than allowed"),
     ],

@@ -219,7 +219,7 @@ async def test_a_preview_changes_nothing(store: SqlStore):
 async def test_what_cannot_be_reduced_is_named_without_another_call(store: SqlStore):
     model = ScriptedModel(GOOD, repeat=True)
     engine = engine_on(store, model)
-    engine.instructions = "obey " * 3_000
+    engine.agent = engine.agent.model_copy(update={"instructions": "obey " * 3_000})
     conversation = await engine.conversation("c")
     await filled(conversation, 20)
     with pytest.raises(ContextOverflow, match="instructions"):

@@ -190,7 +190,7 @@ async def test_a_thousand_requests_replay_after_their_files_are_gone(tmp_path: P
             documents = [
                 Document(name=file.name, text=file.read_text(), recalled=chance.random() < 0.5) for file in quoted
             ]
-            engine.instructions = f"Be brief, version {turn // 100}."
+            engine.agent = engine.agent.model_copy(update={"instructions": f"Be brief, version {turn // 100}."})
             longest = 2_000 if turn % 100 == 50 else 200
             await conversation.prepare(
                 f"question {turn} " * chance.randrange(longest // 2, longest), documents=documents
@@ -237,7 +237,7 @@ async def test_diff_names_exactly_what_changed(store: SqlStore):
         "one", documents=[Document(name="a.md", text="first"), Document(name="b.md", text="same")]
     )
     first = (await conversation.record("1")).seq
-    engine.instructions = "Be long."
+    engine.agent = engine.agent.model_copy(update={"instructions": "Be long."})
     await conversation.prepare(
         "two", documents=[Document(name="a.md", text="second"), Document(name="b.md", text="same")]
     )

@@ -27,8 +27,6 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments(name: str):
     assert missing <= {
         "calibration",
         "calibrated",
-        "load_blobs",
-        "blob",
         "start",
         "settle",
         "tell",

@@ -11,7 +11,9 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, create_engine
+from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.engine import make_url
+from sqlalchemy.types import UserDefinedType
 from writers import writers
 
 from quire.errors import SchemaOutdated
@@ -26,7 +28,7 @@ AT_ONCE = 4
 # Types that are one and the same to a database, or to us.
 SAME_TYPES = {
     "sqlite": {"BIGINT": "INTEGER", "REAL": "DOUBLE"},
-    "postgresql": {"BYTEA": "BLOB", 'TEXT COLLATE "C"': "TEXT", "DOUBLE PRECISION": "DOUBLE"},
+    "postgresql": {"BYTEA": "BLOB", "VECTOR": "BLOB", 'TEXT COLLATE "C"': "TEXT", "DOUBLE PRECISION": "DOUBLE"},
 }
 
 Shape = dict[str, dict[str, tuple[str, bool, bool]]]
@@ -44,6 +46,19 @@ def empty_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> I
     server.create_database(name)
     yield server.url(name)
     server.drop_database(name)
+
+
+class Vector(UserDefinedType[str]):
+    """The extension's type, so that SQLAlchemy knows it."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "VECTOR"
+
+
+PGDialect.ischema_names["vector"] = Vector
 
 
 def reflected(url: str) -> MetaData:
@@ -90,7 +105,8 @@ def test_an_upgrade_makes_the_tables_of_the_schema(empty_url: str) -> None:
 def test_what_grows_is_split(empty_url: str) -> None:
     migrate.upgrade(empty_url)
     partitions = {name for name in reflected(empty_url).tables if is_partition(name)}
-    assert partitions == {f"quire_{table}_{n:02}" for table in ("entries", "manifests", "paths") for n in range(16)}
+    split = ("entries", "manifests", "passages", "paths", "shelves", "terms")
+    assert partitions == {f"quire_{table}_{n:02}" for table in split for n in range(16)}
 
 
 @pytest.mark.every_backend

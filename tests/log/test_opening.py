@@ -7,7 +7,7 @@ import pytest
 
 from quire.errors import MissingExtra, StoreError, StoreUnavailable
 from quire.log import SqlStore
-from quire.testing.contract import turns
+from quire.testing.given import turns
 
 
 async def test_a_new_sqlite_file_is_made_with_its_folder(tmp_path: Path):

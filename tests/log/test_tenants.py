@@ -8,10 +8,21 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from quire.errors import BlobNotFound, ConversationNotFound
-from quire.log import SqlStore, Store
+from quire.errors import BlobNotFound, ConversationNotFound, MemoryNotFound
+from quire.log import (
+    Citation,
+    Document,
+    Embedded,
+    IndexedDocument,
+    Passage,
+    Shelf,
+    ShelfMark,
+    SqlStore,
+    Store,
+    packed,
+)
 from quire.model import FilePart, Message, TextPart
-from quire.testing.contract import answered
+from quire.testing.given import answered
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
 
@@ -49,6 +60,10 @@ async def fill(store: SqlStore) -> None:
         await store.create_conversation(name)
         await store.append(name, Message(role="user", parts=(TextPart(text=name), file)))
         await store.record(name, answered(Message.user("a question"), Message.assistant("an answer")))
+        await store.put_shelf(name, Shelf(0, 0, 1, b"index", (Passage("0:1", name),)))
+    await store.remember("agent", "a memory", cites=Citation("conversation 0", 0, 1))
+    note = Document("note.md", b"digest", 1, 1)
+    await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
 
 
 @pytest.fixture
@@ -177,6 +192,9 @@ def test_every_table_is_under_row_level_security(admin_url: str) -> None:
 
 
 MESSAGE = Message.user("a's own")
+SHELF = Shelf(0, 0, 1, b"index", (Passage("0:1", "a's message"),))
+NOTE = IndexedDocument(Document("note.md", b"digest", 1, 1), (Passage("note.md", "a's note"),))
+SCOPES = ("conversation:theirs", "memory:agent", "vault:vault")
 
 REFUSED: dict[str, Callable[[Store], Any]] = {
     "conversation": lambda store: store.conversation("theirs"),
@@ -186,6 +204,7 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
     "fork": lambda store: store.fork("theirs", at=1),
     "append": lambda store: store.append("theirs", MESSAGE),
     "entry": lambda store: store.entry("theirs", 1),
+    "entries": lambda store: store.entries("theirs", [1]),
     "range": lambda store: store.range("theirs"),
     "tail": lambda store: store.tail("theirs", 1),
     "window": lambda store: store.window("theirs"),
@@ -196,6 +215,10 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
     "purge": lambda store: store.purge("theirs"),
     "verify": lambda store: store.verify("theirs"),
     "export": lambda store: collected(store, "theirs"),
+    "shelves": lambda store: store.shelves("theirs"),
+    "read_shelves": lambda store: store.read_shelves("theirs", [ShelfMark(0, 0, 1, "v")]),
+    "put_shelf": lambda store: store.put_shelf("theirs", SHELF),
+    "remember": lambda store: store.remember("agent", "mine", cites=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
     "create_conversation",
@@ -207,6 +230,21 @@ WITHOUT_CONVERSATION = {
     "blob",
     "import_",
     "close",
+    "search",
+    "put_passages",
+    "drop_passages",
+    "passages",
+    "unembedded",
+    "put_vectors",
+    "correct",
+    "retire",
+    "memory",
+    "memories",
+    "put_documents",
+    "drop_documents",
+    "touch_documents",
+    "document_marks",
+    "documents",
 }
 
 
@@ -228,6 +266,9 @@ async def theirs(store: SqlStore) -> SqlStore:
     file = FilePart(blob=await theirs.put_blob(b"a's document"))
     await theirs.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
     await theirs.record("theirs", answered(Message.user("a question"), Message.assistant("an answer")))
+    await theirs.put_shelf("theirs", SHELF)
+    await theirs.remember("agent", "a's memory", cites=Citation("theirs", 0, 1))
+    await theirs.put_documents("vault", [NOTE])
     return theirs
 
 
@@ -257,6 +298,48 @@ async def test_another_tenants_blobs_are_out_of_reach(theirs: SqlStore) -> None:
     quoting = Message(role="user", parts=(FilePart(blob=digest),))
     with pytest.raises(BlobNotFound):
         await mine.append("mine", quoting)
+
+
+async def everything_found(store: Store) -> object:
+    """All that a search, and whatever lists what it searches, gives."""
+    [memory] = await store.memories("agent")
+    return (
+        await store.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e"),
+        [await store.unembedded(scope, embedder="e") for scope in SCOPES],
+        [await store.passages(scope, key) for scope, key in zip(SCOPES, ("0:1", memory.id, "note.md"), strict=True)],
+        await store.shelves("theirs"),
+        await store.documents("vault"),
+        await store.document_marks("vault"),
+        await store.memories("agent", retired=True),
+    )
+
+
+@pytest.mark.every_backend
+async def test_no_method_finds_or_changes_what_another_tenant_can_find(theirs: SqlStore) -> None:
+    before = await everything_found(theirs)
+    [hits, *_] = before
+    assert {hit.scope for hit in hits} == set(SCOPES)
+    mine = theirs.for_tenant("b")
+    [memory] = await theirs.memories("agent")
+    assert await mine.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e") == []
+    for scope in SCOPES:
+        assert await mine.unembedded(scope, embedder="e") == []
+        assert await mine.passages(scope, hits[0].key) == []
+        lacking = await theirs.unembedded(scope, embedder="e")
+        given = [Embedded(each.key, each.part, each.digest, packed([1.0])) for each in lacking]
+        await mine.put_vectors(scope, given, embedder="e")
+        await mine.drop_passages(scope, [hit.key for hit in hits])
+    assert await mine.memories("agent", retired=True) == []
+    assert await mine.documents("vault") == []
+    assert await mine.document_marks("vault") == []
+    for call in (mine.memory(memory.id), mine.retire(memory.id), mine.correct(memory.id, "mine", source="s")):
+        with pytest.raises(MemoryNotFound):
+            await call
+    await mine.put_passages("vault:vault", [Passage("note.md", "b's note")])
+    await mine.put_documents("vault", [NOTE])
+    await mine.drop_documents("vault", ["note.md"])
+    await mine.touch_documents("vault", [("note.md", 9, 9)])
+    assert await everything_found(theirs) == before
 
 
 @pytest.mark.every_backend

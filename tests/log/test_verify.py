@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 
 from quire.log import SqlStore
 from quire.model import Compaction, Draft, Message, Pin, Span, TokenCount, Usage
-from quire.testing.contract import for_any, turns
+from quire.testing.given import for_any, turns
 from quire.testing.strategies import drafts
 
 

@@ -14,7 +14,7 @@ from quire.view.assemble import Assembly, assemble
 from quire.view.batches import bind
 from quire.view.excerpts import excerpt
 from quire.view.leaves import fitting
-from quire.view.material import Block, Material
+from quire.view.material import Block, Material, Tool
 from quire.view.recalled import Candidate
 from quire.view.shapes import shape_for
 from support import entries, entry, material, meter_for, policy
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> tuple[Material, dict]:
         branch=0,
         head=len(stored) + (compaction is not None),
         blocks=(*instructions(draw(st.booleans())), *blocks),
-        tools=(TOOL,) if draw(st.booleans()) else (),
+        tools=(Tool(TOOL),) if draw(st.booleans()) else (),
         compaction=compaction,
         pinned=pinned,
         history=stored[first:],
@@ -160,7 +160,7 @@ def check_decisions(whole: Material, assembly: Assembly) -> None:
     """Every candidate has exactly one decision."""
     manifest = assembly.manifest
     named = Tally(row.name for row in manifest.decisions if row.name is not None)
-    candidates = [block.name for block in whole.blocks] + [tool.name for tool in whole.tools]
+    candidates = [block.name for block in whole.blocks] + [tool.definition.name for tool in whole.tools]
     assert named == Tally(candidates)
     decided = Tally(
         seq

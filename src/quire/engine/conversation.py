@@ -5,19 +5,28 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.compaction.run import Trigger
+from quire.context.items import InSession
+from quire.context.tool_search import TOOL_SEARCH
+from quire.context.tool_search import read_call as read_search
+from quire.engine.assembling import Assembled, Assembler
 from quire.engine.compactor import Compactor
-from quire.engine.request import Document, Request, as_message, numbered, read_reply
+from quire.engine.referring import Referring
+from quire.engine.request import Asked, Document, Request, as_message, numbered, read_reply
+from quire.engine.session import Session
+from quire.engine.toolbox import Toolbox, merged
 from quire.errors import InvalidRequest, StaleHead
 from quire.ledger import Change, Replay, diff, replay, why
-from quire.log import MAIN, Blob, Turn, Window
-from quire.model import Decision, Draft, Entry, Manifest, Message, Pin, TokenCount, Unpin
+from quire.log import MAIN, Blob, Turn
+from quire.model import ContextItem, Decision, Draft, Entry, Manifest, Message, Pin, TokenCount, ToolCallPart, Unpin
 from quire.model.events import ContextUsageUpdated
-from quire.view.assemble import Assembly, assemble
+from quire.model.notes import DocumentReference
 from quire.view.budget import UsageReport
 from quire.view.calibration import observe
-from quire.view.material import Block, Material
+from quire.view.labels import PREFIX
 from quire.view.plans import Plan
+from quire.view.references import as_read
 from quire.view.shapes import Reply
+from quire.view.strategies import strategy_named
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
@@ -34,10 +43,14 @@ class Conversation:
         self.engine, self.id, self.branch = engine, id, branch
         self._request: Request | None = None
         self._compactor = Compactor(engine, id, branch)
+        self._assembler = Assembler(engine, id, branch)
+        self._session = Session(engine, id, branch)
+        self._toolbox = Toolbox(engine, id, branch)
+        self._touched: list[DocumentReference] = []
 
     async def append(self, *messages: Message | str) -> list[Entry]:
         """Keeps messages, counted, without asking a model anything."""
-        drafts = [self._draft(message) for message in map(as_message, messages)]
+        drafts = [self._draft(Asked(message)) for message in map(as_message, messages)]
         return await self.engine.store.append(self.id, *drafts, branch=self.branch)
 
     async def prepare(self, message: Message | str | None = None, *, documents: Sequence[Document] = ()) -> Request:
@@ -47,13 +60,19 @@ class Conversation:
         message itself is kept when its reply is recorded.
         """
         await self.engine.check_spending(self.id)
-        pending = () if message is None else (as_message(message),)
-        assembly, window = await self._assemble(pending, documents)
+        pending = () if message is None else (Asked(as_message(message)),)
+        made = await self._assembler.assemble(pending, documents=documents)
+        referring = await self._referring(pending, made)
+        if referring is not None:
+            pending = (referring.asked,)
+            made = await self._assembler.assemble(pending, around=made.around, quoted=referring.decided)
         for _ in range(ATTEMPTS):
-            if assembly.plan is None:
+            if made.assembly.plan is None:
                 break
-            await self._compactor.carry_out(assembly.plan, assembly, window, trigger="threshold")
-            assembly, window = await self._assemble(pending, documents)
+            await self._compactor.carry_out(made.assembly.plan, made.assembly, made.window, trigger="threshold")
+            decided = referring.decided if referring is not None else ()
+            made = await self._assembler.assemble(pending, around=made.around, quoted=decided)
+        assembly = made.assembly
         self.engine.tell(
             ContextUsageUpdated(
                 conversation=self.id,
@@ -63,15 +82,24 @@ class Conversation:
                 window=self.engine.policy.window,
             )
         )
-        quoted = [block.text for block in self._blocks(documents)]
-        quoted += [tool.canonical() for tool in self.engine.tools]
+        quoted = (*made.quoted, *(referring.texts if referring is not None else ()))
         self._request = Request(
             assembly=assembly,
             pending=pending,
-            after=window.branch.head_path,
+            after=made.window.branch.head_path,
             blobs=tuple(Blob("text/plain", text.encode()) for text in quoted),
+            tools=made.around.tools,
         )
         return self._request
+
+    async def _referring(self, pending: tuple[Asked, ...], made: Assembled) -> Referring | None:
+        """The documents that the question names; None if it names none."""
+        found = await self.engine.referrer.named_in(pending[0].message) if pending else []
+        if not found:
+            return None
+        assembly, budget = made.assembly, made.assembly.budget
+        used = min(assembly.wanted, budget.target) if assembly.outgrown else assembly.wanted
+        return self.engine.referrer.decide(pending[0].message, found, left=max(0, budget.trigger - used))
 
     async def record(self, response: object, *, request: Request | None = None) -> Entry:
         """Keeps the reply, what it answered, and the manifest of its request (the last prepared, if none is given).
@@ -82,7 +110,8 @@ class Conversation:
         if request is None:
             raise InvalidRequest("There is no request to record a reply for; prepare one first.")
         reply = read_reply(response)
-        drafts = (*(self._draft(message) for message in request.pending), self._draft(reply.message, reply))
+        answered = Asked(reply.message, merged(self._touched))
+        drafts = (*map(self._draft, request.pending), self._draft(answered, reply))
         turn = Turn(
             drafts=drafts,
             manifest=partial(_filed, request),
@@ -96,6 +125,8 @@ class Conversation:
         except StaleHead:
             # Someone else spoke in between; nothing of either is lost.
             stored = await store.record(self.id, turn, branch=self.branch)
+        self._touched.clear()
+        await self._session.carry(request.tools.entered if request.tools is not None else ())
         tokens = sum(draft.tokens.tokens for draft in drafts if draft.tokens is not None)
         self._compact_later(request.assembly.wanted + tokens)
         return stored[-1]
@@ -105,12 +136,11 @@ class Conversation:
         policy, mark = self.engine.policy, self.engine.settings.context_background_threshold
         enabled = policy.context_management_enabled and self.engine.summarizer is not None and mark is not None
         if enabled and mark is not None and tokens > min(policy.trigger, int(policy.window * mark)):
-            self.engine.start((self.id, self.branch), self._compact_now("background"))
+            self.engine.start((self.id, self.branch, "compact"), self._compact_now("background"))
 
     async def plan(self) -> Plan | None:
         """What a compaction by hand would do now. Nothing is changed by asking."""
-        assembly, _ = await self._assemble((Message.user(""),), ())
-        return assembly.plan_by_hand()
+        return (await self._assembler.empty()).assembly.plan_by_hand()
 
     async def compact(self, *, instructions: str | None = None) -> Entry | None:
         """Compacts by hand, whatever the meter says; `instructions` say what the summary must keep.
@@ -129,16 +159,20 @@ class Conversation:
         return await self._compactor.edit_summary(text)
 
     async def _compact_now(self, trigger: Trigger, instructions: str | None = None) -> Entry | None:
-        assembly, window = await self._assemble((Message.user(""),), ())
+        made = await self._assembler.empty()
+        assembly = made.assembly
         plan = assembly.plan_by_hand() if trigger == "manual" else assembly.planned(assembly.budget)
         if plan is None:
             return None
-        return await self._compactor.carry_out(plan, assembly, window, trigger=trigger, instructions=instructions)
+        entry = await self._compactor.carry_out(plan, assembly, made.window, trigger=trigger, instructions=instructions)
+        if trigger == "background" and strategy_named(self.engine.policy.strategy).recalls:
+            # While nobody waits, what was archived is made ready to be recalled.
+            await self.engine.recaller.archives.fill(made.window.branch)
+        return entry
 
     async def usage(self) -> UsageReport:
         """The meter: what the next request holds before anything is asked, and the number that triggers."""
-        assembly, _ = await self._assemble((Message.user(""),), ())
-        manifest, policy = assembly.manifest, self.engine.policy
+        manifest, policy = (await self._assembler.empty()).assembly.manifest, self.engine.policy
         return UsageReport(
             slots=manifest.slots,
             total=manifest.wanted,
@@ -147,6 +181,41 @@ class Conversation:
             trigger=manifest.trigger,
             exact=manifest.exact,
         )
+
+    async def items(self) -> list[InSession]:
+        """The rules, references and tools of the session."""
+        return await self._session.items()
+
+    async def add(self, item: ContextItem | str) -> ContextItem:
+        """Brings a rule, a reference or a tool of the agent's into the session, by name."""
+        return await self._session.add(item)
+
+    async def remove(self, item: ContextItem | str) -> ContextItem:
+        """Takes an item out of the session, however it came in."""
+        return await self._session.remove(item)
+
+    async def run_tool(self, call: ToolCallPart) -> Message:
+        """The answer to a call of one of Quire's own tools, as a message for the log.
+
+        The documents that it read or found are noted on the reply that is recorded next.
+        """
+        request = self._request
+        if call.name == TOOL_SEARCH.name and request is not None and request.tools is not None:
+            wanted = read_search(call.arguments)
+            if wanted is None:
+                return Message.tool(call.id, "tool_search needs a `query`.", is_error=True)
+            return Message.tool(call.id, await self._session.search_tools(wanted, request.tools))
+        answer = await self._toolbox.answer(call.name, call.arguments, recalled=self._recalled)
+        self._touched += answer.references
+        return Message.tool(call.id, answer.text, is_error=answer.is_error)
+
+    def _recalled(self) -> list[str]:
+        """What the request at hand recalls."""
+        if self._request is None:
+            return []
+        pages = self._request.assembly.pages
+        texts = [leaf.message.text for leaf in pages.leaves[pages.stable :]]
+        return [text for text in texts if text.startswith(f"<{PREFIX}:")]
 
     async def pin(self, number: int) -> None:
         """Keeps a message in the view, word for word, whatever is compacted."""
@@ -176,8 +245,8 @@ class Conversation:
                 shown = await self.engine.store.range(
                     self.id, branch=self.branch, first=row.span.first, last=row.span.last
                 )
-                await self.engine.load_blobs(shown)
-        return await replay(self.engine.store, manifest, load=self.engine.blob)
+                await self.engine.blobs.load(shown)
+        return await replay(self.engine.store, manifest, load=self.engine.blobs.get)
 
     async def diff(self, reply: int, other: int) -> list[Change]:
         """What changed from one request to another."""
@@ -187,64 +256,15 @@ class Conversation:
         """Why a message, by number, or an item, by name, was in that request or was not."""
         return why(await self.manifest(reply), item)
 
-    async def _assemble(self, pending: tuple[Message, ...], documents: Sequence[Document]) -> tuple[Assembly, Window]:
-        engine = self.engine
-        window = await engine.store.window(self.id, branch=self.branch, max_tokens=engine.policy.room)
-        pinned = await self._pinned(window)
-        await engine.load_blobs([*window.messages, *pinned])
-        material = Material(
-            conversation=self.id,
-            branch=self.branch,
-            head=window.branch.head_seq,
-            blocks=tuple(self._blocks(documents)),
-            tools=engine.tools,
-            compaction=window.compaction,
-            pinned=tuple(pinned),
-            unread=window.unread,
-            history=window.messages,
-            pins=frozenset(window.branch.state.pins),
-            pending=pending,
-        )
-        calibration = await engine.calibration(engine.policy.model)
-        return assemble(material, engine.policy, engine.meter, ratio=calibration.ratio), window
-
-    def _blocks(self, documents: Sequence[Document]) -> list[Block]:
-        blocks: list[Block] = []
-        if self.engine.instructions:
-            text = self.engine.instructions
-            blocks.append(
-                Block(slot="system", what="instructions", name="instructions", text=text, reason="instructions")
-            )
-        return blocks + [_block(document) for document in documents]
-
-    async def _pinned(self, window: Window) -> list[Entry]:
-        """Archived pins; one that belongs to a tool call comes with the whole batch."""
-        kept: dict[int, Entry] = {}
-        for entry in window.pinned:
-            kept[entry.seq] = entry
-            if entry.role == "tool" or '"tool_call"' in entry.raw:
-                kept.update((each.seq, each) for each in await self._batch_around(entry))
-        return [kept[seq] for seq in sorted(kept)]
-
-    async def _batch_around(self, entry: Entry) -> list[Entry]:
-        """From the call before it, if it is a result, to the last result after it."""
-        reach = 200
-        around = await self.engine.store.range(
-            self.id, branch=self.branch, first=max(1, entry.seq - reach), last=entry.seq + reach, kinds=["message"]
-        )
-        place = next(index for index, each in enumerate(around) if each.seq == entry.seq)
-        start = place
-        while start > 0 and around[start].role == "tool":
-            start -= 1
-        end = max(place, start) + 1
-        while end < len(around) and around[end].role == "tool":
-            end += 1
-        return around[start:end]
-
-    def _draft(self, message: Message, reply: Reply | None = None) -> Draft:
+    def _draft(self, asked: Asked, reply: Reply | None = None) -> Draft:
         meter = self.engine.meter
-        tokens = TokenCount(meter.count(message), meter.name)
-        return Draft(body=message, tokens=tokens, usage=reply.usage if reply else None)
+        tokens = meter.count(as_read(asked.message, asked.references, meter.text_of))
+        return Draft(
+            body=asked.message,
+            tokens=TokenCount(tokens, meter.name),
+            references=asked.references,
+            usage=reply.usage if reply else None,
+        )
 
     async def _observed(self, manifest: Manifest, reply: Reply) -> tuple[str, str] | None:
         """What the provider's report teaches about the model's counts."""
@@ -259,14 +279,3 @@ class Conversation:
 
 def _filed(request: Request, stored: Sequence[Entry]) -> Manifest:
     return numbered(request.manifest, stored[: len(request.pending)])
-
-
-def _block(document: Document) -> Block:
-    return Block(
-        slot="recall" if document.recalled else "references",
-        what="document" if document.recalled else "reference",
-        name=document.name,
-        text=document.text,
-        reason="recalled" if document.recalled else "referenced",
-        required=False,
-    )

@@ -1,19 +1,31 @@
 """The engine: joins the log, the view and the ledger, and holds what conversations share."""
 
 import asyncio
-import base64
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from quire.compaction.run import Summarizer
+from quire.context.agents import load_agent
+from quire.context.items import initial_changes
+from quire.context.vault import Root, Vault
+from quire.engine.blobs import LoadedBlobs
 from quire.engine.conversation import Conversation
 from quire.engine.hooks import Hooks
-from quire.errors import BlobNotFound, ConversationNotFound, QuireError, SpendCapReached
+from quire.engine.recalling import Recaller
+from quire.engine.referring import Referrer
+from quire.engine.surroundings import Gatherer, own_items
+from quire.engine.toolbox import definitions
+from quire.engine.vault_index import Progress, index_vault
+from quire.errors import ConversationNotFound, InvalidRequest, QuireError, SpendCapReached
 from quire.llm import Model
+from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, MAIN, SqlStore, Store
-from quire.model import Entry, Policy, ToolDefinition, Usage
+from quire.log.fresh import now
+from quire.model import Policy, ToolDefinition, Usage
+from quire.model.agents import Agent, AgentMemory, OfferedTool
 from quire.model.events import Event
 from quire.settings import Settings
 from quire.view.calibration import Calibration
@@ -23,7 +35,7 @@ from quire.view.policies import policy_for
 from quire.view.shapes import shape_for
 from quire.view.tokens import counter_for
 
-LOADED_BLOBS = 200
+DEFAULT_AGENT = "default"
 
 
 @asynccontextmanager
@@ -34,16 +46,33 @@ async def open_engine(
     settings: Settings | None = None,
     instructions: str = "",
     tools: Sequence[ToolDefinition] = (),
+    agent: Agent | Path | str | None = None,
+    vault: Vault | Path | str | None = None,
     summarizer: Model | Summarizer | None = None,
+    embedder: Embedder | None = None,
     **changes: Any,
 ) -> AsyncGenerator["Engine"]:
     """Opens the log at `url`. Any setting can be given by name, as in `model="gpt-4o"`.
 
-    A `summarizer` writes the summaries; without one they are extracts, made without any model.
+    An `agent`, or the TOML file of one, brings rules, references, tools and memory. A `vault` is the folder that
+    `[[links]]` and `@paths` in messages lead into. A `summarizer` writes the summaries; without one they are extracts,
+    made without any model. An `embedder` finds by meaning what words alone would miss.
     """
-    chosen = Settings.model_validate({**(settings or Settings()).model_dump(), **changes})
+    known = load_agent(Path(agent)) if isinstance(agent, str | Path) else agent
+    chosen = Settings.model_validate(
+        {**(settings or Settings()).model_dump(), **(known.settings if known else {}), **changes}
+    )
     async with SqlStore.open(url, tenant=tenant) as store:
-        engine = Engine(store, settings=chosen, instructions=instructions, tools=tools, summarizer=summarizer)
+        engine = Engine(
+            store,
+            settings=chosen,
+            instructions=instructions,
+            tools=tools,
+            agent=known,
+            vault=vault,
+            summarizer=summarizer,
+            embedder=embedder,
+        )
         try:
             yield engine
         finally:
@@ -58,18 +87,30 @@ class Engine:
         settings: Settings,
         instructions: str = "",
         tools: Sequence[ToolDefinition] = (),
+        agent: Agent | None = None,
+        vault: Vault | Path | str | None = None,
         summarizer: Model | Summarizer | None = None,
+        embedder: Embedder | None = None,
+        clock: Callable[[], int] = now,
     ) -> None:
-        self.store, self.settings = store, settings
+        self.store, self.settings, self.clock = store, settings, clock
         self.policy: Policy = policy_for(settings)
-        self.instructions, self.tools = instructions, tuple(tools)
-        self._blobs: dict[str, str] = {}
+        self.agent = _agent(agent, instructions=instructions, tools=tools)
+        self.vault = _vault(vault, settings)
+        if settings.context_tools:
+            own = [OfferedTool(definition=definition) for definition in definitions(self)]
+            self.agent = self.agent.offering(*self.agent.tools, *own)
+        self.embedder = embedder
+        self.blobs = LoadedBlobs(store)
         self.meter = self._meter(self.policy)
         self._calibrations: dict[str, Calibration] = {}
         self.summarizer = self._limited(summarizer)
+        self.gatherer = Gatherer(self)
+        self.referrer = Referrer(self)
+        self.recaller = Recaller(self)
         self.hooks = Hooks()
         self._listeners: list[Callable[[Event], None]] = []
-        self._tasks: dict[tuple[str, int], asyncio.Task[Any]] = {}
+        self._tasks: dict[tuple[str, int, str], asyncio.Task[Any]] = {}
 
     def _limited(self, summarizer: Model | Summarizer | None) -> Summarizer | None:
         """A bare model with the window that is known of it, or the one that requests are made for."""
@@ -105,8 +146,8 @@ class Engine:
         for listener in self._listeners:
             listener(event)
 
-    def start(self, key: tuple[str, int], work: Coroutine[Any, Any, Any]) -> None:
-        """Does something in the background, one thing a branch."""
+    def start(self, key: tuple[str, int, str], work: Coroutine[Any, Any, Any]) -> None:
+        """Does something in the background: for each branch one thing of a kind."""
         running = self._tasks.get(key)
         if running is not None and not running.done():
             work.close()
@@ -122,7 +163,7 @@ class Engine:
 
     def _meter(self, policy: Policy) -> Meter:
         counter = counter_for(policy.model, tokenizer=self.settings.tokenizer)
-        return Meter(counter, shape_for(policy.provider, model=policy.model), load=self._blobs.get)
+        return Meter(counter, shape_for(policy.provider, model=policy.model), load=self.blobs.get)
 
     def use(self, **changes: Any) -> None:
         """Changes settings from the next request on; a new model recounts what is still seen, and nothing else."""
@@ -136,7 +177,15 @@ class Engine:
             found = await self.store.conversation(id) if id is not None else await self.store.create_conversation()
         except ConversationNotFound:
             found = await self.store.create_conversation(id)
+        await self._begin(found.id)
         return Conversation(self, found.id, branch)
+
+    async def _begin(self, conversation: str) -> None:
+        """A session begins with the items that are always there."""
+        own = [each.item for each in own_items(self.agent)]
+        changes = [change for change in initial_changes(self.agent) if change.item not in own]
+        if changes and (await self.store.branch(conversation)).head_seq == 0:
+            await self.store.append(conversation, *changes)
 
     async def calibration(self, model: str) -> Calibration:
         if model not in self._calibrations:
@@ -147,18 +196,29 @@ class Engine:
     def calibrated(self, model: str, calibration: Calibration) -> None:
         self._calibrations[model] = calibration
 
-    def blob(self, digest: str) -> str | None:
-        """A loaded blob in base64."""
-        return self._blobs.get(digest)
+    def index_vault(self) -> AsyncGenerator[Progress]:
+        """Brings the search index up to date with the vault, and says after every note how far it is."""
+        if self.vault is None:
+            raise InvalidRequest("There is no vault to index; open the engine with one.")
+        return index_vault(self, self.vault)
 
-    async def load_blobs(self, entries: Sequence[Entry]) -> None:
-        """Pictures and files that these entries show, at hand for rendering; those of long ago make room."""
-        if len(self._blobs) > LOADED_BLOBS:
-            self._blobs.clear()
-        for entry in entries:
-            if '"blob":"' in entry.raw:
-                for digest in entry.blobs() - self._blobs.keys():
-                    try:
-                        self._blobs[digest] = base64.b64encode((await self.store.blob(digest)).data).decode()
-                    except BlobNotFound:
-                        continue
+    @property
+    def folder(self) -> Root | None:
+        """The folder that files are read from: the vault's."""
+        return self.vault.root if self.vault is not None else None
+
+
+def _agent(agent: Agent | None, *, instructions: str, tools: Sequence[ToolDefinition]) -> Agent:
+    """The agent with what is given beside it; without one, an agent that only has that and remembers nothing."""
+    offered = tuple(OfferedTool(definition=tool) for tool in tools)
+    if agent is None:
+        memory = AgentMemory(enabled=False)
+        return Agent(name=DEFAULT_AGENT, instructions=instructions, tools=offered, memory=memory)
+    joined = "\n\n".join(text for text in (agent.instructions, instructions) if text)
+    return agent.model_copy(update={"instructions": joined, "tools": (*agent.tools, *offered)})
+
+
+def _vault(vault: Vault | Path | str | None, settings: Settings) -> Vault | None:
+    if vault is None or isinstance(vault, Vault):
+        return vault
+    return Vault(vault, ambiguous=settings.ambiguous_links)

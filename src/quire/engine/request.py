@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from quire.context.tools import ToolSet
 from quire.log import Blob
 from quire.model import Entry, Manifest, Message, Provider, Span
+from quire.model.notes import DocumentReference
 from quire.view.assemble import Assembly
 from quire.view.shapes import Reply, shape_for
 
@@ -20,14 +22,22 @@ class Document:
     """Chosen for this request alone: it stands just before the question, where it costs no cached prefix."""
 
 
+class Asked(NamedTuple):
+    """A message on its way into the log, and the documents that it refers to."""
+
+    message: Message
+    references: tuple[DocumentReference, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What to send, for whichever client sends it, and the record of how it came about."""
 
     assembly: Assembly
-    pending: tuple[Message, ...]
+    pending: tuple[Asked, ...]
     after: bytes
     blobs: tuple[Blob, ...]
+    tools: ToolSet | None = None
 
     @property
     def manifest(self) -> Manifest:

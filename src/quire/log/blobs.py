@@ -1,6 +1,6 @@
 """Blobs: what a request quotes from outside the log, kept once for each tenant under the digest of its bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 
 from sqlalchemy import Connection, delete, exists, select
@@ -51,5 +51,10 @@ def drop_uses(connection: Connection, tenant: str, conversation: str, *, branch:
     if not digests:
         return
     connection.execute(delete(blob_uses).where(*mine))
+    drop_unquoted(connection, tenant, digests)
+
+
+def drop_unquoted(connection: Connection, tenant: str, digests: Collection[bytes]) -> None:
+    """Of these blobs, those that nobody quotes go."""
     still_quoted = exists().where(blob_uses.c.tenant == blobs.c.tenant, blob_uses.c.digest == blobs.c.digest)
     connection.execute(delete(blobs).where(blobs.c.tenant == tenant, blobs.c.digest.in_(digests), ~still_quoted))

@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 
 from quire.errors import StoreError
 from quire.log.database import Database
-from quire.log.driver import compiled, cursor_of
+from quire.log.driver import cursor_of
 from quire.log.postgres import PostgresDatabase
 from quire.log.schema import paths
 from quire.log.sqlite import SqliteDatabase
@@ -57,25 +57,36 @@ def upsert(connection: Connection, table: Table, *, changing: Sequence[str] = ()
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Inserts many rows in one statement and, on PostgreSQL, one round trip."""
+    """Inserts many rows in one statement and, on PostgreSQL, one round trip. All have the columns of the first."""
+    _send_rows(connection, _insert_statement(table, tuple(rows[0]), connection.dialect.name), rows)
+
+
+def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], column: str) -> None:
+    """The same; where a row is there already, the bytes in this column grow by those given."""
+    key = ", ".join(each.name for each in table.primary_key)
+    grown = f"{table.name}.{column} || excluded.{column}"
+    if connection.dialect.name == "sqlite":
+        # SQLite joins bytes to what it calls text, to the byte.
+        grown = f"CAST({grown} AS BLOB)"
+    statement = _insert_statement(table, tuple(rows[0]), connection.dialect.name)
+    _send_rows(connection, f"{statement} ON CONFLICT ({key}) DO UPDATE SET {column} = {grown}", rows)
+
+
+def _send_rows(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
     with cursor_of(connection) as cursor:
         if connection.dialect.name == "sqlite":
-            cursor.executemany(_plain_insert(table), rows)
+            cursor.executemany(statement, rows)
         else:
-            columns = {column.name: [row.get(column.name) for row in rows] for column in table.columns}
-            cursor.execute(_unnested_insert(table), columns)
+            cursor.execute(statement, {name: [row[name] for row in rows] for name in rows[0]})
 
 
 @cache
-def _plain_insert(table: Table) -> str:
-    return compiled(table.insert(), "sqlite")
-
-
-@cache
-def _unnested_insert(table: Table) -> str:
-    types = {column.name: _ARRAYS[str(column.type)] for column in table.columns}
-    arrays = ", ".join(f"%({name})s::{array}" for name, array in types.items())
-    return f"INSERT INTO {table.name} ({', '.join(types)}) SELECT * FROM unnest({arrays})"  # noqa: S608 (our names)
+def _insert_statement(table: Table, names: tuple[str, ...], backend: str) -> str:
+    into = f"INSERT INTO {table.name} ({', '.join(names)})"
+    if backend == "sqlite":
+        return f"{into} VALUES ({', '.join(f':{name}' for name in names)})"
+    arrays = ", ".join(f"%({name})s::{_ARRAYS[str(table.c[name].type)]}" for name in names)
+    return f"{into} SELECT * FROM unnest({arrays})"  # noqa: S608 (our names)
 
 
 _ARRAYS = {"TEXT": "text[]", "BIGINT": "bigint[]", "INTEGER": "integer[]", "BLOB": "bytea[]"}

@@ -16,9 +16,9 @@ def record_turn(
     connection: Connection, tenant: str, conversation: str, turn: Turn, *, branch: int, after: bytes | None
 ) -> list[Entry]:
     """Appends the turn's messages and files its manifest under the number of the last, the reply."""
-    stored = append.append(connection, tenant, conversation, turn.drafts, branch=branch, after=after)
     for blob in turn.blobs:
         put_blob(connection, tenant, blob)
+    stored = append.append(connection, tenant, conversation, turn.drafts, branch=branch, after=after)
     write_manifest(connection, tenant, stored[-1], turn.manifest(stored))
     if turn.calibration is not None:
         model, calibration = turn.calibration

@@ -12,14 +12,17 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
 from quire.errors import SchemaOutdated
+from quire.log.extension import adopt_extension
 from quire.log.foreign import mapped_errors
 
-HEAD = "0003"
+HEAD = "0004"
 VERSION_TABLE = "quire_version"
 
 _TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "calibrations", "spending",
+    "passages", "terms", "scopes", "shelves", "memories", "documents",
 )  # fmt: skip
+_INDEX = ("passages", "terms", "scopes", "shelves", "documents")
 _UPGRADE_LOCK = 0x71756972
 # Alembic keeps what it migrates in its modules' globals: in one process, one database at a time.
 _ALEMBIC = Lock()
@@ -73,6 +76,8 @@ def upgrade(url: str) -> str | None:
         before = version(connection)
         if before != HEAD:
             migrate(connection)
+        # Not a migration: the server may come to offer it, or the owner the right to it, at any time.
+        adopt_extension(connection)
         return before
 
 
@@ -116,4 +121,7 @@ def _grants(role: str) -> list[str]:
         f"GRANT UPDATE ON quire_conversations, quire_branches, quire_calibrations, quire_spending TO {role}",
         f"GRANT UPDATE (body, notes, tokens, counter, purged_at) ON quire_entries TO {role}",
         f"GRANT DELETE ON quire_blobs, quire_blob_uses TO {role}",
+        # The index is derived and may be rewritten; a memory can only be retired, or lose its text to a purge.
+        f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _INDEX)} TO {role}",
+        f"GRANT UPDATE (text, source, retired_at, replaced_by) ON quire_memories TO {role}",
     ]

@@ -1,12 +1,13 @@
 """Purge, the one way to remove: content goes, and what was made from it. The digests stay, so the chain verifies."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import Connection, bindparam, update
 
 from quire.errors import InvalidEntry
-from quire.log import blobs, branches, reading
+from quire.log import blobs, branches, memories, passages, quotes, reading, shelves
+from quire.log.found import conversation_scope, message_key
 from quire.log.fresh import now
 from quire.log.records import Branch
 from quire.log.schema import entries
@@ -32,7 +33,24 @@ def purge(
     gone = [_without_content(entry) for entry in doomed]
     _overwrite(connection, tenant, gone)
     _drop_blobs(connection, tenant, gone)
+    _forget(connection, tenant, known, gone, whole=seqs is None)
     return gone
+
+
+def _forget(
+    connection: Connection, tenant: str, known: Sequence[Branch], gone: Sequence[Entry], *, whole: bool
+) -> None:
+    """Removes what was made of these entries outside the log: index, memories, and what requests quoted of them."""
+    conversation = known[0].conversation
+    places = {(entry.branch, entry.seq) for entry in gone}
+    scope = conversation_scope(conversation)
+    if whole:
+        passages.drop_scope(connection, tenant, scope)
+    else:
+        passages.drop(connection, tenant, scope, [message_key(branch, seq) for branch, seq in sorted(places)])
+    shelves.drop_shelves(connection, tenant, conversation, places)
+    forgotten = memories.purge_memories(connection, tenant, conversation, None if whole else places)
+    quotes.drop_memories(connection, tenant, forgotten)
 
 
 def _own(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:

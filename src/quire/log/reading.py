@@ -91,6 +91,31 @@ def get_entry(connection: Connection, tenant: str, branch: Branch, seq: int) -> 
     return found[0]
 
 
+def read_entries(connection: Connection, tenant: str, branch: Branch, seqs: Collection[int]) -> list[Entry]:
+    """These entries of a branch, in their order; numbers that it does not have are passed over."""
+    found: list[Entry] = []
+    for piece in reversed(list(branch.segments())):
+        wanted = sorted(seq for seq in set(seqs) if piece.first <= seq <= piece.last)
+        for start in range(0, len(wanted), _AT_ONCE):
+            known = {"tenant": tenant, "conversation": branch.conversation, "branch": piece.branch}
+            rows = connection.execute(_BY_NUMBER, {**known, "seqs": wanted[start : start + _AT_ONCE]})
+            found.extend(Entry._make(row) for row in rows)
+    return found
+
+
+_AT_ONCE = 500
+_BY_NUMBER: Rows = (
+    select(*COLUMNS)
+    .where(
+        entries.c.tenant == bindparam("tenant"),
+        entries.c.conversation == bindparam("conversation"),
+        entries.c.branch == bindparam("branch"),
+        entries.c.seq.in_(bindparam("seqs", expanding=True)),
+    )
+    .order_by(entries.c.seq)
+)
+
+
 def control_entries(connection: Connection, tenant: str, branch: Branch, *, last: int) -> list[Entry]:
     """The entries up to `last` that are not messages: few, and on an index of their own."""
     return _read(connection, tenant, branch, CONTROL, reversed(list(branch.segments(1, last))), None)

@@ -125,3 +125,89 @@ spending = Table(
     Column("dollars", Double, nullable=False),
 )
 """What the model calls of a conversation have cost so far, summaries included."""
+
+passages = Table(
+    "quire_passages",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("scope", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("digest", Bytes, nullable=False),
+    Column("at", BigInteger),
+    Column("embedder", Text),
+    Column("vector", Bytes),
+)
+"""What a search can find, piece by piece: of a conversation's messages, a vault's documents, an agent's memories.
+
+Derived, all of it. `vector` is in use where PostgreSQL has the extension, and is of its type there."""
+
+terms = Table(
+    "quire_terms",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("scope", Text, primary_key=True),
+    Column("term", Text, primary_key=True),
+    Column("block", BigInteger, primary_key=True, autoincrement=False),
+    Column("places", Bytes, nullable=False),
+)
+"""In which passages of a scope a word stands, or what the vectors of an embedder are, a block of numbers a row."""
+
+scopes = Table(
+    "quire_scopes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("scope", Text, primary_key=True),
+    Column("next", BigInteger, nullable=False),
+    Column("passages", BigInteger, nullable=False),
+)
+"""The next number in a scope, and how many passages it has; who changes the scope holds this row."""
+
+shelves = Table(
+    "quire_shelves",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("shelf", Integer, primary_key=True, autoincrement=False),
+    Column("upto", BigInteger, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("data", Bytes, nullable=False),
+)
+"""The recall index of a branch's own entries, so many a row, as bytes that the store does not read. Derived."""
+
+memories = Table(
+    "quire_memories",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("memory", Text, primary_key=True),
+    Column("agent", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("conversation", Text),
+    Column("branch", Integer),
+    Column("seq", BigInteger),
+    Column("source", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("retired_at", BigInteger),
+    Column("replaced_by", Text),
+)
+"""What an agent remembers, each with the message or the source that it came from."""
+
+documents = Table(
+    "quire_documents",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("vault", Text, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("digest", Bytes, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("modified", BigInteger, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("aliases", Text, nullable=False),
+    Column("headings", Text, nullable=False),
+)
+"""What the index knows of each file of a vault; aliases and headings are JSON lists. Derived."""

@@ -3,33 +3,21 @@
 Every method is one function on a connection, run in one transaction. A store speaks for one tenant.
 """
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from quire.errors import StoreError
 from quire.log import append, blobs, branches, dialects, ledger, purge, reading, transfer, verify
-from quire.log.database import Database
+from quire.log.archive import SqlArchive
 from quire.log.fresh import new_id, now
 from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Match, Turn, Window
+from quire.log.steps import DEFAULT_TENANT, on_branch
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, path_of
 
-P = ParamSpec("P")
-T = TypeVar("T")
-Step = Callable[Concatenate[Connection, str, P], T]
 
-DEFAULT_TENANT = "default"
-
-
-class SqlStore:
+class SqlStore(SqlArchive):
     """The log in SQLite or PostgreSQL."""
-
-    def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
-        if not tenant:
-            raise StoreError("A store speaks for one tenant, and the tenant must have a name.")
-        self._database, self.tenant = database, tenant
 
     @classmethod
     @asynccontextmanager
@@ -47,21 +35,6 @@ class SqlStore:
 
     async def close(self) -> None:
         await self._database.close()
-
-    async def _read(self, step: Step[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        tenant = self.tenant
-        return await self._database.read(lambda connection: step(connection, tenant, *args, **kwargs), tenant=tenant)
-
-    async def _read_briefly(self, step: Step[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A read of few rows, most of the time."""
-        tenant = self.tenant
-        return await self._database.read(
-            lambda connection: step(connection, tenant, *args, **kwargs), tenant=tenant, brief=True
-        )
-
-    async def _write(self, step: Step[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        tenant = self.tenant
-        return await self._database.write(lambda connection: step(connection, tenant, *args, **kwargs), tenant=tenant)
 
     async def create_conversation(self, id: str | None = None, *, title: str = "") -> Conversation:
         conversation = Conversation(id or new_id(), title, now())
@@ -97,7 +70,11 @@ class SqlStore:
         return await self._write(append.append, conversation, drafts, branch=branch, after=after)
 
     async def entry(self, conversation: str, seq: int, *, branch: int = MAIN) -> Entry:
-        return await self._read_briefly(_on_branch(reading.get_entry), conversation, branch, seq)
+        return await self._read_briefly(on_branch(reading.get_entry), conversation, branch, seq)
+
+    async def entries(self, conversation: str, seqs: Collection[int], *, branch: int = MAIN) -> list[Entry]:
+        """These entries, in their order; numbers that there are none of are passed over."""
+        return await self._read_briefly(on_branch(reading.read_entries), conversation, branch, seqs)
 
     async def range(
         self,
@@ -112,7 +89,7 @@ class SqlStore:
     ) -> list[Entry]:
         """Entries `first` to `last` in their order; with a limit, the oldest of them."""
         return await self._read_briefly(
-            _on_branch(reading.read_range),
+            on_branch(reading.read_range),
             conversation,
             branch,
             first=first,
@@ -134,7 +111,7 @@ class SqlStore:
     ) -> list[Entry]:
         """The newest `limit` entries up to `last`, oldest first."""
         return await self._read_briefly(
-            _on_branch(reading.read_tail),
+            on_branch(reading.read_tail),
             conversation,
             branch,
             limit=limit,
@@ -147,7 +124,7 @@ class SqlStore:
         """The active compaction and the messages that it leaves to be seen, whatever the length of the history.
 
         With `max_tokens`, of a long window only the end that has so many."""
-        return await self._read_briefly(_on_branch(reading.read_window), conversation, branch, max_tokens=max_tokens)
+        return await self._read_briefly(on_branch(reading.read_window), conversation, branch, max_tokens=max_tokens)
 
     async def longest_prefix(self, messages: Sequence[Message], *, conversation: str | None = None) -> Match | None:
         """Where the longest beginning of this list of messages is stored: here, or in whichever conversation has it."""
@@ -163,13 +140,13 @@ class SqlStore:
 
     async def manifest(self, conversation: str, seq: int, *, branch: int = MAIN) -> Manifest:
         """The manifest of the request that entry `seq` answered."""
-        return await self._read_briefly(_on_branch(ledger.get_manifest), conversation, branch, seq)
+        return await self._read_briefly(on_branch(ledger.get_manifest), conversation, branch, seq)
 
     async def manifests(
         self, conversation: str, *, branch: int = MAIN, limit: int | None = None, last: int | None = None
     ) -> list[tuple[int, Manifest]]:
         """The newest `limit` requests of a branch with the number of their reply, oldest first."""
-        return await self._read(_on_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
+        return await self._read(on_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
 
     async def calibration(self, model: str) -> str | None:
         """What was recorded last of how a model's reports compare with our counts, as JSON."""
@@ -191,7 +168,8 @@ class SqlStore:
         return await self._read(blobs.get_blob, digest)
 
     async def purge(self, conversation: str, seqs: Collection[int] | None = None, *, branch: int = MAIN) -> list[Entry]:
-        """Removes the content of these entries, or of the whole conversation, and of summaries made from them."""
+        """Removes the content of these entries, or of the whole conversation, and what was made from it:
+        summaries, memories, and all that a search would find."""
         gone = await self._write(purge.purge, conversation, seqs, branch=branch)
         await self._database.scrub()
         return gone
@@ -213,7 +191,7 @@ class SqlStore:
                 for entry in await self.range(conversation, branch=branch.number, first=first, last=last):
                     yield transfer.entry_line(entry)
                     count += 1
-            for seq, manifest in await self._read(_on_branch(ledger.own_manifests), conversation, branch.number):
+            for seq, manifest in await self._read(on_branch(ledger.own_manifests), conversation, branch.number):
                 yield transfer.manifest_line(branch.number, seq, manifest)
         yield transfer.end_line(count)
 
@@ -223,20 +201,6 @@ class SqlStore:
 
 
 range_ = range
-
-
-def _on_branch(
-    step: Callable[Concatenate[Connection, str, Branch, P], T],
-) -> Callable[Concatenate[Connection, str, str, int, P], T]:
-    """The same step for a branch that is named: its row is read first, in the same transaction."""
-
-    def named(
-        connection: Connection, tenant: str, conversation: str, branch: int, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        place = branches.get_branch(connection, tenant, conversation, branch)
-        return step(connection, tenant, place, *args, **kwargs)
-
-    return named
 
 
 def _find_longest(

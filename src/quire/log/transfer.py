@@ -1,6 +1,7 @@
 """A conversation as JSON Lines: its head, its blobs, each branch followed by its own entries, and a line that ends it.
 
-Export, import, export gives the same bytes. An import checks every digest and keeps all or nothing.
+Export, import, export gives the same bytes. An import checks every digest and keeps all or nothing. Shelves and
+passages are made anew from the log and do not travel; memories belong to their agent, whoever it talked to, and stay.
 """
 
 import base64

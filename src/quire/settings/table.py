@@ -9,6 +9,21 @@ from quire.model.value import Value
 
 
 class Settings(Value):
+    database_url: str | None = Field(
+        default=None, description="Where the log is: sqlite:///path or postgresql://…; else a file among your data."
+    )
+    base_url: str | None = Field(
+        default=None, description="An OpenAI-compatible server to ask, such as http://127.0.0.1:11434/v1."
+    )
+    agent: str | None = Field(default=None, description="The TOML file of the agent to use.")
+    vault: str | None = Field(default=None, description="The folder that [[links]] and @paths lead into.")
+    summarizer: str | None = Field(
+        default=None, description="The model that writes summaries; without one they are extracts."
+    )
+    embeddings: str | None = Field(
+        default=None, description="Search by meaning: `local` for the offline model, or a server's base URL."
+    )
+    embeddings_model: str | None = Field(default=None, description="The model to ask that server for.")
     model: str = Field(default="gpt-4o", description="The model that requests are made for.")
     provider: Provider | None = Field(
         default=None, description="Whose request shape the model takes; else by its name."

@@ -9,11 +9,9 @@ The `store` is empty and fresh for each test. Needs pytest, pytest-asyncio in au
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from hashlib import sha256
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import (
@@ -27,22 +25,18 @@ from quire.errors import (
     StaleCompaction,
     StaleHead,
 )
-from quire.log import Blob, Branch, Store, Turn
+from quire.log import Blob, Store
 from quire.model import (
     ROOT,
-    Body,
     Compaction,
     ContextChange,
     ContextItem,
-    Decision,
     Draft,
     Entry,
     ImagePart,
-    Manifest,
     Message,
     Notes,
     Pin,
-    Policy,
     Restore,
     Span,
     TextPart,
@@ -50,63 +44,14 @@ from quire.model import (
     Unpin,
     Usage,
 )
-from quire.testing.strategies import drafts, messages
-
-# The store outlives one example on purpose: each makes a conversation of its own.
-for_any = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
-)
-
-
-def turns(count: int, *, start: int = 1) -> list[Message]:
-    """Numbered messages, a user's and an assistant's in turn."""
-    speakers = (Message.assistant, Message.user)
-    return [speakers[number % 2](f"message {number}") for number in range(start, start + count)]
+from quire.testing.archive import ArchiveContract
+from quire.testing.given import answered, exported, for_any, turns
+from quire.testing.searching import SearchContract
+from quire.testing.strategies import drafts
+from quire.testing.told import Told
 
 
-def answered(*messages: Message, blobs: tuple[Blob, ...] = (), calibration: str = "{}") -> Turn:
-    """A turn with these messages and a manifest that quotes these blobs."""
-    policy = Policy(model="test", provider="openai", window=1_000)
-    rows = tuple(
-        Decision(
-            slot="references",
-            what="reference",
-            included=True,
-            reason="referenced",
-            name=f"blob {number}",
-            blob=sha256(blob.data).hexdigest(),
-        )
-        for number, blob in enumerate(blobs)
-    )
-
-    def manifest(stored: Sequence[Entry]) -> Manifest:
-        return Manifest(
-            renderer=1,
-            conversation=stored[-1].conversation,
-            branch=stored[-1].branch,
-            head=stored[0].seq - 1,
-            policy=policy,
-            counter="openai:test",
-            exact=True,
-            slots=(),
-            total=stored[-1].seq,
-            wanted=0,
-            room=488,
-            trigger=488,
-            decisions=rows,
-            stable=0,
-            digest="",
-        )
-
-    drafts = tuple(Draft(body=message) for message in messages)
-    return Turn(drafts=drafts, manifest=manifest, blobs=blobs, calibration=("test", calibration), cost=0.25)
-
-
-async def exported(store: Store, conversation: str) -> list[str]:
-    return [line async for line in store.export(conversation)]
-
-
-class StoreContract:
+class StoreContract(SearchContract, ArchiveContract):
     async def test_a_conversation_is_made_once_and_found_again(self, store: Store) -> None:
         made = await store.create_conversation("chat-1", title="First")
         assert await store.conversation("chat-1") == made
@@ -484,7 +429,7 @@ class StoreContract:
     async def test_any_sequence_of_acts_keeps_every_message_on_every_branch(
         self, store: Store, data: st.DataObject
     ) -> None:
-        told = _Told((await store.create_conversation()).id)
+        told = Told((await store.create_conversation()).id)
         for _ in range(data.draw(st.integers(1, 12))):
             await told.act(store, data)
         for number, expected in enumerate(told.branches):
@@ -500,59 +445,3 @@ class StoreContract:
         originals = await store.branches(told.conversation)
         copies = await store.branches(copy.id)
         assert [branch.state for branch in copies] == [branch.state for branch in originals]
-
-
-@dataclass
-class _Told:
-    """What a log should hold, kept beside it: for every branch, all bodies from the first."""
-
-    conversation: str
-    branches: list[list[Body]] = field(default_factory=lambda: [[]])
-
-    async def act(self, store: Store, data: st.DataObject) -> None:
-        number = data.draw(st.integers(0, len(self.branches) - 1), label="branch")
-        branch = await store.branch(self.conversation, number)
-        acts = ["append", "fork"]
-        if branch.head_seq:
-            acts += ["compact", "pin"]
-        if branch.state.active is not None:
-            acts += ["restore", "edit"]
-        if (act := data.draw(st.sampled_from(acts), label="act")) == "fork":
-            at = data.draw(st.integers(0, branch.head_seq), label="at")
-            await store.fork(self.conversation, branch=number, at=at)
-            self.branches.append(self.branches[number][:at])
-        else:
-            bodies = _bodies(act, branch, data)
-            await store.append(self.conversation, *bodies, branch=number)
-            self.branches[number].extend(bodies)
-
-    async def check_window(self, store: Store, number: int) -> None:
-        """The window holds the messages that the active compaction does not cover, and the pins that it does."""
-        window = await store.window(self.conversation, branch=number)
-        active = window.branch.state.active
-        covers = active.covers if active else None
-        covered = set(range(covers.first, covers.last + 1)) if covers else set[int]()
-        said = {seq for seq, body in enumerate(self.branches[number], 1) if isinstance(body, Message)}
-        assert [entry.seq for entry in window.messages] == sorted(said - covered)
-        assert [entry.seq for entry in window.pinned] == sorted(set(window.branch.state.pins) & covered)
-        if active is not None:
-            assert window.compaction is not None
-            assert window.compaction.seq == active.seq
-
-
-def _bodies(act: str, branch: Branch, data: st.DataObject) -> list[Body]:
-    active, head = branch.state.active, branch.head_seq
-    match act:
-        case "append":
-            return list(data.draw(st.lists(messages(), min_size=1, max_size=3)))
-        case "pin":
-            return [Pin(message=data.draw(st.integers(1, head)))]
-        case "restore" if active is not None:
-            return [Restore(compaction=active.seq)]
-        case "edit" if active is not None:
-            covers = active.covers
-        case _:
-            last = data.draw(st.integers(1, head))
-            covers = Span(first=data.draw(st.integers(1, last)), last=last)
-    number = branch.state.compactions + 1
-    return [Compaction(number=number, covers=covers, summary="s", supersedes=active.seq if active else None)]

@@ -61,10 +61,16 @@ def _blocks(gathered: Gathered, selection: Selection, slot: Slot) -> Iterator[De
 
 
 def _tools(gathered: Gathered) -> Iterator[Decision]:
-    for tool, tokens in gathered.tools:
-        blob = text_digest(tool.canonical())
+    for (tool, reason, score), tokens in gathered.tools:
         yield Decision(
-            slot="tools", what="tool", included=True, reason="always", tokens=tokens, name=tool.name, blob=blob
+            slot="tools",
+            what="tool",
+            included=True,
+            reason=reason,
+            tokens=tokens,
+            name=tool.name,
+            blob=text_digest(tool.canonical()),
+            score=score,
         )
 
 

@@ -10,7 +10,7 @@ from quire.model import Compaction, Entry, Span, ToolDefinition
 from quire.view.batches import Batch, bind, newest_turn
 from quire.view.labels import labelled
 from quire.view.leaves import Leaf, Meter, fitting
-from quire.view.material import Block, Material
+from quire.view.material import Block, Material, Tool
 from quire.view.recalled import Candidate
 
 
@@ -22,8 +22,12 @@ class CountedBlock(NamedTuple):
 
 
 class CountedTool(NamedTuple):
-    tool: ToolDefinition
+    chosen: Tool
     tokens: int
+
+    @property
+    def tool(self) -> ToolDefinition:
+        return self.chosen.definition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +139,12 @@ def _data_blocks(blocks: Sequence[Block], meter: Meter) -> list[CountedBlock]:
     return counted
 
 
-def _tools(tools: Sequence[ToolDefinition], meter: Meter) -> tuple[CountedTool, ...]:
+def _tools(tools: Sequence[Tool], meter: Meter) -> tuple[CountedTool, ...]:
     """What the first one adds to a request without tools, and each other one to a request with some."""
     if not tools:
         return ()
-    alone = [meter.tools([tool]) for tool in tools]
-    preamble = 2 * alone[0] - meter.tools([tools[0], tools[0]])
+    alone = [meter.tools([tool.definition]) for tool in tools]
+    preamble = 2 * alone[0] - meter.tools([tools[0].definition] * 2)
     first, *others = tools
     return (CountedTool(first, alone[0]), *map(CountedTool, others, (tokens - preamble for tokens in alone[1:])))
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 from quire.model import Entry, Message, Span, ToolDefinition
 from quire.model.manifest import Decision, Reason, What
@@ -31,13 +32,21 @@ def text_digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
+class Tool(NamedTuple):
+    """A tool that the model is told of, and why."""
+
+    definition: ToolDefinition
+    reason: Reason = "always"
+    score: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
     conversation: str
     branch: int
     head: int
     blocks: tuple[Block, ...] = ()
-    tools: tuple[ToolDefinition, ...] = ()
+    tools: tuple[Tool, ...] = ()
     compaction: Entry | None = None
     pinned: tuple[Entry, ...] = ()
     unread: Span | None = None

@@ -115,6 +115,28 @@ def test_what_is_no_heading_or_not_below_it_is_not_found(trail: list[str]):
 
 
 @pytest.mark.parametrize(
+    ("text", "trail", "found", "rule"),
+    [
+        ("# A, b\n1\n# A b\n2\n", ["A b"], "# A b\n2\n", "as written goes before what is only alike"),
+        ("# Y\n## X\n### Z\n", ["X", "Y"], None, "a chain goes downward"),
+        ("# C#\n1\n", ["C#"], "# C#\n1\n", "a mark that is part of the last word stays"),
+        ("# C ##\n1\n", ["C"], "# C ##\n1\n", "one behind a blank goes"),
+        ("#hashtag\n", ["hashtag"], None, "a tag is no heading"),
+        ("```\ncode\n```\n---\n", ["```\ncode\n```"], None, "code above a rule is none"),
+        ("- item\n---\n", ["- item"], None, "nor is a list item"),
+        ("two\nlines\n---\nx\n", ["lines"], "lines\n---\nx\n", "of an underlined paragraph the last line"),
+    ],
+)
+def test_a_heading_is_what_markdown_takes_for_one(text: str, trail: list[str], found: str | None, rule: str):
+    span = section(text, trail)
+    assert (span and text[span.start : span.end]) == found, rule
+
+
+def test_a_heading_says_what_stands_in_it():
+    assert [heading.text for heading in headings("# C#\n# C ##\n#\n## ##\n# `a` b #\n")] == ["C#", "C", "", "", "`a` b"]
+
+
+@pytest.mark.parametrize(
     ("name", "text", "rule"),
     [
         ("intro", "Before the first section. ^intro", "a paragraph"),

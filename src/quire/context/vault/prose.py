@@ -59,6 +59,7 @@ class _Reading:
         """Whether the line before is part of a paragraph, which indented code cannot interrupt."""
         self._item_indent = 0
         """Where the text of the list item begins that the lines belong to."""
+        self._quoted_until = -1
         self._ticks: dict[int, list[int]] | None = None
         self._blank_lines = [match.start() for match in _BLANK_LINE.finditer(text)]
         self._absent: dict[str, int] = {}
@@ -95,11 +96,16 @@ class _Reading:
 
     def _fence_end(self, fence: re.Match[str], opened: int) -> int:
         """The end of the closing fence; without one, of the quote that it stands in, or of the text."""
-        bound = len(self._text)
-        if fence["quote"] and (outside := _QUOTE_END.search(self._text, opened + 1)):
-            bound = max(opened, outside.start() - 1)
+        bound = self._quote_end(opened) if fence["quote"] else len(self._text)
         closing = _closing(fence["fence"][0], len(fence["fence"])).search(self._text, opened, bound)
         return closing.end() if closing else bound
+
+    def _quote_end(self, place: int) -> int:
+        """Where the lines end that are quoted from here on; searched once for each quote."""
+        if place > self._quoted_until:
+            outside = _QUOTE_END.search(self._text, place + 1)
+            self._quoted_until = max(place, outside.start() - 1) if outside else len(self._text)
+        return self._quoted_until
 
     def _inline(self, place: int, end: int) -> int:
         """Reads a line's text; the end of the line where it comes out, which can be a later one."""

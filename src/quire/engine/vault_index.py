@@ -1,0 +1,97 @@
+"""Keeps the search index in step with a vault: what changed on disk is read, stored, and given vectors.
+
+The store says what is known, so a run that is broken off goes on where it stopped, and one without changes reads no
+note.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.compaction.documents import document_summary
+from quire.context.vault import Batch, Known, Note, Step, Vault
+from quire.llm.embeddings import embedded
+from quire.log.found import Document, Embedded, IndexedDocument, Passage, vault_scope
+from quire.log.vectors import packed
+
+if TYPE_CHECKING:
+    from quire.engine.engine import Engine
+
+EMBEDDED_AT_ONCE = 256
+
+
+class Progress(NamedTuple):
+    """How far a run has come: so many of the notes that had to be read."""
+
+    done: int
+    total: int
+    path: str | None = None
+
+
+async def index_vault(engine: "Engine", vault: Vault) -> AsyncGenerator[Progress]:
+    """Brings the index up to date, and says after every note how far it is."""
+    known = {
+        document.path: Known(document.digest.hex(), document.size, document.modified, document.aliases)
+        for document in await engine.store.documents(vault.name)
+    }
+    steps = vault.scan(known)
+    while some := await asyncio.to_thread(_up_to_a_batch, steps):
+        for step in some:
+            if step.batch is not None:
+                await _store(engine, vault, step.batch)
+            yield Progress(step.done, step.total, step.path)
+    await _embed(engine, vault)
+
+
+def _up_to_a_batch(steps: Iterator[Step]) -> list[Step]:
+    """Many notes in one hop to a thread."""
+    some: list[Step] = []
+    for step in steps:
+        some.append(step)
+        if step.batch is not None:
+            break
+    return some
+
+
+async def _store(engine: "Engine", vault: Vault, batch: Batch) -> None:
+    indexed = [await _indexed(note) for note in batch.notes]
+    if indexed:
+        await engine.store.put_documents(vault.name, indexed)
+    if batch.touched:
+        await engine.store.touch_documents(
+            vault.name, [(file.path, file.size, file.modified) for file, _ in batch.touched]
+        )
+    if batch.gone:
+        await engine.store.drop_documents(vault.name, batch.gone)
+
+
+async def _indexed(note: Note) -> IndexedDocument:
+    whole = "\n\n".join(passage.text for passage in note.passages)
+    document = Document(
+        path=note.path,
+        digest=bytes.fromhex(note.digest),
+        size=note.size,
+        modified=note.modified,
+        title=note.title,
+        summary=await document_summary(whole, model=None),
+        aliases=note.aliases,
+        headings=tuple(heading.text for heading in note.headings),
+    )
+    passages = tuple(
+        Passage(key=note.path, part=part, title=passage.title, text=passage.text, at=note.modified // 1_000)
+        for part, passage in enumerate(note.passages)
+    )
+    return IndexedDocument(document, passages)
+
+
+async def _embed(engine: "Engine", vault: Vault) -> None:
+    """Vectors for the passages that lack them; without an embedder words alone find them."""
+    embedder, scope = engine.embedder, vault_scope(vault.name)
+    if embedder is None:
+        return
+    while waiting := await engine.store.unembedded(scope, embedder=embedder.name, limit=EMBEDDED_AT_ONCE):
+        rows = await embedded(embedder, [f"{each.title}\n{each.text}" for each in waiting])
+        made = [
+            Embedded(each.key, each.part, each.digest, packed(row)) for each, row in zip(waiting, rows, strict=True)
+        ]
+        await engine.store.put_vectors(scope, made, embedder=embedder.name)

@@ -1,0 +1,187 @@
+"""Documents that messages name: injected or listed, kept on the message, replayed when the files have changed."""
+
+from pathlib import Path
+
+import pytest
+
+from quire.engine import Conversation, Engine
+from quire.log import SqlStore
+from quire.model import Message, ToolCallPart
+from quire.settings import Settings
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Path:
+    (tmp_path / "mills").mkdir()
+    (tmp_path / "mills" / "Water mills.md").write_text(
+        "# Water mills\n\nA wheel turned by a stream.\n\n## Wheels\n\nOvershot.\n"
+    )
+    (tmp_path / "Long.md").write_text("A long story about many mills and rivers.\n\n" + "mill river wheel " * 4_000)
+    (tmp_path / "data.csv").write_text("year,mills\n1086,5624\n1300,12000\n")
+    (tmp_path / "AGENTS.md").write_text("Be exact.")
+    return tmp_path
+
+
+def engine_on(store: SqlStore, vault: Path, **changes: object) -> Engine:
+    settings = Settings.model_validate({"model": "gpt-4o", "context_limit": 16_000, **changes})
+    return Engine(store, settings=settings, instructions="Be brief.", vault=vault)
+
+
+async def ask(conversation: Conversation, text: str) -> tuple[dict, int]:
+    request = await conversation.prepare(text)
+    reply = await conversation.record("Yes.")
+    return request.to_openai(), reply.seq
+
+
+async def test_a_small_document_comes_along_and_a_large_one_is_listed(store: SqlStore, vault: Path):
+    conversation = await engine_on(store, vault).conversation("c")
+    request = await conversation.prepare(
+        "Compare [[water mills#Wheels]] and [[Long]] with @data.csv:2-2 and [[Nowhere]]."
+    )
+    text = request.to_openai()["messages"][-1]["content"]
+    assert text.startswith("Compare [[water mills#Wheels]]")
+    assert "Overshot." in text
+    assert "A wheel turned by a stream." not in text
+    assert "1086,5624" in text
+    assert "1300" not in text
+    assert "- [[Long]] (Long.md): A long story about many mills and rivers." in text
+    assert "- [[Nowhere]]: Not found" in text
+    assert [(row.name, row.included, row.reason) for row in request.manifest.decisions if row.what == "document"] == [
+        ("mills/Water mills.md", True, "referenced"),
+        ("Long.md", False, "listed"),
+        ("[[Nowhere]]", False, "not_found"),
+        ("data.csv", True, "imported"),
+    ]
+    assert sum(row.tokens for row in request.manifest.included) + 3 == request.tokens
+    await conversation.record("Yes.")
+    asked, _ = await conversation.messages()
+    assert asked.message.text.startswith("Compare")
+    assert "Overshot" not in asked.message.text
+    assert [(each.link, each.path, each.injected) for each in asked.notes.references or ()] == [
+        ("[[water mills#Wheels]]", "mills/Water mills.md", True),
+        ("[[Long]]", "Long.md", None),
+        ("[[Nowhere]]", None, None),
+        ("@data.csv:2-2", "data.csv", True),
+    ]
+
+
+async def test_what_was_decided_stays_on_the_message_so_that_the_prefix_holds(store: SqlStore, vault: Path):
+    conversation = await engine_on(store, vault).conversation("c")
+    first = await conversation.prepare("What is in [[Water mills]]?")
+    reply = await conversation.record("Wheels.")
+    (vault / "mills" / "Water mills.md").write_text("All is different now.")
+    second = await conversation.prepare("And in it now? [[Water mills]]")
+    assert second.to_openai()["messages"][: len(first.to_openai()["messages"])] == first.to_openai()["messages"]
+    assert "All is different now." in second.to_openai()["messages"][-1]["content"]
+    await conversation.record("It changed.")
+    (vault / "mills" / "Water mills.md").unlink()
+    later = await Engine(store, settings=Settings(model="gpt-4o")).conversation("c")
+    replayed = await later.replay(reply.seq)
+    assert replayed.matches
+    assert replayed.pages is not None
+    assert replayed.pages.payload() == first.to_openai()
+
+
+async def test_the_budget_that_is_left_decides(store: SqlStore, vault: Path):
+    (vault / "Middling.md").write_text("river wheel mill " * 300)
+    for limit, whole in ((16_000, True), (4_000, False)):
+        conversation = await engine_on(store, vault, context_limit=limit).conversation(f"c{limit}")
+        request = await conversation.prepare("See [[Middling]].")
+        [row] = [row for row in request.manifest.decisions if row.what == "document"]
+        assert row.included is whole
+    # A file that the user imports by name may take more of it.
+    request = await conversation.prepare("See @Middling.md.")
+    [row] = [row for row in request.manifest.decisions if row.what == "document"]
+    assert (row.included, row.reason) == (True, "imported")
+
+
+async def test_links_in_code_and_hostile_paths_bring_nothing_in(store: SqlStore, vault: Path):
+    (vault.parent / "secret.txt").write_text("the canary")
+    conversation = await engine_on(store, vault).conversation("c")
+    text = "Look: `[[Long]]` and ```\n@data.csv\n``` and [[../secret]] and @../secret.txt and @/etc/passwd"
+    request = await conversation.prepare(text)
+    assert [(row.name, row.reason) for row in request.manifest.decisions if row.what == "document"] == [
+        ("[[../secret]]", "not_found"),
+        ("@../secret.txt", "not_found"),
+        ("@/etc/passwd", "not_found"),
+    ]
+    assert "the canary" not in str(request.to_openai())
+
+
+def call(name: str, arguments: str) -> ToolCallPart:
+    return ToolCallPart(id="1", name=name, arguments=arguments)
+
+
+async def test_what_tools_read_and_found_is_noted_on_the_reply(store: SqlStore, vault: Path):
+    engine = engine_on(store, vault)
+    assert [progress async for progress in engine.index_vault()][-1].done == 3
+    conversation = await engine.conversation("c")
+    await conversation.prepare("What turns a wheel?")
+    calls = {
+        "find_documents": '{"query": "stream wheel"}',
+        "find_excerpts": '{"query": "stream wheel"}',
+        "read_document": '{"path": "mills/Water mills.md"}',
+        "resolve_wikilink": '{"link": "[[long]]"}',
+    }
+    said = {name: (await conversation.run_tool(call(name, given))).tool_results[0] for name, given in calls.items()}
+    texts = {name: result.content[0].text for name, result in said.items()}
+    assert texts["find_documents"].startswith("- mills/Water mills.md: A wheel turned by a stream.")
+    assert "mills/Water mills.md (Water mills" in texts["find_excerpts"]
+    assert texts["read_document"].startswith("# Water mills")
+    assert texts["resolve_wikilink"] == "Long.md"
+    reply = await conversation.record("A stream.")
+    found = reply.notes.references or ()
+    assert {(each.kind, each.path) for each in found} == {("search", "mills/Water mills.md"), ("search", "Long.md")}
+    await conversation.prepare("Thanks!")
+    assert (await conversation.record("Welcome.")).notes.references is None
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("read_document", '{"path": "../secret.txt"}', "leaves"),
+        ("read_document", '{"path": "none.md"}', "none.md"),
+        ("read_document", "{}", "path: Field required"),
+        ("read_document", "{", "no valid JSON"),
+        ("resolve_wikilink", '{"link": "[[none]]"}', "leads nowhere"),
+        ("history_read", '{"first": 99}', "no message from #99"),
+        ("launch", "{}", "no tool 'launch'"),
+        ("remember", '{"text": "x"}', "keeps no memories"),
+    ],
+)
+async def test_what_goes_wrong_is_said_to_the_model(store: SqlStore, vault: Path, name: str, arguments: str, said: str):
+    conversation = await engine_on(store, vault).conversation("c")
+    [result] = (await conversation.run_tool(call(name, arguments))).tool_results
+    assert result.is_error
+    assert said in result.content[0].text
+
+
+async def test_a_long_document_is_read_piece_by_piece(store: SqlStore, vault: Path):
+    conversation = await engine_on(store, vault).conversation("c")
+    whole = (vault / "Long.md").read_text()
+    first = (await conversation.run_tool(call("read_document", '{"path": "Long.md"}'))).tool_results[0].content[0].text
+    assert "go on with start=20000" in first
+    more = await conversation.run_tool(call("read_document", '{"path": "Long.md", "start": 20000}'))
+    assert more.tool_results[0].content[0].text[:20_000] == whole[20_000:40_000]
+
+
+async def test_messages_are_read_again_by_number(store: SqlStore, vault: Path):
+    conversation = await engine_on(store, vault).conversation("c")
+    await conversation.append("the code is 0451", Message.assistant("noted"), "thanks")
+    [result] = (await conversation.run_tool(call("history_read", '{"first": 1, "last": 2}'))).tool_results
+    assert "#1 user: the code is 0451\n#2 assistant: noted" in result.content[0].text
+    assert "#3" not in result.content[0].text
+
+
+async def test_the_model_is_offered_the_tools_that_can_be_answered(store: SqlStore, vault: Path):
+    settings = Settings(model="gpt-4o", context_tools=True)
+    with_vault = await Engine(store, settings=settings, vault=vault).conversation("a")
+    without = await Engine(store, settings=settings).conversation("b")
+    offered = [
+        [each["function"]["name"] for each in (await conversation.prepare("Hello")).to_openai()["tools"]]
+        for conversation in (with_vault, without)
+    ]
+    assert offered == [
+        ["history_search", "history_read", "find_documents", "find_excerpts", "read_document", "resolve_wikilink"],
+        ["history_search", "history_read"],
+    ]
