@@ -71,20 +71,20 @@ def test_what_is_too_long_is_shown_in_pieces_with_its_size_and_number():
     long = Message.user("one two three " * 200 + "the key is 42 " + "four five six " * 200)
     place = long.text.index("the key")
     candidate = Candidate(said(5, long), 0.8, ((place, place + 13),))
-    [(chosen, tokens)] = fit([candidate], room=200, counter=COUNTER)
+    [(chosen, tokens, *_)] = fit([candidate], room=200, counter=COUNTER)
     assert chosen.pieces == candidate.pieces
     [_, line] = body(recalled_text([chosen]))
     assert (
         line == f"#5 user:  … the key is 42 … [{len(long.text) - 13} of {len(long.text)} characters left out; read #5]"
     )
     assert tokens < 60
-    [(whole, _)] = fit([candidate], room=5_000, counter=COUNTER)
+    [(whole, *_)] = fit([candidate], room=5_000, counter=COUNTER)
     assert whole.pieces is None
 
 
 def test_what_does_not_fit_is_passed_over_for_what_does():
     candidates = [Candidate(said(1, Message.user("word " * 300)), 0.9), Candidate(said(2, Message.user("short")), 0.1)]
-    assert [chosen.entry.seq for chosen, _ in fit(candidates, room=100, counter=COUNTER)] == [2]
+    assert [chosen.entry.seq for chosen, *_ in fit(candidates, room=100, counter=COUNTER)] == [2]
 
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST = 400
 """Candidates for one question."""
-SPARE = 2
+SPARE = 1.5
 """They may have so many times the tokens of the slot: what does not fit makes room for what does."""
 LONG = 1_200
 """A message of more characters is shown in pieces where it does not fit whole."""

@@ -103,8 +103,8 @@ def _recalled(gathered: Gathered, selection: Selection) -> Iterator[Decision]:
     """The messages that are shown again in the order of the log; then those that had no room, the best first."""
     shown = selection.recalled.shown if selection.recalled is not None else ()
     frame = selection.recalled.leaf.tokens - sum(fitted.tokens for fitted in shown) if selection.recalled else 0
-    for place, (candidate, tokens) in enumerate(sorted(shown, key=lambda fitted: fitted.candidate.entry.seq)):
-        yield _recall(candidate, included=True, tokens=tokens + (frame if place == 0 else 0))
+    for place, fitted in enumerate(sorted(shown, key=lambda fitted: fitted.candidate.entry.seq)):
+        yield _recall(fitted.candidate, included=True, tokens=fitted.tokens + (frame if place == 0 else 0))
     taken = {fitted.candidate.entry.seq for fitted in shown}
     for candidate in gathered.recalled:
         if candidate.entry.seq not in taken:

@@ -21,6 +21,8 @@ _LOOKS_LIKE_A_HEAD = re.compile(
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _LABEL = 48
 """About what the label's two lines take."""
+_LEAST = 8
+"""No message with its number and speaker takes fewer tokens."""
 
 
 class Candidate(NamedTuple):
@@ -54,13 +56,18 @@ def _told(part: Part) -> str:
 
 def recalled_text(shown: Iterable[Candidate]) -> str:
     """The block that a request carries; the same entries always give the same bytes."""
+    return _block((candidate.entry.seq, _day(candidate.entry), _line(candidate)) for candidate in shown)
+
+
+def _block(written: Iterable[tuple[int, str, str]]) -> str:
+    """Number, day and line of each message, as one block in the order of the log."""
     lines: list[str] = []
     day = ""
-    for candidate in sorted(shown, key=lambda each: each.entry.seq):
-        if (today := _day(candidate.entry)) != day:
+    for _, today, line in sorted(written):
+        if today != day:
             day = today
             lines.append(day)
-        lines.append(_line(candidate))
+        lines.append(line)
     return labelled("recalled", "\n".join(lines))
 
 
@@ -90,6 +97,13 @@ def _shown(text: str, pieces: Sequence[Piece], number: int) -> str:
 class Fitted(NamedTuple):
     candidate: Candidate
     tokens: int
+    day: str
+    line: str
+
+
+def fitted_text(shown: Iterable[Fitted]) -> str:
+    """As `recalled_text`, of what is written out already."""
+    return _block((each.candidate.entry.seq, each.day, each.line) for each in shown)
 
 
 def fit(candidates: Sequence[Candidate], *, room: int, counter: Counter) -> list[Fitted]:
@@ -98,14 +112,17 @@ def fit(candidates: Sequence[Candidate], *, room: int, counter: Counter) -> list
     taken: list[Fitted] = []
     days: set[str] = set()
     for candidate in candidates:
+        if left < _LEAST:
+            break
         day = _day(candidate.entry)
         dated = 0 if day in days else counter.count(f"{day}\n")
         for form in _forms(candidate):
-            tokens = dated + counter.count(f"{_line(form)}\n")
+            line = _line(form)
+            tokens = dated + counter.count(f"{line}\n")
             if tokens <= left:
                 left -= tokens
                 days.add(day)
-                taken.append(Fitted(form, tokens))
+                taken.append(Fitted(form, tokens, day, line))
                 break
     return taken
 

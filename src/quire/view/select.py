@@ -15,7 +15,7 @@ from quire.view.budget import Budget
 from quire.view.excerpts import excerpt, largest_that_fits, longest_text
 from quire.view.gather import CountedBlock, Gathered
 from quire.view.leaves import Leaf, Meter
-from quire.view.recalled import Fitted, fit, recalled_text
+from quire.view.recalled import Fitted, fit, fitted_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _recalled(
     room = min(left, budget.ceiling("recall") - used)
     shown = fit(gathered.recalled, room=room, counter=meter.counter)
     while shown:
-        leaf = meter.data(recalled_text(fitted.candidate for fitted in shown))
+        leaf = meter.data(fitted_text(shown))
         if leaf.tokens <= room:
             return Recalled(tuple(shown), leaf)
         shown.pop()
