@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from quire import engine as asynchronous
-from quire.compaction.run import Summarizer
+from quire.compaction.run import Summarizer, Trigger
 from quire.context.items import InSession
 from quire.context.vault import Vault
 from quire.engine import Document, Request
@@ -125,14 +125,17 @@ class Conversation:
     def prepare(self, message: Message | str | None = None, *, documents: Sequence[Document] = ()) -> Request:
         return self._loop.wait(self._conversation.prepare(message, documents=documents))
 
-    def record(self, response: object, *, request: Request | None = None) -> Entry:
-        return self._loop.wait(self._conversation.record(response, request=request))
+    def record(self, response: object, *, request: Request | None = None, unfinished: bool = False) -> Entry:
+        return self._loop.wait(self._conversation.record(response, request=request, unfinished=unfinished))
+
+    def keep(self, request: Request | None = None) -> tuple[list[Entry], Request]:
+        return self._loop.wait(self._conversation.keep(request))
 
     def plan(self) -> Plan | None:
         return self._loop.wait(self._conversation.plan())
 
-    def compact(self, *, instructions: str | None = None) -> Entry | None:
-        return self._loop.wait(self._conversation.compact(instructions=instructions))
+    def compact(self, *, instructions: str | None = None, trigger: Trigger = "manual") -> Entry | None:
+        return self._loop.wait(self._conversation.compact(instructions=instructions, trigger=trigger))
 
     def undo(self) -> Entry:
         return self._loop.wait(self._conversation.undo())

@@ -221,8 +221,10 @@ async def test_why_answers_for_every_message(store: SqlStore):
     for entry in await conversation.messages():
         if entry.seq < last:
             reasons[entry.seq] = (await conversation.why(entry.seq, reply=last)).reason
-    assert set(reasons.values()) == {"archived", "recent", "newest"}
-    assert reasons[1] == "archived"
+    # Of what is archived, what bears on the question is a candidate again.
+    seen = {"archived", "recent", "newest"}
+    assert seen <= set(reasons.values()) <= seen | {"recalled", "over_budget"}
+    assert reasons[1] in ("archived", "recalled", "over_budget")
     assert reasons[last - 1] == "newest"
     with pytest.raises(EntryNotFound, match="after the request"):
         await conversation.why(last + 5, reply=last)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire.engine.request import Asked, Document
 from quire.engine.surroundings import Surroundings
+from quire.errors import InvalidRequest
 from quire.log import Window
 from quire.model import Entry, Message
 from quire.model.manifest import Decision
@@ -75,6 +76,13 @@ class Assembler:
         calibration = await engine.calibration(engine.policy.model)
         assembly = assemble(material, engine.policy, engine.meter, ratio=calibration.ratio)
         return Assembled(assembly=assembly, window=window, around=around)
+
+    async def unasked(self) -> Assembled:
+        """What the log as it is would be sent as: with a question of nothing, unless its own newest is unanswered."""
+        try:
+            return await self.assemble()
+        except InvalidRequest:
+            return await self.empty()
 
     async def empty(self) -> Assembled:
         """What a request would hold before anything is asked."""

@@ -1,7 +1,6 @@
 """A conversation: its messages in the log, what the model sees of them, and the record of what it saw."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.compaction.run import Trigger
@@ -10,22 +9,20 @@ from quire.context.tool_search import TOOL_SEARCH
 from quire.context.tool_search import read_call as read_search
 from quire.engine.assembling import Assembled, Assembler
 from quire.engine.compactor import Compactor
+from quire.engine.recording import Recorder
 from quire.engine.referring import Referring
-from quire.engine.request import Asked, Document, Request, as_message, numbered, read_reply
+from quire.engine.request import Asked, Document, Request, as_message, read_reply
 from quire.engine.session import Session
 from quire.engine.toolbox import Toolbox, merged
-from quire.errors import InvalidRequest, StaleHead
+from quire.errors import InvalidRequest
 from quire.ledger import Change, Replay, diff, replay, why
-from quire.log import MAIN, Blob, Turn
-from quire.model import ContextItem, Decision, Draft, Entry, Manifest, Message, Pin, TokenCount, ToolCallPart, Unpin
+from quire.log import MAIN, Blob
+from quire.model import ContextItem, Decision, Entry, Manifest, Message, Pin, ToolCallPart, Unpin
 from quire.model.events import ContextUsageUpdated
 from quire.model.notes import DocumentReference
 from quire.view.budget import UsageReport
-from quire.view.calibration import observe
 from quire.view.labels import PREFIX
 from quire.view.plans import Plan
-from quire.view.references import as_read
-from quire.view.shapes import Reply
 from quire.view.strategies import strategy_named
 
 if TYPE_CHECKING:
@@ -44,13 +41,14 @@ class Conversation:
         self._request: Request | None = None
         self._compactor = Compactor(engine, id, branch)
         self._assembler = Assembler(engine, id, branch)
+        self._recorder = Recorder(engine, id, branch)
         self._session = Session(engine, id, branch)
         self._toolbox = Toolbox(engine, id, branch)
         self._touched: list[DocumentReference] = []
 
     async def append(self, *messages: Message | str) -> list[Entry]:
         """Keeps messages, counted, without asking a model anything."""
-        drafts = [self._draft(Asked(message)) for message in map(as_message, messages)]
+        drafts = [self._recorder.draft(Asked(message)) for message in map(as_message, messages)]
         return await self.engine.store.append(self.id, *drafts, branch=self.branch)
 
     async def prepare(self, message: Message | str | None = None, *, documents: Sequence[Document] = ()) -> Request:
@@ -66,10 +64,12 @@ class Conversation:
         if referring is not None:
             pending = (referring.asked,)
             made = await self._assembler.assemble(pending, around=made.around, quoted=referring.decided)
+        compacted: list[Entry] = []
         for _ in range(ATTEMPTS):
             if made.assembly.plan is None:
                 break
-            await self._compactor.carry_out(made.assembly.plan, made.assembly, made.window, trigger="threshold")
+            entry = await self._compactor.carry_out(made.assembly.plan, made.assembly, made.window, trigger="threshold")
+            compacted += [entry] if entry is not None else []
             decided = referring.decided if referring is not None else ()
             made = await self._assembler.assemble(pending, around=made.around, quoted=decided)
         assembly = made.assembly
@@ -89,6 +89,8 @@ class Conversation:
             after=made.window.branch.head_path,
             blobs=tuple(Blob("text/plain", text.encode()) for text in quoted),
             tools=made.around.tools,
+            compacted=tuple(compacted),
+            load=self.engine.blobs.get,
         )
         return self._request
 
@@ -101,35 +103,33 @@ class Conversation:
         used = min(assembly.wanted, budget.target) if assembly.outgrown else assembly.wanted
         return self.engine.referrer.decide(pending[0].message, found, left=max(0, budget.trigger - used))
 
-    async def record(self, response: object, *, request: Request | None = None) -> Entry:
+    async def record(self, response: object, *, request: Request | None = None, unfinished: bool = False) -> Entry:
         """Keeps the reply, what it answered, and the manifest of its request (the last prepared, if none is given).
 
-        Takes an OpenAI or Anthropic response, as an object or a dict, a `Message`, or plain text.
+        Takes an OpenAI or Anthropic response, as an object or a dict, a `Message`, or plain text. A reply that broke
+        off is marked as `unfinished`.
         """
         request = request or self._request
         if request is None:
             raise InvalidRequest("There is no request to record a reply for; prepare one first.")
         reply = read_reply(response)
         answered = Asked(reply.message, merged(self._touched))
-        drafts = (*map(self._draft, request.pending), self._draft(answered, reply))
-        turn = Turn(
-            drafts=drafts,
-            manifest=partial(_filed, request),
-            blobs=request.blobs,
-            calibration=await self._observed(request.manifest, reply),
-            cost=self.engine.cost(reply.usage, request.manifest.policy.model),
-        )
-        store = self.engine.store
-        try:
-            stored = await store.record(self.id, turn, branch=self.branch, after=request.after)
-        except StaleHead:
-            # Someone else spoke in between; nothing of either is lost.
-            stored = await store.record(self.id, turn, branch=self.branch)
+        stored = await self._recorder.record(request, answered, reply, unfinished=unfinished)
         self._touched.clear()
         await self._session.carry(request.tools.entered if request.tools is not None else ())
-        tokens = sum(draft.tokens.tokens for draft in drafts if draft.tokens is not None)
-        self._compact_later(request.assembly.wanted + tokens)
+        self._compact_later(request.assembly.wanted + sum(entry.tokens or 0 for entry in stored))
         return stored[-1]
+
+    async def keep(self, request: Request | None = None) -> tuple[list[Entry], Request]:
+        """Puts what the request asks into the log before it is sent, so that nothing is lost if no reply comes.
+
+        Gives the entries, and the request to record the reply for.
+        """
+        request = request or self._request
+        if request is None:
+            raise InvalidRequest("There is no request whose question could be kept; prepare one first.")
+        entries, self._request = await self._recorder.keep(request)
+        return entries, self._request
 
     def _compact_later(self, tokens: int) -> None:
         """From the lower mark on, so that the next request need not wait for a summary."""
@@ -142,13 +142,13 @@ class Conversation:
         """What a compaction by hand would do now. Nothing is changed by asking."""
         return (await self._assembler.empty()).assembly.plan_by_hand()
 
-    async def compact(self, *, instructions: str | None = None) -> Entry | None:
+    async def compact(self, *, instructions: str | None = None, trigger: Trigger = "manual") -> Entry | None:
         """Compacts by hand, whatever the meter says; `instructions` say what the summary must keep.
 
-        None if there is nothing to compact, or if another compaction came first.
+        None if there is nothing to compact, or if another compaction came first. `trigger` says on whose behalf.
         """
         await self.engine.check_spending(self.id)
-        return await self._compact_now("manual", instructions)
+        return await self._compact_now(trigger, instructions)
 
     async def undo(self) -> Entry:
         """Takes the active compaction back: the view is again what it was before."""
@@ -159,9 +159,9 @@ class Conversation:
         return await self._compactor.edit_summary(text)
 
     async def _compact_now(self, trigger: Trigger, instructions: str | None = None) -> Entry | None:
-        made = await self._assembler.empty()
+        made = await self._assembler.unasked()
         assembly = made.assembly
-        plan = assembly.plan_by_hand() if trigger == "manual" else assembly.planned(assembly.budget)
+        plan = assembly.planned(assembly.budget) if trigger == "background" else assembly.plan_by_hand()
         if plan is None:
             return None
         entry = await self._compactor.carry_out(plan, assembly, made.window, trigger=trigger, instructions=instructions)
@@ -255,27 +255,3 @@ class Conversation:
     async def why(self, item: int | str, *, reply: int) -> Decision:
         """Why a message, by number, or an item, by name, was in that request or was not."""
         return why(await self.manifest(reply), item)
-
-    def _draft(self, asked: Asked, reply: Reply | None = None) -> Draft:
-        meter = self.engine.meter
-        tokens = meter.count(as_read(asked.message, asked.references, meter.text_of))
-        return Draft(
-            body=asked.message,
-            tokens=TokenCount(tokens, meter.name),
-            references=asked.references,
-            usage=reply.usage if reply else None,
-        )
-
-    async def _observed(self, manifest: Manifest, reply: Reply) -> tuple[str, str] | None:
-        """What the provider's report teaches about the model's counts."""
-        if reply.usage is None or not reply.usage.input_tokens:
-            return None
-        model = manifest.policy.model
-        known = await self.engine.calibration(model)
-        learnt = observe(known, predicted=manifest.total, reported=reply.usage.input_tokens)
-        self.engine.calibrated(model, learnt)
-        return model, learnt.canonical()
-
-
-def _filed(request: Request, stored: Sequence[Entry]) -> Manifest:
-    return numbered(request.manifest, stored[: len(request.pending)])

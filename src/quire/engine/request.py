@@ -9,7 +9,7 @@ from quire.log import Blob
 from quire.model import Entry, Manifest, Message, Provider, Span
 from quire.model.notes import DocumentReference
 from quire.view.assemble import Assembly
-from quire.view.shapes import Reply, shape_for
+from quire.view.shapes import Load, Reply, shape_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,10 @@ class Request:
     after: bytes
     blobs: tuple[Blob, ...]
     tools: ToolSet | None = None
+    compacted: tuple[Entry, ...] = ()
+    """The compactions that preparing it took."""
+    load: Load | None = None
+    """Finds the blobs that its messages quote."""
 
     @property
     def manifest(self) -> Manifest:
@@ -65,6 +69,8 @@ def read_reply(response: object) -> Reply:
     """A reply in whichever form it comes: a provider's response, as an object or a dict, a message, or plain text."""
     if isinstance(response, str):
         return Reply(Message.assistant(response), None, None)
+    if isinstance(response, Reply):
+        return response
     if isinstance(response, Message):
         return Reply(response, None, None)
     fields = cast(Mapping[str, Any], response if isinstance(response, Mapping) else vars(response))

@@ -203,6 +203,8 @@ class Draft:
     references: tuple[DocumentReference, ...] = ()
     usage: Usage | None = None
     at: int | None = None
+    unfinished: bool = False
+    """A reply that broke off."""
 
     def written_by(self) -> Author:
         if self.author is not None:
@@ -212,9 +214,10 @@ class Draft:
         return "user" if self.body.role in ("user", "system") else self.body.role
 
     def notes(self) -> str | None:
-        if not self.references and self.usage is None:
+        if not self.references and self.usage is None and not self.unfinished:
             return None
-        return Notes(references=self.references or None, usage=self.usage).canonical()
+        unfinished = self.unfinished or None
+        return Notes(references=self.references or None, usage=self.usage, unfinished=unfinished).canonical()
 
     def blobs(self) -> set[str]:
         return quoted_blobs(self.body, self.references)
