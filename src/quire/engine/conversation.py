@@ -140,7 +140,7 @@ class Conversation:
 
     async def plan(self) -> Plan | None:
         """What a compaction by hand would do now. Nothing is changed by asking."""
-        return (await self._assembler.empty()).assembly.plan_by_hand()
+        return (await self._assembler.unasked()).assembly.plan_by_hand()
 
     async def compact(self, *, instructions: str | None = None, trigger: Trigger = "manual") -> Entry | None:
         """Compacts by hand, whatever the meter says; `instructions` say what the summary must keep.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from quire.engine.request import Asked, Request, numbered
@@ -39,8 +40,10 @@ class Recorder:
         if not request.pending:
             return [], request
         store, drafts = self._engine.store, list(map(self.draft, request.pending))
+        quoted = {digest for draft in drafts for digest in draft.blobs()}
         for blob in request.blobs:
-            await store.put_blob(blob.data, media_type=blob.media_type)
+            if sha256(blob.data).hexdigest() in quoted:
+                await store.put_blob(blob.data, media_type=blob.media_type)
         try:
             stored = await store.append(self._conversation, *drafts, branch=self._branch, after=request.after)
         except StaleHead:
