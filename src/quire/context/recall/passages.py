@@ -29,7 +29,7 @@ def _joined(text: str) -> Iterator[str]:
     held: list[str] = []
     count = 0
     for piece in _pieces(text):
-        words = piece.count(" ") + 1
+        words = max(piece.count(" ") + 1, len(piece) // 12)
         if held and count + words > WORDS:
             yield " ".join(held)
             held, count = [], 0

@@ -43,7 +43,8 @@ _SURVEY = re.compile(r"\bsummar|\boverview\b|\brecap\b|\border\b|\btimeline\b|\b
 _SUMMARY = re.compile(r"\bsummar|\boverview\b|\brecap\b")
 _OF_REPLY = re.compile(
     r"\b(?:did|have|had|were) you\b"
-    r"|\byou (?:advis|describ|explain|g[ai]ve|guid|help|mention|outlin|propos|provid|recommend|sa[iy]|suggest|told)"
+    r"|\byou (?:advised|described|explained|gave|guided|helped|mentioned|outlined|proposed|provided|recommended|said"
+    r"|suggested|told|wrote)\b"
 )
 _FIRST_PERSON = re.compile(r"\b(?:i|me|my|mine)\b")
 

@@ -22,8 +22,8 @@ WEIGHTS: Mapping[str, float] = MappingProxyType(
         "around": 0.25,  # the same for terms that only the message before or after has
         "nearby": 2.0,  # the logarithm of what up to six messages on either side match, fading
         "meaning": 20.0,  # the cosine of question and message
-        "named": 10.0,  # said by whom the question names
-        "user": 9.0,  # said by the user, where the assistant only answers
+        "named": 12.0,  # said by whom the question names
+        "user": 10.0,  # said by the user, where the assistant only answers
         "own": 20.0,  # the share of "I" and "my" among its words
         "opening": 4.0,  # news stand at the beginning of a sitting
         "new": 6.0,  # the share of its terms that were new to the conversation
@@ -31,8 +31,8 @@ WEIGHTS: Mapping[str, float] = MappingProxyType(
         "wish": 6.0,  # that, or a preference, where the question asks for something
         "date": 6.0,  # said about when the question says
         "times": 2.0,  # words of time for a question of when
-        "digits": 3.0,  # digits for a question of how many
-        "kin": 7.0,  # like the best that the first reading found
+        "digits": 4.0,  # digits for a question of how many
+        "kin": 5.0,  # like the best that the first reading found
         "company": 0.7,  # the logarithm of how likely those near it are, by the first reading
         "price": -2.2,  # the logarithm of its tokens
     }

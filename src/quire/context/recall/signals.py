@@ -14,9 +14,11 @@ from quire.context.recall.marks import STANDING
 from quire.context.recall.packing import Floats, Ints, shortened
 from quire.context.recall.question import Question
 
+FEW = 500
+"""In an archive of fewer messages a term is as rare as if there were so many: no word can be common yet."""
 TERMS = 32
 """So many of a question's rarest terms are looked up."""
-FADES = 0.7
+FADES = 0.8
 """What a neighbour's words count for, with each further message between."""
 LEADERS = 5
 """The first reading's best, by which the second looks for more of their kind."""
@@ -37,7 +39,7 @@ def first_reading(archive: Archive, question: Question, *, vector: Floats | None
         "around": around,
         "nearby": np.log1p(smoothed(archive, match)),
         "named": _named(archive, question),
-        "user": archive.asking * (not question.summary),
+        "user": archive.asking * (not question.summary and not question.of_reply),
         "own": archive.own,
         "opening": archive.opening,
         "new": archive.new,
@@ -77,7 +79,7 @@ def _words(archive: Archive, question: Question) -> tuple[Floats, Floats]:
     """The weight of the question's terms in a message's best passage, and of those that only a neighbour has."""
     having = {term: archive.passages_having(term) for term in question.terms}
     rows = {term: _distinct(archive.message_of[places]) for term, places in having.items() if len(places)}
-    weights = {term: _rarity(len(rows[term]), len(archive)) for term in rows}
+    weights = {term: _rarity(len(rows[term]), of=len(archive)) for term in rows}
     rarest = sorted(weights, key=lambda term: -weights[term])[:TERMS]
     matched = np.zeros(len(archive.message_of), dtype=np.float32)
     around = np.zeros(len(archive), dtype=np.float32)
@@ -89,8 +91,9 @@ def _words(archive: Archive, question: Question) -> tuple[Floats, Floats]:
     return matched, around
 
 
-def _rarity(messages: int, of: int) -> float:
-    return log(1 + (of - messages + 0.5) / (messages + 0.5))
+def _rarity(having: int, *, of: int) -> float:
+    """How much it says that a message has a term, by how many have it, in nats."""
+    return log(1 + (max(of, FEW) - having + 0.5) / (having + 0.5))
 
 
 def _distinct(rising: Ints) -> Ints:
@@ -127,7 +130,9 @@ def _dated(archive: Archive, spans: tuple[Span, ...]) -> Floats:
 
 def _known(archive: Archive, likeness: Floats) -> Floats:
     """What has no vector counts as the rest does on average."""
-    return likeness if archive.seen.all() else np.where(archive.seen, likeness, likeness[archive.seen].mean())
+    if archive.seen.all() or not archive.seen.any():
+        return likeness
+    return np.where(archive.seen, likeness, likeness[archive.seen].mean())
 
 
 def _kin(archive: Archive, vectors: Floats, strength: Floats) -> Floats:

@@ -21,10 +21,10 @@ _VOWEL = re.compile("[aeiouy]")
 _SAYING_NOTHING = (
     "a about again all also am an and any are as at be been being both but by can could did do does doing don done down"
     " each for from get got had has have having he hello her here hers hey hi him his how i if in into is it its just"
-    " let like may me might mine more most must my myself no nor not of off oh ok okay on once only onto or other our"
-    " ours out over own re really same shall she should so some such than thank thanks that the their theirs them then"
-    " there these they this those to too under up us ve very was we well were what when where which who whom whose why"
-    " will with without would yeah yes you your yours"
+    " let like many may me might mine more most much must my myself no nor not of off oh ok okay on once only onto or"
+    " other our ours out over own re really same shall she should so some such than thank thanks that the their theirs"
+    " them then there these they this those to too under up us ve very was we well were what when where which who whom"
+    " whose why will with without would yeah yes you your yours"
 )
 _SILENT = frozenset(_SAYING_NOTHING.split())
 _SHORTENED = ("n't", "'m", "'ve", "'ll", "'re", "'d")
@@ -86,9 +86,9 @@ def _pairs(run: str) -> Iterator[str]:
 
 def _plain(word: str) -> str:
     """Lower case without accents; a number without its commas; what is shortened with an apostrophe in full."""
-    word = word.casefold().replace("’", "'")
+    word = word.replace("’", "'").casefold()
     if not word.isascii():
-        parted = unicodedata.normalize("NFKD", word)
+        parted = unicodedata.normalize("NFKD", word).casefold()
         word = unicodedata.normalize("NFC", "".join(char for char in parted if not unicodedata.combining(char)))
     if word[:1].isdigit():
         ordinal = _ORDINAL.fullmatch(word)
