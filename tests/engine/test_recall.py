@@ -48,7 +48,7 @@ async def test_a_message_comes_back_with_the_question_that_it_answers(store: Sql
     text = request.to_openai()["messages"][-2]["content"]
     assert "#40 user: The spare key of the boathouse lies under the third flowerpot." in text
     [slot] = [slot for slot in request.manifest.slots if slot.slot == "recall"]
-    assert 0 < slot.used <= slot.budget == 600
+    assert 0 < slot.used <= 600 < slot.budget
     reply = await conversation.record("Under the third flowerpot.")
     assert (await conversation.why(40, reply=reply.seq)).reason == "recalled"
     assert (await conversation.replay(reply.seq)).matches

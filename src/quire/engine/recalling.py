@@ -39,7 +39,7 @@ class Recaller:
         """Archived messages that bear on the question, the most worth first; `leaving` are shown already."""
         policy, active = self._engine.policy, window.branch.state.active
         strategy = strategy_named(policy.strategy)
-        room = allot(policy, strategy.shares).ceiling("recall")
+        room = allot(policy, strategy.shares).recalled
         if not strategy.recalls or not room or not question.strip() or active is None or active.covers is None:
             return ()
         archive = await self.archives.of(window.branch, upto=active.covers.last)

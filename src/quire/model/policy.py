@@ -27,7 +27,7 @@ class Policy(Value):
     shares: dict[Slot, float] | None = None
     """Shares of the room by slot, in place of the strategy's own."""
     recall_tokens: int | None = Field(default=None, ge=0)
-    """The most that the recall slot may take, in place of its share."""
+    """The most that archived messages may take of the recall slot."""
 
     @property
     def room(self) -> int:

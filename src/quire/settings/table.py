@@ -80,7 +80,7 @@ class Settings(Value):
         default=False, description="Offer the model tools to search the history and to read documents."
     )
     recall_tokens: int | None = Field(
-        default=None, ge=0, description="The most that recalled items may take in a request, in place of their share."
+        default=2_000, ge=0, description="The most that archived messages may take in a request; 0 recalls none."
     )
     shares: dict[Slot, float] | None = Field(
         default=None, description="The part of the room that each slot may take, in place of the strategy's."

@@ -17,6 +17,8 @@ class Budget(NamedTuple):
     trigger: int
     target: int
     ceilings: Mapping[Slot, int]
+    recalled: int
+    """The most that archived messages may take of the recall slot."""
 
     def ceiling(self, slot: Slot) -> int:
         return self.ceilings.get(slot, self.room)
@@ -28,9 +30,10 @@ def allot(policy: Policy, shares: Mapping[Slot, float], *, ratio: float = 1.0) -
     room = int(policy.room / scale)
     given: Mapping[Slot, float] = policy.shares or shares
     ceilings: dict[Slot, int] = {slot: min(room, max(FLOOR, int(room * share))) for slot, share in given.items()}
+    recalled = ceilings.get("recall", room)
     if policy.recall_tokens is not None:
-        ceilings["recall"] = min(room, policy.recall_tokens)
-    return Budget(room, int(policy.trigger / scale), int(policy.target / scale), ceilings)
+        recalled = min(recalled, policy.recall_tokens)
+    return Budget(room, int(policy.trigger / scale), int(policy.target / scale), ceilings, recalled)
 
 
 def slot_uses(budget: Budget, used: Mapping[Slot, int]) -> tuple[SlotUse, ...]:

@@ -80,7 +80,7 @@ def _recalled(
 ) -> Recalled | None:
     """What the recall slot still holds after the blocks in it."""
     used = sum(counted.tokens for counted in chosen if counted.block.slot == "recall")
-    room = min(left, budget.ceiling("recall") - used)
+    room = min(left, budget.ceiling("recall") - used, budget.recalled)
     shown = fit(gathered.recalled, room=room, counter=meter.counter)
     while shown:
         leaf = meter.data(fitted_text(shown))
