@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from quire.context.recall.packing import Floats
     from quire.engine.engine import Engine
 
+LEAST = 256
+"""With fewer tokens than that too little comes back to be worth reading anew with every question."""
 MOST = 400
 """Candidates for one question."""
 SPARE = 1.5
@@ -40,7 +42,7 @@ class Recaller:
         policy, active = self._engine.policy, window.branch.state.active
         strategy = strategy_named(policy.strategy)
         room = allot(policy, strategy.shares).recalled
-        if not strategy.recalls or not room or not question.strip() or active is None or active.covers is None:
+        if not strategy.recalls or room < LEAST or not question.strip() or active is None or active.covers is None:
             return ()
         archive = await self.archives.of(window.branch, upto=active.covers.last)
         ranked = await self._ranked(archive, question, within=active.covers, leaving=leaving)
