@@ -22,7 +22,7 @@ LEAST = 256
 """With fewer tokens than that too little comes back to be worth reading anew with every question."""
 MOST = 400
 """Candidates for one question."""
-SPARE = 1.5
+SPARE = 2
 """They may have so many times the tokens of the slot: what does not fit makes room for what does."""
 LONG = 1_200
 """A message of more characters is shown in pieces where it does not fit whole."""

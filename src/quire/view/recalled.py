@@ -16,11 +16,11 @@ Piece = tuple[int, int]
 """Characters of a message's text: from, up to."""
 
 _LOOKS_LIKE_A_HEAD = re.compile(
-    r"(?:^|(?<=[\r\v\f\x1c-\x1e\x85\u2028\u2029]))(?=#\d+ |\[\d{4}-\d\d-\d\d )", re.MULTILINE
+    r"(?:^|(?<=[\r\v\f\x1c-\x1e\x85\u2028\u2029]))(?=#\d+ |\[\d{1,2} [A-Z][a-z]{2} \d{4}\])", re.MULTILINE
 )
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_LABEL = 48
-"""About what the label's two lines take."""
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_LABEL = 38
+"""About what the label's two lines take; if it is more, the last message makes room."""
 _LEAST = 8
 """No message with its number and speaker takes fewer tokens."""
 
@@ -72,8 +72,9 @@ def _block(written: Iterable[tuple[int, str, str]]) -> str:
 
 
 def _day(entry: Entry) -> str:
+    """Written so that it takes few tokens: every day that is shown has one."""
     time = entry.time
-    return f"[{time:%Y-%m-%d} {_DAYS[time.weekday()]}]"
+    return f"[{time.day} {_MONTHS[time.month - 1]} {time.year}]"
 
 
 def _line(candidate: Candidate) -> str:
