@@ -158,6 +158,9 @@ class Conversation:
     def run_tool(self, call: ToolCallPart) -> Message:
         return self._loop.wait(self._conversation.run_tool(call))
 
+    def preview(self, message: Message | str = "") -> Manifest:
+        return self._loop.wait(self._conversation.preview(message))
+
     def pin(self, number: int) -> None:
         self._loop.wait(self._conversation.pin(number))
 

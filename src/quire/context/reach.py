@@ -90,6 +90,12 @@ CALLS = {call.tool: call for call in (*HISTORY, *DOCUMENTS, *MEMORY)}
 Call = HistorySearch | HistoryRead | ReadDocument | FindDocuments | FindExcerpts | ResolveWikilink | Remember
 
 
+def definitions(*, documents: bool, memory: bool) -> list[ToolDefinition]:
+    """The tools that can be answered: of documents only with a vault, of memory only where something is remembered."""
+    offered = (*HISTORY, *(DOCUMENTS if documents else ()), *(MEMORY if memory else ()))
+    return [call.definition() for call in offered]
+
+
 def read_call(name: str, arguments: str) -> Call:
     """The call that a model makes; what is wrong with it is said so that the model can mend it."""
     try:

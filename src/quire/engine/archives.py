@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
+from quire.engine.core import Core
 from quire.engine.shelving import Missing, fill, missing
 from quire.errors import StaleShelf
 from quire.log import Branch
@@ -16,7 +17,6 @@ from quire.log.found import ShelfMark
 
 if TYPE_CHECKING:
     from quire.context.recall import Archive, Segment
-    from quire.engine.engine import Engine
 
 ON_THE_WAY = 4
 """So many shelves, of 512 messages each, are made while a request waits; that takes about half a second."""
@@ -29,7 +29,7 @@ Key = tuple[str, ...]
 class Archives:
     """Archives for the conversations of one engine."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: Core) -> None:
         self._engine = engine
         self._kept: OrderedDict[Key, Archive] = OrderedDict()
 

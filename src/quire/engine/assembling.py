@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from quire.engine.core import Core
+from quire.engine.recalling import Recaller
 from quire.engine.request import Asked, Document
-from quire.engine.surroundings import Surroundings
+from quire.engine.surroundings import Gatherer, Surroundings
 from quire.errors import InvalidRequest
 from quire.log import Window
 from quire.model import Entry, Message
@@ -13,9 +14,6 @@ from quire.model.manifest import Decision
 from quire.view.assemble import Assembly, assemble
 from quire.view.material import Block, Material, Tool
 from quire.view.references import as_read
-
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
 
 RECENT = 2
 """So many turns before a question are looked at to see what it is about."""
@@ -37,8 +35,9 @@ class Assembled:
 class Assembler:
     """Makes requests for one branch."""
 
-    def __init__(self, engine: "Engine", conversation: str, branch: int) -> None:
+    def __init__(self, engine: Core, conversation: str, branch: int, *, gatherer: Gatherer, recaller: Recaller) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
+        self._gatherer, self._recaller = gatherer, recaller
 
     async def assemble(
         self,
@@ -53,7 +52,7 @@ class Assembler:
         window = await engine.store.window(self._conversation, branch=self._branch, max_tokens=engine.policy.room)
         question = question_of(asked, window)
         if around is None:
-            gathered = await engine.gatherer.around(window.branch, question, _recent(window, asked))
+            gathered = await self._gatherer.around(window.branch, question, _recent(window, asked))
             around = gathered.joined(*map(_block, documents))
         pinned = await self._pinned(window)
         await engine.blobs.load([*window.messages, *pinned])
@@ -70,7 +69,7 @@ class Assembler:
             pins=frozenset(window.branch.state.pins),
             pending=tuple(as_read(each.message, each.references, engine.meter.text_of) for each in asked),
             quoted=tuple(quoted),
-            recalled=await engine.recaller.candidates(window, question, leaving=[entry.seq for entry in pinned]),
+            recalled=await self._recaller.candidates(window, question, leaving=[entry.seq for entry in pinned]),
             decided=around.decided,
         )
         calibration = await engine.calibration(engine.policy.model)

@@ -1,9 +1,8 @@
 """Compactions of one branch: carried out, told of, taken back, put in other words."""
 
-from typing import TYPE_CHECKING
-
 from quire.compaction.citations import checked
 from quire.compaction.run import Order, Trigger, carry_out
+from quire.engine.core import Core
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Entry, Restore, Usage
@@ -11,12 +10,9 @@ from quire.model.events import CompactionFailed, CompactionStarted, ContextCompa
 from quire.view.assemble import Assembly
 from quire.view.plans import Plan
 
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
-
 
 class Compactor:
-    def __init__(self, engine: "Engine", conversation: str, branch: int) -> None:
+    def __init__(self, engine: Core, conversation: str, branch: int) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
 
     async def carry_out(

@@ -40,10 +40,10 @@ class Conversation:
         self.engine, self.id, self.branch = engine, id, branch
         self._request: Request | None = None
         self._compactor = Compactor(engine, id, branch)
-        self._assembler = Assembler(engine, id, branch)
+        self._assembler = Assembler(engine, id, branch, gatherer=engine.gatherer, recaller=engine.recaller)
         self._recorder = Recorder(engine, id, branch)
-        self._session = Session(engine, id, branch)
-        self._toolbox = Toolbox(engine, id, branch)
+        self._session = Session(engine, id, branch, price=engine.gatherer.price)
+        self._toolbox = Toolbox(engine, id, branch, recaller=engine.recaller)
         self._touched: list[DocumentReference] = []
 
     async def append(self, *messages: Message | str) -> list[Entry]:
@@ -172,7 +172,7 @@ class Conversation:
 
     async def usage(self) -> UsageReport:
         """The meter: what the next request holds before anything is asked, and the number that triggers."""
-        manifest, policy = (await self._assembler.empty()).assembly.manifest, self.engine.policy
+        manifest, policy = await self.preview(), self.engine.policy
         return UsageReport(
             slots=manifest.slots,
             total=manifest.wanted,
@@ -216,6 +216,10 @@ class Conversation:
         pages = self._request.assembly.pages
         texts = [leaf.message.text for leaf in pages.leaves[pages.stable :]]
         return [text for text in texts if text.startswith(f"<{PREFIX}:")]
+
+    async def preview(self, message: Message | str = "") -> Manifest:
+        """What a request would hold that asks this now. Nothing is changed by asking."""
+        return (await self._assembler.assemble((Asked(as_message(message)),))).assembly.manifest
 
     async def pin(self, number: int) -> None:
         """Keeps a message in the view, word for word, whatever is compacted."""

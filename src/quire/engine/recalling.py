@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from quire.engine.archives import Archives
+from quire.engine.core import Core
 from quire.errors import ModelError
 from quire.llm.embeddings import embedded
 from quire.log import Branch, Window
@@ -16,7 +17,6 @@ from quire.view.strategies import strategy_named
 if TYPE_CHECKING:
     from quire.context.recall import Archive, Question, Ranked
     from quire.context.recall.packing import Floats
-    from quire.engine.engine import Engine
 
 LEAST = 256
 """With fewer tokens than that too little comes back to be worth reading anew with every question."""
@@ -33,7 +33,7 @@ IN_THREAD = 20_000
 class Recaller:
     """Recalls for the conversations of one engine."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: Core) -> None:
         self._engine = engine
         self.archives = Archives(engine)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
+from quire.engine.core import Core
 from quire.engine.request import Asked, Request, numbered
 from quire.errors import StaleHead
 from quire.log import Turn
@@ -14,14 +14,11 @@ from quire.view.calibration import observe
 from quire.view.references import as_read
 from quire.view.shapes import Reply
 
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
-
 
 class Recorder:
     """Records for one branch."""
 
-    def __init__(self, engine: "Engine", conversation: str, branch: int) -> None:
+    def __init__(self, engine: Core, conversation: str, branch: int) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
 
     def draft(self, asked: Asked, reply: Reply | None = None, *, unfinished: bool = False) -> Draft:

@@ -6,18 +6,16 @@ What is decided stays on the message.
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quire.compaction.documents import document_summary
 from quire.context.vault import Referred, summarized
+from quire.engine.core import Core
 from quire.engine.request import Asked
 from quire.model import Message
 from quire.model.manifest import Decision
 from quire.model.notes import DocumentReference
 from quire.view.labels import labelled
-
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
 
 KEPT_SUMMARIES = 10_000
 
@@ -32,7 +30,7 @@ class Referring(NamedTuple):
 class Referrer:
     """Looks up what messages name, for the conversations of one engine."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: Core) -> None:
         self._engine = engine
         self._summaries: dict[str, str] = {}
 

@@ -1,25 +1,22 @@
 """A session's items, by name: what the user puts in or takes out, and what a tool search of the model's brings in."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from quire.context.items import InSession, available, items_in_session
 from quire.context.names import sent_name
 from quire.context.selection import Selector, candidate
 from quire.context.tool_search import SearchCall, brought, found_tools, told
-from quire.context.tools import ToolSet
+from quire.context.tools import Tokens, ToolSet
+from quire.engine.core import Core
 from quire.errors import InvalidRequest
 from quire.model import ContextChange, ContextItem
-
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
 
 
 class Session:
     """The items of one branch."""
 
-    def __init__(self, engine: "Engine", conversation: str, branch: int) -> None:
-        self._engine, self._conversation, self._branch = engine, conversation, branch
+    def __init__(self, engine: Core, conversation: str, branch: int, *, price: Tokens) -> None:
+        self._engine, self._conversation, self._branch, self._price = engine, conversation, branch, price
 
     async def items(self) -> list[InSession]:
         branch = await self._engine.store.branch(self._conversation, self._branch)
@@ -43,7 +40,7 @@ class Session:
         """Looks through the tools that had no room or were not called for; what fits is there from the next request."""
         engine = self._engine
         scores, _ = await Selector(engine.embedder).scores(call.query, [candidate(tool) for tool in tools.omitted])
-        hits = found_tools(scores, tools.omitted, room=tools.room, tokens=engine.gatherer.price, limit=call.limit)
+        hits = found_tools(scores, tools.omitted, room=tools.room, tokens=self._price, limit=call.limit)
         await self.carry(brought(hits))
         return told(hits)
 

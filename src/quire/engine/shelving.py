@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from quire.engine.core import Core
 from quire.errors import StaleShelf
 from quire.log import Branch
 from quire.log.found import SHELF, Passage, Shelf, ShelfMark, message_key
@@ -17,7 +18,6 @@ from quire.view.recalled import told
 
 if TYPE_CHECKING:
     from quire.context.recall import Spoken
-    from quire.engine.engine import Engine
 
 LONGEST = 50_000
 """Characters of one message that are indexed; the rest of a longer one is found by its beginning."""
@@ -45,7 +45,7 @@ def _along(branch: Branch, upto: int) -> Iterator[Missing]:
             yield Missing(piece.branch, number, first, min(piece.last, (number + 1) * SHELF))
 
 
-async def fill(engine: "Engine", branch: Branch, shelves: Sequence[Missing]) -> AsyncGenerator[Missing]:
+async def fill(engine: Core, branch: Branch, shelves: Sequence[Missing]) -> AsyncGenerator[Missing]:
     """Makes and stores these shelves, and names each that is done."""
     for shelf in shelves:
         # Whoever purges a message while its shelf is made comes first; then it is made once more without it.
@@ -56,7 +56,7 @@ async def fill(engine: "Engine", branch: Branch, shelves: Sequence[Missing]) -> 
         yield shelf
 
 
-async def _make(engine: "Engine", branch: Branch, shelf: Missing) -> None:
+async def _make(engine: Core, branch: Branch, shelf: Missing) -> None:
     entries = await engine.store.range(branch.conversation, branch=shelf.branch, first=shelf.first, last=shelf.last)
     spoken, passages = await asyncio.to_thread(_read, engine, entries)
     from quire.context.recall import build
@@ -67,7 +67,7 @@ async def _make(engine: "Engine", branch: Branch, shelf: Missing) -> None:
     await engine.store.put_shelf(branch.conversation, made)
 
 
-def _read(engine: "Engine", entries: Sequence[Entry]) -> tuple[list["Spoken"], list[Passage]]:
+def _read(engine: Core, entries: Sequence[Entry]) -> tuple[list["Spoken"], list[Passage]]:
     from quire.context.recall import Spoken
 
     spoken: list[Spoken] = []

@@ -7,12 +7,12 @@ more than its messages.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from quire.context import memory
 from quire.context.items import RequestItems, blocks, request_items
 from quire.context.selection import SelectionSettings, Selector, candidates
 from quire.context.tools import ToolSet, fit_tools
+from quire.engine.core import Core
 from quire.engine.meaning import meaning_of
 from quire.errors import DocumentNotFound, PathRefused
 from quire.log import Branch
@@ -23,9 +23,6 @@ from quire.model.manifest import Decision
 from quire.view.budget import allot
 from quire.view.material import Block
 from quire.view.strategies import strategy_named
-
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
 
 LASTING = 200
 """So many of an agent's entries are looked at for the stable part, the newest first."""
@@ -46,7 +43,7 @@ class Surroundings:
 class Gatherer:
     """Gathers surroundings for the conversations of one engine."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: Core) -> None:
         self._engine = engine
         self._selector = Selector(engine.embedder)
 

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from quire.context.memory import check_new
 from quire.context.reach import (
-    DOCUMENTS,
-    HISTORY,
-    MEMORY,
     Call,
     FindDocuments,
     FindExcerpts,
@@ -24,17 +21,18 @@ from quire.context.reach import (
     read_call,
 )
 from quire.context.vault.resolve import Ambiguous, Broken, Resolved
+from quire.engine.core import Core
 from quire.engine.meaning import meaning_of
+from quire.engine.recalling import Recaller
 from quire.engine.surroundings import memory_shelf
 from quire.errors import InvalidRequest, QuireError
 from quire.log.found import Citation, Hit, vault_scope
-from quire.model import Entry, ToolDefinition
+from quire.model import Entry
 from quire.model.notes import DocumentReference
 from quire.view.recalled import Candidate, recalled_text
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
-    from quire.engine.engine import Engine
 
 LONGEST = 20_000
 """Characters of one answer: about 5,000 tokens. What is longer says how to go on."""
@@ -49,19 +47,11 @@ class Answer(NamedTuple):
     is_error: bool = False
 
 
-def definitions(engine: "Engine") -> list[ToolDefinition]:
-    """The tools that this engine can answer: of documents only with a vault, of memory only with an agent's."""
-    offered = [*HISTORY]
-    offered += DOCUMENTS if engine.vault is not None else ()
-    offered += MEMORY if engine.agent.memory.enabled else ()
-    return [call.definition() for call in offered]
-
-
 class Toolbox:
     """Answers calls for one branch."""
 
-    def __init__(self, engine: "Engine", conversation: str, branch: int) -> None:
-        self._engine, self._conversation, self._branch = engine, conversation, branch
+    def __init__(self, engine: Core, conversation: str, branch: int, *, recaller: Recaller) -> None:
+        self._engine, self._conversation, self._branch, self._recaller = engine, conversation, branch, recaller
 
     async def answer(self, name: str, arguments: str, *, recalled: Callable[[], Iterable[str]]) -> Answer:
         """`recalled` gives the texts that the request at hand recalls, which are not to be remembered."""
@@ -90,7 +80,7 @@ class Toolbox:
 
     async def _search_history(self, query: str, limit: int) -> Answer:
         window = await self._engine.store.window(self._conversation, branch=self._branch, max_tokens=0)
-        found = await self._engine.recaller.search(window.branch, query, limit=limit)
+        found = await self._recaller.search(window.branch, query, limit=limit)
         if not found:
             return Answer("Nothing in the earlier messages bears on this. Try other words.")
         return Answer(_cut(recalled_text(found), "search with a smaller limit"))

@@ -6,16 +6,14 @@ note.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quire.compaction.documents import document_summary
 from quire.context.vault import Batch, Known, Note, Step, Vault
+from quire.engine.core import Core
 from quire.llm.embeddings import embedded
 from quire.log.found import Document, Embedded, IndexedDocument, Passage, vault_scope
 from quire.log.vectors import packed
-
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
 
 EMBEDDED_AT_ONCE = 256
 
@@ -28,7 +26,7 @@ class Progress(NamedTuple):
     path: str | None = None
 
 
-async def index_vault(engine: "Engine", vault: Vault) -> AsyncGenerator[Progress]:
+async def index_vault(engine: Core, vault: Vault) -> AsyncGenerator[Progress]:
     """Brings the index up to date, and says after every note how far it is."""
     known = {
         document.path: Known(document.digest.hex(), document.size, document.modified, document.aliases)
@@ -53,7 +51,7 @@ def _up_to_a_batch(steps: Iterator[Step]) -> list[Step]:
     return some
 
 
-async def _store(engine: "Engine", vault: Vault, batch: Batch) -> None:
+async def _store(engine: Core, vault: Vault, batch: Batch) -> None:
     indexed = [await _indexed(note) for note in batch.notes]
     if indexed:
         await engine.store.put_documents(vault.name, indexed)
@@ -84,7 +82,7 @@ async def _indexed(note: Note) -> IndexedDocument:
     return IndexedDocument(document, passages)
 
 
-async def _embed(engine: "Engine", vault: Vault) -> None:
+async def _embed(engine: Core, vault: Vault) -> None:
     """Vectors for the passages that lack them; without an embedder words alone find them."""
     embedder, scope = engine.embedder, vault_scope(vault.name)
     if embedder is None:
