@@ -1,35 +1,75 @@
 """`quire db`: the database's schema."""
 
+import os
 from typing import Annotated
 
 import typer
 
-from quire.log import migrate
+from quire.cli.config import without_password
+from quire.cli.output import give, text
+from quire.cli.running import FAILED, AsJson, command, group
 
-app = typer.Typer(help="Look after the database that holds the log.", no_args_is_help=True)
+app = group("Look after the database that holds the log.")
 
-Url = Annotated[str, typer.Argument(envvar="QUIRE_DATABASE_URL", help="sqlite:///path or postgresql://…")]
+Url = Annotated[
+    str | None,
+    typer.Argument(help="sqlite:///path or postgresql://…; else the one in the settings.", show_default=False),
+]
 
 
-@app.command()
+def _url(url: str | None) -> str:
+    from quire.cli.opening import Options, database_url, settings_from
+
+    return url if url is not None else database_url(settings_from(Options()).settings)
+
+
+@command(app, "quire db upgrade")
 def upgrade(
-    url: Url, *, role: Annotated[str | None, typer.Option(help="Also let this role of PostgreSQL use the log.")] = None
+    url: Url = None,
+    *,
+    role: Annotated[str | None, typer.Option(help="Also let this role of PostgreSQL use the log.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the schema to what this version of Quire needs."""
-    before = migrate.upgrade(url)
-    if before == migrate.HEAD:
-        typer.echo(f"The schema is at {migrate.HEAD} already.")
-    else:
-        typer.echo(f"Upgraded the schema from {before or 'nothing'} to {migrate.HEAD}.")
+    from quire.log import migrate
+
+    where = _url(url)
+    _make_folder(where)
+    before = migrate.upgrade(where)
+    said = [
+        f"The schema is at {migrate.HEAD} already."
+        if before == migrate.HEAD
+        else f"Upgraded the schema from {before or 'nothing'} to {migrate.HEAD}."
+    ]
     if role is not None:
-        migrate.grant(url, role)
-        typer.echo(f"The role {role} may use the log.")
+        migrate.grant(where, role)
+        said.append(f"The role {role} may use the log.")
+    document = {"database": without_password(where), "before": before, "now": migrate.HEAD, "role": role}
+    give(document, lambda _: map(text, said), as_json=as_json)
 
 
-@app.command()
-def status(url: Url) -> None:
+def _make_folder(url: str) -> None:
+    from pathlib import Path
+
+    if url.startswith("sqlite:///"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+
+
+@command(app, "quire db status")
+def status(url: Url = None, *, as_json: AsJson = False) -> None:
     """Say which version the schema has; the exit code is 1 if it is not the one that is needed."""
-    found = migrate.status(url)
-    typer.echo(f"The schema is at {found or 'nothing'}; this version of Quire needs {migrate.HEAD}.")
-    if found != migrate.HEAD:
-        raise typer.Exit(1)
+    from quire.log import migrate
+
+    where = _url(url)
+    found = migrate.status(where) if _is_there(where) else None
+    said = f"The schema is at {found or 'nothing'}; this version of Quire needs {migrate.HEAD}."
+    current = found == migrate.HEAD
+    document = {"database": without_password(where), "found": found, "needed": migrate.HEAD, "current": current}
+    give(document, lambda _: [text(said)], as_json=as_json)
+    if not current:
+        raise typer.Exit(FAILED)
+
+
+def _is_there(url: str) -> bool:
+    """Asking makes no file."""
+    return not url.startswith("sqlite:///") or os.path.exists(url.removeprefix("sqlite:///"))  # noqa: PTH110 (a URL's)

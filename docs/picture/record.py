@@ -1,0 +1,179 @@
+"""Records a real chat with the local model in a real terminal, and draws it as docs/picture/chat.svg.
+
+    .venv/bin/python docs/picture/record.py
+
+The model is small and never says the same twice, so of several sessions the one that shows most is kept, as it was.
+Look at the picture afterwards.
+"""
+
+import os
+import re
+import sys
+import tempfile
+import time
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.style import Style
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+from quire.testing.llama import LocalModel
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "cli"))
+
+from chatting import COLUMNS, QUIRE, Terminal  # noqa: E402
+
+WINDOW = 1_024
+NOTES = {
+    "places/Water mills.md": "# Water mills\n\nA water mill grinds grain by the power of a river.\n\n"
+    "Undershot wheels are turned by the stream, overshot wheels by water that falls from above.\n",
+    "Millers.md": "# Millers\n\nThe miller keeps every sixteenth sack. He lives at the [[Water mills]].\n",
+    "counts.csv": "year,mills\n1086,5624\n1300,12000\n",
+}
+AGENT = 'instructions = "You are a helpful assistant. Answer in one or two short sentences."'
+SETTINGS = """\
+# So small that a compaction comes soon.
+context_threshold = 0.4
+document_share = 1.0
+reserved_response_tokens = 256
+"""
+QUESTIONS = (
+    "What is a water mill? See [[Water mills]].",
+    "Which years are in @counts.csv?",
+    "What does the miller keep? See [[Millers]] and [[Bakers]].",
+)
+ATTEMPTS = 14
+WANTED = (
+    "archived",
+    r"\A(?!.*ends at the limit)",
+    r"\n(?! )[^\n]*(1086|1300|5624|12,?000)[^\n]*\n",
+    r"\n(?! )[^\n]*sixteenth",
+    r"See \[\[Water mills\]\]\.\nA ",
+)
+"""A compaction, replies that end by themselves, and two that say what stands in the notes."""
+METER = re.compile(r"^#\d+ · [━─]+ ", re.MULTILINE)
+PROMPT = re.compile(r"^›$", re.MULTILINE)
+
+THEME = TerminalTheme(
+    (24, 24, 27), (222, 222, 224),
+    [(60, 60, 66), (248, 113, 113), (134, 206, 127), (234, 190, 96), (122, 162, 247), (199, 146, 234), (94, 200, 210),
+     (222, 222, 224)],
+    [(145, 145, 155), (255, 140, 140), (160, 230, 150), (250, 210, 120), (150, 185, 255), (220, 170, 250),
+     (130, 225, 232), (255, 255, 255)],
+)  # fmt: skip
+
+# Rich's own frame loads a font from elsewhere; this one takes what the reader has.
+FRAME = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
+    <title>A chat over a vault of notes in the terminal</title>
+    <style>
+    .{unique_id}-matrix {{
+        font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
+        font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width;
+    }}
+    .{unique_id}-title {{ font-size: 18px; font-family: system-ui, sans-serif; }}
+    {styles}
+    </style>
+    <defs>
+    <clipPath id="{unique_id}-clip-terminal">
+      <rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+    </clipPath>
+    {lines}
+    </defs>
+    {chrome}
+    <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+    {backgrounds}
+    <g class="{unique_id}-matrix">
+    {matrix}
+    </g>
+    </g>
+</svg>
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, LocalModel(context=WINDOW) as model:
+        home = Path(folder)
+        for name, text in NOTES.items():
+            path = home / "notes" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "XDG_"))}
+        env |= {"HOME": str(home), "TERM": "xterm-256color"}
+        Terminal([str(QUIRE), "init", "--base-url", model.url, "--vault", "notes"], env=env, folder=home).end()
+        (home / "quire.toml").write_text(SETTINGS)
+        (home / ".config/quire/agents").mkdir()
+        (home / ".config/quire/agents/guide.toml").write_text(AGENT)
+        best: list[Text] = []
+        for _ in range(ATTEMPTS):
+            best = max(best, session(env, home), key=worth)
+            if worth(best) == len(WANTED):
+                break
+    draw(best)
+
+
+def worth(lines: list[Text]) -> int:
+    """How much can be seen of what the picture is for."""
+    text = "\n".join(line.plain for line in lines)
+    return sum(bool(re.search(each, text, re.DOTALL)) for each in WANTED)
+
+
+def session(env: dict[str, str], home: Path) -> list[Text]:
+    terminal = Terminal(
+        [str(QUIRE), "chat", "--new", "--agent", "guide", "--reply-tokens", "110"], env=env, folder=home
+    )
+    terminal.wait(PROMPT)
+    for question in QUESTIONS:
+        for sign in question:
+            terminal.type(sign)
+            time.sleep(0.02)
+        time.sleep(0.2)
+        terminal.say("", METER)
+    terminal.say("/context", "reserved  ")
+    terminal.say("/undo", re.compile(r"taken back|nothing|no compaction"))
+    terminal.type("\x04")
+    terminal.end()
+    return [styled(line) for line in terminal.cells()]
+
+
+def styled(line: list) -> Text:
+    text = Text()
+    for look, signs in groupby(line, key=lambda sign: sign._replace(data="")):
+        text.append("".join(sign.data for sign in signs), style=style(look))
+    text.rstrip()
+    return text
+
+
+def style(look: object) -> Style:
+    return Style(
+        color=_colour(look.fg), bgcolor=_colour(look.bg), bold=look.bold, italic=look.italics, underline=look.underscore
+    )
+
+
+def _colour(name: str) -> str | None:
+    """pyte's names in Rich's."""
+    if name == "default":
+        return None
+    if re.fullmatch("[0-9a-f]{6}", name):
+        return f"#{name}"
+    name = name.replace("brown", "yellow")
+    return f"bright_{name.removeprefix('bright')}" if name.startswith("bright") else name
+
+
+def draw(lines: list[Text]) -> None:
+    while lines and not lines[-1].plain.strip(" ›"):
+        lines.pop()
+    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
+    console.print(Text("$ quire chat --agent guide", style="bold"))
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="crop")
+    svg = console.export_svg(title="quire chat", theme=THEME, code_format=FRAME, unique_id="chat")
+    (HERE / "chat.svg").write_text(svg, encoding="utf-8")
+    sys.stdout.write("\n".join(line.plain for line in lines))
+
+
+if __name__ == "__main__":
+    main()

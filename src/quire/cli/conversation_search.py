@@ -1,0 +1,114 @@
+"""`quire conversation search`: messages by their words, and by meaning where embeddings are set.
+
+What is not in the index yet is put there first, with a progress bar: the log can always say what is missing.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.cli.output import give, moment, one_line, table, text, timestamp
+from quire.cli.progress import progress
+from quire.cli.running import (
+    MAIN,
+    About,
+    AsJson,
+    BranchNumber,
+    ConversationId,
+    Given,
+    Limit,
+    about,
+    command,
+    conversation_named,
+    group,
+    run,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from quire.engine import Engine
+    from quire.log import Branch
+    from quire.model import Entry
+
+app = group("")
+
+
+@command(app, "quire conversation search 'spring tide' --limit 2")
+def search(
+    query: Annotated[str, typer.Argument(help="What to look for; any words.")],
+    conversation: ConversationId = None,
+    *,
+    everywhere: Annotated[bool, typer.Option("--all", help="In every conversation, not only in one.")] = False,
+    branch: BranchNumber = MAIN,
+    limit: Limit = 10,
+    as_json: AsJson = False,
+    given: Given = None,
+) -> None:
+    """Find messages, archived or not, the most relevant first."""
+    target = about(conversation, branch=branch, given=given)
+    found = run(_everywhere(target, query, limit) if everywhere else _searched(target, query, limit))
+
+    def draw(_: Any) -> "Iterable[RenderableType]":
+        place = [(each.conversation,) if everywhere else () for _, each in found]
+        yield table(
+            "score", *(["conversation"] if everywhere else []), "entry", "role", "when", "message",
+            rows=[
+                (score, *where, f"#{each.seq}", each.role, moment(each.at), one_line(each.message.text, 120))
+                for where, (score, each) in zip(place, found, strict=True)
+            ],
+            right=("score", "entry"), wide=("message",),
+        ) if found else text("No message bears on this.")  # fmt: skip
+
+    listed = [
+        {
+            "conversation": each.conversation,
+            "branch": each.branch,
+            "number": each.seq,
+            "role": each.role,
+            "at": timestamp(each.at),
+            "score": round(score, 4),
+            "text": each.message.text,
+        }
+        for score, each in found
+    ]
+    give({"query": query, "messages": listed}, draw, as_json=as_json)
+
+
+async def _searched(target: About, query: str, limit: int) -> "list[tuple[float, Entry]]":
+    from quire.cli.opening import as_options, opened
+
+    async with opened(as_options(target.given)) as engine:
+        named = await conversation_named(engine.store, target.conversation)
+        branch = await engine.store.branch(named, target.branch)
+        await _index(engine, [branch])
+        hits = await engine.recaller.search(branch, query, limit=limit)
+        return [(each.score, each.entry) for each in hits]
+
+
+async def _everywhere(target: About, query: str, limit: int) -> "list[tuple[float, Entry]]":
+    from quire.cli.conversation import all_conversations
+    from quire.cli.opening import as_options, opened
+    from quire.engine.meaning import meaning_of
+    from quire.log import conversation_scope, message_place
+
+    async with opened(as_options(target.given)) as engine:
+        store = engine.store
+        known = await all_conversations(store)
+        await _index(engine, [branch for each in known for branch in await store.branches(each)])
+        meaning = await meaning_of(query, engine.embedder)
+        hits = await store.search(query, scopes=[conversation_scope(each) for each in known], limit=limit, **meaning)
+        found: list[tuple[float, Entry]] = []
+        for hit in hits:
+            branch, seq = message_place(hit.key)
+            found.append((hit.score, await store.entry(hit.scope.partition(":")[2], seq, branch=branch)))
+        return found
+
+
+async def _index(engine: "Engine", branches: "list[Branch]") -> None:
+    """Makes what is missing from the index."""
+    with progress("Indexing") as so_far:
+        for branch in branches:
+            async for done, total in engine.recaller.archives.filling(branch):
+                so_far.at(done, total)

@@ -1,0 +1,178 @@
+"""A whole session in a real terminal with the real local model: from `quire init` to the day after."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chatting import QUIRE, Terminal
+
+from quire.log import SqlStore
+from quire.model import Compaction, Restore
+from quire.testing.llama import LocalModel, missing_packages
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing_packages()), reason="THE LOCAL MODEL IS NOT INSTALLED: run `just setup`"),
+    pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals here"),
+]
+
+WINDOW = 1_280
+METER = re.compile(r"^#(\d+) · [━─]+ ~?[\d,]+ of [\d,]+ tokens · window 1,280", re.MULTILINE)
+PROMPT = re.compile(r"^›$", re.MULTILINE)
+
+NOTES = {
+    "places/Water mills.md": "---\naliases: [mills]\n---\n# Water mills\n\nA water mill grinds grain by the power of a "
+    "river.\n\n## Wheels\n\nUndershot wheels are turned by the stream, overshot wheels from above.\n",
+    "Millers.md": "# Millers\n\nThe miller keeps every sixteenth sack. He lives at the [[Water mills|mill]].\n",
+    "counts.csv": "year,mills\n1086,5624\n1300,12000\n",
+}
+QUESTIONS = (
+    "What does the miller keep? See [[Millers]].",
+    "How many mills were there? See @counts.csv.",
+    "What is the difference between undershot and overshot wheels? [[Water mills#Wheels]]",
+    "Where does [[Nobody]] live?",
+    "Why is a river useful?",
+    "What is flour made of?",
+    "Name three kinds of grain.",
+    "What does a stone do in a mill?",
+    "Who brings the sacks?",
+)
+STORIES = (
+    "Write a long story about a river, a mill and a boy.",
+    "Describe a walk through a forest in autumn, in ten sentences.",
+    "Explain step by step how bread is baked.",
+    "Write a letter to a friend about your journey to the sea.",
+    "Describe the house of your grandmother, room by room.",
+    "Tell a long tale of a king and his three daughters.",
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    for name, text in NOTES.items():
+        path = tmp_path / "notes" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def env(home: Path) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("QUIRE_", "XDG_", "COLUMNS", "LINES")) and not name.endswith("_API_KEY")
+    }
+    return {**kept, "HOME": str(home), "TERM": "xterm-256color"}
+
+
+@pytest.fixture
+def model() -> Iterator[LocalModel]:
+    with LocalModel(context=WINDOW) as running:
+        yield running
+
+
+class Chat:
+    """`quire chat` in a terminal."""
+
+    def __init__(self, env: dict[str, str], home: Path) -> None:
+        self.terminal = Terminal([str(QUIRE), "chat", "--reply-tokens", "64"], env=env, folder=home)
+        self.terminal.wait(PROMPT)
+
+    def ask(self, question: str) -> int:
+        """The number of the reply."""
+        self.terminal.type(f"{question}\r")
+        return self._answered()
+
+    def _answered(self) -> int:
+        found: list[int] = []
+        start = len(METER.findall(self.terminal.text()))
+        self.terminal.wait(lambda text: found.extend(map(int, METER.findall(text)[start:])) or bool(found))
+        self.terminal.wait(METER)
+        self.terminal.wait(PROMPT)
+        return found[-1]
+
+    def complete(self, typed: str, offered: str, rest: str) -> int:
+        """Takes the first completion of what is typed."""
+        self.terminal.type(typed)
+        self.terminal.wait(offered)
+        self.terminal.type("\t")
+        self.terminal.wait(lambda text: f"{offered}]]" in text)
+        self.terminal.type(f"\r{rest}\r")
+        return self._answered()
+
+    def stop(self, question: str) -> str:
+        """Asks, and presses Ctrl-C as soon as the first words are there."""
+        before = len(self.terminal.text())
+        self.terminal.type(f"{question}\r")
+        words = re.compile(r"\n[A-Za-z0-9*\"'].{8,}")
+        self.terminal.wait(lambda text: bool(words.search(text, before + len(question))))
+        self.terminal.type("\x03")
+        self.terminal.wait(METER)
+        return self.terminal.wait(PROMPT)[before:]
+
+    def leave(self) -> int:
+        self.terminal.type("\x04")
+        return self.terminal.end()
+
+
+def stopped_reply(chat: Chat) -> str:
+    """What was asked when a reply was stopped; a model may be done before one can stop it, and is asked for more."""
+    for question in STORIES:
+        if re.search(r"Stopped; what had come is kept as #\d+, marked as unfinished", chat.stop(question)):
+            return question
+    raise AssertionError(f"No reply was long enough to be stopped:\n{chat.terminal.text()}")
+
+
+def test_a_chat_from_the_first_run_to_the_next_day(home: Path, env: dict[str, str], model: LocalModel):
+    started = Terminal([str(QUIRE), "init", "--base-url", model.url, "--vault", "notes"], env=env, folder=home)
+    assert started.end() == 0
+    assert "Model: smollm2" in started.text()
+    assert f"Its window: {WINDOW:,} tokens" in started.text()
+
+    chat = Chat(env, home)
+    chat.complete("What is [[wat", "Water mills", " good for?")
+    for question in QUESTIONS:
+        chat.ask(question)
+    text = chat.terminal.text()
+    assert "• [[Water mills]] (places/Water mills.md)\n    A water mill grinds grain by the power of a river." in text
+    assert "• @counts.csv (counts.csv)" in text
+    assert "✗ [[Nobody]]" in text
+    assert "Context compacted #1" in text
+    assert re.search(r"\d+ messages archived.*, [\d,]+ tokens freed; /undo brings them back", text)
+
+    chat.terminal.say("/undo", re.compile(r"Compaction #\d+ is taken back: \d+ messages? seen again\."))
+    chat.terminal.say("/branch 4", "Branch 1, from #4 on; /switch 0 goes back to where you were.")
+    assert chat.ask("And how many were there in 1086?") == 6
+    chat.terminal.say("/switch 0", "Branch 0, at #")
+    chat.terminal.say("/context", re.compile(r"[\d,]+ of 1,280 tokens.*512 reserved", re.DOTALL))
+    chat.terminal.type("\x03")
+    chat.terminal.wait("Ctrl-D or /quit leaves.")
+    stopped = stopped_reply(chat)
+    assert chat.leave() == 0
+
+    again = Chat(env, home)
+    text = again.terminal.text()
+    assert re.search(r"^Resumes \w+, at #\d+ of ", text, re.MULTILINE)
+    assert f"› {stopped}" in text
+    assert "(unfinished)" in text
+    again.ask("Thank you.")
+    assert again.leave() == 0
+    asyncio.run(check_log(home))
+
+
+async def check_log(home: Path) -> None:
+    async with SqlStore.open(f"sqlite:///{home}/.local/share/quire/quire.db") as store:
+        [conversation] = await store.conversations()
+        assert await store.verify(conversation.id) == []
+        bodies = [entry.body for entry in await store.range(conversation.id, kinds=["compaction", "restore"])]
+        assert isinstance(bodies[0], Compaction)
+        assert any(isinstance(body, Restore) for body in bodies)
+        assert len(await store.branches(conversation.id)) == 2
+        messages = await store.range(conversation.id, kinds=["message"])
+        assert len([entry for entry in messages if entry.role == "user"]) >= 12
+        assert [entry.notes.unfinished for entry in messages].count(True) == 1

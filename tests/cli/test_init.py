@@ -1,0 +1,216 @@
+"""`quire init`: what it finds, what it chooses, what it writes, and what it says."""
+
+import json
+import socket
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import jsonschema
+import pytest
+from serving import ScriptedServer, scripted_server
+from typer.testing import CliRunner
+
+from quire.cli import init as module
+from quire.cli.app import app
+from quire.cli.detect import KEYS, USUAL_PLACES, Key, Place, Server, found_keys, found_servers
+from quire.cli.init import Initialised, choose, initialise
+from quire.errors import InvalidRequest, ModelInvalid
+from quire.llm import model_named
+from quire.settings import Settings
+from quire.settings.sources import file_layer, loaded
+
+OPENAI = Key("OPENAI_API_KEY", "OpenAI", "openai:gpt-4o")
+OLLAMA = Server(Place("Ollama", "http://127.0.0.1:11434/v1"), ("llama3.2", "qwen3"), 4_096)
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No keys, no servers, and a home of its own."""
+    for key in KEYS:
+        monkeypatch.delenv(key.variable, raising=False)
+    for name in ("XDG_CONFIG_HOME", "QUIRE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(module, "initialise", lambda *args, **given: initialise(*args, usual=(), **given))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server("Hello.", models=("text-embed-3", "miller-1", "miller-2")) as told:
+        yield told
+
+
+def run(*words: str) -> tuple[int, str]:
+    outcome = CliRunner().invoke(app, ["init", *words])
+    return outcome.exit_code, outcome.output
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return free.getsockname()[1]
+
+
+def settings(path: Path) -> Settings:
+    return loaded([file_layer(path)]).settings
+
+
+def test_a_key_in_the_environment_chooses_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret-value")
+    code, said = run()
+    path = tmp_path / ".config/quire/quire.toml"
+    assert code == 0
+    assert f"Wrote {path}." in said
+    assert "Model: anthropic:claude-sonnet-4-5 (ANTHROPIC_API_KEY is set in the environment)." in said
+    assert settings(path).model == "anthropic:claude-sonnet-4-5"
+    assert "secret-value" not in said + path.read_text()
+
+
+def test_without_a_model_the_file_is_written_all_the_same(tmp_path: Path):
+    code, said = run()
+    assert code == 0
+    assert "No model was found: no key is set" in said
+    assert "Without a model everything but sending works." in said
+    assert settings(tmp_path / ".config/quire/quire.toml") == Settings()
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path):
+    path = tmp_path / ".config/quire/quire.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text('model = "mine"\n')
+    code, said = run()
+    assert code == 1
+    assert "stays as it is; `quire init --force` writes it anew" in said
+    assert path.read_text() == 'model = "mine"\n'
+    assert run("--force")[0] == 0
+    assert "mine" not in path.read_text()
+
+
+def test_a_project_can_have_a_file_of_its_own(tmp_path: Path):
+    (tmp_path / "notes").mkdir()
+    assert run("--here", "--model", "gpt-4o", "--vault", "notes")[0] == 0
+    assert settings(tmp_path / "quire.toml").vault == str(tmp_path / "notes")
+    assert run("--here", "--force", "--vault", "nowhere")[0] == 1
+
+
+def test_the_file_explains_every_setting_and_can_be_read(tmp_path: Path):
+    run("--model", 'odd "name"')
+    text = (tmp_path / ".config/quire/quire.toml").read_text()
+    assert tomllib.loads(text) == {"model": 'odd "name"'}
+    for name in Settings.model_fields:
+        assert f"{name} =" in text
+
+
+def test_a_server_is_asked_for_its_models(tmp_path: Path, server: ScriptedServer):
+    server.window = 1_536
+    code, said = run("--base-url", server.url)
+    assert code == 0
+    assert f"Model: miller-1 (a server answers at {server.url})." in said
+    assert "Its window: 1,536 tokens" in said
+    assert f"quire init --force --base-url {server.url} --model miller-2" in said
+    written = settings(tmp_path / ".config/quire/quire.toml")
+    assert (written.model, written.base_url, written.context_limit) == ("miller-1", server.url, 1_536)
+
+
+def test_a_server_that_does_not_answer_is_said_and_nothing_is_written(tmp_path: Path):
+    code, said = run("--base-url", f"http://127.0.0.1:{free_port()}/v1")
+    assert code == 1
+    assert "No OpenAI-compatible server answers" in said
+    assert not (tmp_path / ".config").exists()
+    assert run("--base-url", f"http://127.0.0.1:{free_port()}/v1", "--model", "later")[0] == 0
+
+
+def test_the_document_for_programs_fits_its_schema():
+    code, said = run("--json")
+    document = json.loads(said)
+    jsonschema.validate(document, Initialised.model_json_schema(mode="serialization"))
+    assert (code, document["source"], document["model"]) == (0, "none", None)
+
+
+def test_a_key_goes_before_a_server_and_the_server_is_named():
+    chosen = choose([OPENAI], [OLLAMA])
+    assert (chosen.source, chosen.settings) == ("key", {"model": "openai:gpt-4o"})
+    assert choose([], [OLLAMA]).settings == {
+        "model": "llama3.2", "base_url": "http://127.0.0.1:11434/v1", "context_limit": 4_096,
+    }  # fmt: skip
+    assert choose([OPENAI], [], model="other").settings == {"model": "other"}
+    with pytest.raises(InvalidRequest):
+        choose([], [], base_url="http://127.0.0.1:1/v1")
+
+
+def test_what_else_was_found_is_named_with_its_command(tmp_path: Path, server: ScriptedServer):
+    environ = {"OPENAI_API_KEY": "x", "GROQ_API_KEY": "y"}
+    done = initialise(tmp_path / "q.toml", environ, usual=[Place("vLLM", server.url)])
+    assert done.model == "openai:gpt-4o"
+    assert [each.name for each in done.also_found] == ["Groq (GROQ_API_KEY)", "miller-1 (vLLM)", "miller-2 (vLLM)"]
+
+
+def test_an_empty_key_is_none():
+    assert found_keys({"OPENAI_API_KEY": " ", "MISTRAL_API_KEY": "x"}) == [
+        Key("MISTRAL_API_KEY", "Mistral", "mistral:mistral-large-latest")
+    ]
+
+
+def test_the_usual_places_are_on_this_machine_alone():
+    assert [place.url for place in USUAL_PLACES] == [
+        f"http://127.0.0.1:{port}/v1" for port in (11434, 1234, 8080, 8000)
+    ]
+
+
+def test_servers_that_hang_are_not_waited_for():
+    with closing(socket.create_server(("127.0.0.1", 0))) as deaf:
+        began = time.monotonic()
+        places = [Place("deaf", f"http://127.0.0.1:{deaf.getsockname()[1]}/v1")] * 3
+        assert found_servers(places, seconds=0.2) == []
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"not http", b"HTTP/1.1 200 OK\r\n\r\n<html>", b"HTTP/1.1 200 OK\r\n\r\n[]", b"HTTP/1.1 200 OK\r\n\r\n{}",
+     b'HTTP/1.1 200 OK\r\n\r\n{"data": 3}', b'HTTP/1.1 200 OK\r\n\r\n{"data": [3, {"id": 4}, {"id": ""}]}',
+     b'HTTP/1.1 404 No\r\n\r\n{"data": [{"id": "x"}]}', b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_list_of_models_is_no_server(answer: bytes):
+    from threading import Thread
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as odd:
+
+        def speak() -> None:
+            connection, _ = odd.accept()
+            connection.recv(4_096)
+            connection.sendall(answer)
+            connection.close()
+
+        Thread(target=speak, daemon=True).start()
+        assert found_servers([Place("odd", f"http://127.0.0.1:{odd.getsockname()[1]}/v1")]) == []
+
+
+def test_a_window_that_the_list_tells_is_taken(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
+    def answer(url: str, seconds: float) -> object:
+        return {"data": [{"id": "m", "max_model_len": 32_768}]} if url.endswith("/models") else None
+
+    monkeypatch.setattr("quire.cli.detect._json", answer)
+    assert found_servers([Place("vLLM", server.url)])[0].window == 32_768
+
+
+def test_the_window_of_ollama_is_taken_to_be_its_usual_one(server: ScriptedServer):
+    assert found_servers([Place("Ollama", server.url)])[0].window == 4_096
+    assert found_servers([Place("LM Studio", server.url)])[0].window is None
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.variable)
+def test_every_model_that_is_chosen_is_one_that_can_be_asked(key: Key, monkeypatch: pytest.MonkeyPatch):
+    """With its key set, the model is there, or the error names the package that its provider needs."""
+    monkeypatch.setenv(key.variable, "secret")
+    assert _named(key.model) in (key.model, "a package is missing")
+
+
+def _named(model: str) -> str:
+    try:
+        return model_named(model).name
+    except ModelInvalid as error:
+        return "a package is missing" if "needs a package that is not installed" in str(error) else str(error)

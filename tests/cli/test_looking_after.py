@@ -1,0 +1,371 @@
+"""`quire memory`, `config`, `agent`, `conversation`: files keep what they say besides, and what is removed is gone."""
+
+import json
+import sqlite3
+import tomllib
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies
+from test_context_commands import GREETING, TIDES, asked
+from world import Home, run
+
+from quire.cli import tomls
+from quire.cli.statements import statements
+from quire.settings.written import commented
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+# memory
+
+
+def test_importing_twice_remembers_once(home: Home):
+    assert len(asked("memory", "import", "@preferences.md")["added"]) == 3
+    again = asked("memory", "import", "preferences.md")
+    assert (again["added"], again["known"]) == ([], 3)
+    assert len(asked("memory", "list")["memories"]) == 5
+
+
+def test_what_is_no_longer_in_the_file_is_retired_if_one_says_so(home: Home):
+    asked("memory", "import", "@preferences.md")
+    (home.project / "preferences.md").write_text("- Heights are given in feet.\n- Times are local, not UTC.\n")
+    previewed = asked("memory", "import", "@preferences.md", "--replace", "--preview")
+    assert len(asked("memory", "list")["memories"]) == 5
+    changed = asked("memory", "import", "@preferences.md", "--replace")
+    assert changed["added"] == previewed["added"] == ["Heights are given in feet."]
+    assert len(changed["retired"]) == 2
+    kept = [each["text"] for each in asked("memory", "list")["memories"] if each["source"] == "preferences.md"]
+    assert sorted(kept) == ["Heights are given in feet.", "Times are local, not UTC."]
+
+
+def test_an_imported_memory_names_its_file_and_is_found(home: Home):
+    asked("memory", "import", "@preferences.md")
+    [first, *_] = asked("memory", "search", "when is the bar crossed")["memories"]
+    assert first["source"] == "preferences.md"
+    assert first["text"].startswith("Harbour: The bar is crossed")
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(None, 3), (b"\xff\xfe\x00", 1), (b"x " * 150_000, 1), (b"# Only a title\n", 1)],
+    ids=["missing", "no text", "too large", "without statements"],
+)
+def test_a_file_without_statements_is_refused(home: Home, content: bytes | None, code: int):
+    if content is not None:
+        (home.project / "file.md").write_bytes(content)
+    failed = run("memory", "import", "@file.md", "--json")
+    assert (failed.exit_code, failed.stdout) == (code, "")
+
+
+def test_a_shelf_of_ones_own_can_be_named(home: Home):
+    asked("memory", "import", "@preferences.md", "--agent", "someone")
+    assert asked("memory", "list", "--agent", "someone")["shelf"] == "someone"
+    assert len(asked("memory", "list", "--agent", "sailor")["memories"]) == 2
+    assert run("memory", "list", "--agent", "missing.toml").exit_code == 3
+
+
+def test_without_an_agent_one_is_told_that_nothing_looks_there(home: Home):
+    home.settings.write_text("")
+    outcome = run("memory", "import", "@preferences.md", "--json")
+    assert json.loads(outcome.stdout)["shelf"] == "default"
+    assert "No agent is set" in outcome.stderr
+    assert asked("memory", "relevance")["enabled"] is False
+    assert "keeps no memories" in run("memory", "relevance").stdout
+
+
+def test_retired_memories_are_listed_only_on_request_and_all_ids_must_be_there(home: Home):
+    [newest, oldest] = asked("memory", "list")["memories"]
+    assert run("memory", "retire", newest["id"], "nobody").exit_code == 3
+    assert len(asked("memory", "list")["memories"]) == 2
+    asked("memory", "retire", newest["id"])
+    assert [each["id"] for each in asked("memory", "list")["memories"]] == [oldest["id"]]
+    assert len(asked("memory", "list", "--retired")["memories"]) == 2
+    assert "retired" in run("memory", "list", "--retired").stdout
+    assert run("memory", "retire", newest["id"]).exit_code == 0
+
+
+def test_relevance_depends_on_the_question(home: Home):
+    asked("memory", "import", "@preferences.md")
+
+    def brought(question: str) -> set[str]:
+        return {
+            each["text"] for each in asked("memory", "relevance", "--for", question)["memories"] if each["included"]
+        }
+
+    always = "The owner is Ada, and she gets seasick."  # It was there when the conversation began.
+    assert always in brought("heights in metres?") & brought("anything")
+    assert "Heights are given in metres." in brought("heights in metres?")
+    assert "Heights are given in metres." not in brought("anything")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("One.\nStill one.\n\nTwo.", ["One. Still one.", "Two."]),
+        ("- one\n- two\n  goes on\n* three\n1. four\n2) five", ["one", "two goes on", "three", "four", "five"]),
+        ("- [ ] to do\n- [x] done", ["to do", "done"]),
+        ("# Title\nUnder it.\n## Part\n- item\n### Deeper ##\ntext", ["Under it.", "Part: item", "Deeper: text"]),
+        ("Before.\n```\ncode\n- not an item\n```\nAfter.", ["Before.", "After."]),
+        ("~~~\n```\n~~~\nAfter.", ["After."]),
+        ("| a | b |\n|---|---|\nText.", ["Text."]),
+        ("---\nname: x\n---\nText.", ["Text."]),
+        ("same\n\nsame", ["same"]),
+        ("a\r\nb\r\n\r\nc", ["a b", "c"]),
+    ],
+)
+def test_statements_are_items_and_paragraphs(text: str, expected: list[str]):
+    assert statements(text) == expected
+
+
+@given(strategies.text())
+def test_any_text_has_statements_and_none_is_empty_or_twice_there(text: str):
+    found = statements(text)
+    assert all(each.strip() for each in found)
+    assert len(set(found)) == len(found)
+
+
+# config
+
+
+def test_a_setting_is_changed_where_it_stands_and_the_rest_of_the_file_stays(home: Home):
+    before = lines(home.settings)
+    assert asked("config", "set", "context_limit", "2400")["value"] == 2400
+    after = lines(home.settings)
+    assert [line for line in after if line not in before] == ["context_limit = 2400"]
+    assert after.index("context_limit = 2400") == before.index("context_limit = 1600")
+    assert asked("config", "get", "context_limit") == {
+        "name": "context_limit",
+        "value": 2400,
+        "origin": str(home.settings),
+    }
+
+
+def test_in_a_commented_file_the_value_takes_its_comments_place(home: Home):
+    home.settings.write_text(commented({"model": "gpt-4o"}))
+    before = lines(home.settings)
+    asked("config", "set", "context_threshold", "0.8")
+    asked("config", "set", "shares", '{"memory": 0.25}')
+    after = lines(home.settings)
+    assert [line for line in after if line not in before] == ["context_threshold = 0.8", "shares = { memory = 0.25 }"]
+    assert len(after) == len(before)
+    assert asked("config", "get", "shares")["value"] == {"memory": 0.25}
+
+
+def test_a_setting_is_taken_out_again(home: Home):
+    asked("config", "set", "context_limit", "--unset")
+    assert asked("config", "get", "context_limit")["origin"] == "default"
+    assert "# The user's own settings." in home.settings.read_text()
+
+
+def test_a_projects_file_goes_before_the_users(home: Home):
+    asked("config", "set", "strategy", "discard", "--project")
+    assert asked("config", "get", "strategy")["origin"] == str(home.project / "quire.toml")
+    assert 'strategy = "summarize"' in home.settings.read_text()
+    assert asked("config", "path")["project"] == {"path": str(home.project / "quire.toml"), "exists": True}
+
+
+def test_a_file_is_made_where_there_is_none(home: Home):
+    home.settings.unlink()
+    asked("config", "set", "model", 'odd "name"')
+    assert asked("config", "get", "model")["value"] == 'odd "name"'
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["get", "no_such"], 3),
+        (["set", "no_such", "1"], 3),
+        (["set", "context_limit", "many"], 1),
+        (["set", "context_threshold", "2"], 1),
+        (["set", "context_limit"], 2),
+        (["set", "context_limit", "1", "--unset"], 2),
+        (["list", "--set", "nonsense"], 1),
+    ],
+)
+def test_what_cannot_be_set_leaves_the_file_alone(home: Home, words: list[str], code: int):
+    before = home.settings.read_text()
+    failed = run("config", *words)
+    assert (failed.exit_code, failed.stdout) == (code, "")
+    assert failed.stderr
+    assert home.settings.read_text() == before
+
+
+def test_a_broken_file_is_named_and_left_alone(home: Home):
+    home.settings.write_text("strategy = [broken")
+    failed = run("config", "set", "model", "gpt-4o")
+    assert failed.exit_code == 1
+    assert "no valid TOML" in failed.stderr
+    assert home.settings.read_text() == "strategy = [broken"
+
+
+def test_one_is_told_when_the_environment_goes_before_the_file(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QUIRE_MODEL", "gpt-4.1")
+    assert "QUIRE_MODEL" in run("config", "set", "model", "gpt-4o").stderr
+    assert asked("config", "get", "model") == {"name": "model", "value": "gpt-4.1", "origin": "QUIRE_MODEL"}
+
+
+def test_passwords_are_not_shown_in_lists(home: Home):
+    url = "postgresql://ada:secret@db.example/log"
+    assert "secret" not in run("config", "list", "--set", f"database_url={url}", "--json").stdout
+    assert "secret" not in run("config", "path", "--set", f"database_url={url}").stdout
+    assert run("config", "get", "database_url", "--set", f"database_url={url}").stdout == f"{url}\n"
+
+
+values = strategies.one_of(
+    strategies.text(), strategies.integers(-(2**62), 2**62), strategies.booleans(), strategies.floats(0, 1)
+)
+names = strategies.sampled_from(["model", "strategy", "vault", "agent"])
+
+
+@given(
+    present=strategies.dictionaries(names, values),
+    name=names,
+    value=values,
+    comments=strategies.lists(strategies.sampled_from(["# a note", "", "#model = 1 # old", "# vault ="]), max_size=4),
+    table=strategies.sampled_from([None, "settings"]),
+)
+def test_a_changed_file_says_the_new_value_and_all_that_it_said(
+    present: dict[str, Any], name: str, value: Any, comments: list[str], table: str | None
+):
+    head = f"[{table}]\n" if table else ""
+    said = "".join(f"{key} = {tomls.toml_value(each)}\n" for key, each in present.items())
+    text = "\n".join(comments) + "\n" + head + said
+    new = tomls.changed(text, name, value, table=table)
+    read = tomllib.loads(new)
+    assert (read[table] if table else read) == {**present, name: value}
+    kept = [line for line in comments if name not in line]
+    assert [line for line in new.splitlines() if line in kept and line] == [line for line in kept if line]
+    assert name not in tomllib.loads(tomls.without(new, name, table=table)).get(table or name, {})
+
+
+# agents
+
+
+def test_an_agents_setting_is_changed_in_its_file_alone(home: Home):
+    before = lines(home.agent)
+    asked("agent", "config", "sailor", "context_threshold", "0.5")
+    added = [line for line in lines(home.agent) if line not in before]
+    assert added == ["context_threshold = 0.5"]
+    assert asked("agent", "show", "sailor")["settings"] == {"recent_messages_to_keep": 2, "context_threshold": 0.5}
+    asked("agent", "config", "sailor", "context_threshold", "--unset")
+    assert asked("agent", "show", "sailor")["settings"] == {"recent_messages_to_keep": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["config", "sailor", "context_threshold", "7"], 1),
+        (["config", "sailor", "no_such", "7"], 1),
+        (["config", "nobody", "strategy", "discard"], 3),
+        (["config", "sailor", "strategy"], 2),
+        (["show", "nobody"], 3),
+        (["new", "sailor"], 1),
+        (["new", "../outside"], 1),
+    ],
+)
+def test_what_cannot_be_done_to_an_agent_changes_no_file(home: Home, words: list[str], code: int):
+    before = home.agent.read_text()
+    failed = run("agent", *words)
+    assert (failed.exit_code, failed.stdout) == (code, "")
+    assert home.agent.read_text() == before
+
+
+def test_a_new_agent_is_listed_configured_and_used(home: Home):
+    file = asked("agent", "new", "pilot")["path"]
+    assert [each["name"] for each in asked("agent", "list")["agents"]] == ["pilot", "sailor"]
+    before = lines(Path(file))
+    asked("agent", "config", "pilot", "strategy", "discard")
+    assert [line for line in lines(Path(file)) if line not in before] == ['strategy = "discard"']
+    assert len(lines(Path(file))) == len(before)
+    asked("config", "set", "agent", file)
+    assert asked("context", "show")["strategy"] == "discard"
+
+
+def test_an_agent_that_cannot_be_read_is_listed_with_its_problem(home: Home):
+    home.agent.write_text("nonsense = 1\n")
+    [row] = asked("agent", "list")["agents"]
+    assert "nonsense" in row["problem"]
+
+
+def test_keys_of_servers_are_not_shown(home: Home):
+    server = '[servers.files]\ncommand = "files"\nenv = { TOKEN = "geheim" }\n'
+    home.agent.write_text(f"{home.agent.read_text()}\n{server}")
+    for outcome in (run("agent", "show", "sailor"), run("agent", "show", "sailor", "--json")):
+        assert "files" in outcome.stdout
+        assert "geheim" not in outcome.stdout
+
+
+# conversations
+
+
+def test_a_purge_asks_and_without_anybody_to_ask_does_nothing(home: Home):
+    refused = run("conversation", "purge", TIDES)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--yes" in refused.stderr
+    assert not any(each["purged"] for each in asked("conversation", "show")["entries"])
+
+
+def test_what_is_purged_is_gone_from_the_file_and_the_chain_still_verifies(home: Home):
+    secret = b"half a metre to what"
+    assert secret in home.database.read_bytes()
+    asked("conversation", "purge", TIDES, "--yes")
+    assert secret not in home.database.read_bytes()
+    assert all(each["purged"] for each in asked("conversation", "show")["entries"] if each["kind"] == "message")
+    assert asked("conversation", "verify", "--all") == {"conversations": [TIDES, GREETING], "faults": []}
+
+
+def test_an_entry_that_was_altered_is_named(home: Home):
+    with closing(sqlite3.connect(home.database)) as connection:
+        connection.execute("UPDATE quire_entries SET body = replace(body, 'spring', 'neap') WHERE seq = 3")
+        connection.commit()
+    found = run("conversation", "verify", "--json")
+    assert found.exit_code == 1
+    [fault] = json.loads(found.stdout)["faults"]
+    assert (fault["conversation"], fault["number"]) == (TIDES, 3)
+    assert run("conversation", "verify").exit_code == 1
+    assert run("conversation", "verify", GREETING).exit_code == 0
+
+
+def test_a_fork_shares_what_came_before_it(home: Home):
+    made = asked("conversation", "fork", "--at", "3")
+    shown = asked("conversation", "show", "--branch", str(made["branch"]), "--first", "1")["entries"]
+    main = asked("conversation", "show", "--first", "1")["entries"][:3]
+    assert [(each["number"], each["body"]) for each in shown] == [(each["number"], each["body"]) for each in main]
+    assert [each["archived"] for each in shown + main] == [False, False, False, False, True, True]
+    assert run("conversation", "fork", "--at", "99").exit_code == 3
+
+
+def test_a_title_is_changed(home: Home):
+    asked("conversation", "rename", "Hello", GREETING)
+    assert [each["title"] for each in asked("conversation", "list")["conversations"]] == ["Tides", "Hello"]
+
+
+def test_a_transcript_can_be_read_in_pieces(home: Home):
+    first = run("conversation", "show", "--first", "1", "--limit", "3").stdout
+    assert "go on with --first 4" in first
+    assert "go on" not in run("conversation", "show", "--first", "4").stdout
+    newest = asked("conversation", "show", "--limit", "2")["entries"]
+    assert [each["number"] for each in newest] == [11, 12]
+
+
+def test_every_conversation_can_be_searched_at_once(home: Home):
+    found = asked("conversation", "search", "hello", "--all")["messages"]
+    assert [(each["conversation"], each["number"]) for each in found] == [(GREETING, 2)]
+    assert GREETING in run("conversation", "search", "hello", "--all").stdout
+    assert asked("conversation", "search", "hello")["messages"] != found
+    assert asked("conversation", "search", "hello", "--all", "--limit", "1")["messages"] == found
+
+
+def test_without_any_conversation_one_is_told_how_to_begin(home: Home):
+    home.database.unlink()
+    assert asked("conversation", "list") == {"conversations": []}
+    assert "`quire chat` begins one" in run("conversation", "list").stdout
+    failed = run("context", "show")
+    assert (failed.exit_code, failed.stdout) == (3, "")
+    assert "`quire chat` begins one" in failed.stderr

@@ -1,0 +1,195 @@
+"""A small world for the commands to look at: a home, a project, an agent, and a log made by the library.
+
+Times and ids are fixed, so that what a command prints is always the same.
+"""
+
+import itertools
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from quire.engine import Conversation, open_engine
+from quire.log import Citation, SqlStore, fresh
+from quire.settings import Settings
+
+BEGAN = 1_767_603_600_000_000
+"""2026-01-05 09:00 UTC, in the log's microseconds."""
+LATER = BEGAN + 86_400_000_000
+
+SETTINGS = """\
+# The user's own settings.
+agent = "../.config/quire/agents/sailor/agent.toml"
+vault = "."
+strategy = "summarize"
+context_limit = 1600
+reserved_response_tokens = 200
+"""
+
+AGENT = """\
+# Answers questions about the sea.
+name = "sailor"
+description = "Knows tides and winds"
+instructions = "You are an old sailor. Answer in a sentence or two."
+
+[settings]
+recent_messages_to_keep = 2
+
+[rules.plain]
+text = "Use no jargon without explaining it."
+include = "always"
+description = "Plain words"
+
+[references.harbour]
+text = "The harbour mouth is three metres deep at mean low water."
+include = "manual"
+description = "Depths of the harbour"
+"""
+
+PROJECT_MEMORY = "The boat draws one metre eighty. Her name is Gannet.\n"
+
+PREFERENCES = """\
+# Preferences
+
+- Heights are given in metres.
+- Times are local, not UTC.
+
+## Harbour
+The bar is crossed only two hours either side of high water.
+"""
+
+TURNS = (
+    (
+        "When is the spring tide this month?",
+        "The spring tide comes with the new moon on the eighteenth; high water at Gullhaven is 5.4 metres at 12:40. "
+        "Neaps follow a week later, with barely three metres.",
+    ),
+    (
+        "Can we cross the bar at half tide with our draught?",
+        "With one metre eighty you want two metres over the bar. Half tide leaves about two metres ten in calm water, "
+        "so it can be done, but not with any swell running.",
+    ),
+    (
+        "A storm is forecast from the south-west on the nineteenth. What does it change?",
+        "A south-westerly blows straight into the mouth and raises a swell on the bar. Add half a metre to what you "
+        "need, and do not try it on the ebb, when wind and stream meet.",
+    ),
+    (
+        "So what is the plan?",
+        "Leave on the seventeenth, on the morning flood, and be tied up in Gullhaven before the wind turns.",
+    ),
+)
+
+
+class Clock:
+    """Stands still, however often someone looks, until it is set forward."""
+
+    def __init__(self, start: int) -> None:
+        self.now = start
+
+    def time_ns(self) -> int:
+        return self.now * 1_000
+
+    def pass_minutes(self, minutes: int = 1) -> None:
+        self.now += minutes * 60_000_000
+
+
+def fix_time(monkeypatch: pytest.MonkeyPatch, start: int) -> Clock:
+    """The log's clock and dice, from now on."""
+    clock, dice = Clock(start), itertools.count(1)
+    monkeypatch.setattr(fresh, "time", clock)
+    monkeypatch.setattr(fresh, "secrets", SimpleNamespace(randbits=lambda _bits: next(dice)))
+    return clock
+
+
+class Home:
+    """A user's home with everything in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clock = Clock(BEGAN)
+        self.project = path / "project"
+        self.settings = path / ".config/quire/quire.toml"
+        self.agent = path / ".config/quire/agents/sailor/agent.toml"
+        self.database = path / ".local/share/quire/quire.db"
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.database}"
+
+    def furnish(self) -> None:
+        self.project.mkdir(parents=True)
+        self.agent.parent.mkdir(parents=True)
+        self.database.parent.mkdir(parents=True)
+        self.settings.write_text(SETTINGS)
+        self.agent.write_text(AGENT)
+        (self.project / "AGENTS.md").write_text(PROJECT_MEMORY)
+        (self.project / "preferences.md").write_text(PREFERENCES)
+
+    def move_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Commands run here from now on."""
+        for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "NO_COLOR", "FORCE_COLOR", "EDITOR", "VISUAL", "QUIRE_CONFIG"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(self.path))
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("TZ", "UTC")
+        monkeypatch.chdir(self.project)
+
+
+async def tell(home: Home, url: str | None = None) -> None:
+    """The conversations: a short one, then a longer one with a compaction, a pin, a branch and an item."""
+    from quire.context.agents import load_agent
+
+    clock = home.clock
+    known = Settings(context_limit=1600, reserved_response_tokens=200, strategy="summarize")
+    async with open_engine(url or home.url, settings=known, agent=load_agent(home.agent), vault=home.project) as engine:
+        await engine.store.remember("sailor", "The owner is Ada, and she gets seasick.", source="notes.md")
+        clock.pass_minutes()
+        older = await engine.conversation()
+        await older.append("Hello there.")
+        await engine.store.rename(older.id, "A greeting")
+        clock.pass_minutes()
+        await _tides(await engine.conversation(), engine, clock)
+
+
+async def _tides(conversation: Conversation, engine: Any, clock: Clock) -> None:
+    for question, answer in TURNS[:3]:
+        clock.pass_minutes()
+        await conversation.prepare(question)
+        await conversation.record(answer)
+    first = (await conversation.messages())[0]
+    await engine.store.remember(
+        "sailor",
+        "Spring tides are what she plans around.",
+        cites=Citation(conversation.id, 0, first.seq),
+    )
+    await conversation.compact()
+    clock.pass_minutes()
+    await conversation.add("harbour")
+    await conversation.prepare(TURNS[3][0])
+    await conversation.record(TURNS[3][1])
+    await conversation.pin((await conversation.messages())[2].seq)
+    await conversation.fork(5, name="if the wind holds")
+    await engine.store.rename(conversation.id, "Tides")
+
+
+async def export(home: Home) -> None:
+    """A file to import, beside the log that it came from."""
+    async with SqlStore.open(home.url) as store:
+        [newest] = await store.conversations(limit=1)
+        lines = [line async for line in store.export(newest.id)]
+    (home.project / "tides.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def copied(template: Home, to: Path) -> Home:
+    shutil.copytree(template.path, to)
+    return Home(to)
+
+
+def run(*words: str, input: str | None = None) -> Result:
+    from quire.cli.app import app
+
+    return CliRunner().invoke(app, list(words), input=input)
