@@ -12,7 +12,7 @@ def main() -> None:
         return
     import gc
 
-    # What is imported stays: looking through it for garbage, again and again, takes a tenth of a short command's time.
+    # What is imported stays; looking through it for garbage, again and again, would only make a short command longer.
     gc.disable()
     try:
         from quire.cli.app import app
