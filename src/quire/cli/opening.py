@@ -59,6 +59,8 @@ async def opened(options: Options) -> AsyncGenerator["Engine"]:
         vault=settings.vault,
         summarizer=summarizer_from(settings),
         embedder=await embedder_from(settings),
+        # What is asked for by hand goes before what the agent's file says.
+        **option_layer(options.given).values,
     ) as engine:
         yield engine
 
