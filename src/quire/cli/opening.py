@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.cli import places
 from quire.settings.sources import Layer, Loaded, environment_layers, file_layer, loaded, option_layer
@@ -59,10 +59,15 @@ async def opened(options: Options) -> AsyncGenerator["Engine"]:
         vault=settings.vault,
         summarizer=summarizer_from(settings),
         embedder=await embedder_from(settings),
-        # What is asked for by hand goes before what the agent's file says.
-        **option_layer(options.given).values,
+        **_by_hand(options),
     ) as engine:
         yield engine
+
+
+def _by_hand(options: Options) -> dict[str, Any]:
+    """Settings that go before what the agent's file says, because somebody just typed them."""
+    given = option_layer(options.given).values
+    return {name: value for name, value in given.items() if name not in ("agent", "vault", "summarizer")}
 
 
 def model_from(settings: "Settings") -> "Model":
