@@ -141,7 +141,7 @@ def test_ctrl_c_ends_a_command_that_waits(home: Home):
         process = subprocess.Popen(
             [*QUIRE, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        time.sleep(1.5)
+        time.sleep(4)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=20)
         assert (process.returncode, output) == (130, ""), errors
@@ -160,7 +160,7 @@ def slow(lines, *rest):
     for number, line in enumerate(told(lines, *rest)):
         if number == 5:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)
+            time.sleep(3)
         yield line
 context_transfer._told = slow
 import sys
