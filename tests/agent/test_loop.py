@@ -28,8 +28,8 @@ from staging import (
 from quire.agent.approvals import Allow, AllowAlways, Approvals, Verdict
 from quire.agent.loop import turn
 from quire.agent.turn_limits import TurnLimits
+from quire.context.reach import definitions
 from quire.engine import Conversation
-from quire.engine.toolbox import definitions
 from quire.errors import (
     ContextOverflow,
     ModelError,
@@ -185,7 +185,9 @@ async def test_only_tools_that_the_model_was_told_of_are_run(store: SqlStore):
 
 async def test_quires_own_tools_need_no_runner(store: SqlStore):
     engine = engine_on(store)
-    engine.agent = engine.agent.offering(*(OfferedTool(definition=each) for each in definitions(engine)))
+    engine.agent = engine.agent.offering(
+        *(OfferedTool(definition=each) for each in definitions(documents=False, memory=False))
+    )
     conversation = await engine.conversation("c")
     await conversation.append("the code is 0451", Message.assistant("noted"))
     call = ToolCallPart(id="1", name="history_read", arguments='{"first": 1}')
