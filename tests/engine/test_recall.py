@@ -7,6 +7,7 @@ import pytest
 from quire.engine import Conversation, Engine
 from quire.llm.embeddings import local_embedder
 from quire.log import SqlStore
+from quire.log.found import Shelf
 from quire.model import Compaction, Manifest, Message, Span, ToolCallPart
 from quire.settings import Settings
 
@@ -123,6 +124,13 @@ async def test_a_purged_message_is_never_recalled_again(store: SqlStore):
     assert 40 not in recalled(request.manifest)
     assert "flowerpot" not in str(request.to_openai())
     assert await store.search("flowerpot", scopes=["conversation:c"]) == []
+
+
+async def test_shelves_of_another_version_are_made_anew(store: SqlStore):
+    await archived(engine_on(store))
+    await store.put_shelf("c", Shelf(branch=0, number=0, upto=61, data=b"of another version"))
+    conversation = await engine_on(store).conversation("c")
+    assert 40 in recalled((await conversation.prepare("Where is the spare key of the boathouse?")).manifest)
 
 
 async def test_a_long_message_comes_back_in_the_pieces_that_matter(store: SqlStore):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quire.engine.core import Core
 from quire.engine.shelving import Missing, fill, missing
-from quire.errors import StaleShelf
+from quire.errors import StaleShelf, UnreadableSegment
 from quire.log import Branch
 from quire.log.found import ShelfMark
 
@@ -46,8 +46,13 @@ class Archives:
             marks = await store.shelves(branch.conversation, branch=branch.number)
         try:
             return await self._joined(branch, marks)
+        except UnreadableSegment:
+            # Another version of Quire made them; the log has all that it takes to make them anew.
+            async for _ in fill(self._engine, branch, missing(branch, (), upto=branch.head_seq)):
+                pass
         except StaleShelf:
-            return await self._joined(branch, await store.shelves(branch.conversation, branch=branch.number))
+            pass
+        return await self._joined(branch, await store.shelves(branch.conversation, branch=branch.number))
 
     def refresh(self, branch: Branch) -> None:
         """Makes in the background what is missing."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire.engine.archives import Archives
 from quire.engine.core import Core
-from quire.errors import ModelError
+from quire.errors import ModelError, StaleShelf, UnreadableSegment
 from quire.llm.embeddings import embedded
 from quire.log import Branch, Window
 from quire.model import Entry, Span
@@ -44,7 +44,11 @@ class Recaller:
         room = allot(policy, strategy.shares).recalled
         if not strategy.recalls or room < LEAST or not question.strip() or active is None or active.covers is None:
             return ()
-        archive = await self.archives.of(window.branch, upto=active.covers.last)
+        try:
+            archive = await self.archives.of(window.branch, upto=active.covers.last)
+        except (StaleShelf, UnreadableSegment):
+            # Others purge or index faster than it can be read; a request is not to fail for want of recall.
+            return ()
         ranked = await self._ranked(archive, question, within=active.covers, leaving=leaving)
         return await self._read(window.branch, _as_many_as_may_fit(ranked, archive, room), about=question)
 

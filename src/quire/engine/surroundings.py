@@ -52,7 +52,9 @@ class Gatherer:
         agent = self._engine.agent
         session = [*own_items(agent, branch.state.items), *branch.state.items]
         items = await self._items(agent, session, question, recent)
-        texts, missing = await self._texts(agent, items)
+        # Most items have their text; only what must be read from a file is worth a thread.
+        reads = any(reference.text is None for reference in agent.references)
+        texts, missing = await asyncio.to_thread(self._texts, agent, items) if reads else self._texts(agent, items)
         tools = self._tools(agent, items, session)
         remembered = await self._remembered(agent, branch, question)
         return Surroundings(
@@ -85,12 +87,12 @@ class Gatherer:
     def price(self, tool: ToolDefinition) -> int:
         return self._engine.meter.tools([tool])
 
-    async def _texts(self, agent: Agent, items: RequestItems) -> tuple[list[Block], list[Decision]]:
+    def _texts(self, agent: Agent, items: RequestItems) -> tuple[list[Block], list[Decision]]:
         made: list[Block] = []
         missing: list[Decision] = []
         for each in items.items:
             try:
-                made += await asyncio.to_thread(blocks, agent, [each], read=self._read)
+                made += blocks(agent, [each], read=self._read)
             except (DocumentNotFound, PathRefused):
                 missing.append(
                     Decision(
