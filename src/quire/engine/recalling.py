@@ -40,9 +40,11 @@ class Recaller:
     async def candidates(self, window: Window, question: str, *, leaving: Collection[int]) -> tuple[Candidate, ...]:
         """Archived messages that bear on the question, the most worth first; `leaving` are shown already."""
         policy, active = self._engine.policy, window.branch.state.active
+        if active is None or active.covers is None or not question.strip():
+            return ()
         strategy = strategy_named(policy.strategy)
         room = allot(policy, strategy.shares).recalled
-        if not strategy.recalls or room < LEAST or not question.strip() or active is None or active.covers is None:
+        if not strategy.recalls or room < LEAST:
             return ()
         try:
             archive = await self.archives.of(window.branch, upto=active.covers.last)

@@ -5,7 +5,7 @@ more than its messages.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.context import memory
@@ -30,6 +30,10 @@ RECALLED = 5
 """So many of them may come in for one question."""
 
 
+Recent = Callable[[], Sequence[str]]
+"""Asked only where something is to be chosen: it means decoding messages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     blocks: tuple[Block, ...] = ()
@@ -47,9 +51,11 @@ class Gatherer:
         self._engine = engine
         self._selector = Selector(engine.embedder)
 
-    async def around(self, branch: Branch, question: str, recent: Sequence[str] = ()) -> Surroundings:
-        """For a question on this branch; `recent` are the turns before it, the latest first."""
+    async def around(self, branch: Branch, question: str, recent: Recent) -> Surroundings:
+        """For a question on this branch; `recent` gives the turns before it, the latest first."""
         agent = self._engine.agent
+        if not (agent.rules or agent.references or agent.tools or branch.state.items or agent.memory.enabled):
+            return Surroundings(blocks=tuple(_instructions(agent)))
         session = [*own_items(agent, branch.state.items), *branch.state.items]
         items = await self._items(agent, session, question, recent)
         # Most items have their text; only what must be read from a file is worth a thread.
@@ -63,9 +69,7 @@ class Gatherer:
             decided=(*items.decided, *missing, *tools.decided, *remembered.decided),
         )
 
-    async def _items(
-        self, agent: Agent, session: Sequence[SessionItem], question: str, recent: Sequence[str]
-    ) -> RequestItems:
+    async def _items(self, agent: Agent, session: Sequence[SessionItem], question: str, recent: Recent) -> RequestItems:
         open_to_choice = candidates(agent, present=[each.item for each in session])
         found = ()
         if open_to_choice and question:
@@ -75,7 +79,7 @@ class Gatherer:
                 top_n=settings.selection_top_n,
                 min_score=settings.selection_min_score,
             )
-            found = (await self._selector.select(question, open_to_choice, recent=recent, settings=selection)).found
+            found = (await self._selector.select(question, open_to_choice, recent=recent(), settings=selection)).found
         return request_items(agent, session, found)
 
     def _tools(self, agent: Agent, items: RequestItems, session: Sequence[SessionItem]) -> ToolSet:
