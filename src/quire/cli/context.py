@@ -150,7 +150,7 @@ async def _remembered(target: About) -> tuple[str, list[dict[str, Any]]]:
     async with opened_conversation(target) as conversation:
         engine = conversation.engine
         branch = await engine.store.branch(conversation.id, conversation.branch)
-        around = await engine.gatherer.around(branch, "")
+        around = await engine.gatherer.around(branch, "", recent=tuple)
         texts = {block.name: block.text for block in around.blocks if block.what == "memory"}
         return conversation.id, [
             {

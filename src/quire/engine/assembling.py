@@ -53,7 +53,7 @@ class Assembler:
         window = await engine.store.window(self._conversation, branch=self._branch, max_tokens=engine.policy.room)
         question = question_of(asked, window)
         if around is None:
-            gathered = await self._gatherer.around(window.branch, question, partial(_recent, window, asked))
+            gathered = await self._gatherer.around(window.branch, question, recent=partial(_recent, window, asked))
             around = gathered.joined(*map(_block, documents))
         pinned = await self._pinned(window)
         await engine.blobs.load([*window.messages, *pinned])

@@ -51,7 +51,7 @@ class Gatherer:
         self._engine = engine
         self._selector = Selector(engine.embedder)
 
-    async def around(self, branch: Branch, question: str, recent: Recent) -> Surroundings:
+    async def around(self, branch: Branch, question: str, *, recent: Recent) -> Surroundings:
         """For a question on this branch; `recent` gives the turns before it, the latest first."""
         agent = self._engine.agent
         if not (agent.rules or agent.references or agent.tools or branch.state.items or agent.memory.enabled):
