@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,17 @@ class Engine(Core):
         changes = [change for change in initial_changes(self.agent) if change.item not in own]
         if changes and (await self.store.branch(conversation)).head_seq == 0:
             await self.store.append(conversation, *changes)
+
+    def like(self, *, agent: Agent | None = None, **changes: Any) -> "Engine":
+        """An engine for the same log with another agent or other settings; what it learns and keeps is shared."""
+        made = copy(self)
+        for part in ("gatherer", "referrer", "recaller"):
+            made.__dict__.pop(part, None)
+        made.agent = agent or self.agent
+        if changes:
+            made.use(**changes)
+        made.__dict__["recaller"] = Recaller(made, archives=self.recaller.archives)
+        return made
 
     def index_vault(self) -> AsyncGenerator[Progress]:
         """Brings the search index up to date with the vault, and says after every note how far it is."""

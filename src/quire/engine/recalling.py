@@ -33,9 +33,9 @@ IN_THREAD = 20_000
 class Recaller:
     """Recalls for the conversations of one engine."""
 
-    def __init__(self, engine: Core) -> None:
+    def __init__(self, engine: Core, *, archives: Archives | None = None) -> None:
         self._engine = engine
-        self.archives = Archives(engine)
+        self.archives = archives or Archives(engine)
 
     async def candidates(self, window: Window, question: str, *, leaving: Collection[int]) -> tuple[Candidate, ...]:
         """Archived messages that bear on the question, the most worth first; `leaving` are shown already."""

@@ -15,9 +15,9 @@ from quire.log.records import MAIN, Branch, Conversation
 from quire.log.schema import branches, conversations
 from quire.model import ROOT, BranchState, Compaction, Coverage, fold
 
-_CONVERSATION = select(conversations.c.conversation, conversations.c.title, conversations.c.created_at).where(
-    conversations.c.tenant == bindparam("tenant")
-)
+_CONVERSATION = select(
+    conversations.c.conversation, conversations.c.title, conversations.c.created_at, conversations.c.used_at
+).where(conversations.c.tenant == bindparam("tenant"))
 
 _BRANCHES = select(
     branches.c.conversation,
@@ -29,6 +29,7 @@ _BRANCHES = select(
     branches.c.head_digest,
     branches.c.head_path,
     branches.c.state,
+    branches.c.used_at,
 ).where(
     branches.c.tenant == bindparam("tenant"),
     branches.c.conversation == bindparam("conversation"),
@@ -43,12 +44,15 @@ def create_conversation(connection: Connection, tenant: str, conversation: Conve
         "conversation": conversation.id,
         "title": conversation.title,
         "created_at": conversation.created_at,
+        "used_at": conversation.used_at,
     }
     try:
         connection.execute(insert(conversations), row)
     except IntegrityError as error:
         raise ConversationExists(f"There is a conversation {conversation.id!r} already; choose another id.") from error
-    main = Branch(conversation.id, MAIN, "main", conversation.created_at, (), 0, ROOT, ROOT, BranchState())
+    main = Branch(
+        conversation.id, MAIN, "main", conversation.created_at, (), 0, ROOT, ROOT, BranchState(), conversation.used_at
+    )
     insert_branch(connection, tenant, main)
 
 
@@ -64,6 +68,7 @@ def insert_branch(connection: Connection, tenant: str, branch: Branch) -> None:
         "head_digest": branch.head_digest,
         "head_path": branch.head_path,
         "state": branch.state.canonical(),
+        "used_at": branch.used_at,
     }
     connection.execute(insert(branches), row)
 
@@ -79,13 +84,13 @@ def get_conversation(connection: Connection, tenant: str, conversation: str) -> 
 def list_conversations(
     connection: Connection, tenant: str, *, limit: int, before: Conversation | None
 ) -> list[Conversation]:
-    """The newest first; `before` is the last one of the page before."""
-    wanted = _CONVERSATION.order_by(conversations.c.created_at.desc(), conversations.c.conversation.desc())
+    """Those used last first; `before` is the last one of the page before."""
+    wanted = _CONVERSATION.order_by(conversations.c.used_at.desc(), conversations.c.conversation.desc())
     known: dict[str, Any] = {"tenant": tenant}
     if before is not None:
         wanted = wanted.where(
-            (conversations.c.created_at < before.created_at)
-            | ((conversations.c.created_at == before.created_at) & (conversations.c.conversation < before.id))
+            (conversations.c.used_at < before.used_at)
+            | ((conversations.c.used_at == before.used_at) & (conversations.c.conversation < before.id))
         )
     return [Conversation._make(row) for row in connection.execute(wanted.limit(limit), known)]
 
@@ -119,10 +124,15 @@ def list_branches(connection: Connection, tenant: str, conversation: str, *, loc
 
 def _branch(row: Sequence[Any]) -> Branch:
     lineage = tuple((branch, upto) for branch, upto in json.loads(row[4])) if row[4] != "[]" else ()
-    return Branch(row[0], row[1], row[2], row[3], lineage, row[5], row[6], row[7], BranchState.parse(row[8]))
+    return Branch(row[0], row[1], row[2], row[3], lineage, row[5], row[6], row[7], BranchState.parse(row[8]), row[9])
 
 
 def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
+    """Files where the branch has come to, and, once in a while, that its conversation is in use."""
+    at, used_at = now(), branch.used_at
+    if at - used_at > NOTED_EVERY:
+        used_at = at
+        _note_use(connection, tenant, branch.conversation, at)
     execute(
         connection,
         MOVE_HEAD,
@@ -134,8 +144,24 @@ def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
             "head_digest": branch.head_digest,
             "head_path": branch.head_path,
             "state": branch.state.canonical(),
+            "used_at": used_at,
         },
     )
+
+
+def _note_use(connection: Connection, tenant: str, conversation: str, at: int) -> None:
+    execute(connection, _NOTE_USE, {"of_tenant": tenant, "of_conversation": conversation, "used_at": at})
+
+
+NOTED_EVERY = 1_000_000
+"""A conversation's place in the order of use stands in an index: of what is added within a second, one moves it."""
+_NOTE_USE = (
+    update(conversations)
+    .where(
+        conversations.c.tenant == bindparam("of_tenant"), conversations.c.conversation == bindparam("of_conversation")
+    )
+    .values(used_at=bindparam("used_at"))
+)
 
 
 MOVE_HEAD = (
@@ -145,7 +171,7 @@ MOVE_HEAD = (
         branches.c.conversation == bindparam("of_conversation"),
         branches.c.branch == bindparam("of_branch"),
     )
-    .values({name: bindparam(name) for name in ("head_seq", "head_digest", "head_path", "state")})
+    .values({name: bindparam(name) for name in ("head_seq", "head_digest", "head_path", "state", "used_at")})
 )
 
 
@@ -184,6 +210,7 @@ def forked(
         head_digest=digest,
         head_path=path,
         state=state_at(connection, tenant, origin, at),
+        used_at=created_at,
     )
 
 

@@ -15,12 +15,13 @@ from quire.errors import SchemaOutdated
 from quire.log.extension import adopt_extension
 from quire.log.foreign import mapped_errors
 
-HEAD = "0004"
+HEAD = "0005"
 VERSION_TABLE = "quire_version"
 
 _TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "calibrations", "spending",
     "passages", "terms", "scopes", "shelves", "memories", "documents",
+    "keys",
 )  # fmt: skip
 _INDEX = ("passages", "terms", "scopes", "shelves", "documents")
 _UPGRADE_LOCK = 0x71756972
@@ -124,4 +125,5 @@ def _grants(role: str) -> list[str]:
         # The index is derived and may be rewritten; a memory can only be retired, or lose its text to a purge.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _INDEX)} TO {role}",
         f"GRANT UPDATE (text, source, retired_at, replaced_by) ON quire_memories TO {role}",
+        f"GRANT UPDATE (name, expires_at, revoked_at) ON quire_keys TO {role}",
     ]

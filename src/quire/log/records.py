@@ -13,6 +13,8 @@ class Conversation(NamedTuple):
     id: str
     title: str
     created_at: int
+    used_at: int
+    """When something was last added, to the second."""
 
 
 class Segment(NamedTuple):
@@ -35,6 +37,8 @@ class Branch(NamedTuple):
     head_digest: bytes
     head_path: bytes
     state: BranchState
+    used_at: int
+    """When the conversation was last noted to be in use, as far as this branch knows."""
 
     @property
     def fork_seq(self) -> int:

@@ -28,6 +28,7 @@ conversations = Table(
     Column("conversation", Text, primary_key=True),
     Column("title", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("used_at", BigInteger, nullable=False),
 )
 
 branches = Table(
@@ -43,6 +44,7 @@ branches = Table(
     Column("head_digest", Bytes, nullable=False),
     Column("head_path", Bytes, nullable=False),
     Column("state", Text, nullable=False),
+    Column("used_at", BigInteger, nullable=False),
 )
 
 entries = Table(
@@ -105,6 +107,7 @@ manifests = Table(
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("manifest", Text, nullable=False),
+    Column("request", Text),
 )
 """For every request that was answered, under the number of its reply, what it was made of."""
 
@@ -211,3 +214,18 @@ documents = Table(
     Column("headings", Text, nullable=False),
 )
 """What the index knows of each file of a vault; aliases and headings are JSON lists. Derived."""
+
+keys = Table(
+    "quire_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("digest", Bytes, nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("requests_per_minute", Integer),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
+)
+"""Who may come in for a tenant: of each key its public id and the digest of its secret; scopes are words."""

@@ -37,7 +37,8 @@ class SqlStore(SqlArchive):
         await self._database.close()
 
     async def create_conversation(self, id: str | None = None, *, title: str = "") -> Conversation:
-        conversation = Conversation(id or new_id(), title, now())
+        at = now()
+        conversation = Conversation(id or new_id(), title, at, at)
         await self._write(branches.create_conversation, conversation)
         return conversation
 
@@ -45,7 +46,7 @@ class SqlStore(SqlArchive):
         return await self._read_briefly(branches.get_conversation, id)
 
     async def conversations(self, *, limit: int = 50, before: Conversation | None = None) -> list[Conversation]:
-        """The newest first; `before` is the last one of the page before."""
+        """Those used last first; `before` is the last one of the page before."""
         return await self._read(branches.list_conversations, limit=limit, before=before)
 
     async def rename(self, conversation: str, title: str) -> None:

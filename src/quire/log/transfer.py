@@ -141,7 +141,7 @@ def import_lines(connection: Connection, tenant: str, lines: Iterable[str], *, r
     number, first = next(numbered, (0, None))
     if not isinstance(first, ConversationLine):
         raise ImportFailed(f"Line {number}: an export begins with a line for the conversation.")
-    conversation = Conversation(rename or first.id, first.title, first.created_at)
+    conversation = Conversation(rename or first.id, first.title, first.created_at, first.created_at)
     importing = _Import(connection, tenant, conversation)
     for number, line in numbered:
         try:

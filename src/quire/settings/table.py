@@ -8,6 +8,18 @@ from quire.model.policy import Provider, Slot
 from quire.model.value import Value
 
 
+class Upstream(Value):
+    """A server that answers for some models of the gateway."""
+
+    base_url: str = Field(description="Where its OpenAI-compatible interface begins, such as https://…/v1.")
+    model: str | None = Field(default=None, description="What it calls the model; else as the client does.")
+    key_from: str | None = Field(
+        default=None, description="The environment variable with its key; else the client's own key goes on."
+    )
+    context_limit: int | None = Field(default=None, gt=0, description="The model's window, where no table knows it.")
+    tokenizer: str | None = Field(default=None, description="As in the settings at large.")
+
+
 class Settings(Value):
     database_url: str | None = Field(
         default=None, description="Where the log is: sqlite:///path or postgresql://…; else a file among your data."
@@ -81,6 +93,23 @@ class Settings(Value):
     )
     recall_tokens: int | None = Field(
         default=2_000, ge=0, description="The most that archived messages may take in a request; 0 recalls none."
+    )
+    upstreams: dict[str, Upstream] = Field(
+        default_factory=dict[str, Upstream],
+        description="Where the gateway sends requests, by model or by a pattern such as gpt-*; else to base_url.",
+    )
+    store_down: Literal["refuse", "pass"] = Field(
+        default="refuse", description="What the gateway does while the log cannot be reached: refuse, or pass on as is."
+    )
+    upstream_timeout: float = Field(default=600.0, gt=0, description="Seconds that an upstream may say nothing.")
+    requests_per_minute: int | None = Field(
+        default=600, gt=0, description="The most that one key may ask of the server, unless the key says otherwise."
+    )
+    max_request_bytes: int = Field(
+        default=20_000_000, gt=0, description="The largest body of a request that the server reads."
+    )
+    retention_days: int | None = Field(
+        default=None, gt=0, description="Purge conversations that nobody has used for so many days."
     )
     shares: dict[Slot, float] | None = Field(
         default=None, description="The part of the room that each slot may take, in place of the strategy's."

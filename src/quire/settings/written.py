@@ -17,7 +17,7 @@ def commented(chosen: Mapping[str, Any] | None = None) -> str:
     given = chosen or {}
     lines = [_HEAD]
     for name, field in Settings.model_fields.items():
-        value = given.get(name, field.default)
+        value = given.get(name, field.get_default(call_default_factory=True))
         said = f"{name} = {toml_value(value)}" if value is not None else f"{name} ="
         lines.append(f"# {field.description}\n{'' if name in given else '# '}{said}\n")
     return "\n".join(lines)

@@ -72,6 +72,13 @@ class StoreContract(SearchContract, ArchiveContract):
         rest = await store.conversations(limit=4, before=first[-1])
         assert [*first, *rest] == sorted(made, key=lambda each: (each.created_at, each.id), reverse=True)
 
+    async def test_the_conversation_that_was_used_last_comes_first(self, store: Store) -> None:
+        for name in ("early", "late"):
+            await store.create_conversation(name)
+        await asyncio.sleep(1.1)
+        await store.append("early", Message.user("Are you there?"))
+        assert [each.id for each in await store.conversations()] == ["early", "late"]
+
     async def test_appended_messages_read_back_in_order(self, store: Store) -> None:
         await store.create_conversation("c")
         said = turns(5)
