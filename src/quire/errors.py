@@ -13,7 +13,8 @@ QuireError
 │   ├── StaleHead
 │   ├── StaleCompaction
 │   ├── StaleShelf
-│   └── MemoryRetired
+│   ├── MemoryRetired
+│   └── TurnUnderWay
 ├── InvalidEntry
 ├── InvalidRequest
 ├── InvalidConfiguration
@@ -102,6 +103,10 @@ class StaleShelf(Conflict):
 
 class MemoryRetired(Conflict):
     """The memory was retired already; correct the one that replaced it, or add a new one."""
+
+
+class TurnUnderWay(Conflict):
+    """The branch is being answered; wait for the end of that turn, or stop it."""
 
 
 class InvalidEntry(QuireError):
