@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from loopback import loopback_only
 from quire.testing.llama import Address, missing_packages
+from quire.testing.pgbouncer import Pooler
 from quire.testing.postgres import VERSIONS, Cluster, Server, Version, find_binaries
 from shared_model import SharedModel, ask_for_address
 
@@ -34,6 +35,8 @@ EVERY_BACKEND = (*BACKENDS, "postgres15")
 POSTGRES_VERSIONS: dict[str, Version] = {f"postgres{version}": version for version in VERSIONS}
 
 IN_CI = bool(os.environ.get("CI"))
+THROUGH_PGBOUNCER = bool(os.environ.get("QUIRE_TEST_PGBOUNCER"))
+"""Whether the application reaches PostgreSQL through a pooler in transaction mode, in every test."""
 
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 settings.register_profile("dev", max_examples=30, **_common)
@@ -42,6 +45,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI els
 
 CLUSTERS = pytest.StashKey[dict[Version, Cluster]]()
 MODEL = pytest.StashKey[SharedModel]()
+POOLERS = pytest.StashKey[dict[int, Pooler]]()
 
 
 class Database(NamedTuple):
@@ -54,6 +58,7 @@ class Database(NamedTuple):
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[CLUSTERS] = {}
     config.stash[MODEL] = SharedModel()
+    config.stash[POOLERS] = {}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -65,6 +70,8 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    for pooler in config.stash[POOLERS].values():
+        pooler.stop()
     for cluster in config.stash[CLUSTERS].values():
         cluster.stop()
     config.stash[MODEL].close()
@@ -109,6 +116,14 @@ def postgres_server(config: pytest.Config, version: Version) -> Server:
     return running_clusters(config, [version])[version]
 
 
+def pooler_of(config: pytest.Config, server: Server) -> Pooler:
+    """The PgBouncer in front of this server; each process of a run has its own."""
+    poolers = config.stash[POOLERS]
+    if server.port not in poolers:
+        poolers[server.port] = Pooler.start(server, users=(APPLICATION_ROLE,))
+    return poolers[server.port]
+
+
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from quire.log import migrate
@@ -130,7 +145,8 @@ def database(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> It
     server = postgres_server(request.config, POSTGRES_VERSIONS[backend])
     name = f"test_{uuid.uuid4().hex}"
     server.create_database(name, template=TEMPLATE)
-    yield Database(url=server.url(name, user=APPLICATION_ROLE), admin_url=server.url(name))
+    door = pooler_of(request.config, server) if THROUGH_PGBOUNCER else server
+    yield Database(url=door.url(name, user=APPLICATION_ROLE), admin_url=server.url(name))
     server.drop_database(name)
 
 

@@ -7,7 +7,9 @@ QuireError
 │   ├── EntryNotFound
 │   ├── BlobNotFound
 │   ├── DocumentNotFound
-│   └── MemoryNotFound
+│   ├── MemoryNotFound
+│   ├── KeyNotFound
+│   └── RequestNotFound
 ├── Conflict
 │   ├── ConversationExists
 │   ├── StaleHead
@@ -15,6 +17,13 @@ QuireError
 │   ├── StaleShelf
 │   ├── MemoryRetired
 │   └── TurnUnderWay
+├── AccessDenied
+│   ├── InvalidKey
+│   ├── KeyScopeMissing
+│   └── ForeignRequest
+├── TooManyRequests
+├── RequestTooLarge
+├── RequestTooSlow
 ├── InvalidEntry
 ├── InvalidRequest
 ├── InvalidConfiguration
@@ -35,6 +44,7 @@ QuireError
 │   ├── ModelRefused
 │   ├── ModelInvalid
 │   └── ModelUnavailable
+│       └── ModelSilent
 ├── SummaryFailed
 └── MissingExtra
 
@@ -81,6 +91,14 @@ class MemoryNotFound(NotFound):
     """No memory with that id is stored for this tenant; list the agent's memories to see which there are."""
 
 
+class KeyNotFound(NotFound):
+    """This tenant has no key with that id; `quire key list` shows which it has."""
+
+
+class RequestNotFound(NotFound):
+    """No request with that id is filed for this tenant; only those that were answered are."""
+
+
 class Conflict(QuireError):
     """Someone else was quicker; read the current state and decide again."""
 
@@ -107,6 +125,38 @@ class MemoryRetired(Conflict):
 
 class TurnUnderWay(Conflict):
     """The branch is being answered; wait for the end of that turn, or stop it."""
+
+
+class AccessDenied(QuireError):
+    """Whoever asks may not have this."""
+
+
+class InvalidKey(AccessDenied):
+    """No key that is valid came with the request; send one as `Authorization: Bearer quire_…`."""
+
+
+class KeyScopeMissing(AccessDenied):
+    """The key does not reach this far; use one that was made with the scope that it takes."""
+
+
+class ForeignRequest(AccessDenied):
+    """The request comes from another site, or asks for another host; open the page at the address of this server."""
+
+
+class TooManyRequests(QuireError):
+    """The key has asked as often as it may for now; ask again after `retry_after` seconds."""
+
+    def __init__(self, message: str | None = None, *, retry_after: int = 1) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class RequestTooLarge(QuireError):
+    """The request's body is larger than the server reads; send less at once, or raise `max_request_bytes`."""
+
+
+class RequestTooSlow(QuireError):
+    """The request's body took too long to arrive; send it again over a quicker connection."""
 
 
 class InvalidEntry(QuireError):
@@ -235,6 +285,10 @@ class ModelInvalid(ModelError):
 
 class ModelUnavailable(ModelError):
     """The model cannot be reached, is overloaded, broke off or took too long; repeat the call later."""
+
+
+class ModelSilent(ModelUnavailable):
+    """The model's server said nothing for too long; repeat the call later, or raise `upstream_timeout`."""
 
 
 SummaryFault = Literal[

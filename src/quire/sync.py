@@ -89,6 +89,10 @@ class Engine:
     def use(self, **changes: Any) -> None:
         self._engine.use(**changes)
 
+    def like(self, *, agent: Agent | None = None, **changes: Any) -> "Engine":
+        """An engine for the same log with another agent or other settings; what it learns and keeps is shared."""
+        return Engine(self._loop, self._engine.like(agent=agent, **changes))
+
     def subscribe(self, listener: Callable[[Event], None]) -> None:
         """Calls `listener` with every event, on the engine's own thread."""
         self._engine.subscribe(listener)
@@ -119,10 +123,12 @@ class Conversation:
     def branch(self) -> int:
         return self._conversation.branch
 
-    def append(self, *messages: Message | str) -> list[Entry]:
-        return self._loop.wait(self._conversation.append(*messages))
+    def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
+        return self._loop.wait(self._conversation.append(*messages, after=after))
 
-    def prepare(self, message: Message | str | None = None, *, documents: Sequence[Document] = ()) -> Request:
+    def prepare(
+        self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
+    ) -> Request:
         return self._loop.wait(self._conversation.prepare(message, documents=documents))
 
     def record(self, response: object, *, request: Request | None = None, unfinished: bool = False) -> Entry:
@@ -136,6 +142,9 @@ class Conversation:
 
     def compact(self, *, instructions: str | None = None, trigger: Trigger = "manual") -> Entry | None:
         return self._loop.wait(self._conversation.compact(instructions=instructions, trigger=trigger))
+
+    def compact_if_due(self) -> Entry | None:
+        return self._loop.wait(self._conversation.compact_if_due())
 
     def undo(self) -> Entry:
         return self._loop.wait(self._conversation.undo())

@@ -40,15 +40,14 @@ def test_a_file_that_leaves_the_project_is_refused_and_a_huge_one_is_cut(tmp_pat
     assert block.text == "x" * 100 + "\n[… 400 of 500 characters left out; read AGENTS.md …]"
 
 
-def test_entries_from_before_the_conversation_stand_in_one_block_each_on_a_line_with_its_source():
+def test_entries_stand_in_one_block_the_oldest_first_each_on_a_line_with_its_source():
     known = [
         remembered("2", "Likes\ntea.", seq=7),
         remembered("1", "Lives in Rome.", seq=None, source="notes.md"),
-        remembered("3", "Came later.", at=99),
     ]
-    [block] = lasting(known, since=10)
+    [block] = lasting(known)
     assert block.text == "- Lives in Rome. [notes.md]\n- Likes tea. [#7]"
-    assert lasting(known[2:], since=10) == ()
+    assert lasting([]) == ()
 
 
 def test_what_is_shown_already_is_not_recalled():
@@ -72,4 +71,4 @@ def test_what_is_empty_known_or_recalled_is_not_remembered(text: str, said: str)
 @given(st.lists(st.text(), max_size=4))
 def test_no_entry_can_pass_for_two(texts: list[str]):
     known = [remembered(str(number), text) for number, text in enumerate(texts)]
-    assert sum(len(block.text.split("\n")) for block in lasting(known, since=10)) == len(texts)
+    assert sum(len(block.text.split("\n")) for block in lasting(known)) == len(texts)

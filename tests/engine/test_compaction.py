@@ -26,6 +26,7 @@ from quire.model import Compaction, Message, Span
 from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted, ContextUsageUpdated, Event
 from quire.settings import Settings
 from quire.testing.scripted import ScriptedModel, Slow
+from quire.view import tokens
 from quire.view.shapes import Reply
 
 GOOD = "Task: talk about rivers [#1].\nFacts: the mill stands at kilometre 12 [#3]."
@@ -420,3 +421,20 @@ async def test_planted_facts_stay_within_reach(tmp_path: Path, summarizer: str):
         print(f"\n{summarizer}: {len(in_view)} of 200 in the view, {readable} cited and readable, {in_log} in the log")
         assert in_log == 200
         assert len(in_view) >= (180 if summarizer == "scripted" else 60)
+
+
+async def test_a_summary_is_counted_when_it_is_written_and_not_again_to_be_shown(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    settings = Settings(model="gpt-4o", context_limit=2_000, context_background_threshold=None, context_tools=False)
+    conversation = await Engine(store, settings=settings).conversation("c")
+    await filled(conversation, 8)
+    for change in (conversation.compact(), conversation.edit_summary("Nothing but rivers. [#1]")):
+        entry = await change
+        assert entry is not None
+        [shown] = [row for row in (await conversation.preview()).decisions if row.what == "summary"]
+        assert (entry.tokens, entry.counter) == (shown.tokens, conversation.engine.meter.name)
+    before = await conversation.preview()
+    monkeypatch.setattr(tokens, "_vocabulary_encoder", lambda vocabulary: pytest.fail(f"{vocabulary} is loaded"))
+    again = await Engine(store, settings=settings).conversation("c")
+    assert await again.preview() == before

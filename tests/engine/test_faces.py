@@ -28,6 +28,7 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments(name: str):
         "calibration",
         "calibrated",
         "start",
+        "later",
         "settle",
         "tell",
         "cost",

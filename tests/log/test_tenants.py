@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from quire.errors import BlobNotFound, ConversationNotFound, MemoryNotFound
+from quire.errors import BlobNotFound, ConversationNotFound, MemoryNotFound, RequestNotFound
 from quire.log import (
     Citation,
     Document,
@@ -32,10 +32,11 @@ CONVERSATIONS = 80
 # A new session has no setting; in one that had a tenant before, it is empty.
 NO_TENANT = (None, "")
 
-# Whatever holds rows or shows them, so that a view is noticed too.
+# Whatever holds rows or shows them, so that a view is noticed too; but for what belongs to no tenant and names none.
 TABLES = r"""
     SELECT relname FROM pg_class AS relation
-    WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname LIKE 'quire\_%' AND relname <> 'quire_version'
+    WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname LIKE 'quire\_%'
+    AND relname NOT IN ('quire_version', 'quire_sweeps')
 """
 UNPROTECTED = rf"""
     {TABLES} AND NOT (relrowsecurity AND relforcerowsecurity AND (
@@ -46,6 +47,9 @@ UNPROTECTED = rf"""
         ) FROM pg_policy WHERE polrelid = relation.oid
     ))
 """
+# What they let be seen besides a tenant's own rows, other tests say: of a key that is shown, test_keys; of all
+# conversations their ids and times, by a function, test_due.
+OF_THEIR_OWN = {"quire_keys", "quire_conversations"}
 COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY ordinal_position"
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -64,6 +68,7 @@ async def fill(store: SqlStore) -> None:
     await store.remember("agent", "a memory", cites=Citation("conversation 0", 0, 1))
     note = Document("note.md", b"digest", 1, 1)
     await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
+    await store.create_key("a key", ["read"])
 
 
 @pytest.fixture
@@ -178,7 +183,7 @@ def test_the_version_cannot_be_changed_by_the_application(database_url: str) -> 
 @on_postgres
 def test_every_table_is_under_row_level_security(admin_url: str) -> None:
     with psycopg.connect(admin_url) as owner:
-        assert owner.execute(UNPROTECTED).fetchall() == []
+        assert {name for (name,) in owner.execute(UNPROTECTED)} == OF_THEIR_OWN
         # So that the line above is known to notice what someone forgets.
         owner.execute("CREATE TABLE quire_forgotten (tenant text)")
         owner.execute("CREATE TABLE quire_open (tenant text)")
@@ -188,7 +193,7 @@ def test_every_table_is_under_row_level_security(admin_url: str) -> None:
         owner.execute("CREATE VIEW quire_all AS SELECT * FROM quire_entries")
         owner.execute("CREATE POLICY more ON quire_blobs FOR SELECT USING (true)")
         found = {name for (name,) in owner.execute(UNPROTECTED)}
-        assert found == {"quire_forgotten", "quire_open", "quire_all", "quire_blobs"}
+        assert found == {"quire_forgotten", "quire_open", "quire_all", "quire_blobs"} | OF_THEIR_OWN
 
 
 MESSAGE = Message.user("a's own")
@@ -206,6 +211,7 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
     "entry": lambda store: store.entry("theirs", 1),
     "entries": lambda store: store.entries("theirs", [1]),
     "range": lambda store: store.range("theirs"),
+    "referring": lambda store: store.referring("theirs"),
     "tail": lambda store: store.tail("theirs", 1),
     "window": lambda store: store.window("theirs"),
     "record": lambda store: store.record("theirs", answered(MESSAGE)),
@@ -224,6 +230,8 @@ WITHOUT_CONVERSATION = {
     "create_conversation",
     "conversations",
     "longest_prefix",
+    "recognise",
+    "request",
     "calibration",
     "spent",
     "put_blob",
@@ -265,7 +273,8 @@ async def theirs(store: SqlStore) -> SqlStore:
     await theirs.create_conversation("theirs")
     file = FilePart(blob=await theirs.put_blob(b"a's document"))
     await theirs.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
-    await theirs.record("theirs", answered(Message.user("a question"), Message.assistant("an answer")))
+    turn = answered(Message.user("a question"), Message.assistant("an answer"))
+    await theirs.record("theirs", turn._replace(request="a's request"))
     await theirs.put_shelf("theirs", SHELF)
     await theirs.remember("agent", "a's memory", cites=Citation("theirs", 0, 1))
     await theirs.put_documents("vault", [NOTE])
@@ -285,6 +294,13 @@ async def test_no_method_reaches_another_tenants_conversation(theirs: SqlStore) 
     assert await mine.longest_prefix([MESSAGE]) is None
     assert await mine.longest_prefix([MESSAGE], conversation="theirs") is None
     assert await theirs.longest_prefix([MESSAGE]) is not None
+    path = (await theirs.entry("theirs", 1)).path
+    assert await theirs.recognise([path]) is not None
+    assert await mine.recognise([path]) is None
+    assert await mine.recognise([path], conversation="theirs") is None
+    assert (await theirs.request("a's request")).conversation == "theirs"
+    with pytest.raises(RequestNotFound):
+        await mine.request("a's request")
     assert await collected(theirs, "theirs") == before
 
 

@@ -13,6 +13,7 @@ from quire.testing.histories import histories, questions
 from quire.view.assemble import Assembly, assemble
 from quire.view.batches import bind
 from quire.view.excerpts import excerpt
+from quire.view.gather import summary_tokens
 from quire.view.leaves import fitting
 from quire.view.material import Block, Material, Tool
 from quire.view.recalled import Candidate
@@ -256,3 +257,30 @@ def test_a_change_of_model_recounts_what_is_seen():
     wrong = counted[0]._replace(tokens=999)
     assert meter_for("openai").entry(wrong).tokens == 999
     assert meter_for("anthropic").entry(wrong).tokens < 50
+
+
+class TestTheCountOfASummary:
+    BODY = Compaction(number=1, covers=Span(first=1, last=2), summary="High water at noon. [#1]")
+
+    def tokens(self, compaction: Entry) -> int:
+        """What the summary weighs in a request that carries it."""
+        made = assemble(material((), Message.user("And now?"), compaction=compaction), policy(), meter_for("openai"))
+        [row] = [row for row in made.manifest.decisions if row.what == "summary"]
+        return row.tokens
+
+    def test_it_is_counted_once_and_kept_beside_it(self):
+        meter = METERS["openai"]
+        kept = summary_tokens(self.BODY, meter)
+        assert kept is not None
+        assert kept.tokens == self.tokens(entry(3, self.BODY))
+        assert self.tokens(entry(3, self.BODY)._replace(tokens=999, counter=meter.name)) == 999
+
+    def test_it_is_counted_anew_for_another_model_and_after_a_purge(self):
+        counted = self.tokens(entry(3, self.BODY))
+        assert self.tokens(entry(3, self.BODY)._replace(tokens=999, counter="anthropic:estimate")) == counted
+        assert (
+            self.tokens(entry(3, self.BODY)._replace(tokens=999, counter="openai:o200k_base", purged_at=1)) == counted
+        )
+
+    def test_what_only_shortens_messages_has_no_summary(self):
+        assert summary_tokens(Compaction(number=1, covers=None), METERS["openai"]) is None

@@ -374,6 +374,18 @@ def test_a_json_file_that_is_no_tokenizer_is_a_clear_error(tmp_path: Path):
         counter_for("m", tokenizer=str(path))
 
 
+def test_a_vocabulary_is_loaded_when_there_is_something_to_count(forgotten: None):
+    counter = counter_for("gpt-4o")
+    assert counter.count("") == 0
+    assert vocabularies_loaded() == 0
+    assert counter.count("tide") > 0
+    assert vocabularies_loaded() == 1
+
+
+def vocabularies_loaded() -> int:
+    return tokens._vocabulary_encoder.cache_info().currsize  # pyright: ignore[reportPrivateUsage]
+
+
 def test_a_vocabulary_is_loaded_once_and_shared_by_threads(monkeypatch: pytest.MonkeyPatch, forgotten: None):
     loads: list[str] = []
     load = Tokenizer.from_pretrained

@@ -164,8 +164,13 @@ class Connection:
                     following.cancel()
                     clock.reschedule(loop.time() + limits.close_seconds + _LEAVING_SECONDS)
         except Exception as exc:  # noqa: BLE001  a process and a network fail in every way, which is for the user to read
-            return f"it took too long to {doing}" if clock.expired() else described(exc)
+            return self._overdue(doing) if clock.expired() else described(exc)
         return None
+
+    def _overdue(self, doing: str) -> str:
+        """With the setting that gives a server more time, where it is short of that."""
+        seconds = {"start": self._limits.start_seconds, "list its tools": self._limits.list_seconds}.get(doing)
+        return f"it took too long to {doing}" + (f": more than {seconds:g} s (`server_timeout`)" if seconds else "")
 
     def _client(self, watch: Watch) -> Client:
         server = expanded(self.server, self._variables)

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from quire.agent.outcomes import LARGEST_RESULT
 from quire.model.value import Value
+from quire.settings import Settings
 
 
 class ServerLimits(Value):
@@ -19,4 +20,13 @@ class ServerLimits(Value):
     )
     largest_message: int = Field(
         default=64_000_000, gt=0, description="Bytes of one message of a server; a larger one is dropped."
+    )
+
+
+def server_limits(settings: Settings) -> ServerLimits:
+    """The limits that the settings name; the others are at their defaults."""
+    return ServerLimits(
+        start_seconds=settings.server_timeout,
+        list_seconds=settings.server_timeout,
+        call_seconds=settings.tool_timeout,
     )

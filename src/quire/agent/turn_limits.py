@@ -4,6 +4,7 @@ from pydantic import Field
 
 from quire.errors import ModelThrottled
 from quire.model.value import Value
+from quire.settings import Settings
 
 
 class TurnLimits(Value):
@@ -24,3 +25,13 @@ class TurnLimits(Value):
         """Seconds until a call is repeated, after so many repetitions; None if it is not."""
         wanted = max(error.retry_after or 0.0, min(self.longest_wait, self.first_wait * 2**retry))
         return wanted if retry < self.retries and wanted <= self.longest_wait else None
+
+
+def turn_limits(settings: Settings, *, reply_tokens: int | None = None) -> TurnLimits:
+    """The limits that the settings name; the others are at their defaults."""
+    return TurnLimits(
+        steps=settings.max_steps,
+        reply_tokens=reply_tokens,
+        silence_seconds=settings.model_timeout,
+        tool_seconds=settings.tool_timeout,
+    )

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.compaction.citations import cited
-from quire.compaction.extract import extractive_summary
-from quire.compaction.summarize import summarize
 from quire.errors import StaleCompaction, SummaryFailed
 from quire.llm import Model
 from quire.log import Store, Window
 from quire.model import Compaction, Draft, Entry, Policy, Usage
+from quire.view.gather import summary_tokens
 from quire.view.leaves import Meter
 from quire.view.models import facts
 from quire.view.plans import Plan
@@ -70,7 +69,8 @@ async def carry_out(
     compaction = _compaction(order, written, meter)
     branch = order.window.branch
     try:
-        [entry] = await store.append(branch.conversation, Draft(body=compaction), branch=branch.number)
+        draft = Draft(body=compaction, tokens=summary_tokens(compaction, meter))
+        [entry] = await store.append(branch.conversation, draft, branch=branch.number)
     except StaleCompaction:
         return None
     return entry
@@ -91,6 +91,8 @@ async def _summary(
     limit = summary_limit(order.plan)
     failures: tuple[str, ...] = ()
     if summarizer is not None:
+        from quire.compaction.summarize import summarize
+
         try:
             made = await summarize(
                 summarizer.model,
@@ -107,6 +109,8 @@ async def _summary(
         except SummaryFailed as failure:
             failed(failure)
             failures = (failure.reason,)
+    from quire.compaction.extract import extractive_summary
+
     # In a thread: a long block takes a while, and the loop has other conversations to serve.
     text = await asyncio.to_thread(
         extractive_summary,

@@ -68,9 +68,9 @@ def _failed(failed: NotImported) -> Decision:
     return Decision(slot="memory", what="memory", included=False, reason=reason, name=failed.link)
 
 
-def lasting(memories: Iterable[Memory], *, since: int) -> tuple[Block, ...]:
-    """An agent's entries from before a moment, in one block, oldest first."""
-    lines = [_line(memory) for memory in sorted(memories, key=lambda each: each.id) if memory.created_at <= since]
+def lasting(memories: Iterable[Memory]) -> tuple[Block, ...]:
+    """An agent's entries in one block, oldest first."""
+    lines = [_line(memory) for memory in sorted(memories, key=lambda each: each.id)]
     if not lines:
         return ()
     return (Block(slot="memory", what="memory", name=ENTRIES, text="\n".join(lines), reason="memory", required=False),)

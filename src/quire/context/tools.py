@@ -34,14 +34,14 @@ class SentTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSet:
-    tools: tuple[SentTool, ...]
-    decided: tuple[Decision, ...]
+    tools: tuple[SentTool, ...] = ()
+    decided: tuple[Decision, ...] = ()
     """What had no room."""
-    entered: tuple[ContextItem, ...]
+    entered: tuple[ContextItem, ...] = ()
     """What this message brought in: to be kept in the session, so that the next request has it too."""
-    omitted: tuple[OfferedTool, ...]
+    omitted: tuple[OfferedTool, ...] = ()
     """What `tool_search` looks through."""
-    room: int
+    room: int = 0
     """Tokens of the slot that are left."""
 
     @property
@@ -51,6 +51,9 @@ class ToolSet:
     def called(self, name: str) -> ContextItem | None:
         """Which tool it is that a model calls by this name."""
         return by_name(tool.item for tool in self.tools).get(name)
+
+
+NO_TOOLS = ToolSet()
 
 
 def fit_tools(

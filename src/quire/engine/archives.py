@@ -56,7 +56,7 @@ class Archives:
 
     def refresh(self, branch: Branch) -> None:
         """Makes in the background what is missing."""
-        self._engine.start((branch.conversation, branch.number, "shelve"), self.fill(branch))
+        self._engine.later("shelve", (branch.conversation, branch.number), lambda: self.fill(branch))
 
     async def fill(self, branch: Branch) -> None:
         """Makes all that is missing."""

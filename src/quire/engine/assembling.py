@@ -29,8 +29,8 @@ class Assembled:
     @property
     def quoted(self) -> tuple[str, ...]:
         """The texts that the request quotes from outside the log."""
-        tools = self.around.tools.definitions if self.around.tools is not None else ()
-        return (*(block.text for block in self.around.blocks), *(tool.canonical() for tool in tools))
+        texts = [block.text for block in self.around.blocks]
+        return (*texts, *[tool.canonical() for tool in self.around.tools.definitions])
 
 
 class Assembler:
@@ -132,8 +132,7 @@ def _recent(window: Window, asked: Sequence[Asked]) -> list[str]:
 
 
 def _tools(around: Surroundings) -> tuple[Tool, ...]:
-    sent = around.tools.tools if around.tools is not None else ()
-    return tuple(Tool(tool.definition, tool.reason, tool.score) for tool in sent)
+    return tuple([Tool(tool.definition, tool.reason, tool.score) for tool in around.tools.tools])
 
 
 def _block(document: Document) -> Block:

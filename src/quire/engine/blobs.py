@@ -26,15 +26,17 @@ class LoadedBlobs:
         """What these entries show; what others showed long ago makes room."""
         if len(self._loaded) > LOADED:
             self._loaded.clear()
-        for entry in entries:
-            if _quotes(entry):
-                for digest in entry.blobs() - self._loaded.keys():
-                    try:
-                        self.keep(digest, (await self._store.blob(digest)).data)
-                    except BlobNotFound:
-                        continue
+        for entry in _quoting(entries):
+            for digest in entry.blobs() - self._loaded.keys():
+                try:
+                    self.keep(digest, (await self._store.blob(digest)).data)
+                except BlobNotFound:
+                    continue
 
 
-def _quotes(entry: Entry) -> bool:
+def _quoting(entries: Sequence[Entry]) -> list[Entry]:
     """Most messages quote nothing, and are not decoded to find that out."""
-    return '"blob":"' in entry.raw or (entry.raw_notes is not None and '"blob":"' in entry.raw_notes)
+    return [entry for entry in entries if _QUOTE in entry.raw or (entry.raw_notes and _QUOTE in entry.raw_notes)]
+
+
+_QUOTE = '"blob":"'

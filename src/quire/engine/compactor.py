@@ -5,9 +5,10 @@ from quire.compaction.run import Order, Trigger, carry_out
 from quire.engine.core import Core
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
-from quire.model import Compaction, Entry, Restore, Usage
+from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Usage
 from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted
 from quire.view.assemble import Assembly
+from quire.view.gather import summary_tokens
 from quire.view.plans import Plan
 
 
@@ -86,8 +87,9 @@ class Compactor:
             supersedes=window.compaction.seq,
             shortened=body.shortened,
         )
-        return await self._append(edited)
+        return await self._append(edited, tokens=summary_tokens(edited, self._engine.meter))
 
-    async def _append(self, body: Compaction | Restore) -> Entry:
-        [entry] = await self._engine.store.append(self._conversation, body, branch=self._branch)
+    async def _append(self, body: Compaction | Restore, *, tokens: TokenCount | None = None) -> Entry:
+        draft = Draft(body=body, tokens=tokens)
+        [entry] = await self._engine.store.append(self._conversation, draft, branch=self._branch)
         return entry

@@ -46,19 +46,22 @@ class Conversation:
         self._toolbox = Toolbox(engine, id, branch, recaller=engine.recaller)
         self._touched: list[DocumentReference] = []
 
-    async def append(self, *messages: Message | str) -> list[Entry]:
-        """Keeps messages, counted, without asking a model anything."""
+    async def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
+        """Keeps messages, counted, without asking a model anything; `after` as the store takes it."""
         drafts = [self._recorder.draft(Asked(message)) for message in map(as_message, messages)]
-        return await self.engine.store.append(self.id, *drafts, branch=self.branch)
+        return await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after)
 
-    async def prepare(self, message: Message | str | None = None, *, documents: Sequence[Document] = ()) -> Request:
+    async def prepare(
+        self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
+    ) -> Request:
         """The request that asks `message`, or that goes on from the log as it is.
 
         It fits the window. Where the history has outgrown it, the older part is archived first, in the log; the
-        message itself is kept when its reply is recorded.
+        message itself is kept when its reply is recorded. Several messages are kept at once, for what a tool answered
+        belongs to the call before it.
         """
         await self.engine.check_spending(self.id)
-        pending = () if message is None else (Asked(as_message(message)),)
+        pending = await self._pending(message)
         made = await self._assembler.assemble(pending, documents=documents)
         referring = await self._referring(pending, made)
         if referring is not None:
@@ -93,6 +96,16 @@ class Conversation:
             load=self.engine.blobs.get,
         )
         return self._request
+
+    async def _pending(self, message: Message | str | Sequence[Message | str] | None) -> tuple[Asked, ...]:
+        """What is to be kept with the reply."""
+        if message is None:
+            return ()
+        if isinstance(message, Message | str):
+            return (Asked(as_message(message)),)
+        if message:
+            await self.append(*message)
+        return ()
 
     async def _referring(self, pending: tuple[Asked, ...], made: Assembled) -> Referring | None:
         """The documents that the question names; None if it names none."""
@@ -133,10 +146,22 @@ class Conversation:
 
     def _compact_later(self, tokens: int) -> None:
         """From the lower mark on, so that the next request need not wait for a summary."""
+        if self._passes_mark(tokens):
+            self.engine.later("compact", (self.id, self.branch), lambda: self._compact_now("background"))
+
+    def _passes_mark(self, tokens: int) -> bool:
         policy, mark = self.engine.policy, self.engine.settings.context_background_threshold
-        enabled = policy.context_management_enabled and self.engine.summarizer is not None and mark is not None
-        if enabled and mark is not None and tokens > min(policy.trigger, int(policy.window * mark)):
-            self.engine.start((self.id, self.branch, "compact"), self._compact_now("background"))
+        if mark is None or not self.engine.compacts_in_background:
+            return False
+        return tokens > min(policy.trigger, int(policy.window * mark))
+
+    async def compact_if_due(self) -> Entry | None:
+        """What the background does after a reply, for those who do it elsewhere; None if the mark is not passed."""
+        made = await self._assembler.unasked()
+        if not self._passes_mark(made.assembly.wanted):
+            return None
+        await self.engine.check_spending(self.id)
+        return await self._compact_now("background")
 
     async def plan(self) -> Plan | None:
         """What a compaction by hand would do now. Nothing is changed by asking."""

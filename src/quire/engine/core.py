@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.compaction.run import Summarizer
 from quire.context.reach import definitions
-from quire.context.vault import Root, Vault
 from quire.engine.blobs import LoadedBlobs
 from quire.engine.hooks import Hooks
 from quire.errors import QuireError, SpendCapReached
@@ -27,7 +26,13 @@ from quire.view.policies import policy_for
 from quire.view.shapes import shape_for
 from quire.view.tokens import counter_for
 
+if TYPE_CHECKING:
+    from quire.context.vault import Root, Vault
+
 DEFAULT_AGENT = "default"
+
+Deferrer = Callable[[str, str, int], Coroutine[Any, Any, None]]
+"""Has work of a kind done for a conversation's branch by somebody else, later; it may be lost on the way."""
 
 
 class Core:
@@ -39,7 +44,7 @@ class Core:
         instructions: str = "",
         tools: Sequence[ToolDefinition] = (),
         agent: Agent | None = None,
-        vault: Vault | Path | str | None = None,
+        vault: "Vault | Path | str | None" = None,
         summarizer: Model | Summarizer | None = None,
         embedder: Embedder | None = None,
         clock: Callable[[], int] = now,
@@ -59,6 +64,8 @@ class Core:
         self.hooks = Hooks()
         self._listeners: list[Callable[[Event], None]] = []
         self._tasks: dict[tuple[str, int, str], asyncio.Task[Any]] = {}
+        self.deferrer: Deferrer | None = None
+        """Set by a server whose background work others do."""
 
     def _limited(self, summarizer: Model | Summarizer | None) -> Summarizer | None:
         """A bare model with the window that is known of it, or the one that requests are made for."""
@@ -100,7 +107,21 @@ class Core:
         if running is not None and not running.done():
             work.close()
             return
-        self._tasks[key] = asyncio.get_running_loop().create_task(work)
+        task = self._tasks[key] = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda done: self._forget(key, done))
+
+    def _forget(self, key: tuple[str, int, str], task: asyncio.Task[Any]) -> None:
+        """What failed as nobody foresaw is kept, for `settle` to raise."""
+        failure = None if task.cancelled() else task.exception()
+        if (failure is None or isinstance(failure, QuireError)) and self._tasks.get(key) is task:
+            del self._tasks[key]
+
+    def later(self, kind: str, branch: tuple[str, int], work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Has something done that nobody waits for: by whoever takes such work over, else here, in the background."""
+        if self.deferrer is None:
+            self.start((*branch, kind), work())
+        else:
+            self.start((*branch, f"defer {kind}"), self.deferrer(kind, *branch))
 
     async def settle(self) -> None:
         """Waits for what runs in the background."""
@@ -129,7 +150,13 @@ class Core:
         self._calibrations[model] = calibration
 
     @property
-    def folder(self) -> Root | None:
+    def compacts_in_background(self) -> bool:
+        """Whether there is a mark from which a conversation is compacted before it must be."""
+        marked = self.settings.context_background_threshold is not None
+        return marked and self.policy.context_management_enabled and self.summarizer is not None
+
+    @property
+    def folder(self) -> "Root | None":
         """The folder that files are read from: the vault's."""
         return self.vault.root if self.vault is not None else None
 
@@ -144,7 +171,9 @@ def _agent(agent: Agent | None, *, instructions: str, tools: Sequence[ToolDefini
     return agent.model_copy(update={"instructions": joined, "tools": (*agent.tools, *offered)})
 
 
-def _vault(vault: Vault | Path | str | None, settings: Settings) -> Vault | None:
-    if vault is None or isinstance(vault, Vault):
-        return vault
-    return Vault(vault, ambiguous=settings.ambiguous_links)
+def _vault(vault: "Vault | Path | str | None", settings: Settings) -> "Vault | None":
+    if vault is None:
+        return None
+    from quire.context.vault import Vault
+
+    return vault if isinstance(vault, Vault) else Vault(vault, ambiguous=settings.ambiguous_links)

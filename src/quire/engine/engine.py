@@ -5,18 +5,15 @@ from contextlib import asynccontextmanager
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.compaction.run import Summarizer
-from quire.context.agents import load_agent
 from quire.context.items import initial_changes
-from quire.context.vault import Vault
 from quire.engine.conversation import Conversation
 from quire.engine.core import Core
 from quire.engine.recalling import Recaller
 from quire.engine.referring import Referrer
 from quire.engine.surroundings import Gatherer, own_items
-from quire.engine.vault_index import Progress, index_vault
 from quire.errors import ConversationNotFound, InvalidRequest
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
@@ -24,6 +21,10 @@ from quire.log import DEFAULT_TENANT, MAIN, SqlStore
 from quire.model import ToolDefinition
 from quire.model.agents import Agent
 from quire.settings import Settings
+
+if TYPE_CHECKING:
+    from quire.context.vault import Vault
+    from quire.engine.vault_index import Progress
 
 
 @asynccontextmanager
@@ -35,7 +36,7 @@ async def open_engine(
     instructions: str = "",
     tools: Sequence[ToolDefinition] = (),
     agent: Agent | Path | str | None = None,
-    vault: Vault | Path | str | None = None,
+    vault: "Vault | Path | str | None" = None,
     summarizer: Model | Summarizer | None = None,
     embedder: Embedder | None = None,
     **changes: Any,
@@ -46,8 +47,9 @@ async def open_engine(
     `[[links]]` and `@paths` in messages lead into. A `summarizer` writes the summaries; without one they are extracts,
     made without any model. An `embedder` finds by meaning what words alone would miss.
     """
-    known = load_agent(Path(agent)) if isinstance(agent, str | Path) else agent
-    chosen = Settings.model_validate({**(settings or Settings()).model_dump(), **_settings_of(known), **changes})
+    known = _loaded(Path(agent)) if isinstance(agent, str | Path) else agent
+    own = known.own_settings if known is not None else {}
+    chosen = Settings.model_validate({**(settings or Settings()).model_dump(), **own, **changes})
     async with SqlStore.open(url, tenant=tenant) as store:
         engine = Engine(
             store,
@@ -107,15 +109,16 @@ class Engine(Core):
         made.__dict__["recaller"] = Recaller(made, archives=self.recaller.archives)
         return made
 
-    def index_vault(self) -> AsyncGenerator[Progress]:
+    def index_vault(self) -> "AsyncGenerator[Progress]":
         """Brings the search index up to date with the vault, and says after every note how far it is."""
+        from quire.engine.vault_index import index_vault
+
         if self.vault is None:
             raise InvalidRequest("There is no vault to index; open the engine with one.")
         return index_vault(self, self.vault)
 
 
-def _settings_of(agent: Agent | None) -> dict[str, Any]:
-    """What an agent sets in place of the settings at large."""
-    if agent is None:
-        return {}
-    return {**({"model": agent.model} if agent.model else {}), **agent.settings}
+def _loaded(file: Path) -> Agent:
+    from quire.context.agents import load_agent
+
+    return load_agent(file)

@@ -43,8 +43,7 @@ class Recaller:
         if active is None or active.covers is None or not question.strip():
             return ()
         strategy = strategy_named(policy.strategy)
-        room = allot(policy, strategy.shares).recalled
-        if not strategy.recalls or room < LEAST:
+        if not strategy.recalls or (room := allot(policy, strategy.shares).recalled) < LEAST:
             return ()
         try:
             archive = await self.archives.of(window.branch, upto=active.covers.last)

@@ -57,11 +57,16 @@ class Recorder:
             blobs=request.blobs,
             calibration=await self._observed(request.manifest, reply),
             cost=self._engine.cost(reply.usage, request.manifest.policy.model),
+            request=request.id,
+            opens=request.opens,
+            told=request.told,
         )
         store = self._engine.store
         try:
             return await store.record(self._conversation, turn, branch=self._branch, after=request.after)
         except StaleHead:
+            if request.alone:
+                raise
             # Someone else spoke in between; nothing of either is lost.
             return await store.record(self._conversation, turn, branch=self._branch)
 
@@ -73,8 +78,18 @@ class Recorder:
         known = await self._engine.calibration(model)
         learnt = observe(known, predicted=manifest.total, reported=reply.usage.input_tokens)
         self._engine.calibrated(model, learnt)
-        return model, learnt.canonical()
+        # All turns of a tenant with a model would wait for this one row if each wrote it.
+        settled = learnt.samples > UNSETTLED and abs(learnt.ratio - known.ratio) < STEADY
+        return None if settled and learnt.samples % NOTED_EVERY else (model, learnt.canonical())
+
+
+UNSETTLED, NOTED_EVERY, STEADY = 8, 16, 0.01
+"""After so many reports only one of so many is written down, unless it moves the ratio by more than this."""
 
 
 def _filed(request: Request, stored: Sequence[Entry]) -> Manifest:
-    return numbered(request.manifest, stored[: len(request.pending)])
+    manifest = numbered(request.manifest, stored[: len(request.pending)])
+    if manifest.sent is None or manifest.sent.listed is None:
+        return manifest
+    listed = manifest.sent.listed + (stored[-1].tokens or 0)
+    return manifest.model_copy(update={"sent": manifest.sent.model_copy(update={"listed": listed})})

@@ -6,16 +6,17 @@ What is decided stays on the message.
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from quire.compaction.documents import document_summary
-from quire.context.vault import Referred, summarized
 from quire.engine.core import Core
 from quire.engine.request import Asked
 from quire.model import Message
 from quire.model.manifest import Decision
 from quire.model.notes import DocumentReference
 from quire.view.labels import labelled
+
+if TYPE_CHECKING:
+    from quire.context.vault import Referred
 
 KEPT_SUMMARIES = 10_000
 
@@ -34,18 +35,20 @@ class Referrer:
         self._engine = engine
         self._summaries: dict[str, str] = {}
 
-    async def named_in(self, message: Message) -> list[Referred]:
+    async def named_in(self, message: Message) -> "list[Referred]":
         """The documents that a user's message names, with their summaries."""
         vault, text = self._engine.vault, message.text
         if vault is None or message.role != "user" or ("[[" not in text and "@" not in text):
             return []
+        from quire.context.vault import summarized
+
         found = await asyncio.to_thread(vault.references, text)
         if len(self._summaries) > KEPT_SUMMARIES:
             self._summaries.clear()
         # Without a model: nobody waits for a summary before their question is sent.
         return await summarized(found, _leading, kept=self._summaries)
 
-    def decide(self, message: Message, found: Sequence[Referred], *, left: int) -> Referring:
+    def decide(self, message: Message, found: "Sequence[Referred]", *, left: int) -> Referring:
         """`left` is how many tokens the request has left before the trigger."""
         references: list[DocumentReference] = []
         decided: list[Decision] = []
@@ -65,7 +68,7 @@ class Referrer:
             decided.append(_decision(reference, tokens))
         return Referring(Asked(message, tuple(references)), tuple(decided), tuple(texts))
 
-    def _tokens(self, referred: Referred) -> int:
+    def _tokens(self, referred: "Referred") -> int:
         if referred.text is None:
             return 0
         reference = referred.reference
@@ -74,6 +77,8 @@ class Referrer:
 
 
 async def _leading(text: str) -> str:
+    from quire.compaction.documents import document_summary
+
     return await document_summary(text, model=None)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from quire.context.tools import ToolSet
 from quire.log import Blob
+from quire.log import Conversation as Opened
 from quire.model import Entry, Manifest, Message, Provider, Span
 from quire.model.notes import DocumentReference
 from quire.view.assemble import Assembly
@@ -42,6 +43,14 @@ class Request:
     """The compactions that preparing it took."""
     load: Load | None = None
     """Finds the blobs that its messages quote."""
+    id: str | None = None
+    """By which its manifest is found, once it is answered."""
+    opens: Opened | None = None
+    """The conversation, if it begins with this request's reply."""
+    told: bytes | None = None
+    """The path by which a client knows the reply, where it is not the log's own."""
+    alone: bool = False
+    """If someone else speaks before the reply, `StaleHead` is raised; otherwise it goes behind what they said."""
 
     @property
     def manifest(self) -> Manifest:
@@ -79,9 +88,14 @@ def read_reply(response: object) -> Reply:
 
 
 def numbered(manifest: Manifest, asked: Sequence[Entry]) -> Manifest:
-    """The manifest with the numbers that the messages got with their reply."""
+    """The manifest with the numbers that the messages got with their reply; a row may begin before them."""
     if not asked:
         return manifest
     span = Span(first=asked[0].seq, last=asked[-1].seq)
-    rows = tuple(row.model_copy(update={"span": span}) if row.asked else row for row in manifest.decisions)
+    rows = tuple(
+        row.model_copy(update={"span": row.span.model_copy(update={"last": span.last}) if row.span else span})
+        if row.asked
+        else row
+        for row in manifest.decisions
+    )
     return manifest.model_copy(update={"decisions": rows})

@@ -8,15 +8,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.context import memory
 from quire.context.items import RequestItems, blocks, request_items
 from quire.context.selection import SelectionSettings, Selector, candidates
-from quire.context.tools import ToolSet, fit_tools
+from quire.context.tools import NO_TOOLS, ToolSet, fit_tools
 from quire.engine.core import Core
 from quire.engine.meaning import meaning_of
 from quire.errors import DocumentNotFound, PathRefused
 from quire.log import Branch
-from quire.log.found import Memory, memory_scope
+from quire.log.found import memory_scope
 from quire.model import SessionItem, ToolDefinition
 from quire.model.agents import Agent
 from quire.model.manifest import Decision
@@ -37,7 +36,7 @@ Recent = Callable[[], Sequence[str]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     blocks: tuple[Block, ...] = ()
-    tools: ToolSet | None = None
+    tools: ToolSet = NO_TOOLS
     decided: tuple[Decision, ...] = ()
 
     def joined(self, *others: Block) -> "Surroundings":
@@ -62,12 +61,16 @@ class Gatherer:
         reads = any(reference.text is None for reference in agent.references)
         texts, missing = await asyncio.to_thread(self._texts, agent, items) if reads else self._texts(agent, items)
         tools = self._tools(agent, items, session)
-        remembered = await self._remembered(agent, branch, question)
+        remembered = await self._remembered(agent, branch, question) if self._remembers else Surroundings()
         return Surroundings(
             blocks=(*_instructions(agent), *texts, *remembered.blocks),
             tools=tools,
             decided=(*items.decided, *missing, *tools.decided, *remembered.decided),
         )
+
+    @property
+    def _remembers(self) -> bool:
+        return self._engine.agent.memory.enabled and self._engine.settings.memory_integration
 
     async def _items(self, agent: Agent, session: Sequence[SessionItem], question: str, recent: Recent) -> RequestItems:
         open_to_choice = candidates(agent, present=[each.item for each in session])
@@ -111,29 +114,32 @@ class Gatherer:
             raise DocumentNotFound(f"{path!r} cannot be read without a project folder.")
         return folder.read(path).text
 
-    async def _remembered(self, agent: Agent, branch: Branch, question: str) -> memory.ProjectMemory:
-        engine = self._engine
-        if not (agent.memory.enabled and engine.settings.memory_integration):
-            return memory.ProjectMemory()
-        project = memory.ProjectMemory()
-        if engine.folder is not None:
-            longest = 2 * engine.policy.room  # About half of the room, at four characters a token.
-            project = await asyncio.to_thread(memory.project_memory, engine.folder, agent.memory.files, longest=longest)
+    async def _remembered(self, agent: Agent, branch: Branch, question: str) -> Surroundings:
         entries = await self._entries(agent, branch, question)
-        return project._replace(blocks=(*project.blocks, *entries))
+        folder = self._engine.folder
+        if folder is None:
+            return Surroundings(blocks=tuple(entries))
+        from quire.context.memory import project_memory
+
+        longest = 2 * self._engine.policy.room  # About half of the room, at four characters a token.
+        project = await asyncio.to_thread(project_memory, folder, agent.memory.files, longest=longest)
+        return Surroundings(blocks=(*project.blocks, *entries), decided=project.decided)
 
     async def _entries(self, agent: Agent, branch: Branch, question: str) -> list[Block]:
+        """Those from before the conversation began are there always, so that the prefix holds; of the others some."""
         store, shelf = self._engine.store, memory_shelf(agent)
-        known: list[Memory] = await store.memories(shelf, limit=LASTING)
+        known = await store.memories(shelf, limit=LASTING)
         if not known:
             return []
+        from quire.context.memory import lasting, recalled
+
         began = (await store.conversation(branch.conversation)).created_at
-        lasting = [each for each in known if each.created_at <= began]
-        made = list(memory.lasting(lasting, since=began))
-        if question and len(lasting) < len(known):
+        older = [each for each in known if each.created_at <= began]
+        made = list(lasting(older))
+        if question and len(older) < len(known):
             meaning = await meaning_of(question, self._engine.embedder)
             hits = await store.search(question, scopes=[memory_scope(shelf)], limit=RECALLED, **meaning)
-            made += memory.recalled(hits, shown=[each.id for each in lasting])
+            made += recalled(hits, shown=[each.id for each in older])
         return made
 
 

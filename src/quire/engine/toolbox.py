@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from quire.context.memory import check_new
 from quire.context.reach import (
     Call,
     FindDocuments,
@@ -20,7 +19,6 @@ from quire.context.reach import (
     ResolveWikilink,
     read_call,
 )
-from quire.context.vault.resolve import Ambiguous, Broken, Resolved
 from quire.engine.core import Core
 from quire.engine.meaning import meaning_of
 from quire.engine.recalling import Recaller
@@ -131,6 +129,8 @@ class Toolbox:
         return Answer(_cut(shown, "search with a smaller limit"), tuple(reversed(touched.values())))
 
     async def _resolve(self, link: str) -> Answer:
+        from quire.context.vault import Ambiguous, Broken, Resolved
+
         destination = await asyncio.to_thread(self._vault.resolve, link)
         match destination:
             case Resolved(path=path):
@@ -146,6 +146,8 @@ class Toolbox:
         if not engine.agent.memory.enabled:
             raise InvalidRequest("This agent keeps no memories.")
         known = await engine.store.memories(shelf, limit=1_000)
+        from quire.context.memory import check_new
+
         kept = check_new(text, known=[each.text for each in known], recalled=recalled)
         said = await engine.store.tail(self._conversation, 1, branch=self._branch, kinds=["message"], roles=["user"])
         if not said:

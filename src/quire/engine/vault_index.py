@@ -11,11 +11,8 @@ from typing import NamedTuple
 from quire.compaction.documents import document_summary
 from quire.context.vault import Batch, Known, Note, Step, Vault
 from quire.engine.core import Core
-from quire.llm.embeddings import embedded
-from quire.log.found import Document, Embedded, IndexedDocument, Passage, vault_scope
-from quire.log.vectors import packed
-
-EMBEDDED_AT_ONCE = 256
+from quire.engine.embedding import embed_scope
+from quire.log.found import Document, IndexedDocument, Passage, vault_scope
 
 
 class Progress(NamedTuple):
@@ -38,7 +35,7 @@ async def index_vault(engine: Core, vault: Vault) -> AsyncGenerator[Progress]:
             if step.batch is not None:
                 await _store(engine, vault, step.batch)
             yield Progress(step.done, step.total, step.path)
-    await _embed(engine, vault)
+    await embed_scope(engine, vault_scope(vault.name))
 
 
 def _up_to_a_batch(steps: Iterator[Step]) -> list[Step]:
@@ -80,16 +77,3 @@ async def _indexed(note: Note) -> IndexedDocument:
         for part, passage in enumerate(note.passages)
     )
     return IndexedDocument(document, passages)
-
-
-async def _embed(engine: Core, vault: Vault) -> None:
-    """Vectors for the passages that lack them; without an embedder words alone find them."""
-    embedder, scope = engine.embedder, vault_scope(vault.name)
-    if embedder is None:
-        return
-    while waiting := await engine.store.unembedded(scope, embedder=embedder.name, limit=EMBEDDED_AT_ONCE):
-        rows = await embedded(embedder, [f"{each.title}\n{each.text}" for each in waiting])
-        made = [
-            Embedded(each.key, each.part, each.digest, packed(row)) for each, row in zip(waiting, rows, strict=True)
-        ]
-        await engine.store.put_vectors(scope, made, embedder=embedder.name)

@@ -4,7 +4,7 @@ Owns the values of a call: `Prompt` in, `Chunk`s and a `Reply` out. A call eithe
 one `ModelError`; it is made once, and whether to repeat it is for the caller to decide.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +28,8 @@ class Prompt:
     timeout: float | None = None
     """Seconds to wait for the whole reply, or in a stream for the next chunk."""
     load: Load | None = None
+    headers: Mapping[str, str] | None = None
+    """To go with the request, where the provider's client can send any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ def _settings(prompt: Prompt, model: ForeignModel) -> ModelSettings:
         settings["max_retries"] = 0
         if prompt.timeout is not None:
             settings["timeout"] = prompt.timeout
+        if prompt.headers:
+            settings["extra_headers"] = dict(prompt.headers)
     return settings
 
 

@@ -19,8 +19,9 @@ from quire.log.found import (
     message_place,
     vault_scope,
 )
-from quire.log.protocol import Archive, Store
-from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Match, Turn, Window
+from quire.log.keys import SCOPES, Key, Scope
+from quire.log.protocol import Archive, Keys, Store
+from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Filed, Match, Recognised, Turn, Window
 from quire.log.steps import DEFAULT_TENANT
 from quire.log.store import SqlStore
 from quire.log.vectors import packed
@@ -28,6 +29,7 @@ from quire.log.vectors import packed
 __all__ = [
     "DEFAULT_TENANT",
     "MAIN",
+    "SCOPES",
     "SHELF",
     "Archive",
     "Blob",
@@ -38,11 +40,16 @@ __all__ = [
     "DocumentMark",
     "Embedded",
     "Fault",
+    "Filed",
     "Hit",
     "IndexedDocument",
+    "Key",
+    "Keys",
     "Match",
     "Memory",
     "Passage",
+    "Recognised",
+    "Scope",
     "Shelf",
     "ShelfMark",
     "SqlStore",

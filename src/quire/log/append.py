@@ -1,12 +1,13 @@
 """The one way into the log: lock the branch's row, chain the entries on, move the head. All of it, or nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sqlalchemy import Connection, select
 
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import branches, reading
 from quire.log.dialects import insert_rows
+from quire.log.driver import together
 from quire.log.fresh import now
 from quire.log.records import Branch
 from quire.log.schema import blob_uses, blobs, entries, paths
@@ -22,21 +23,28 @@ def append(
     *,
     branch: int,
     after: bytes | None,
+    beside: Callable[[Sequence[Entry]], None] | None = None,
 ) -> list[Entry]:
     """Appends the drafts; with `after`, right after the message whose path that is, and only once.
 
-    What is stored there already is given back as it is. Where something else is, `StaleHead` says so.
+    What is stored there already is given back as it is. Where something else is, `StaleHead` says so. What `beside`
+    writes, with the entries in hand, goes along with them.
     """
     place = branches.get_branch(connection, tenant, conversation, branch, lock=True)
     stored = [] if after is None else _stored_already(connection, tenant, place, drafts, after)
     fresh = drafts[len(stored) :]
     if fresh:
         chained, moved = _chain(connection, tenant, place, fresh)
-        write_entries(connection, tenant, chained)
         quoted = [(entry, draft.blobs()) for entry, draft in zip(chained, fresh, strict=True)]
         write_blob_uses(connection, tenant, quoted)
-        branches.move_head(connection, tenant, moved)
         stored.extend(chained)
+        with together(connection):
+            write_entries(connection, tenant, chained)
+            branches.move_head(connection, tenant, moved)
+            if beside is not None:
+                beside(stored)
+    elif beside is not None:
+        beside(stored)
     return stored
 
 

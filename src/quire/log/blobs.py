@@ -1,14 +1,15 @@
 """Blobs: what a request quotes from outside the log, kept once for each tenant under the digest of its bytes."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
 
 from sqlalchemy import Connection, delete, exists, select
 
-from quire.errors import BlobNotFound
-from quire.log.dialects import insert_new
+from quire.errors import BlobNotFound, StoreError
+from quire.log.dialects import insert_new, insert_rows
 from quire.log.records import Blob
 from quire.log.schema import blob_uses, blobs
+from quire.model import Entry
 
 
 def put_blob(connection: Connection, tenant: str, blob: Blob) -> str:
@@ -16,6 +17,63 @@ def put_blob(connection: Connection, tenant: str, blob: Blob) -> str:
     row = {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
     connection.execute(insert_new(connection, blobs), row)
     return digest.hex()
+
+
+def keep_blobs(connection: Connection, tenant: str, given: Iterable[Blob], *, but: Collection[bytes] = ()) -> None:
+    """Keeps these blobs, but for those with these digests. Most texts that a request quotes, the one before quoted."""
+    rows = [
+        {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
+        for digest, blob in {digest_of(blob): blob for blob in given}.items()
+        if digest not in but
+    ]
+    if rows:
+        insert_rows(connection, blobs, rows, where_new=True)
+
+
+def digest_of(blob: Blob) -> bytes:
+    return sha256(blob.data).digest()
+
+
+def is_missing(error: BlobNotFound | StoreError) -> bool:
+    """Whether a quotation and a blob missed each other: the tables hold them together, and refused one of them."""
+    cause = error.__cause__
+    refused: object = getattr(cause, "orig", cause)
+    return isinstance(error, BlobNotFound) or "foreign key" in str(refused).lower()
+
+
+class StoredBlobs:
+    """What this process has seen stored for a tenant, so that it is not sent again; a purge may make that wrong."""
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._digests
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def add(self, given: Iterable[Blob]) -> None:
+        if len(self._digests) > REMEMBERED:
+            self._digests.clear()
+        self._digests.update(map(digest_of, given))
+
+    def forget(self) -> None:
+        self._digests.clear()
+
+
+REMEMBERED = 10_000
+
+
+def write_uses(connection: Connection, tenant: str, entry: Entry, digests: Iterable[str]) -> None:
+    """Notes that this entry quotes these blobs; what is noted already stays so."""
+    place = {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
+    rows = [place | {"digest": bytes.fromhex(digest)} for digest in sorted(set(digests))]
+    if rows:
+        insert_rows(connection, blob_uses, rows, where_new=True)
 
 
 def get_blob(connection: Connection, tenant: str, digest: str) -> Blob:

@@ -19,6 +19,10 @@ _CONVERSATION = select(
     conversations.c.conversation, conversations.c.title, conversations.c.created_at, conversations.c.used_at
 ).where(conversations.c.tenant == bindparam("tenant"))
 
+_LISTED = _CONVERSATION.where(
+    conversations.c.purged_at.is_(None) | (conversations.c.purged_at < conversations.c.used_at)
+)
+
 _BRANCHES = select(
     branches.c.conversation,
     branches.c.branch,
@@ -57,7 +61,11 @@ def create_conversation(connection: Connection, tenant: str, conversation: Conve
 
 
 def insert_branch(connection: Connection, tenant: str, branch: Branch) -> None:
-    row = {
+    connection.execute(insert(branches), branch_row(tenant, branch))
+
+
+def branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
+    return {
         "tenant": tenant,
         "conversation": branch.conversation,
         "branch": branch.number,
@@ -70,7 +78,6 @@ def insert_branch(connection: Connection, tenant: str, branch: Branch) -> None:
         "state": branch.state.canonical(),
         "used_at": branch.used_at,
     }
-    connection.execute(insert(branches), row)
 
 
 def get_conversation(connection: Connection, tenant: str, conversation: str) -> Conversation:
@@ -84,8 +91,8 @@ def get_conversation(connection: Connection, tenant: str, conversation: str) -> 
 def list_conversations(
     connection: Connection, tenant: str, *, limit: int, before: Conversation | None
 ) -> list[Conversation]:
-    """Those used last first; `before` is the last one of the page before."""
-    wanted = _CONVERSATION.order_by(conversations.c.used_at.desc(), conversations.c.conversation.desc())
+    """Those used last first; `before` is the last one of the page before. What was purged whole is not listed."""
+    wanted = _LISTED.order_by(conversations.c.used_at.desc(), conversations.c.conversation.desc())
     known: dict[str, Any] = {"tenant": tenant}
     if before is not None:
         wanted = wanted.where(
@@ -104,12 +111,21 @@ def rename_conversation(connection: Connection, tenant: str, conversation: str, 
     )
 
 
+def empty_conversation(connection: Connection, tenant: str, conversation: str) -> None:
+    """Takes the title of a conversation that was purged whole, and takes it off the list until it is used again."""
+    connection.execute(
+        update(conversations)
+        .where(conversations.c.tenant == tenant, conversations.c.conversation == conversation)
+        .values(title="", purged_at=now())
+    )
+
+
 def get_branch(connection: Connection, tenant: str, conversation: str, branch: int, *, lock: bool = False) -> Branch:
     """The branch's row. With `lock`, no one else appends to it before this transaction ends."""
     statement = _BRANCH_FOR_UPDATE if lock else BRANCH
     known = {"tenant": tenant, "conversation": conversation, "branch": branch}
     for row in fetch(connection, statement, known):
-        return _branch(row)
+        return read_row(row)
     get_conversation(connection, tenant, conversation)
     raise BranchNotFound(f"Conversation {conversation!r} has no branch {branch}.")
 
@@ -119,10 +135,10 @@ def list_branches(connection: Connection, tenant: str, conversation: str, *, loc
     get_conversation(connection, tenant, conversation)
     known = {"tenant": tenant, "conversation": conversation}
     wanted = _BRANCHES.order_by(branches.c.branch)
-    return [_branch(row) for row in connection.execute(wanted.with_for_update() if lock else wanted, known)]
+    return [read_row(row) for row in connection.execute(wanted.with_for_update() if lock else wanted, known)]
 
 
-def _branch(row: Sequence[Any]) -> Branch:
+def read_row(row: Sequence[Any]) -> Branch:
     lineage = tuple((branch, upto) for branch, upto in json.loads(row[4])) if row[4] != "[]" else ()
     return Branch(row[0], row[1], row[2], row[3], lineage, row[5], row[6], row[7], BranchState.parse(row[8]), row[9])
 
@@ -185,6 +201,7 @@ def fork(connection: Connection, tenant: str, conversation: str, *, branch: int,
         connection, tenant, origin, at=at, number=number, name=name or f"branch {number}", created_at=now()
     )
     insert_branch(connection, tenant, branched)
+    _note_use(connection, tenant, conversation, branched.used_at)
     return branched
 
 

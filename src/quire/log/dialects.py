@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Insert, Table, bindparam, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 
 from quire.errors import StoreError
 from quire.log.database import Database
 from quire.log.driver import cursor_of
-from quire.log.postgres import PostgresDatabase
 from quire.log.schema import paths
-from quire.log.sqlite import SqliteDatabase
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
+    from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 
 Found = tuple[int, str, int, int]
 """Index in the list of paths, conversation, branch, seq."""
@@ -22,9 +23,14 @@ Found = tuple[int, str, int, int]
 async def connect(url: str) -> Database:
     parsed = make_url(url)
     match parsed.get_backend_name():
+        # Only what speaks to the one that is opened is imported: a command starts the sooner for it.
         case "sqlite":
+            from quire.log.sqlite import SqliteDatabase
+
             return await SqliteDatabase.open(parsed)
         case "postgresql":
+            from quire.log.postgres import PostgresDatabase
+
             return await PostgresDatabase.open(parsed)
         case other:
             raise StoreError(f"Quire keeps its log in SQLite or PostgreSQL, not in {other!r}; check the URL.")
@@ -39,26 +45,55 @@ def find_longest(
     return find(connection, candidates, tenant, conversation)
 
 
+def show_key(connection: Connection, id: str) -> None:
+    """Lets this transaction see the key with this id, whose tenant it does not know yet."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT set_config('quire.key', :id, true)"), {"id": id})
+
+
 def insert_new(connection: Connection, table: Table) -> Insert:
     """An insert that leaves a row alone that is there already."""
-    postgres = connection.dialect.name == "postgresql"
-    return (
-        postgresql.insert(table).on_conflict_do_nothing() if postgres else sqlite.insert(table).on_conflict_do_nothing()
-    )
+    return _insert(table, connection.dialect.name).on_conflict_do_nothing()
+
+
+def _insert(table: Table, backend: str) -> "PostgresInsert | SqliteInsert":
+    """An insert that may say what is done where the row is there already, which each database words itself."""
+    if backend == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert
+    return insert(table)
 
 
 def upsert(connection: Connection, table: Table, *, changing: Sequence[str] = (), adding: Sequence[str] = ()) -> Insert:
     """An insert that, where the row is there already, changes some columns and adds to others."""
+    return _upsert(table, connection.dialect.name, tuple(changing), tuple(adding))
+
+
+@cache
+def _upsert(table: Table, backend: str, changing: tuple[str, ...], adding: tuple[str, ...]) -> Insert:
     key = [column.name for column in table.primary_key]
-    new = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+    new = _insert(table, backend)
     changes = {name: new.excluded[name] for name in changing}
     sums = {name: table.c[name] + new.excluded[name] for name in adding}
     return new.on_conflict_do_update(index_elements=key, set_=changes | sums)
 
 
-def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Inserts many rows in one statement and, on PostgreSQL, one round trip. All have the columns of the first."""
-    _send_rows(connection, _insert_statement(table, tuple(rows[0]), connection.dialect.name), rows)
+def insert_rows(
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, where_new: bool = False
+) -> int:
+    """Inserts many rows in one statement and, on PostgreSQL, one round trip. All have the columns of the first.
+
+    With `where_new`, rows that are there already are left alone. Gives how many were not.
+    """
+    few = connection.dialect.name == "postgresql" and len(rows) <= FEW
+    if few:
+        statement = _few_statement(table, tuple(rows[0]), len(rows))
+    else:
+        statement = _insert_statement(table, tuple(rows[0]), connection.dialect.name)
+    if where_new:
+        statement = f"{statement} ON CONFLICT DO NOTHING"
+    return _send_few(connection, statement, rows) if few else _send_rows(connection, statement, rows)
 
 
 def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], column: str) -> None:
@@ -72,12 +107,31 @@ def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[st
     _send_rows(connection, f"{statement} ON CONFLICT ({key}) DO UPDATE SET {column} = {grown}", rows)
 
 
-def _send_rows(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _send_rows(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> int:
     with cursor_of(connection) as cursor:
         if connection.dialect.name == "sqlite":
             cursor.executemany(statement, rows)
         else:
             cursor.execute(statement, {name: [row[name] for row in rows] for name in rows[0]})
+        return cursor.rowcount
+
+
+FEW = 4
+"""Up to so many rows go value by value: the driver writes arrays of JSON letter by letter."""
+
+
+def _send_few(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    with cursor_of(connection) as cursor:
+        known = {f"{name}_{place}": value for place, row in enumerate(rows) for name, value in row.items()}
+        cursor.execute(statement, known)
+        return cursor.rowcount
+
+
+@cache
+def _few_statement(table: Table, names: tuple[str, ...], count: int) -> str:
+    kinds = {name: _ARRAYS[str(table.c[name].type)].removesuffix("[]") for name in names}
+    rows = (", ".join(f"%({name}_{place})s::{kinds[name]}" for name in names) for place in range(count))
+    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES {', '.join(f'({row})' for row in rows)}"  # noqa: S608 (our names)
 
 
 @cache

@@ -3,8 +3,8 @@
 No column of ours needs converting, and SQLAlchemy's result and row objects would double the time.
 """
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -39,6 +39,31 @@ def execute(connection: Connection, statement: ClauseElement, known: Mapping[str
     """For a statement that gives no rows."""
     with cursor_of(connection) as cursor:
         cursor.execute(compiled(statement, connection.dialect.name), known)
+
+
+@contextmanager
+def together(connection: Connection) -> Generator[None]:
+    """Statements that give no rows, on PostgreSQL sent in one go: their errors come when the last of them is sent.
+
+    How many rows each of them touched is not known inside.
+    """
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    from psycopg import AsyncPipeline
+    from sqlalchemy.util import await_only
+
+    if not AsyncPipeline.is_supported():
+        yield
+        return
+    pipeline = cast(Any, connection.connection.driver_connection).pipeline()
+    await_only(pipeline.__aenter__())
+    try:
+        yield
+    except BaseException as error:
+        await_only(pipeline.__aexit__(type(error), error, error.__traceback__))
+        raise
+    await_only(pipeline.__aexit__(None, None, None))
 
 
 @cache

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
-from quire.errors import StoreBusy, StoreError, StoreUnavailable
+from quire.errors import InvalidEntry, QuireError, StoreBusy, StoreError, StoreUnavailable
 
 
 @contextmanager
@@ -25,9 +25,11 @@ _SQLITE_GONE = ("unable to open", "disk I/O", "readonly", "malformed")
 _TRANSIENT = ("DeadlockDetected", "SerializationFailure", "LockNotAvailable", "QueryCanceled")
 
 
-def _mapped(error: BaseException | None, *, broken: bool) -> StoreError:
+def _mapped(error: BaseException | None, *, broken: bool) -> QuireError:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     driver = type(error).__module__.partition(".")[0]
+    if driver == "psycopg" and "DataError" in kinds:
+        return InvalidEntry(f"The database cannot keep such a text or number: {error}.")
     if kinds.intersection(_TRANSIENT) or (driver == "sqlite3" and "locked" in str(error)):
         return StoreBusy(f"{StoreBusy.__doc__} ({error})")
     refused = driver == "sqlite3" and not any(sign in str(error) for sign in _SQLITE_GONE)

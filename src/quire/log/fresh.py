@@ -2,8 +2,10 @@
 
 import secrets
 import time
+from string import ascii_letters, digits
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_SIGNS = digits + ascii_letters
 
 
 def now() -> int:
@@ -15,3 +17,9 @@ def new_id() -> str:
     """26 characters: 48 bits of time in milliseconds, then 80 of chance, so that ids sort by age."""
     value = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     return "".join(_ALPHABET[value >> shift & 31] for shift in range(125, -1, -5))
+
+
+def new_secret() -> str:
+    """43 letters and digits: 256 bits of chance."""
+    value = secrets.randbits(256)
+    return "".join(_SIGNS[value // 62**place % 62] for place in range(42, -1, -1))

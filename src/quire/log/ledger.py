@@ -1,40 +1,87 @@
 """The ledger's rows: a turn is recorded whole, with its manifest, the texts that it quoted, and its calibration."""
 
+from collections.abc import Collection, Sequence
+
 from sqlalchemy import Connection, select
 
-from quire.errors import EntryNotFound
+from quire.errors import EntryNotFound, RequestNotFound, StaleHead
 from quire.log import append
-from quire.log.blobs import put_blob
-from quire.log.branches import get_conversation
-from quire.log.dialects import insert_new, upsert
-from quire.log.records import Branch, Turn
-from quire.log.schema import blob_uses, calibrations, manifests, spending
-from quire.model import Entry, Manifest
+from quire.log.blobs import keep_blobs, write_uses
+from quire.log.branches import branch_row, get_conversation
+from quire.log.dialects import insert_rows, upsert
+from quire.log.driver import execute
+from quire.log.records import MAIN, Branch, Conversation, Filed, Turn
+from quire.log.schema import branches, calibrations, conversations, manifests, paths, spending
+from quire.model import ROOT, BranchState, Entry, Manifest
 
 
 def record_turn(
-    connection: Connection, tenant: str, conversation: str, turn: Turn, *, branch: int, after: bytes | None
+    connection: Connection,
+    tenant: str,
+    conversation: str,
+    turn: Turn,
+    *,
+    branch: int,
+    after: bytes | None,
+    stored_blobs: Collection[bytes] = (),
 ) -> list[Entry]:
-    """Appends the turn's messages and files its manifest under the number of the last, the reply."""
-    for blob in turn.blobs:
-        put_blob(connection, tenant, blob)
-    stored = append.append(connection, tenant, conversation, turn.drafts, branch=branch, after=after)
-    write_manifest(connection, tenant, stored[-1], turn.manifest(stored))
+    """Appends the turn's messages and files its manifest under the number of the last, the reply.
+
+    Of its blobs those in `stored_blobs` are taken to be there: the tables refuse to quote one that is not.
+    """
+    if turn.opens is not None:
+        _open(connection, tenant, turn.opens)
+    keep_blobs(connection, tenant, turn.blobs, but=stored_blobs)
+    return append.append(
+        connection,
+        tenant,
+        conversation,
+        turn.drafts,
+        branch=branch,
+        after=after,
+        beside=lambda stored: _file(connection, tenant, turn, stored),
+    )
+
+
+def _file(connection: Connection, tenant: str, turn: Turn, stored: Sequence[Entry]) -> None:
+    """What is kept of a turn besides its messages."""
+    reply = stored[-1]
+    if turn.told is not None:
+        insert_rows(connection, paths, [_place(tenant, reply) | {"path": turn.told}], where_new=True)
+    write_manifest(connection, tenant, reply, turn.manifest(stored), request=turn.request)
     if turn.calibration is not None:
         model, calibration = turn.calibration
         row = {"tenant": tenant, "model": model, "calibration": calibration}
-        connection.execute(upsert(connection, calibrations, changing=["calibration"]), row)
+        execute(connection, upsert(connection, calibrations, changing=["calibration"]), row)
     if turn.cost:
-        spend(connection, tenant, conversation, turn.cost)
-    return stored
+        _add_cost(connection, tenant, reply.conversation, turn.cost)
+
+
+def _open(connection: Connection, tenant: str, conversation: Conversation) -> None:
+    """Begins a conversation, unless somebody has: a turn of theirs may come first, and `StaleHead` will say so."""
+    row = {
+        "tenant": tenant,
+        "conversation": conversation.id,
+        "title": conversation.title,
+        "created_at": conversation.created_at,
+        "used_at": conversation.used_at,
+    }
+    insert_rows(connection, conversations, [row], where_new=True)
+    at = conversation.created_at
+    main = Branch(conversation.id, MAIN, "main", at, (), 0, ROOT, ROOT, BranchState(), conversation.used_at)
+    insert_rows(connection, branches, [branch_row(tenant, main)], where_new=True)
 
 
 def spend(connection: Connection, tenant: str, conversation: str, dollars: float) -> float:
     """Adds to what the conversation has cost, and gives the sum."""
     get_conversation(connection, tenant, conversation)
-    row = {"tenant": tenant, "conversation": conversation, "dollars": dollars}
-    connection.execute(upsert(connection, spending, adding=["dollars"]), row)
+    _add_cost(connection, tenant, conversation, dollars)
     return get_spent(connection, tenant, conversation)
+
+
+def _add_cost(connection: Connection, tenant: str, conversation: str, dollars: float) -> None:
+    row = {"tenant": tenant, "conversation": conversation, "dollars": dollars}
+    execute(connection, upsert(connection, spending, adding=["dollars"]), row)
 
 
 def get_spent(connection: Connection, tenant: str, conversation: str) -> float:
@@ -42,13 +89,37 @@ def get_spent(connection: Connection, tenant: str, conversation: str) -> float:
     return connection.execute(wanted).scalar() or 0.0
 
 
-def write_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
-    """A retry finds its manifest filed already and leaves it."""
-    place = {"tenant": tenant, "conversation": reply.conversation, "branch": reply.branch, "seq": reply.seq}
-    connection.execute(insert_new(connection, manifests), place | {"manifest": manifest.canonical()})
-    quoted = sorted({decision.blob for decision in manifest.included if decision.blob is not None})
-    for digest in quoted:
-        connection.execute(insert_new(connection, blob_uses), place | {"digest": bytes.fromhex(digest)})
+def write_manifest(
+    connection: Connection, tenant: str, reply: Entry, manifest: Manifest, *, request: str | None = None
+) -> None:
+    """A retry finds its manifest filed already and leaves it; where another request's is, `StaleHead` says so."""
+    row = _place(tenant, reply) | {"manifest": manifest.canonical(), "request": request}
+    filed = insert_rows(connection, manifests, [row], where_new=True)
+    # Among other statements -1: then the reply is new, and no other request can be filed under it.
+    if not filed and request is not None and not _is_filed(connection, tenant, request):
+        raise StaleHead(f"Another request was answered with #{reply.seq} in the same words; fork where it was asked.")
+    quoted = (decision.blob for decision in manifest.included if decision.blob is not None)
+    write_uses(connection, tenant, reply, quoted)
+
+
+def _place(tenant: str, entry: Entry) -> dict[str, object]:
+    return {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
+
+
+def get_request(connection: Connection, tenant: str, request: str) -> Filed:
+    """The request with this id."""
+    wanted = select(manifests.c.conversation, manifests.c.branch, manifests.c.seq, manifests.c.manifest).where(
+        manifests.c.tenant == tenant, manifests.c.request == request
+    )
+    row = connection.execute(wanted).first()
+    if row is None:
+        raise RequestNotFound(f"No request {request!r} is filed for this tenant; those without a reply are not.")
+    return Filed(row.conversation, row.branch, row.seq, Manifest.parse(row.manifest))
+
+
+def _is_filed(connection: Connection, tenant: str, request: str) -> bool:
+    wanted = select(manifests.c.seq).where(manifests.c.tenant == tenant, manifests.c.request == request)
+    return connection.execute(wanted).first() is not None
 
 
 def get_manifest(connection: Connection, tenant: str, branch: Branch, seq: int) -> Manifest:

@@ -69,7 +69,7 @@ def migrate(connection: Connection) -> None:
 
 def upgrade(url: str) -> str | None:
     """Upgrades the database at `url`, waiting for anyone who does the same; returns the version before."""
-    with _connected(url) as connection:
+    with connected(url) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _UPGRADE_LOCK})
         else:
@@ -84,7 +84,7 @@ def upgrade(url: str) -> str | None:
 
 def status(url: str) -> str | None:
     """The version of the database at `url`."""
-    with _connected(url) as connection:
+    with connected(url) as connection:
         return version(connection)
 
 
@@ -93,17 +93,18 @@ def grant(url: str, role: str) -> None:
 
     It gets no right to any partition: those are reached through their table alone, where row-level security holds.
     """
-    with _connected(url) as connection:
+    with connected(url) as connection:
         name = connection.dialect.identifier_preparer.quote(role)
         for statement in _grants(name):
             connection.exec_driver_sql(statement)
 
 
 @contextmanager
-def _connected(url: str) -> Generator[Connection]:
+def connected(url: str) -> Generator[Connection]:
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
-        engine = create_engine(parsed.set(drivername="postgresql+psycopg"))
+        # Through a pooler, a prepared statement may meet another client's of the same name.
+        engine = create_engine(parsed.set(drivername="postgresql+psycopg"), connect_args={"prepare_threshold": None})
     else:
         # SQLite's driver would otherwise begin transactions where it sees fit, and not for DDL.
         engine = create_engine(parsed, connect_args={"isolation_level": None, "timeout": 60})
@@ -126,4 +127,7 @@ def _grants(role: str) -> list[str]:
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _INDEX)} TO {role}",
         f"GRANT UPDATE (text, source, retired_at, replaced_by) ON quire_memories TO {role}",
         f"GRANT UPDATE (name, expires_at, revoked_at) ON quire_keys TO {role}",
+        # Which conversation was used when, of all tenants, and how far somebody has looked through them.
+        f"GRANT EXECUTE ON FUNCTION quire_used TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {role}",
     ]

@@ -34,6 +34,8 @@ def purge(
     _overwrite(connection, tenant, gone)
     _drop_blobs(connection, tenant, gone)
     _forget(connection, tenant, known, gone, whole=seqs is None)
+    if seqs is None:
+        branches.empty_conversation(connection, tenant, conversation)
     return gone
 
 

@@ -47,6 +47,7 @@ RANGE: Rows = (
 NEWEST_FIRST: Rows = RANGE.order_by(None).order_by(entries.c.seq.desc())
 # Written out, not bound: the partial index is used only where the planner can see the value.
 CONTROL: Rows = RANGE.where(entries.c.kind != literal_column("'message'"))
+_REFERRING: Rows = RANGE.where(entries.c.notes.contains('"references":[', autoescape=True))
 
 
 def read_range(
@@ -114,6 +115,11 @@ _BY_NUMBER: Rows = (
     )
     .order_by(entries.c.seq)
 )
+
+
+def read_referring(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
+    """The entries whose notes name documents."""
+    return _read(connection, tenant, branch, _REFERRING, reversed(list(branch.segments())), None)
 
 
 def control_entries(connection: Connection, tenant: str, branch: Branch, *, last: int) -> list[Entry]:

@@ -85,6 +85,31 @@ class Turn(NamedTuple):
     """For which model, and what is known of its counts now, as JSON."""
     cost: float = 0.0
     """What the call cost, in dollars."""
+    request: str | None = None
+    """The id by which the request is found, if it has one."""
+    opens: Conversation | None = None
+    """The conversation, if it begins with this turn; where someone else has begun it meanwhile, it goes on."""
+    told: bytes | None = None
+    """The path by which a client knows the reply, where what the client keeps of the messages differs from the log."""
+
+
+class Filed(NamedTuple):
+    """A request that was answered, and under which reply its manifest is filed."""
+
+    conversation: str
+    branch: int
+    seq: int
+    manifest: Manifest
+
+
+class Recognised(NamedTuple):
+    """Where a client's list of messages goes on: so many of them are stored and end at entry `seq` of this branch."""
+
+    length: int
+    branch: Branch
+    seq: int
+    manifest: str | None
+    """The record of the request that entry `seq` answered, if it is a reply that was asked for."""
 
 
 class Match(NamedTuple):

@@ -1,6 +1,6 @@
 """The tables as statements see them. The migrations make them; a test holds the two together.
 
-Every key begins with the tenant, and what belongs to a conversation goes on with the conversation.
+Every key of a tenant's rows begins with the tenant, and what belongs to a conversation goes on with the conversation.
 Times are microseconds since 1970, digests are 32 bytes, bodies are canonical JSON kept as text to keep their bytes.
 """
 
@@ -29,6 +29,7 @@ conversations = Table(
     Column("title", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("used_at", BigInteger, nullable=False),
+    Column("purged_at", BigInteger),
 )
 
 branches = Table(
@@ -229,3 +230,11 @@ keys = Table(
     Column("revoked_at", BigInteger),
 )
 """Who may come in for a tenant: of each key its public id and the digest of its secret; scopes are words."""
+
+sweeps = Table(
+    "quire_sweeps",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("upto", BigInteger, nullable=False),
+)
+"""Up to which time somebody has looked for work left undone, of all tenants: it belongs to none, and names none."""

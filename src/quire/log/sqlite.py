@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from quire.log import migrate
-from quire.log.database import BRIEF, NotBrief, T, Work
+from quire.log.database import BRIEF, Connections, NotBrief, T, Work
 from quire.log.driver import send
 from quire.log.foreign import mapped_errors
 
@@ -73,6 +73,11 @@ class SqliteDatabase:
 
     async def write(self, work: Work[T], *, tenant: str) -> T:
         return await self._hop(self._write_thread, self._writer, work)
+
+    def connections(self) -> Connections:
+        pools: list[Any] = [engine.pool for engine in {self._writer, self._reader}]
+        busy = sum(pool.checkedout() for pool in pools if hasattr(pool, "checkedout"))
+        return Connections(in_use=busy, idle=sum(pool.checkedin() for pool in pools if hasattr(pool, "checkedin")))
 
     async def scrub(self) -> None:
         """Old pages also stand in the write-ahead log until it is folded into the file."""

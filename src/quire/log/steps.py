@@ -6,8 +6,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from quire.errors import StoreError
-from quire.log import branches
-from quire.log.database import Database
+from quire.log import branches, migrate
+from quire.log.database import Connections, Database, WatchedDatabase, Watcher
 from quire.log.records import Branch
 
 P = ParamSpec("P")
@@ -22,6 +22,17 @@ class SqlSteps:
         if not tenant:
             raise StoreError("A store speaks for one tenant, and the tenant must have a name.")
         self._database, self.tenant = database, tenant
+
+    async def check(self) -> None:
+        """Raises a `StoreError` unless the database can be reached and has the schema of this version."""
+        await self._database.read(migrate.check, tenant=self.tenant)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tells `watcher` of every transaction from now on: of this store's, and of those that are made from it."""
+        self._database = WatchedDatabase(self._database, watcher)
+
+    def connections(self) -> Connections:
+        return self._database.connections()
 
     async def _read(self, step: Step[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         tenant = self.tenant

@@ -8,16 +8,24 @@ from contextlib import asynccontextmanager
 
 from sqlalchemy import Connection
 
-from quire.log import append, blobs, branches, dialects, ledger, purge, reading, transfer, verify
+from quire.errors import BlobNotFound, StoreError
+from quire.log import append, blobs, branches, dialects, ledger, purge, reading, recognition, transfer, verify
 from quire.log.archive import SqlArchive
+from quire.log.database import Database
+from quire.log.due import SqlDue
 from quire.log.fresh import new_id, now
-from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Match, Turn, Window
+from quire.log.keys import SqlKeys
+from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Filed, Match, Recognised, Turn, Window
 from quire.log.steps import DEFAULT_TENANT, on_branch
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, path_of
 
 
-class SqlStore(SqlArchive):
+class SqlStore(SqlArchive, SqlDue, SqlKeys):
     """The log in SQLite or PostgreSQL."""
+
+    def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
+        super().__init__(database, tenant=tenant)
+        self._stored_blobs = blobs.StoredBlobs()
 
     @classmethod
     @asynccontextmanager
@@ -100,6 +108,10 @@ class SqlStore(SqlArchive):
             limit=limit,
         )
 
+    async def referring(self, conversation: str, *, branch: int = MAIN) -> list[Entry]:
+        """The entries along a branch whose notes name documents, oldest first."""
+        return await self._read(on_branch(reading.read_referring), conversation, branch)
+
     async def tail(
         self,
         conversation: str,
@@ -133,11 +145,29 @@ class SqlStore(SqlArchive):
         found = await self._read_briefly(_find_longest, candidates, conversation)
         return found and Match(found[0] + 1, *found[1:])
 
+    async def recognise(self, told: Sequence[bytes], *, conversation: str | None = None) -> Recognised | None:
+        """Where a list of messages with these paths goes on, here or in whichever conversation has it.
+
+        Of a named conversation without any of them, the branch in use is given, at its head; None if there is none."""
+        return await self._read_briefly(recognition.recognise, told, conversation)
+
     async def record(
         self, conversation: str, turn: Turn, *, branch: int = MAIN, after: bytes | None = None
     ) -> list[Entry]:
         """Appends a turn as `append` does, and in the same transaction files the manifest of its request."""
-        return await self._write(ledger.record_turn, conversation, turn, branch=branch, after=after)
+        known = self._stored_blobs
+        try:
+            stored = await self._write(
+                ledger.record_turn, conversation, turn, branch=branch, after=after, stored_blobs=known
+            )
+        except (BlobNotFound, StoreError) as error:
+            if not (len(known) and blobs.is_missing(error)):
+                raise
+            # A purge took what was stored; this time everything is sent.
+            known.forget()
+            stored = await self._write(ledger.record_turn, conversation, turn, branch=branch, after=after)
+        known.add(turn.blobs)
+        return stored
 
     async def manifest(self, conversation: str, seq: int, *, branch: int = MAIN) -> Manifest:
         """The manifest of the request that entry `seq` answered."""
@@ -148,6 +178,10 @@ class SqlStore(SqlArchive):
     ) -> list[tuple[int, Manifest]]:
         """The newest `limit` requests of a branch with the number of their reply, oldest first."""
         return await self._read(on_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
+
+    async def request(self, id: str) -> Filed:
+        """The answered request with this id, and where its reply stands."""
+        return await self._read_briefly(ledger.get_request, id)
 
     async def calibration(self, model: str) -> str | None:
         """What was recorded last of how a model's reports compare with our counts, as JSON."""
@@ -171,7 +205,13 @@ class SqlStore(SqlArchive):
     async def purge(self, conversation: str, seqs: Collection[int] | None = None, *, branch: int = MAIN) -> list[Entry]:
         """Removes the content of these entries, or of the whole conversation, and what was made from it:
         summaries, memories, and all that a search would find."""
-        gone = await self._write(purge.purge, conversation, seqs, branch=branch)
+        try:
+            gone = await self._write(purge.purge, conversation, seqs, branch=branch)
+        except StoreError as error:
+            if not blobs.is_missing(error):
+                raise
+            # Someone quoted a text that was about to go; the second time that is seen, and the text stays.
+            gone = await self._write(purge.purge, conversation, seqs, branch=branch)
         await self._database.scrub()
         return gone
 

@@ -13,8 +13,9 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from sqlalchemy import Connection
 
-from quire.errors import ImportFailed, QuireError
+from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, branches, ledger, reading
+from quire.log.foreign import mapped_errors
 from quire.log.records import Blob, Branch, Conversation
 from quire.model import (
     Author,
@@ -24,6 +25,7 @@ from quire.model import (
     Entry,
     EntryKind,
     Manifest,
+    Notes,
     chain_digest,
     fold,
     next_path,
@@ -34,13 +36,17 @@ from quire.model.value import Value
 FORMAT = 1
 PAGE = 1_000
 
+Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+BranchNumber = Annotated[int, Field(ge=0, lt=2**31)]
+"""What a database can keep as such."""
+
 
 class ConversationLine(Value):
     line: Literal["conversation"] = "conversation"
     format: Literal[1]
-    id: str
+    id: str = Field(min_length=1)
     title: str
-    created_at: int
+    created_at: Number
 
 
 class BlobLine(Value):
@@ -52,32 +58,32 @@ class BlobLine(Value):
 
 class BranchLine(Value):
     line: Literal["branch"] = "branch"
-    number: int
+    number: BranchNumber
     name: str
-    created_at: int
-    lineage: tuple[tuple[int, int], ...]
+    created_at: Number
+    lineage: tuple[tuple[BranchNumber, Number], ...]
 
 
 class EntryLine(Value):
     line: Literal["entry"] = "entry"
-    branch: int
-    seq: int
+    branch: BranchNumber
+    seq: Number
     kind: EntryKind
     author: Author
-    at: int
+    at: Number
     digest: str
     path: str
-    tokens: int | None = None
+    tokens: Number | None = None
     counter: str | None = None
-    purged_at: int | None = None
+    purged_at: Number | None = None
     notes: JsonValue = None
     body: JsonValue
 
 
 class ManifestLine(Value):
     line: Literal["manifest"] = "manifest"
-    branch: int
-    seq: int
+    branch: BranchNumber
+    seq: Number
     manifest: JsonValue
 
 
@@ -145,9 +151,13 @@ def import_lines(connection: Connection, tenant: str, lines: Iterable[str], *, r
     importing = _Import(connection, tenant, conversation)
     for number, line in numbered:
         try:
-            importing.take(line)
-        except QuireError as error:
-            raise ImportFailed(f"Line {number}: {error} Nothing was imported.") from error
+            with mapped_errors():
+                importing.take(line)
+        except (StoreUnavailable, StoreBusy):
+            raise
+        except (QuireError, ValueError, LookupError) as error:
+            # A line may hold anything: a digest that is none, a body of another kind, a branch that was there before.
+            raise ImportFailed(f"Line {number}: {_said(error)} Nothing was imported.") from error
     importing.finish()
     return conversation
 
@@ -159,9 +169,16 @@ def _parsed(lines: Iterable[str]) -> Iterator[tuple[int, Line]]:
         try:
             yield number, _LINE.validate_json(text)
         except ValidationError as error:
-            what = error.errors(include_url=False)[0]
-            where = ".".join(str(step) for step in what["loc"])
-            raise ImportFailed(f"Line {number}: {where} {what['msg']}. Nothing was imported.") from error
+            raise ImportFailed(f"Line {number}: {_said(error)} Nothing was imported.") from error
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, QuireError):
+        return str(error)
+    if not isinstance(error, ValidationError):
+        return f"{error}."
+    what = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(step) for step in what['loc'])} {what['msg']}."
 
 
 class _Import:
@@ -284,6 +301,9 @@ class _Import:
 def _entry(conversation: str, line: EntryLine) -> Entry:
     raw = _compact(line.body)
     body = parse_body(line.kind, raw)
+    notes = None if line.notes is None else _compact(line.notes)
+    if notes is not None:
+        Notes.parse(notes)
     return Entry(
         conversation=conversation,
         branch=line.branch,
@@ -297,7 +317,7 @@ def _entry(conversation: str, line: EntryLine) -> Entry:
         tokens=line.tokens,
         counter=line.counter,
         raw=raw,
-        raw_notes=None if line.notes is None else _compact(line.notes),
+        raw_notes=notes,
         purged_at=line.purged_at,
     )
 

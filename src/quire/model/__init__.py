@@ -16,7 +16,7 @@ from quire.model.entries import (
     Span,
     Unpin,
 )
-from quire.model.manifest import Decision, Manifest, Reason, SlotUse, What
+from quire.model.manifest import Decision, Manifest, Reason, Sent, SlotUse, What
 from quire.model.messages import Message, Role
 from quire.model.notes import DocumentReference, Notes, TokenCount, Usage
 from quire.model.parts import (
@@ -59,6 +59,7 @@ __all__ = [
     "Reason",
     "Restore",
     "Role",
+    "Sent",
     "SessionItem",
     "Shortened",
     "Slot",

@@ -135,6 +135,11 @@ class Agent(Value):
                 raise ValueError(f"two have the name {name!r}")
         return named
 
+    @property
+    def own_settings(self) -> Foreign:
+        """What it sets in place of the settings at large, its model included."""
+        return {**({"model": self.model} if self.model else {}), **self.settings}
+
     def server(self, name: str | None) -> ToolServer | None:
         return next((server for server in self.servers if server.name == name), None)
 

@@ -66,6 +66,21 @@ class SlotUse(Value):
     overflows: bool | None = None
 
 
+class Sent(Value):
+    """How a client's own request went on through the gateway: its list of messages, and the body that left."""
+
+    form: Literal["as_received", "renamed", "fitted"]
+    """Byte for byte; with another name for the model and nothing else; or with other messages, which fit."""
+    digest: str
+    """The SHA-256 of the body that was sent."""
+    same: bool
+    """Whether its instructions, tools and messages are those that a replay gives, field by field."""
+    listed: int | None = None
+    """Tokens of the client's list with the reply behind it, if it holds the whole conversation: its next begins so."""
+    unkept: int | None = None
+    """Messages of the client's own making at the head of its list, which stand for earlier ones and are not kept."""
+
+
 class Manifest(Value):
     renderer: int
     conversation: str
@@ -87,6 +102,8 @@ class Manifest(Value):
     stable: int
     """How many of the request's messages belong to the part that the next request repeats."""
     digest: str
+    sent: Sent | None = None
+    """For what came through the gateway."""
 
     @property
     def included(self) -> tuple[Decision, ...]:

@@ -94,6 +94,14 @@ class Settings(Value):
     recall_tokens: int | None = Field(
         default=2_000, ge=0, description="The most that archived messages may take in a request; 0 recalls none."
     )
+    max_steps: int = Field(
+        default=50, gt=0, description="The most replies that one turn may have, with calls of tools between them."
+    )
+    model_timeout: float = Field(default=300.0, gt=0, description="Seconds that a model may say nothing in a turn.")
+    tool_timeout: float = Field(default=120.0, gt=0, description="Seconds that one call of a tool may take.")
+    server_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds that an MCP server has to start, and to list its tools."
+    )
     upstreams: dict[str, Upstream] = Field(
         default_factory=dict[str, Upstream],
         description="Where the gateway sends requests, by model or by a pattern such as gpt-*; else to base_url.",

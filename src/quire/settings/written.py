@@ -34,7 +34,8 @@ def toml_value(value: Any) -> str:
             return repr(value)
         case dict():
             fields = cast("dict[str, Any]", value)
-            return "{ " + ", ".join(f"{name} = {toml_value(each)}" for name, each in fields.items()) + " }"
+            written = ", ".join(f"{name} = {toml_value(each)}" for name, each in fields.items())
+            return f"{{ {written} }}" if written else "{}"
         case list() | tuple():
             return "[" + ", ".join(map(toml_value, cast("list[Any]", value))) + "]"
         case _:

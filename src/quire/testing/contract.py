@@ -79,6 +79,13 @@ class StoreContract(SearchContract, ArchiveContract):
         await store.append("early", Message.user("Are you there?"))
         assert [each.id for each in await store.conversations()] == ["early", "late"]
 
+    async def test_forking_a_conversation_is_using_it(self, store: Store) -> None:
+        for name in ("early", "late"):
+            await store.create_conversation(name)
+        fork = await store.fork("early", at=0)
+        first, second = await store.conversations()
+        assert (first.id, first.used_at, second.id) == ("early", fork.used_at, "late")
+
     async def test_appended_messages_read_back_in_order(self, store: Store) -> None:
         await store.create_conversation("c")
         said = turns(5)
@@ -313,6 +320,7 @@ class StoreContract(SearchContract, ArchiveContract):
             '"kind":"message"', ""
         )
         assert await store.verify("c") == []
+        assert await store.conversations() == []
 
     async def test_a_turn_is_recorded_with_its_manifest(self, store: Store) -> None:
         await store.create_conversation("c")

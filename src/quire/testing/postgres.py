@@ -108,7 +108,7 @@ class Cluster(Server):
     """A server that this process started, with a data directory of its own. Make one with `start`."""
 
     def __init__(self, version: Version, *, home: Path, binaries: Path, settings: Mapping[str, str]) -> None:
-        super().__init__(_free_port())
+        super().__init__(free_port())
         self.version = version
         self.data = home / "data"
         self._home = home
@@ -186,7 +186,7 @@ class Cluster(Server):
     def _initialise(self) -> None:
         self._binaries = _reachable_binaries(self._binaries, home=self._home)
         command = [
-            *(*_as_server_user(), str(self._binaries / "initdb"), "--pgdata", str(self.data)),
+            *(*as_server_user(), str(self._binaries / "initdb"), "--pgdata", str(self.data)),
             *("--username", _SUPERUSER, "--auth", "trust", "--encoding", "UTF8", "--no-locale"),
             *("--no-sync", "--no-instructions"),
         ]
@@ -197,7 +197,7 @@ class Cluster(Server):
             stderr=subprocess.STDOUT,
             text=True,
             cwd=self._home,
-            env=_clean_environment(),
+            env=clean_environment(),
         )
         if done.returncode != 0:
             raise PostgresError(f"initdb of PostgreSQL {self.version} failed:\n{done.stdout}")
@@ -205,7 +205,7 @@ class Cluster(Server):
     def _launch(self) -> None:
         own = {"port": str(self.port), "unix_socket_directories": str(self._home)}
         settings = {**_COMMON_SETTINGS, **own, **self._settings}
-        command = [*_as_server_user(), str(self._binaries / "postgres"), "-D", str(self.data)]
+        command = [*as_server_user(), str(self._binaries / "postgres"), "-D", str(self.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         with (self._home / "server.log").open("ab") as log:
@@ -215,7 +215,7 @@ class Cluster(Server):
                 stdout=log,
                 stderr=log,
                 cwd=self._home,
-                env=_clean_environment(),
+                env=clean_environment(),
                 # Ctrl-C in a terminal is for the owner, who then stops the server in order.
                 start_new_session=True,
             )
@@ -246,7 +246,7 @@ def _remedy(version: Version) -> str:
     return f"install Debian's package postgresql-{version}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     # Below the range from which the kernel gives clients their ports: while the server is down, a client
     # that tries to reconnect could otherwise be given the server's own port.
     for port in random.sample(range(20_000, 32_000), k=100):
@@ -268,13 +268,13 @@ def _server_user() -> str | None:
     return _SUPERUSER
 
 
-def _as_server_user() -> list[str]:
+def as_server_user() -> list[str]:
     """What to put before a command; `setpriv` becomes the command, so that its process id is the server's."""
     user = _server_user()
     return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Without the PG* variables, which would change what the server's programs do."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
@@ -303,7 +303,7 @@ def _reachable_binaries(binaries: Path, *, home: Path) -> Path:
 
 
 def _can_execute(program: Path) -> bool:
-    command = [*_as_server_user(), "test", "-x", str(program)]
+    command = [*as_server_user(), "test", "-x", str(program)]
     return subprocess.run(command, check=False, cwd="/").returncode == 0
 
 

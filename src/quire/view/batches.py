@@ -4,7 +4,7 @@ Histories break off: a process dies between a call and its result. A batch is me
 the log: a missing result gets a stub, a result that nothing asked for is left out.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -41,6 +41,9 @@ class Bound(NamedTuple):
 
 def bind(leaves: Sequence[Leaf], meter: Meter) -> Bound:
     """Gathers messages, in their order, into batches."""
+    if not any(leaf.calls or leaf.role == "tool" for leaf in leaves):
+        # Most histories are plain talk, and this is done for every request.
+        return Bound(tuple([Batch((leaf,), leaf.tokens) for leaf in leaves]), ())
     batches: list[Batch] = []
     incomplete: list[Leaf] = []
     place = 0
@@ -141,6 +144,5 @@ def newest_turn(batches: Sequence[Batch]) -> int:
     return next((place for place in range(len(batches) - 1, -1, -1) if batches[place].asks), 0)
 
 
-def leaves_of(batches: Iterable[Batch]) -> Iterator[Leaf]:
-    for batch in batches:
-        yield from batch.leaves
+def leaves_of(batches: Iterable[Batch]) -> list[Leaf]:
+    return [leaf for batch in batches for leaf in batch.leaves]

@@ -1,12 +1,12 @@
 """Gather and count: the material as blocks and batches, each with its tokens, in the slots where they would stand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from quire.errors import InvalidRequest
-from quire.model import Compaction, Entry, Span, ToolDefinition
+from quire.model import Compaction, Entry, Span, TokenCount, ToolDefinition
 from quire.view.batches import Batch, bind, newest_turn
 from quire.view.labels import labelled
 from quire.view.leaves import Leaf, Meter, fitting
@@ -38,6 +38,10 @@ class Gathered:
     tools: tuple[CountedTool, ...]
     summary: Leaf | None
     compaction: Entry | None
+    covers: Span | None
+    """What the active compaction covers."""
+    shortened: dict[int, int]
+    """Which messages it shows shortened, and to how many characters."""
     pinned: tuple[Batch, ...]
     unread: Span | None
     history: tuple[Batch, ...]
@@ -72,16 +76,6 @@ class Gathered:
             return self.unread.first
         return min((seq for batch in self.history for seq in batch.seqs), default=1)
 
-    @cached_property
-    def covers(self) -> Span | None:
-        """What the active compaction covers."""
-        return _body(self.compaction).covers if self.compaction is not None else None
-
-    @cached_property
-    def shortened(self) -> dict[int, int]:
-        """Which messages the active compaction shows shortened, and to how many characters."""
-        return shortened_by(self.compaction)
-
     def largest(self, count: int = 5) -> list[tuple[str, int]]:
         """The items that take most room, by name."""
         named = [(f"{counted.block.what} {counted.block.name!r}", counted.tokens) for counted in self.blocks]
@@ -96,22 +90,24 @@ class Gathered:
 
 def gather(material: Material, meter: Meter) -> Gathered:
     pending = [meter.leaf(fitting(message)) for message in material.pending]
-    limits = shortened_by(material.compaction)
-    history = [meter.entry(entry, limit=limits.get(entry.seq)) for entry in material.history]
-    bound = bind([*history, *pending], meter)
+    body = _body(material.compaction) if material.compaction is not None else None
+    limits = _limits(body)
+    bound = bind([*_leaves(material.history, limits, meter), *pending], meter)
     turn = newest_turn(bound.batches)
     if not bound.batches or bound.batches[-1].leaves[-1].role in ("assistant", "system"):
         raise InvalidRequest("There is nothing to answer: the newest message must be a user's, or a tool's result.")
     system = [block for block in material.blocks if block.slot == "system"]
     text = "\n\n".join(block.text for block in system) or None
-    pinned = bind([meter.entry(entry) for entry in material.pinned], meter)
+    pinned = bind(meter.leaves(material.pinned), meter)
     return Gathered(
         overhead=meter.shape.overhead,
         system=text,
         blocks=(*_system_blocks(system, text, meter), *_data_blocks(material.blocks, meter)),
         tools=_tools(material.tools, meter),
-        summary=_summary(material.compaction, meter),
+        summary=_summary(material.compaction, body, meter),
         compaction=material.compaction,
+        covers=body.covers if body is not None else None,
+        shortened=limits,
         pinned=pinned.batches,
         unread=material.unread,
         history=bound.batches[:turn],
@@ -149,16 +145,29 @@ def _tools(tools: Sequence[Tool], meter: Meter) -> tuple[CountedTool, ...]:
     return (CountedTool(first, alone[0]), *map(CountedTool, others, (tokens - preamble for tokens in alone[1:])))
 
 
-def _summary(compaction: Entry | None, meter: Meter) -> Leaf | None:
-    body = _body(compaction) if compaction is not None else None
+def _leaves(entries: Sequence[Entry], limits: Mapping[int, int], meter: Meter) -> list[Leaf]:
+    if not limits:
+        return meter.leaves(entries)
+    return [meter.entry(entry, limit=limits.get(entry.seq)) for entry in entries]
+
+
+def _summary(compaction: Entry | None, body: Compaction | None, meter: Meter) -> Leaf | None:
     if body is None or compaction is None or body.covers is None:
         return None
-    return meter.data(summary_text(body, body.covers), seq=compaction.seq)
+    trusted = compaction.counter == meter.name and compaction.purged_at is None
+    tokens = compaction.tokens if trusted else None
+    return meter.data(summary_text(body, body.covers), seq=compaction.seq, tokens=tokens)
 
 
-def shortened_by(compaction: Entry | None) -> dict[int, int]:
-    shortened = _body(compaction).shortened if compaction is not None else None
-    return {each.message: each.limit for each in shortened or ()}
+def _limits(body: Compaction | None) -> dict[int, int]:
+    return {each.message: each.limit for each in body.shortened or ()} if body is not None else {}
+
+
+def summary_tokens(body: Compaction, meter: Meter) -> TokenCount | None:
+    """What its summary costs in a request, to be kept beside it, so that it is counted once."""
+    if body.covers is None:
+        return None
+    return TokenCount(meter.data(summary_text(body, body.covers)).tokens, meter.name)
 
 
 def summary_text(body: Compaction, covers: Span) -> str:

@@ -101,6 +101,11 @@ class Meter:
             leaf = self._kept(entry.digest, self.leaf(self._as_read(entry), seq=entry.seq, tokens=tokens))
         return leaf
 
+    def leaves(self, entries: Sequence[Entry]) -> list[Leaf]:
+        """The same for many. Most are at hand, and this is done for every request."""
+        at_hand = self._cache.get
+        return [(entry.purged_at is None and at_hand(entry.digest)) or self.entry(entry) for entry in entries]
+
     def _shortened(self, entry: Entry, limit: int) -> Leaf:
         key = b"%d %b" % (limit, entry.digest)
         leaf = self._cache.get(key) if entry.purged_at is None else None
@@ -119,10 +124,10 @@ class Meter:
         data = self._load(digest) if self._load is not None else None
         return None if data is None else b64decode(data).decode(errors="replace")
 
-    def data(self, text: str, *, seq: int | None = None) -> Leaf:
-        """The leaf of labelled text, on the user's side."""
+    def data(self, text: str, *, seq: int | None = None, tokens: int | None = None) -> Leaf:
+        """The leaf of labelled text, on the user's side; `tokens` if it was counted before."""
         key = sha256(text.encode()).digest()
-        leaf = self._cache.get(key) or self._kept(key, self.leaf(Message.user(text)))
+        leaf = self._cache.get(key) or self._kept(key, self.leaf(Message.user(text), tokens=tokens))
         return leaf if seq is None else leaf._replace(seq=seq)
 
     def _kept(self, key: bytes, leaf: Leaf) -> Leaf:

@@ -43,10 +43,7 @@ def select(gathered: Gathered, budget: Budget, meter: Meter) -> Selection:
     left -= sum(batch.tokens for batch in newest)
     chosen, taken = _blocks(gathered, left, budget)
     left -= taken
-    first = len(gathered.history)
-    while first > 0 and gathered.history[first - 1].tokens <= left:
-        first -= 1
-        left -= gathered.history[first].tokens
+    first, left = _reach(gathered.history, left)
     recalled = _recalled(gathered, chosen, left, budget, meter)
     return Selection(
         blocks=chosen,
@@ -56,6 +53,17 @@ def select(gathered: Gathered, budget: Budget, meter: Meter) -> Selection:
         recalled=recalled,
         excerpt=limit,
     )
+
+
+def _reach(history: tuple[Batch, ...], left: int) -> tuple[int, int]:
+    """How far back the history fits, and what is left then."""
+    first = len(history)
+    for batch in reversed(history):
+        if batch.tokens > left:
+            break
+        first -= 1
+        left -= batch.tokens
+    return first, left
 
 
 def _blocks(gathered: Gathered, left: int, budget: Budget) -> tuple[tuple[CountedBlock, ...], int]:

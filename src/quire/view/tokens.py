@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
+from importlib import import_module
 from math import ceil
 from pathlib import Path
 from threading import Lock
@@ -45,8 +46,7 @@ def counter_for(model: str, *, tokenizer: str | None = None) -> Counter:
 
 def estimate() -> Counter:
     """For models whose vocabulary is not public: o200k's count, or one by length where splintr has no wheel."""
-    encode = _loaded(_vocabulary_encoder, "o200k_base")
-    return _LengthCounter() if encode is None else _Counter(ESTIMATE, exact=False, encode=encode)
+    return _Counter(ESTIMATE, exact=False, vocabulary="o200k_base") if _has_vocabularies() else _LengthCounter()
 
 
 _O200K = r"gpt-4o|chatgpt-4o|gpt-4\.[15]|gpt-5|o[134](?![\w.])"
@@ -107,14 +107,22 @@ def _names(model: str) -> Iterator[str]:
     yield name.partition(":")[2]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Counter:
+    """Loads its vocabulary when there is first something to count: that takes about a fifth of a second."""
+
     name: str
     exact: bool
-    encode: Encode
+    vocabulary: str
+    _encode: Encode | None = None
 
     def count(self, text: str) -> int:
-        return len(self.encode(text))
+        encode = self._encode
+        if encode is None:
+            if not text:
+                return 0
+            encode = self._encode = _loaded(_vocabulary_encoder, self.vocabulary)
+        return len(encode(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +165,16 @@ def _named(tokenizer: str) -> Counter:
 
 
 def _of_vocabulary(name: str) -> Counter | None:
-    encode = _loaded(_vocabulary_encoder, name)
-    return None if encode is None else _Counter(name, exact=True, encode=encode)
+    return _Counter(name, exact=True, vocabulary=name) if _has_vocabularies() else None
+
+
+def _has_vocabularies() -> bool:
+    """Whether splintr can be imported, which is quick, unlike loading a vocabulary."""
+    try:
+        import_module("splintr")
+    except ImportError:
+        return False
+    return True
 
 
 _Key = TypeVar("_Key")
@@ -173,11 +189,9 @@ def _loaded(load: Callable[[_Key], _Loaded], key: _Key) -> _Loaded:
 
 
 @cache
-def _vocabulary_encoder(vocabulary: str) -> Encode | None:
-    try:
-        from splintr import Tokenizer
-    except ImportError:
-        return None
+def _vocabulary_encoder(vocabulary: str) -> Encode:
+    from splintr import Tokenizer
+
     # `encode_ordinary`, because text that spells out a special token is still only text.
     return Tokenizer.from_pretrained(vocabulary).encode_ordinary
 

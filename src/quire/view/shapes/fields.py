@@ -36,7 +36,9 @@ def is_object(value: object) -> TypeGuard[dict[str, Any]]:
 
 def objects(value: object) -> list[dict[str, Any]]:
     """The objects in a list that came from outside; nothing for what is not a list."""
-    return [item for item in cast("list[object]", value) if is_object(item)] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return [cast("dict[str, Any]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
 
 
 def object_in(raw: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""Backups as docs/operations.md has them: taken while others write, and whole when they are opened again."""
+
+import asyncio
+import sqlite3
+import subprocess
+import uuid
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from quire.log import SqlStore
+from quire.model import Message
+from quire.testing.postgres import Server, find_binaries
+
+
+async def writing(store: SqlStore, until: asyncio.Event) -> int:
+    """Appends as long as it may, and says how many it was told are kept."""
+    number = 0
+    while not until.is_set():
+        await store.append("c", Message.user(f"line {number}"))
+        number += 1
+    return number
+
+
+async def whole(url: str) -> int:
+    """How many messages a copy has; each as it was written."""
+    async with SqlStore.open(url) as store:
+        assert await store.verify("c") == []
+        texts = [entry.body.text for entry in await store.range("c") if isinstance(entry.body, Message)]
+    assert texts == [f"line {number}" for number in range(len(texts))]
+    return len(texts)
+
+
+def vacuumed(source: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(source)) as connection:
+        connection.execute("VACUUM INTO ?", [str(copy)])
+
+
+def backed_up(source: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(source)) as connection, closing(sqlite3.connect(copy)) as target:
+        connection.backup(target, pages=50)
+
+
+@pytest.mark.parametrize("take", [vacuumed, backed_up])
+async def test_sqlite_is_copied_while_it_is_written(take, tmp_path: Path):
+    source, copy, stop = tmp_path / "quire.db", tmp_path / "copy.db", asyncio.Event()
+    async with SqlStore.open(f"sqlite:///{source}") as store:
+        await store.create_conversation("c")
+        writer = asyncio.create_task(writing(store, stop))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(take, source, copy)
+        stop.set()
+        kept = await writer
+    assert 0 < await whole(f"sqlite:///{copy}") <= kept
+
+
+def dumped(url: str, file: Path) -> "subprocess.CompletedProcess[str]":
+    binaries = find_binaries(18)
+    assert binaries is not None
+    command = [str(binaries / "pg_dump"), "--format", "custom", "--file", str(file), url]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("backend", ["postgres18"])
+async def test_postgres_is_dumped_by_a_role_that_sees_every_tenant_and_restored(
+    backend: str, database_url: str, admin_url: str, tmp_path: Path
+):
+    server = Server(int(admin_url.rpartition(":")[2].partition("/")[0]))
+    role, copy = f"backup_{uuid.uuid4().hex}", f"copy_{uuid.uuid4().hex}"
+    with psycopg.connect(admin_url, autocommit=True) as owner:
+        owner.execute(sql.SQL("CREATE ROLE {} LOGIN BYPASSRLS").format(sql.Identifier(role)))
+        owner.execute(sql.SQL("GRANT pg_read_all_data TO {}").format(sql.Identifier(role)))
+    server.create_database(copy)
+    try:
+        stop = asyncio.Event()
+        async with SqlStore.open(database_url) as store:
+            await store.create_conversation("c")
+            writer = asyncio.create_task(writing(store, stop))
+            await asyncio.sleep(0.2)
+            name = admin_url.rpartition("/")[2]
+            done = await asyncio.to_thread(dumped, server.url(name, user=role), tmp_path / "quire.dump")
+            stop.set()
+            kept = await writer
+        assert done.returncode == 0, done.stderr
+        binaries = find_binaries(18)
+        restore = [
+            f"{binaries}/pg_restore",
+            "--exit-on-error",
+            "--dbname",
+            server.url(copy),
+            str(tmp_path / "quire.dump"),
+        ]
+        await asyncio.to_thread(subprocess.run, restore, check=True)
+        assert 0 < await whole(server.url(copy, user="quire_app")) <= kept
+    finally:
+        server.drop_database(copy)
+        with psycopg.connect(admin_url, autocommit=True) as owner:
+            owner.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
+
+
+@pytest.mark.parametrize("backend", ["postgres18"])
+def test_a_role_that_tenants_are_kept_from_cannot_dump_half_of_them(backend: str, database_url: str, tmp_path: Path):
+    done = dumped(database_url, tmp_path / "quire.dump")
+    assert done.returncode != 0
