@@ -2,12 +2,20 @@
 
 from fastapi import FastAPI
 
+from quire.server import gateway
+from quire.server.identity import KeyFirst, door_of
+from quire.server.limits import Limits
+from quire.server.local import LocalOnly
+from quire.server.page import add_page
 from quire.server.problems import RESPONSES, add_problems
 from quire.server.routes import ROUTERS
 from quire.server.serving import Serving
+from quire.server.stopping import EndOfStreams, Stopping
+from quire.server.telemetry import add_telemetry
 
 
-def create_app(serving: Serving) -> FastAPI:
+def create_app(serving: Serving, *, token: str | None = None) -> FastAPI:
+    """Everything that a server answers. With a `token` it is for the one user of this machine who has it."""
     app = FastAPI(
         title="Quire",
         summary="Every message kept, every request within budget, every decision on record.",
@@ -17,8 +25,16 @@ def create_app(serving: Serving) -> FastAPI:
         openapi_url="/api/openapi.json",
         responses=RESPONSES,
     )
-    app.state.serving = serving
+    app.state.serving, app.state.stopping = serving, Stopping()
     add_problems(app)
-    for router in ROUTERS:
+    for router in (*ROUTERS, gateway.router):
         app.include_router(router)
+    add_page(app)
+    app.add_middleware(EndOfStreams, stopping=app.state.stopping)
+    app.add_middleware(KeyFirst)
+    if token is not None:
+        app.add_middleware(LocalOnly, token=token, known=door_of(app).key)
+    app.add_middleware(Limits, max_bytes=lambda: serving.settings.max_request_bytes)
+    # The outermost of all, so that it sees what the others refuse.
+    add_telemetry(app, serving)
     return app

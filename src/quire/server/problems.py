@@ -22,6 +22,11 @@ MEDIA_TYPE = "application/problem+json"
 _STATUS: dict[type[QuireError], HTTPStatus] = {
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.Conflict: HTTPStatus.CONFLICT,
+    errors.AccessDenied: HTTPStatus.FORBIDDEN,
+    errors.InvalidKey: HTTPStatus.UNAUTHORIZED,
+    errors.TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.RequestTooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.ContextOverflow: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.SpendCapReached: HTTPStatus.PAYMENT_REQUIRED,
     errors.StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -103,7 +108,10 @@ async def _unexpected(_: Request, error: Exception) -> JSONResponse:
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {}}}
+    status: {
+        "description": HTTPStatus(status).phrase,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+    }
     for status in (400, 401, 403, 404, 409, 413, 422, 429, 503)
 }
 """What any route may answer instead."""

@@ -1,16 +1,20 @@
 """What the requests to one server share: the store, an engine for each tenant, the way to models, turns under way."""
 
-from collections import OrderedDict
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
+from quire.agent.limits import server_limits
 from quire.agent.mcp import Servers
 from quire.agent.runners import ServerRunner
+from quire.agent.turn_limits import turn_limits
 from quire.engine import Engine
+from quire.engine.tenants import TenantEngines
+from quire.jobs import Jobs, open_jobs
 from quire.llm import Model, model_named
 from quire.llm.embeddings import Embedder
 from quire.log import SqlStore
@@ -19,9 +23,7 @@ from quire.model.events import Event
 from quire.server.turns import Turns
 from quire.settings import Settings
 from quire.settings.table import Upstream
-
-TENANTS_AT_HAND = 1_000
-"""Engines of so many tenants are kept, those used last; another costs a millisecond to make."""
+from quire.settings.upstreams import upstream_for
 
 Listener = Callable[[str, Event], None]
 
@@ -41,57 +43,51 @@ class Serving:
         environ: Mapping[str, str] | None = None,
         local: bool = False,
         model: Callable[[str], Model] | None = None,
+        save: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self.store, self.settings, self.client = store, settings, client
-        self.agent, self.local = agent, local
+        self.store, self.client, self.local = store, client, local
         self.environ = environ or {}
         self.turns = Turns()
+        self.turns.limits = turn_limits(settings)
         self.stopping = False
-        self._summarizer, self._embedder, self._named = summarizer, embedder, model
-        self._engines: OrderedDict[str, Engine] = OrderedDict()
+        self.watched: Callable[[Model], Model] = lambda model: model
+        """Makes of a model one whose calls somebody looks on at."""
+        self.jobs: Jobs | None = None
+        """Who does what nobody waits for; without it, the engines do it themselves."""
+        self._named, self._save = model, save
         self._listeners: list[Listener] = []
+        self._engines = TenantEngines(
+            store, settings, agent=agent, summarizer=summarizer, embedder=embedder, ready=self._ready
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return self._engines.settings
 
     def engine(self, tenant: str, *, model: str | None = None) -> Engine:
         """The engine of a tenant, for its usual model or for another."""
-        found = self._engines.get(tenant)
-        if found is None:
-            found = self._engines[tenant] = self._made(tenant)
-        self._engines.move_to_end(tenant)
-        while len(self._engines) > TENANTS_AT_HAND:
-            self._engines.popitem(last=False)
-        return found if model in (None, found.settings.model) else found.like(**self.settings_for(model))
+        return self._engines(tenant, model)
 
-    def _made(self, tenant: str) -> Engine:
-        engine = Engine(
-            self.store.for_tenant(tenant),
-            settings=self.settings,
-            agent=self.agent,
-            vault=self.settings.vault,
-            summarizer=self._summarizer,
-            embedder=self._embedder,
-        )
+    def _ready(self, tenant: str, engine: Engine) -> None:
         engine.subscribe(lambda event: self._tell(tenant, event))
-        return engine
+        if engine.summarizer is not None:
+            engine.summarizer = replace(engine.summarizer, model=self.watched(engine.summarizer.model))
+        if self.jobs is not None:
+            engine.deferrer = self.jobs.deferrer(tenant)
 
-    def settings_for(self, model: str) -> dict[str, Any]:
-        """What changes for another model; the window of the usual one is not that of every other."""
-        upstream = self.upstream(model)
-        known = {"context_limit": upstream.context_limit, "tokenizer": upstream.tokenizer} if upstream else {}
-        return {"model": model, "context_limit": None, "tokenizer": None, **known}
+    def offer(self, agent: Agent) -> None:
+        """Has this agent answer from now on."""
+        self._engines.agent = agent
 
     def upstream(self, model: str) -> Upstream | None:
-        """The server that answers for a model: the one named so, else the first whose pattern fits, else the usual."""
-        given = self.settings.upstreams
-        if model in given:
-            return given[model]
-        fitting = next((each for pattern, each in given.items() if fnmatchcase(model, pattern)), None)
-        if fitting is None and self.settings.base_url is not None:
-            return Upstream(base_url=self.settings.base_url, context_limit=self.settings.context_limit)
-        return fitting
+        """The server that answers for a model."""
+        return upstream_for(self.settings, model)
 
     def model(self, name: str | None = None) -> Model:
         """The model of this name, or the usual one; which key it needs, its provider says when it is asked."""
-        name = name or self.settings.model
+        return self.watched(self._model(name or self.settings.model))
+
+    def _model(self, name: str) -> Model:
         if self._named is not None:
             return self._named(name)
         upstream = self.upstream(name)
@@ -100,10 +96,12 @@ class Serving:
         key = self.environ.get(upstream.key_from) if upstream.key_from is not None else None
         return model_named(upstream.model or name, base_url=upstream.base_url, api_key=key)
 
-    def use(self, **changes: Any) -> None:
-        """Changes settings for everyone from the next request on."""
-        self.settings = Settings.model_validate({**self.settings.model_dump(), **changes})
-        self._engines.clear()
+    async def change(self, changes: Mapping[str, Any]) -> None:
+        """Changes settings for everyone from the next request on, and keeps them where settings are kept."""
+        settings = Settings.model_validate({**self.settings.model_dump(), **changes})
+        if self._save is not None:
+            await asyncio.to_thread(self._save, changes)
+        await self._engines.use(settings)
 
     def subscribe(self, listener: Listener) -> None:
         """Calls `listener` with the tenant and every event of its engine, from now on."""
@@ -115,8 +113,7 @@ class Serving:
 
     async def settle(self) -> None:
         """Waits for what runs in the background."""
-        for engine in list(self._engines.values()):
-            await engine.settle()
+        await self._engines.settle()
 
 
 @asynccontextmanager
@@ -132,10 +129,15 @@ async def serving(
         client = await open_.enter_async_context(httpx.AsyncClient(timeout=timeout, limits=limits))
         made = Serving(store, settings, client=client, agent=agent, **options)
         if agent is not None and any(server.enabled for server in agent.servers):
-            servers = await open_.enter_async_context(Servers(agent.servers, variables=made.environ))
+            servers = await open_.enter_async_context(
+                Servers(agent.servers, variables=made.environ, limits=server_limits(settings))
+            )
             offered = await servers.tools()
-            made.agent = agent.offering(*agent.tools, *offered)
+            made.offer(agent.offering(*agent.tools, *offered))
             made.turns.runners = (ServerRunner(servers, offered),)
+        made.jobs = await open_.enter_async_context(
+            open_jobs(url, store, lambda name, model: made.engine(name, model=model))
+        )
         try:
             yield made
         finally:

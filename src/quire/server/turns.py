@@ -5,7 +5,7 @@ Whoever looks sees it from its beginning; who goes away leaves it running. One b
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import NamedTuple
 
 from quire.agent.approvals import Allow, Approvals, Deny, Verdict
@@ -17,6 +17,9 @@ from quire.errors import NotFound, TurnUnderWay
 from quire.llm import Model
 from quire.model import Message, ToolCallPart
 from quire.model.turns import TurnEvent
+
+Observer = Callable[[Conversation, Model], AbstractContextManager[Callable[[TurnEvent], None]]]
+"""Is there around a turn, and is told its every event."""
 
 
 class Place(NamedTuple):
@@ -43,6 +46,7 @@ class Running:
         model: Model,
         runners: Sequence[ToolRunner],
         limits: TurnLimits | None,
+        observer: Observer,
     ) -> None:
         events = turn(
             conversation,
@@ -54,10 +58,12 @@ class Running:
             stop=self._stop,
         )
         try:
-            async with aclosing(events):
-                async for event in events:
-                    self._told.append(event)
-                    self._move()
+            with observer(conversation, model) as observe:
+                async with aclosing(events):
+                    async for event in events:
+                        observe(event)
+                        self._told.append(event)
+                        self._move()
         finally:
             self._ended = True
             self._move()
@@ -99,6 +105,7 @@ class Turns:
     def __init__(self) -> None:
         self.runners: Sequence[ToolRunner] = ()
         self.limits: TurnLimits | None = None
+        self.observer: Observer = lambda _conversation, _model: nullcontext(lambda _event: None)
         self._running: dict[Place, tuple[Running, asyncio.Task[None]]] = {}
         self._watchers: dict[Place, list[Callable[[Running], None]]] = {}
 
@@ -109,7 +116,9 @@ class Turns:
         if place in self._running:
             raise TurnUnderWay(f"Branch {place.branch} of {place.conversation!r} is being answered; wait, or stop it.")
         running = Running()
-        work = running.run(conversation, message, model=model, runners=self.runners, limits=self.limits)
+        work = running.run(
+            conversation, message, model=model, runners=self.runners, limits=self.limits, observer=self.observer
+        )
         task = asyncio.get_running_loop().create_task(work)
         self._running[place] = running, task
         task.add_done_callback(lambda _: self._running.pop(place, None))
