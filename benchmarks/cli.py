@@ -19,6 +19,7 @@ from pathlib import Path
 from quire.engine import open_engine
 from quire.engine.conversation import Conversation
 from quire.model import Compaction, Draft, Message, Span, TokenCount
+from quire.view.gather import summary_tokens
 from support import Report, main, rounds_of
 
 VERSION_GOAL = 2.5
@@ -78,7 +79,7 @@ async def fill(folder: Path, messages: int) -> None:
             await _speak(await engine.conversation(name), messages)
         last = messages - KEPT
         body = Compaction(number=1, covers=Span(first=1, last=last), summary=SUMMARY.format(last) * 20)
-        await engine.store.append("compacted", body)
+        await engine.store.append("compacted", Draft(body=body, tokens=summary_tokens(body, engine.meter)))
 
 
 async def _speak(conversation: Conversation, messages: int) -> None:

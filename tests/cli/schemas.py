@@ -81,6 +81,16 @@ ITEM: dict[str, Schema] = {
     "priority": {"type": "integer"},
     "enabled": YES,
 }
+KEY: dict[str, Schema] = {
+    "id": TEXT,
+    "tenant": TEXT,
+    "name": TEXT,
+    "scopes": many(one_of("read", "write", "chat", "admin")),
+    "requests_per_minute": maybe(POSITIVE),
+    "created_at": TIME,
+    "expires_at": maybe(TIME),
+    "revoked_at": maybe(TIME),
+}
 COUNTS: Schema = {"type": "object", "additionalProperties": NUMBER}
 
 SCHEMAS: dict[str, Schema] = {
@@ -98,6 +108,7 @@ SCHEMAS: dict[str, Schema] = {
         slots=many(thing("overflows", slot=SLOT, budget=NUMBER, used=NUMBER, overflows=YES)),
         included=many(DECISION),
         left_out=many(DECISION),
+        servers_not_started=many(TEXT),
     ),
     "context summary": COMPACTED,
     "context memory": thing(
@@ -176,6 +187,7 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         pins=many(POSITIVE),
+        servers_not_started=many(TEXT),
     ),
     "memory import": thing(shelf=TEXT, source=TEXT, added=many(TEXT), known=NUMBER, retired=many(TEXT), preview=YES),
     "memory search": thing(shelf=TEXT, query=TEXT, memories=many(thing(**MEMORY, score=SCORE))),
@@ -223,7 +235,7 @@ SCHEMAS: dict[str, Schema] = {
     "agent config": thing(agent=TEXT, path=TEXT, key=TEXT, value=ANYTHING),
     "agent new": thing(name=TEXT, path=TEXT),
     "conversation list": thing(
-        conversations=many(thing(id=TEXT, title=TEXT, entries=NUMBER, branches=POSITIVE, created_at=TIME))
+        conversations=many(thing(id=TEXT, title=TEXT, entries=NUMBER, branches=POSITIVE, created_at=TIME, used_at=TIME))
     ),
     "conversation show": thing(
         **PLACE,
@@ -259,6 +271,9 @@ SCHEMAS: dict[str, Schema] = {
         faults=many(thing(conversation=TEXT, branch=NUMBER, number=POSITIVE, problem=TEXT)),
     ),
     "conversation purge": thing(conversation=TEXT, purged=many(thing(branch=NUMBER, number=POSITIVE))),
-    "db upgrade": thing(database=TEXT, before=maybe(TEXT), now=TEXT, role=maybe(TEXT)),
+    "key create": thing(**KEY, key={"type": "string", "pattern": "^quire_[0-9a-z]{26}_[0-9A-Za-z]{43}$"}),
+    "key list": thing(tenant=TEXT, keys=many(thing(**KEY))),
+    "key revoke": thing(**KEY | {"revoked_at": TIME}),
+    "db upgrade": thing(database=TEXT, before=maybe(TEXT), now=TEXT, queue=maybe(TEXT), role=maybe(TEXT)),
     "db status": thing(database=TEXT, found=maybe(TEXT), needed=TEXT, current=YES),
 }

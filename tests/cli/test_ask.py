@@ -116,13 +116,30 @@ def test_without_a_key_the_error_says_what_to_do(home: Path, monkeypatch: pytest
     monkeypatch.delenv("QUIRE_BASE_URL")
     done = ask("Hello", "--set", "model=gpt-4o")
     assert done.exit_code == 1
-    assert "OPENAI_API_KEY" in done.stderr
-    assert "`quire init` looks for keys and local servers" in done.stderr
+    assert done.stderr == (
+        "quire: gpt-4o cannot be asked: OPENAI_API_KEY is not set. Set its provider's key in the environment, "
+        "or choose another model; `quire init` looks for keys and local servers.\n"
+    )
+
+
+def test_without_a_key_no_conversation_is_begun(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("QUIRE_BASE_URL")
+    assert ask("Hello", "--set", "model=gpt-4o").exit_code == 1
+    listed = CliRunner().invoke(app, ["conversation", "list", "--json"])
+    assert json.loads(listed.stdout)["conversations"] == []
 
 
 def test_an_empty_reply_has_a_code_of_its_own(home: Path, server: ScriptedServer):
     server.script = lambda newest: ""
-    assert ask("Hello").exit_code == 4
+    done = ask("Hello")
+    assert (done.exit_code, done.stdout, done.stderr) == (4, "", "The reply is empty.\n")
+
+
+def test_a_server_that_does_not_start_is_said_beside_the_reply(home: Path):
+    (home / "helper.toml").write_text('[servers.gone]\ncommand = "no-such-program"\n')
+    done = ask("Hello", "--agent", "helper.toml")
+    assert (done.exit_code, done.stdout) == (0, "You said 5 characters.\n")
+    assert done.stderr.startswith("The server gone: it cannot be started")
 
 
 def test_an_agent_that_is_not_there_is_not_found(home: Path):

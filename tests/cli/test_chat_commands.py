@@ -200,7 +200,7 @@ async def test_without_a_model_everything_but_sending_works(store: SqlStore):
     session = await session_on(store)
     session.talk._make_model = _keyless  # pyright: ignore[reportPrivateUsage]
     said = " ".join(await take(session, "Hi"))
-    assert "gpt-4o cannot be asked: Set the `OPENAI_API_KEY` environment variable" in said
+    assert "gpt-4o cannot be asked: OPENAI_API_KEY is not set." in said
     assert "`quire init` looks for keys and local servers" in said
     for line in ("/context", "/help", "/branch", "/switch", "/model"):
         assert not any("cannot" in each for each in await take(session, line))

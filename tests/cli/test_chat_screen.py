@@ -149,7 +149,7 @@ def test_a_call_too_long_to_be_shown_says_that_something_is_hidden():
     [
         ("truncated", "The reply ends at the limit of its tokens."),
         ("empty", "The reply is empty; /retry asks again."),
-        ("steps", "The turn has had as many replies as it may; /retry goes on."),
+        ("steps", "The turn has had as many replies as `max_steps` lets it; /retry goes on."),
         ("stopped", "Stopped before anything came; /retry asks again."),
     ],
 )

@@ -14,9 +14,11 @@ from quire.cli.chat.session import Session
 from quire.cli.chat.talk import Wanted, opened_talk, options_from
 from quire.errors import DocumentNotFound
 from quire.model import Message, ToolCallPart
+from quire.model.turns import ToolAnswered, TurnEnded
 from quire.testing.scripted import ScriptedModel
 
 WORKSHOP = Path(__file__).parents[1] / "agent/servers/workshop.py"
+DEAF = WORKSHOP.with_name("hostile.py")
 AGENT = f"""\
 instructions = "Add."
 
@@ -75,6 +77,48 @@ async def test_a_server_that_does_not_start_is_said_and_the_chat_goes_on(home: P
     shown = printed(session.screen.console)
     assert "The server gone: " in shown
     assert "Hello." in shown
+
+
+async def _allow(call: ToolCallPart) -> Verdict:
+    return Allow()
+
+
+async def test_the_settings_say_how_many_replies_a_turn_may_have(home: Path):
+    (home / "adder.toml").write_text(AGENT)
+    script = ScriptedModel(lambda prompt: Message(role="assistant", parts=(_calling(prompt.tools),)), repeat=True)
+    options = options_from(["context_limit=16000", "max_steps=2"], agent="adder.toml")
+    async with opened_talk(options, Wanted(), ask=_allow, make_model=lambda settings: script) as talk:
+        told = [event async for event in talk.turn("How much is 2 and 3?")]
+    assert isinstance(told[-1], TurnEnded)
+    assert (told[-1].reason, told[-1].steps) == ("steps", 2)
+
+
+async def test_an_agents_own_settings_say_how_long_a_tool_may_take(home: Path):
+    (home / "waiter.toml").write_text(f"{AGENT}\n[settings]\ntool_timeout = 0.4\n")
+    call = ToolCallPart(id="1", name="workshop__wait", arguments='{"seconds": 60}')
+    script = ScriptedModel(Message(role="assistant", parts=(call,)), "Too long.")
+    options = options_from(["context_limit=16000"], agent="waiter.toml")
+    async with opened_talk(options, Wanted(), ask=_allow, make_model=lambda settings: script) as talk:
+        [result] = [event.result async for event in talk.turn("Wait.") if isinstance(event, ToolAnswered)]
+    assert result.is_error
+    assert "gave no result within 0.4 s" in result.text
+
+
+async def test_the_settings_say_how_long_a_server_may_take_to_start(home: Path):
+    (home / "slow.toml").write_text(
+        f"[servers.slow]\ncommand = {str(sys.executable)!r}\nargs = [{str(DEAF)!r}, 'deaf']\n"
+    )
+    options = options_from(["server_timeout=0.5"], agent="slow.toml")
+    async with opened_talk(options, Wanted(), make_model=lambda settings: ScriptedModel()) as talk:
+        [trouble] = talk.troubles
+    assert trouble.problem.startswith("it took too long to start: more than 0.5 s (`server_timeout`)")
+
+
+async def test_the_settings_say_how_long_a_model_may_be_silent(home: Path):
+    script = ScriptedModel("Hello.")
+    async with opened_talk(options_from(["model_timeout=7"]), Wanted(), make_model=lambda settings: script) as talk:
+        _ = [event async for event in talk.turn("Hi")]
+    assert script.prompts[0].timeout == 7
 
 
 def test_an_agent_by_a_name_that_nobody_has_is_an_error():

@@ -36,6 +36,20 @@ def asked(*words: str, input: str | None = None) -> Any:
     return json.loads(outcome.stdout)
 
 
+def test_without_an_id_the_conversation_used_last_is_meant(home: Home):
+    assert asked("context", "show")["conversation"] == TIDES
+
+    async def greet() -> None:
+        async with SqlStore.open(home.url) as store:
+            await store.append(GREETING, Message.user("Still there?"))
+
+    asyncio.run(greet())
+    assert asked("context", "show")["conversation"] == GREETING
+    listed = asked("conversation", "list")["conversations"]
+    assert [each["id"] for each in listed] == [GREETING, TIDES]
+    assert [each["used_at"] > each["created_at"] for each in listed] == [True, True]
+
+
 def entries() -> int:
     return sum(asked("context", "stats")["entries"].values())
 

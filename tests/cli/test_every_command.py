@@ -53,6 +53,7 @@ def test_the_commands_are_those_that_were_asked_for():
         "config": "get set list path",
         "agent": "list show config new",
         "conversation": "list show search fork rename verify purge",
+        "key": "create list revoke",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in asked.items() for part in parts.split()}

@@ -183,6 +183,7 @@ def test_a_file_is_made_where_there_is_none(home: Home):
         (["set", "no_such", "1"], 3),
         (["set", "context_limit", "many"], 1),
         (["set", "context_threshold", "2"], 1),
+        (["set", "strategy", "nonsense"], 1),
         (["set", "context_limit"], 2),
         (["set", "context_limit", "1", "--unset"], 2),
         (["list", "--set", "nonsense"], 1),

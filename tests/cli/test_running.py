@@ -27,6 +27,10 @@ HEAVY = (
     "wordllama",
     "tomlkit",
     "jinja2",
+    "sqlalchemy.dialects.postgresql",
+    "quire.compaction.summarize",
+    "quire.compaction.extract",
+    "quire.context.recall",
 )
 
 
@@ -49,7 +53,7 @@ def test_a_conversation_that_is_not_there_is_not_found_and_not_made(home: Home, 
     for more in ((), ("--json",)):
         failed = run(*about(name, "nobody", *more))
         assert (failed.exit_code, failed.stdout) == (3, ""), failed.output
-        assert failed.stderr.startswith("quire: There is no conversation 'nobody'")
+        assert failed.stderr.startswith("quire: There is no conversation 'nobody'; `quire conversation list` shows")
     assert len(asked("conversation", "list")["conversations"]) == 2
 
 

@@ -153,6 +153,8 @@ async def tell(home: Home, url: str | None = None) -> None:
         await engine.store.rename(older.id, "A greeting")
         clock.pass_minutes()
         await _tides(await engine.conversation(), engine, clock)
+    async with SqlStore.open(url or home.url) as store:
+        await store.create_key("a page of my own", ["read"], requests_per_minute=60)
 
 
 async def _tides(conversation: Conversation, engine: Any, clock: Clock) -> None:

@@ -10,6 +10,7 @@ from quire.cli.chat.interrupting import interruptible
 from quire.cli.chat.marker import told
 from quire.cli.chat.references import joined
 from quire.cli.output import counted, note, one_line
+from quire.cli.servers import trouble_said
 from quire.model import Decision, Usage
 from quire.model.events import CompactionFailed, ContextCompacted, Event
 from quire.model.manifest import SlotUse
@@ -102,6 +103,8 @@ async def answer(talk: "Talk", text: str, *, say: Say | None) -> Answer:
     gathered, stop = _Gathered(say), asyncio.Event()
     compacted: list[Entry] = []
     talk.engine.subscribe(lambda event: _told(event, compacted))
+    for trouble in talk.troubles:
+        note(trouble_said(trouble))
     with interruptible(stop.set):
         async with aclosing(talk.turn(text, stop=stop)) as events:
             async for event in events:

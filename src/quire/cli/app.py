@@ -15,10 +15,16 @@ from quire.cli.output import note
 from quire.cli.running import collect_garbage, example_of, exit_code
 from quire.errors import QuireError
 
-GROUPS = ("context", "memory", "config", "agent", "conversation", "db")
+GROUPS = ("context", "memory", "config", "agent", "conversation", "key", "db")
 """Modules with a Typer `app` of several commands."""
 
-SINGLE = {"chat": "quire chat", "ask": 'quire ask "Where do we stand?"', "init": "quire init"}
+SINGLE = {
+    "chat": "quire chat",
+    "ask": 'quire ask "Where do we stand?"',
+    "init": "quire init",
+    "serve": "quire serve --open",
+    "worker": "quire worker",
+}
 """Modules with one function, `command`, and an example of it."""
 
 

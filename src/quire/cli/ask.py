@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 NOT_WHOLE = 4
 STOPPED = 130
 
+_SHORT = {
+    "truncated": "The reply ends at the limit of its tokens.",
+    "empty": "The reply is empty.",
+    "steps": "The turn has had as many replies as `max_steps` lets it; ask on with --continue.",
+}
+
 
 def command(
     question: Annotated[
@@ -55,7 +61,7 @@ def command(
     if sum((conversation is not None, new, resume)) > 1:
         raise InvalidRequest("Choose one of --conversation, --new and --continue.")
     text = asked(question, "" if sys.stdin.isatty() else sys.stdin.read())
-    wanted = Wanted(conversation=conversation, new=new, resume=resume, reply_tokens=reply_tokens)
+    wanted = Wanted(conversation=conversation, new=new, resume=resume, reply_tokens=reply_tokens, asks=True)
     options = options_from(given or (), agent=agent, vault=vault)
     done = run(_answered(text, options, wanted, as_json=as_json, show_context=show_context))
     code = _code(done)
@@ -98,6 +104,8 @@ async def _answered(text: str, options: "Options", wanted: "Wanted", *, as_json:
         print_json(done.model_dump(mode="json"))
     elif done.reply and not done.reply.endswith("\n"):
         _say("\n")
+    if done.reason in _SHORT:
+        note(_SHORT[done.reason])
     if show_context:
         note("\n".join(context_lines(done)))
     return done

@@ -11,7 +11,7 @@ OFFERED = 50
 
 
 def conversation_ids(incomplete: str) -> list[tuple[str, str]]:
-    """The newest conversations, with their titles."""
+    """The conversations used last, with their titles."""
     try:
         return asyncio.run(_conversation_ids(incomplete))
     except (QuireError, OSError):
@@ -26,8 +26,8 @@ async def _conversation_ids(incomplete: str) -> list[tuple[str, str]]:
     if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
         return []  # Opening it would make it.
     async with SqlStore.open(url) as store:
-        newest = await store.conversations(limit=OFFERED)
-    return [(each.id, each.title) for each in newest if each.id.startswith(incomplete)]
+        used_last = await store.conversations(limit=OFFERED)
+    return [(each.id, each.title) for each in used_last if each.id.startswith(incomplete)]
 
 
 def agent_names(incomplete: str) -> Iterator[str]:

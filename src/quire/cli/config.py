@@ -80,7 +80,7 @@ def set_(
         raise typer.BadParameter("give a value, or --unset.")
     path = _file(project=project)
     typed = None if value is None else _typed(path, name, value)
-    _rewrite(path, name, typed)
+    rewrite(path, name, typed)
     _warn_of_environment(name)
     document = {"name": name, "value": typed, "path": str(path)}
     said = f"{name} is at its default in" if unset else f"{name} = {_said(typed)} in"
@@ -97,10 +97,20 @@ def _typed(path: Path, name: str, value: str) -> Any:
     """The value as the file will hold it, checked together with what the file says besides."""
     given = option_layer([f"{name}={value}"]).values
     settings = loaded([file_layer(path), Layer(str(path), given)]).settings
+    if name == "strategy":
+        _check_strategy(settings.strategy)
     return settings.model_dump(mode="json", exclude_none=True).get(name)
 
 
-def _rewrite(path: Path, name: str, value: Any) -> None:
+def _check_strategy(name: str) -> None:
+    """Only a program can register others; here there are those that Quire has."""
+    from quire.view.strategies import strategy_named
+
+    strategy_named(name)
+
+
+def rewrite(path: Path, name: str, value: Any) -> None:
+    """Sets one value in a settings file, or takes it out with None; the rest of the file stays as it is."""
     from quire.cli import tomls
 
     present = path.read_text("utf-8") if path.is_file() else ""

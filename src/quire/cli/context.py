@@ -3,8 +3,8 @@
 `show` and `why` are about the next request, unless a reply names an earlier one; nothing is changed by asking.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,19 +13,16 @@ from quire.cli.compactions import compaction_document, compaction_said
 from quire.cli.manifests import manifest_of
 from quire.cli.output import give, moment, one_line, table, text
 from quire.cli.running import (
-    MAIN,
     About,
     AsJson,
-    BranchNumber,
-    ConversationId,
-    Given,
     ReplyNumber,
-    about,
-    command,
+    WithServers,
+    branch_command,
     group,
     opened_conversation,
     run,
 )
+from quire.cli.servers import enabled_servers, not_started_said
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,18 +33,17 @@ if TYPE_CHECKING:
 app = group("See what the model sees of a conversation, and change it.")
 
 
-@command(app, "quire context show")
+@branch_command(app, "quire context show")
 def show(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     reply: ReplyNumber = None,
     all_rows: Annotated[bool, typer.Option("--all", help="List what is in the request as well.")] = False,
+    servers: WithServers = False,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Draw the window by slot: what the next request holds, what it leaves out and why."""
-    manifest = run(_shown(about(conversation, branch=branch, given=given), reply))
+    manifest, missing = run(_shown(target, reply, servers=servers))
 
     def draw(console: Any) -> "Iterable[RenderableType]":
         from quire.cli.window import drawn
@@ -58,13 +54,18 @@ def show(
         yield text(f"{manifest.conversation}, branch {manifest.branch}: {asked}")
         yield text(f"{policy.model}, strategy {policy.strategy}, {counts}\n", style="dim")
         yield from drawn(manifest, console, all_rows=all_rows)
+        if missing:
+            yield text(f"\n{not_started_said(missing)}")
 
-    give(_window(manifest, reply), draw, as_json=as_json)
+    give(_window(manifest, reply) | {"servers_not_started": missing}, draw, as_json=as_json)
 
 
-async def _shown(target: About, reply: int | None) -> "Manifest":
-    async with opened_conversation(target) as conversation:
-        return await manifest_of(conversation, reply)
+async def _shown(target: About, reply: int | None, *, servers: bool) -> "tuple[Manifest, list[str]]":
+    """The record, and the servers whose tools are not in it because they were not started."""
+    next_one = reply is None
+    async with opened_conversation(target, servers=servers and next_one) as conversation:
+        missing = enabled_servers(conversation.engine.agent) if next_one and not servers else []
+        return await manifest_of(conversation, reply), missing
 
 
 def _window(manifest: "Manifest", reply: int | None) -> dict[str, Any]:
@@ -87,16 +88,14 @@ def _window(manifest: "Manifest", reply: int | None) -> dict[str, Any]:
     }
 
 
-@command(app, "quire context summary")
+@branch_command(app, "quire context summary")
 def summary(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Print the summary that stands in place of archived messages, and how it came about."""
-    named, entry = run(_active(about(conversation, branch=branch, given=given)))
+    named, entry = run(_active(target))
     found = compaction_document(entry)
 
     def draw(_: Any) -> "Iterable[RenderableType]":
@@ -108,7 +107,7 @@ def summary(
         yield text(f"{moment(entry.at if entry else None)}, {found['trigger']}; {by}", style="dim")
         yield text(f"\n{found['summary'] or 'Without a summary: the messages are left out.'}")
 
-    give({"conversation": named, "branch": branch, "compaction": found}, draw, as_json=as_json)
+    give({"conversation": named, "branch": target.branch, "compaction": found}, draw, as_json=as_json)
 
 
 async def _active(target: About) -> "tuple[str, Entry | None]":
@@ -118,16 +117,14 @@ async def _active(target: About) -> "tuple[str, Entry | None]":
         return conversation.id, window.compaction
 
 
-@command(app, "quire context memory")
+@branch_command(app, "quire context memory")
 def memory(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Print what the next request carries from memory: the project's files, and what the agent remembers."""
-    named, found = run(_remembered(about(conversation, branch=branch, given=given)))
+    named, found = run(_remembered(target))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
         if not found:
@@ -143,7 +140,7 @@ def memory(
                 yield text(f"\n{each['name']}", style="bold")
                 yield text(each["text"])
 
-    give({"conversation": named, "branch": branch, "memory": found}, draw, as_json=as_json)
+    give({"conversation": named, "branch": target.branch, "memory": found}, draw, as_json=as_json)
 
 
 async def _remembered(target: About) -> tuple[str, list[dict[str, Any]]]:
@@ -165,21 +162,20 @@ async def _remembered(target: About) -> tuple[str, list[dict[str, Any]]]:
         ]
 
 
-@command(app, "quire context items")
+@branch_command(app, "quire context items")
 def items(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     add: Annotated[list[str] | None, typer.Option(help="Bring an item of the agent's into the session.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Take an item out of the session.")] = None,
     pin: Annotated[list[int] | None, typer.Option(min=1, help="Keep this message in view, word for word.")] = None,
     unpin: Annotated[list[int] | None, typer.Option(min=1, help="Keep it no longer.")] = None,
+    servers: WithServers = False,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """List the rules, references and tools of the session, and the pinned messages; or change them."""
-    target = about(conversation, branch=branch, given=given)
-    named, found, pins = run(_items(target, add or [], remove or [], pin or [], unpin or []))
+    changes = Changes(add or (), remove or (), pin or (), unpin or ())
+    named, found, pins, missing = run(_items(target, changes, servers=servers))
     listed = [
         {
             "type": each.item.type,
@@ -195,16 +191,21 @@ def items(
     def draw(_: Any) -> "Iterable[RenderableType]":
         yield table(
             "type", "name", "came in", "description",
-            rows=[(row["type"], row["name"], row["include"], _note(row)) for row in listed],
+            rows=[(row["type"], row["name"], row["include"], _note(row, missing)) for row in listed],
             wide=("name", "description"),
         ) if listed else text("The session has no items.")  # fmt: skip
         yield text(f"Pinned: {', '.join(f'#{number}' for number in pins) or 'nothing'}")
+        if missing:
+            yield text(not_started_said(missing))
 
-    give({"conversation": named, "branch": branch, "items": listed, "pins": list(pins)}, draw, as_json=as_json)
+    document = {"conversation": named, "branch": target.branch, "items": listed, "pins": list(pins)}
+    give(document | {"servers_not_started": missing}, draw, as_json=as_json)
 
 
-def _note(row: dict[str, Any]) -> str:
-    return one_line(row["description"]) if row["known"] else "(the agent has it no longer)"
+def _note(row: dict[str, Any], not_started: Sequence[str]) -> str:
+    if row["known"]:
+        return one_line(row["description"])
+    return "(its server is not started)" if row["server"] in not_started else "(the agent has it no longer)"
 
 
 def _description(each: "InSession") -> str:
@@ -217,20 +218,30 @@ def _description(each: "InSession") -> str:
     return each.known.description
 
 
+class Changes(NamedTuple):
+    """What is to change in a session: items by name, messages by number."""
+
+    added: Sequence[str]
+    removed: Sequence[str]
+    pinned: Sequence[int]
+    unpinned: Sequence[int]
+
+
 async def _items(
-    target: About, added: list[str], removed: list[str], pinned: list[int], unpinned: list[int]
-) -> "tuple[str, list[InSession], tuple[int, ...]]":
-    async with opened_conversation(target) as conversation:
-        for name in added:
+    target: About, changes: Changes, *, servers: bool
+) -> "tuple[str, list[InSession], tuple[int, ...], list[str]]":
+    async with opened_conversation(target, servers=servers) as conversation:
+        for name in changes.added:
             await conversation.add(name)
-        for name in removed:
+        for name in changes.removed:
             await conversation.remove(name)
-        for number in pinned:
+        for number in changes.pinned:
             await conversation.pin(number)
-        for number in unpinned:
+        for number in changes.unpinned:
             await conversation.unpin(number)
         state = (await conversation.engine.store.branch(conversation.id, conversation.branch)).state
-        return conversation.id, await conversation.items(), state.pins
+        missing = [] if servers else enabled_servers(conversation.engine.agent)
+        return conversation.id, await conversation.items(), state.pins, missing
 
 
 for _part in (context_stats, context_changes, context_transfer, context_ledger):

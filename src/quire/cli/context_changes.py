@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,19 +10,7 @@ import typer
 from quire.cli.compactions import compaction_document, compaction_said
 from quire.cli.output import counted, fields, give, note, text
 from quire.cli.progress import waiting
-from quire.cli.running import (
-    MAIN,
-    About,
-    AsJson,
-    BranchNumber,
-    ConversationId,
-    Given,
-    about,
-    command,
-    group,
-    opened_conversation,
-    run,
-)
+from quire.cli.running import About, AsJson, branch_command, group, opened_conversation, run
 from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -39,24 +28,23 @@ CLEARED = ("messages", "summary")
 UNDO = "Nothing is deleted; `quire context undo` brings it back."
 
 
-@command(app, "quire context compact")
+@branch_command(app, "quire context compact")
 def compact(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     keep: Annotated[str | None, typer.Option(metavar="TEXT", help="What the summary must keep.")] = None,
     preview: Annotated[bool, typer.Option(help="Say what would be done, and do nothing.")] = False,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Compact now, whatever the meter says: older messages are archived, a summary takes their place."""
-    target = about(conversation, branch=branch, given=given)
     if preview:
         named, plan = run(_planned(target))
-        give({"conversation": named, "branch": branch, "plan": plan}, lambda _: _plan_drawn(plan), as_json=as_json)
+        give(
+            {"conversation": named, "branch": target.branch, "plan": plan}, lambda _: _plan_drawn(plan), as_json=as_json
+        )
         return
     named, entry = run(_compacted(target, keep))
-    _tell(named, branch, entry, as_json=as_json, nothing="There is nothing to compact.")
+    _tell(named, target.branch, entry, as_json=as_json, nothing="There is nothing to compact.")
 
 
 async def _planned(target: About) -> tuple[str, dict[str, Any] | None]:
@@ -114,19 +102,17 @@ def _tell(named: str, branch: int, entry: "Entry | None", *, as_json: bool, noth
     give({"conversation": named, "branch": branch, "compaction": found}, lambda _: [text(said)], as_json=as_json)
 
 
-@command(app, "quire context undo")
+@branch_command(app, "quire context undo")
 def undo(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Take the newest compaction, edit or clearing back: the model sees again what it saw before it."""
-    named, undone, active = run(_undone(about(conversation, branch=branch, given=given)))
+    named, undone, active = run(_undone(target))
     said = f"Took the compaction in entry #{undone} back. "
     said += f"Compaction {active} is in force again." if active else "The model sees every message again."
-    document = {"conversation": named, "branch": branch, "undone": undone, "active": active}
+    document = {"conversation": named, "branch": target.branch, "undone": undone, "active": active}
     give(document, lambda _: [text(said)], as_json=as_json)
 
 
@@ -140,27 +126,24 @@ async def _undone(target: About) -> tuple[str, int, int | None]:
         return conversation.id, undone, state.active.number if state.active is not None else None
 
 
-@command(app, "quire context edit --text 'Only the tides matter now. [#2]'")
+@branch_command(app, "quire context edit --text 'Only the tides matter now. [#2]'")
 def edit(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     new_text: Annotated[
         str | None, typer.Option("--text", help="The new summary; - reads it from standard input. Else $EDITOR opens.")
     ] = None,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Put other words in place of the summary; the old one stays in the log."""
     # Outside of any event loop: while a person writes, Ctrl-C must reach the editor or end the command.
-    target = about(conversation, branch=branch, given=given)
     named, present = run(_present_summary(target))
     wanted = _wanted(present, new_text).strip()
     if not wanted:
         raise InvalidRequest("The summary would be empty, so it was left as it is; `quire context clear` drops it.")
-    exact = about(named, branch=branch, given=given)
+    exact = replace(target, conversation=named)
     entry = run(_edited(exact, wanted)) if wanted != present.strip() else None
-    _tell(named, branch, entry, as_json=as_json, nothing="The summary was not changed.")
+    _tell(named, target.branch, entry, as_json=as_json, nothing="The summary was not changed.")
 
 
 async def _present_summary(target: About) -> tuple[str, str]:
@@ -188,23 +171,24 @@ def _wanted(present: str, new_text: str | None) -> str:
     return edited(present)
 
 
-@command(app, "quire context clear")
+@branch_command(app, "quire context clear")
 def clear(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Start the view anew: everything so far is archived, without a summary. Nothing is deleted; undo brings it back.
 
     Pinned messages stay, and what bears on a question may still be recalled.
     """
-    named, entry = run(_cleared(about(conversation, branch=branch, given=given)))
-    _tell(named, branch, entry, as_json=as_json, nothing="There is nothing to clear.")
+    named, entry = run(_cleared(target))
+    _tell(named, target.branch, entry, as_json=as_json, nothing="There is nothing to clear.")
 
 
 async def _cleared(target: About) -> "tuple[str, Entry | None]":
+    from quire.model import Draft
+    from quire.view.gather import summary_tokens
+
     async with opened_conversation(target) as conversation:
         store, manifest = conversation.engine.store, await conversation.preview()
         branch = await store.branch(conversation.id, conversation.branch)
@@ -213,7 +197,8 @@ async def _cleared(target: About) -> "tuple[str, Entry | None]":
         kept = sum(row.tokens for row in manifest.included if row.reason == "pinned" or row.slot not in CLEARED)
         before, strategy = manifest.wanted, manifest.policy.strategy
         body = _without_summary(branch, before=before, after=min(before, kept), strategy=strategy)
-        [entry] = await store.append(conversation.id, body, branch=conversation.branch)
+        draft = Draft(body=body, tokens=summary_tokens(body, conversation.engine.meter))
+        [entry] = await store.append(conversation.id, draft, branch=conversation.branch)
         return conversation.id, entry
 
 

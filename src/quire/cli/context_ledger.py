@@ -9,15 +9,11 @@ from quire.cli.manifests import manifest_of
 from quire.cli.output import fields, give, print_json, table, text
 from quire.cli.running import (
     FAILED,
-    MAIN,
     About,
     AsJson,
-    BranchNumber,
-    ConversationId,
-    Given,
     ReplyNumber,
-    about,
-    command,
+    WithServers,
+    branch_command,
     group,
     opened_conversation,
     run,
@@ -44,25 +40,23 @@ async def _newest(conversation: "Conversation", many: int) -> list[int]:
     return found
 
 
-@command(app, "quire context replay")
+@branch_command(app, "quire context replay")
 def replay(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     reply: ReplyNumber = None,
     request: Annotated[bool, typer.Option("--request", help="Print the request itself, as it was sent.")] = False,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Build a request again from its record and compare it to the byte; the newest, unless a reply names another.
 
     The exit code is 1 if it does not come out as it was.
     """
-    named, number, made = run(_replayed(about(conversation, branch=branch, given=given), reply))
+    named, number, made = run(_replayed(target, reply))
     payload = made.pages.payload() if made.pages is not None else None
     found = {
         "conversation": named,
-        "branch": branch,
+        "branch": target.branch,
         "reply": number,
         "matches": made.matches,
         "recorded": made.manifest.digest,
@@ -96,11 +90,10 @@ async def _replayed(target: About, reply: int | None) -> "tuple[str, int, Replay
         return conversation.id, number, await conversation.replay(number)
 
 
-@command(app, "quire context diff")
+@branch_command(app, "quire context diff")
 def diff(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     before: Annotated[
         int | None, typer.Option("--from", metavar="NUMBER", min=1, help="The reply to the earlier request.")
     ] = None,
@@ -108,10 +101,9 @@ def diff(
         int | None, typer.Option("--to", metavar="NUMBER", min=1, help="The reply to the later request.")
     ] = None,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Say what changed from one request to another; from the last but one to the last, unless replies are named."""
-    named, (first, second), changes = run(_compared(about(conversation, branch=branch, given=given), before, after))
+    named, (first, second), changes = run(_compared(target, before, after))
     listed = [
         {
             "what": each.what,
@@ -131,7 +123,7 @@ def diff(
             wide=("which", "before", "after"),
         ) if changes else text("Nothing changed.")  # fmt: skip
 
-    document = {"conversation": named, "branch": branch, "from": first, "to": second, "changes": listed}
+    document = {"conversation": named, "branch": target.branch, "from": first, "to": second, "changes": listed}
     give(document, draw, as_json=as_json)
 
 
@@ -164,18 +156,17 @@ def _said(decision: "Decision | None") -> str:
     return f"{'in' if decision.included else 'out'}: {why_said(decision)}"
 
 
-@command(app, "quire context why 2")
+@branch_command(app, "quire context why 2")
 def why(
+    target: About,
     item: Annotated[str, typer.Argument(help="A message by its number, or an item by its name.")],
-    conversation: ConversationId = None,
     *,
-    branch: BranchNumber = MAIN,
     reply: ReplyNumber = None,
+    servers: WithServers = False,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Say why a message or an item is in the next request or is not; or in the one that a reply names."""
-    named, found = run(_explained(about(conversation, branch=branch, given=given), item, reply))
+    named, found = run(_explained(target, item, reply, servers=servers))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
         from quire.cli.window import which, why_said
@@ -191,13 +182,13 @@ def why(
             ]
         )
 
-    document = {"conversation": named, "branch": branch, "reply": reply, "item": item, "decision": _fate(found)}
+    document = {"conversation": named, "branch": target.branch, "reply": reply, "item": item, "decision": _fate(found)}
     give(document, draw, as_json=as_json)
 
 
-async def _explained(target: About, item: str, reply: int | None) -> "tuple[str, Decision]":
+async def _explained(target: About, item: str, reply: int | None, *, servers: bool) -> "tuple[str, Decision]":
     from quire.ledger import why as explain
 
-    async with opened_conversation(target) as conversation:
+    async with opened_conversation(target, servers=servers and reply is None) as conversation:
         bare = item.removeprefix("#")
         return conversation.id, explain(await manifest_of(conversation, reply), int(bare) if bare.isdecimal() else item)

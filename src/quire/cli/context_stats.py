@@ -7,20 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.output import fields, give, moment, text, timestamp
 from quire.cli.progress import progress
-from quire.cli.running import (
-    MAIN,
-    About,
-    AsJson,
-    BranchNumber,
-    ConversationId,
-    Given,
-    about,
-    command,
-    conversation_named,
-    group,
-    opened_store,
-    run,
-)
+from quire.cli.running import About, AsJson, branch_command, conversation_named, group, opened_store, run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -60,16 +47,14 @@ class Tally:
             self.tokens["cache_read"] += usage.cache_read_tokens
 
 
-@command(app, "quire context stats")
+@branch_command(app, "quire context stats")
 def stats(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Add up a conversation: messages, tokens, compactions, what its replies used and cost."""
-    found = run(_stats(about(conversation, branch=branch, given=given)))
+    found = run(_stats(target))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
         tokens, messages, log = found["tokens"], found["messages"], found["entries"]

@@ -20,6 +20,7 @@ from quire.cli.running import (
     Given,
     Limit,
     about,
+    branch_command,
     command,
     conversation_named,
     group,
@@ -30,7 +31,7 @@ from quire.cli.running import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quire.log import Branch, Fault
+    from quire.log import Branch, Conversation, Fault
 
 app = group("List, read, search and look after conversations.")
 
@@ -39,61 +40,58 @@ PAGE = 100
 
 @command(app, "quire conversation list", name="list")
 def list_(*, limit: Limit = 20, as_json: AsJson = False, given: Given = None) -> None:
-    """List conversations, the newest first."""
+    """List conversations, the one used last first."""
     found = run(_listed(about(given=given), limit))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
         yield table(
-            "id", "title", "begun", "entries", "branches",
+            "id", "title", "used", "entries", "branches",
             rows=[
-                (each["id"], one_line(each["title"]), moment(each["at"]), each["entries"], each["branches"])
-                for each in found
+                (each.id, one_line(each.title), moment(each.used_at), entries, branches)
+                for each, entries, branches in found
             ],
             right=("entries", "branches"), wide=("title",),
         ) if found else text("There is no conversation yet; `quire chat` begins one.")  # fmt: skip
 
     listed = [
-        {name: value for name, value in each.items() if name != "at"} | {"created_at": timestamp(each["at"])}
-        for each in found
+        {
+            "id": each.id,
+            "title": each.title,
+            "entries": entries,
+            "branches": branches,
+            "created_at": timestamp(each.created_at),
+            "used_at": timestamp(each.used_at),
+        }
+        for each, entries, branches in found
     ]
     give({"conversations": listed}, draw, as_json=as_json)
 
 
-async def _listed(target: About, limit: int) -> list[dict[str, Any]]:
+async def _listed(target: About, limit: int) -> "list[tuple[Conversation, int, int]]":
+    """Conversations, each with the number of its entries and of its branches."""
     async with opened_store(target) as store:
-        rows: list[dict[str, Any]] = []
+        found: list[tuple[Conversation, int, int]] = []
         for each in await store.conversations(limit=limit):
             branches = await store.branches(each.id)
-            entries = sum(branch.head_seq - branch.fork_seq for branch in branches)
-            rows.append(
-                {
-                    "id": each.id,
-                    "title": each.title,
-                    "entries": entries,
-                    "branches": len(branches),
-                    "at": each.created_at,
-                }
-            )
-        return rows
+            found.append((each, sum(branch.head_seq - branch.fork_seq for branch in branches), len(branches)))
+        return found
 
 
-@command(app, "quire conversation fork --at 4 --name 'without the storm'")
+@branch_command(app, "quire conversation fork --at 4 --name 'without the storm'")
 def fork(
-    conversation: ConversationId = None,
+    target: About,
     *,
     at: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="The last entry that both lines share.")],
     name: Annotated[str | None, typer.Option(help="What to call the new branch.")] = None,
-    branch: BranchNumber = MAIN,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Begin another line that shares everything up to an entry; the old one stays as it is."""
-    made = run(_forked(about(conversation, branch=branch, given=given), at, name))
+    made = run(_forked(target, at, name))
     document = {
         "conversation": made.conversation,
         "branch": made.number,
         "name": made.name,
-        "from": {"branch": branch, "number": at},
+        "from": {"branch": target.branch, "number": at},
     }
     said = f"Branch {made.number} ({made.name}) goes on from #{at}; reach it with --branch {made.number}."
     give(document, lambda _: [text(said)], as_json=as_json)
@@ -171,7 +169,7 @@ async def _verified(target: About, *, everything: bool) -> "tuple[list[str], lis
 
 
 async def all_conversations(store: Any) -> list[str]:
-    """The ids of all, the newest first."""
+    """The ids of all, the one used last first."""
     found: list[str] = []
     page = await store.conversations(limit=PAGE)
     while page:

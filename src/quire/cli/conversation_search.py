@@ -10,20 +10,7 @@ import typer
 
 from quire.cli.output import give, moment, one_line, table, text, timestamp
 from quire.cli.progress import progress
-from quire.cli.running import (
-    MAIN,
-    About,
-    AsJson,
-    BranchNumber,
-    ConversationId,
-    Given,
-    Limit,
-    about,
-    command,
-    conversation_named,
-    group,
-    run,
-)
+from quire.cli.running import About, AsJson, Limit, branch_command, conversation_named, group, run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,19 +22,16 @@ if TYPE_CHECKING:
 app = group("")
 
 
-@command(app, "quire conversation search 'spring tide' --limit 2")
+@branch_command(app, "quire conversation search 'spring tide' --limit 2")
 def search(
+    target: About,
     query: Annotated[str, typer.Argument(help="What to look for; any words.")],
-    conversation: ConversationId = None,
     *,
     everywhere: Annotated[bool, typer.Option("--all", help="In every conversation, not only in one.")] = False,
-    branch: BranchNumber = MAIN,
     limit: Limit = 10,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Find messages, archived or not, the most relevant first."""
-    target = about(conversation, branch=branch, given=given)
     found = run(_everywhere(target, query, limit) if everywhere else _searched(target, query, limit))
 
     def draw(_: Any) -> "Iterable[RenderableType]":

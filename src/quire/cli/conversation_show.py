@@ -7,20 +7,7 @@ import typer
 
 from quire.cli.compactions import compaction_document, compaction_said
 from quire.cli.output import give, moment, one_line, text, timestamp
-from quire.cli.running import (
-    MAIN,
-    About,
-    AsJson,
-    BranchNumber,
-    ConversationId,
-    Given,
-    about,
-    command,
-    conversation_named,
-    group,
-    opened_store,
-    run,
-)
+from quire.cli.running import About, AsJson, branch_command, conversation_named, group, opened_store, run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,20 +20,18 @@ app = group("")
 NEWEST = 20
 
 
-@command(app, "quire conversation show --first 1")
+@branch_command(app, "quire conversation show --first 1")
 def show(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     first: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=1, help="Begin with this entry; else with the newest few.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most entries that are shown.")] = NEWEST,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Print what was said: archived messages are marked, and so is where something was compacted."""
-    line, entries, title = run(_read(about(conversation, branch=branch, given=given), first, limit))
+    line, entries, title = run(_read(target, first, limit))
     active = line.state.active
     covers = active.covers if active is not None else None
     shown = [_document(entry, archived=covers is not None and entry.seq in covers, line=line) for entry in entries]

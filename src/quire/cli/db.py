@@ -31,6 +31,7 @@ def upgrade(
     as_json: AsJson = False,
 ) -> None:
     """Bring the schema to what this version of Quire needs."""
+    from quire.jobs import schema
     from quire.log import migrate
 
     where = _url(url)
@@ -41,11 +42,29 @@ def upgrade(
         if before == migrate.HEAD
         else f"Upgraded the schema from {before or 'nothing'} to {migrate.HEAD}."
     ]
+    queue = _upgrade_queue(where)
+    if queue is not None:
+        said.append(f"The queue of jobs is at {queue}.")
     if role is not None:
         migrate.grant(where, role)
         said.append(f"The role {role} may use the log.")
-    document = {"database": without_password(where), "before": before, "now": migrate.HEAD, "role": role}
+    if role is not None and queue is not None:
+        schema.grant(where, role)
+    document = {
+        "database": without_password(where),
+        "before": before,
+        "now": migrate.HEAD,
+        "queue": queue,
+        "role": role,
+    }
     give(document, lambda _: map(text, said), as_json=as_json)
+
+
+def _upgrade_queue(url: str) -> str | None:
+    """Where jobs are kept for workers: in PostgreSQL, if Procrastinate is installed."""
+    from quire.jobs import schema
+
+    return schema.upgrade(url) if url.startswith("postgresql") and schema.is_installed() else None
 
 
 def _make_folder(url: str) -> None:

@@ -49,7 +49,7 @@ def command(
     here: Annotated[bool, typer.Option("--here", help="Write ./quire.toml, for this project alone.")] = False,
     model: Annotated[str | None, typer.Option(help="Use this model, whatever else is found.")] = None,
     base_url: Annotated[str | None, typer.Option(help="Ask this OpenAI-compatible server.")] = None,
-    vault: Annotated[Path | None, typer.Option(help="The folder that [[links]] and @paths lead into.")] = None,
+    vault: Annotated[Path | None, typer.Option(help="The folder that links and @paths lead into.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write a settings file, with a model that a key or a local server offers."""

@@ -6,19 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.cli.output import give, one_line, table, text
-from quire.cli.running import (
-    MAIN,
-    About,
-    AsJson,
-    BranchNumber,
-    ConversationId,
-    Given,
-    about,
-    command,
-    group,
-    opened_conversation,
-    run,
-)
+from quire.cli.running import About, AsJson, branch_command, group, opened_conversation, run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,19 +20,17 @@ app = group("")
 SHOWN = 200
 
 
-@command(app, "quire memory relevance")
+@branch_command(app, "quire memory relevance")
 def relevance(
-    conversation: ConversationId = None,
+    target: About,
     *,
-    branch: BranchNumber = MAIN,
     question: Annotated[
         str | None, typer.Option("--for", metavar="TEXT", help="The question; else the newest that the user asked.")
     ] = None,
     as_json: AsJson = False,
-    given: Given = None,
 ) -> None:
     """Show which memories the next request would bring in, with their scores."""
-    named, asked, found = run(_relevance(about(conversation, branch=branch, given=given), question))
+    named, asked, found = run(_relevance(target, question))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
         if found is None:
@@ -60,7 +46,7 @@ def relevance(
             right=("score",), wide=("memory",),
         ) if found else text("It remembers nothing yet.")  # fmt: skip
 
-    document = {"conversation": named, "branch": branch, "question": asked, "memories": found or []}
+    document = {"conversation": named, "branch": target.branch, "question": asked, "memories": found or []}
     give(document | {"enabled": found is not None}, draw, as_json=as_json)
 
 

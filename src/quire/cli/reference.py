@@ -16,7 +16,7 @@ _HEAD = """\
 Every command takes `--help`. Those that look at or change what is stored take `--json`: they then print one JSON
 document on standard output and nothing else there. Errors, notes and progress bars go to standard error; a bar appears
 only on a terminal, and only for what takes longer than a second. Colours are left out in pipes and where `NO_COLOR` is
-set. `[CONVERSATION]` is an id, as `quire conversation list` shows it; without one, the newest conversation is meant.
+set. `[CONVERSATION]` is an id, as `quire conversation list` shows it; without one, the conversation used last is meant.
 
 | exit code | meaning |
 |---|---|

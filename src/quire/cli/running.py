@@ -10,9 +10,11 @@ Nothing of the library below the settings is imported before a command runs.
 
 import asyncio
 import gc
+import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -40,7 +42,7 @@ ConversationId = Annotated[
     str | None,
     typer.Argument(
         metavar="[CONVERSATION]",
-        help="The conversation's id; else the newest one.",
+        help="The conversation's id; else the one used last.",
         show_default=False,
         autocompletion=conversation_ids,
     ),
@@ -49,6 +51,9 @@ BranchNumber = Annotated[int, typer.Option("--branch", min=0, help="The number o
 ReplyNumber = Annotated[
     int | None,
     typer.Option("--reply", metavar="NUMBER", min=1, help="The request that this reply answered.", show_default=False),
+]
+WithServers = Annotated[
+    bool, typer.Option("--servers", help="Start the agent's servers, so that their tools are there.")
 ]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="The most that is listed.")]
 
@@ -77,6 +82,36 @@ class About:
     conversation: str | None = None
     branch: int = MAIN
     given: Sequence[str] = ()
+
+
+def branch_command(app: typer.Typer, example: str) -> Callable[[Function], Function]:
+    """Adds a command about one branch of a conversation, with the parameters that all of these have in common.
+
+    The function is called with an `About` in front. Its own arguments stand before `[CONVERSATION]`, its own options
+    behind `--branch`.
+    """
+
+    def add(function: Function) -> Function:
+        def called(*, conversation: str | None, branch: int, given: list[str] | None, **own: Any) -> None:
+            function(about(conversation, branch=branch, given=given), **own)
+
+        parameters = _with_common(list(inspect.signature(function).parameters.values())[1:])
+        called.__name__, called.__doc__ = function.__name__, function.__doc__
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        vars(called)["__signature__"] = inspect.Signature(parameters)
+        command(app, example)(called)
+        return function
+
+    return add
+
+
+def _with_common(own: Sequence[Parameter]) -> list[Parameter]:
+    arguments = [each for each in own if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    options = [each for each in own if each.kind is Parameter.KEYWORD_ONLY]
+    conversation = Parameter("conversation", Parameter.POSITIONAL_OR_KEYWORD, annotation=ConversationId, default=None)
+    branch = Parameter("branch", Parameter.KEYWORD_ONLY, annotation=BranchNumber, default=MAIN)
+    given = Parameter("given", Parameter.KEYWORD_ONLY, annotation=Given, default=None)
+    return [*arguments, conversation, branch, *options, given]
 
 
 def about(conversation: str | None = None, *, branch: int = MAIN, given: Sequence[str] | None = None) -> About:
@@ -111,17 +146,33 @@ async def opened_store(target: About) -> AsyncGenerator["SqlStore"]:
 
 
 @asynccontextmanager
-async def opened_conversation(target: About) -> AsyncGenerator["Conversation"]:
-    """A conversation that is there: asking for one by the command line makes none."""
+async def opened_conversation(target: About, *, servers: bool = False) -> AsyncGenerator["Conversation"]:
+    """A conversation that is there: asking for one by the command line makes none. With `servers`, these are started.
+
+    What goes wrong with a server is said beside the outcome.
+    """
     from quire.cli.opening import as_options, opened
     from quire.engine import Conversation
 
     collect_garbage()
-    async with opened(as_options(target.given)) as engine:
+    async with opened(as_options(target.given)) as engine, AsyncExitStack() as stack:
         _options_first(engine, target.given)
+        if servers:
+            await _start_servers(engine, stack)
         named = await conversation_named(engine.store, target.conversation)
         await engine.store.branch(named, target.branch)
         yield Conversation(engine, named, target.branch)
+
+
+async def _start_servers(engine: "Engine", stack: AsyncExitStack) -> None:
+    from quire.cli.output import note
+    from quire.cli.progress import waiting
+    from quire.cli.servers import started, trouble_said
+
+    with waiting("Starting the servers"):
+        _, troubles = await started(engine, stack)
+    for trouble in troubles:
+        note(trouble_said(trouble))
 
 
 def _options_first(engine: "Engine", given: Sequence[str]) -> None:
@@ -133,10 +184,14 @@ def _options_first(engine: "Engine", given: Sequence[str]) -> None:
 
 
 async def conversation_named(store: Any, id: str | None) -> str:
-    """The id, if there is such a conversation; without one, the newest conversation's."""
+    """The id, if there is such a conversation; without one, that of the conversation used last."""
     if id is not None:
-        return (await store.conversation(id)).id
-    newest = await store.conversations(limit=1)
-    if not newest:
+        try:
+            return (await store.conversation(id)).id
+        except ConversationNotFound as error:
+            said = f"There is no conversation {id!r}; `quire conversation list` shows those that there are."
+            raise ConversationNotFound(said) from error
+    used_last = await store.conversations(limit=1)
+    if not used_last:
         raise ConversationNotFound("There is no conversation yet; `quire chat` begins one.")
-    return newest[0].id
+    return used_last[0].id

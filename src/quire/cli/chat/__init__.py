@@ -8,7 +8,7 @@ import typer
 from quire.cli.completing import agent_names, conversation_ids
 from quire.cli.running import Given, run
 
-Vault = Annotated[Path | None, typer.Option(help="The folder that [[links]] and @paths lead into.")]
+Vault = Annotated[Path | None, typer.Option(help="The folder that links and @paths lead into.")]
 AgentName = Annotated[
     str | None, typer.Option("--agent", help="An agent's name, or its TOML file.", autocompletion=agent_names)
 ]

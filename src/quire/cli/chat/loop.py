@@ -15,6 +15,7 @@ from quire.cli.chat.session import Session
 from quire.cli.chat.talk import Talk, Wanted, opened_talk
 from quire.cli.output import console_on
 from quire.cli.progress import progress
+from quire.cli.servers import trouble_said
 from quire.context.vault.resolve import Resolved
 from quire.context.vault.sections import headings
 from quire.errors import DocumentNotFound, MissingExtra, PathRefused
@@ -100,7 +101,7 @@ def _headings(talk: Talk, note: str) -> Sequence[str]:
 async def _greet(talk: Talk, screen: Screen) -> None:
     conversation, engine = talk.conversation, talk.engine
     for trouble in talk.troubles:
-        screen.note(f"The server {trouble.server}: {trouble.problem}")
+        screen.note(trouble_said(trouble))
     last = await engine.store.tail(conversation.id, SHOWN, branch=conversation.branch, kinds=["message"])
     if not last:
         screen.note(

@@ -46,7 +46,7 @@ _ENDINGS: dict[EndReason, str | None] = {
     "answered": None,
     "truncated": "The reply ends at the limit of its tokens.",
     "empty": "The reply is empty; /retry asks again.",
-    "steps": "The turn has had as many replies as it may; /retry goes on.",
+    "steps": "The turn has had as many replies as `max_steps` lets it; /retry goes on.",
     "stopped": "Stopped before anything came; /retry asks again.",
 }
 

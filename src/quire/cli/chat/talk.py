@@ -6,6 +6,7 @@ so that everything else works without one.
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from quire.agent.approvals import Approvals, Ask
 from quire.agent.loop import turn
-from quire.agent.turn_limits import TurnLimits
+from quire.agent.turn_limits import TurnLimits, turn_limits
 from quire.cli.agents import agent_file
 from quire.cli.chat.marker import Archived, archived
 from quire.cli.chat.meter import Reading
 from quire.cli.opening import Options, as_options, model_from, opened
+from quire.cli.running import MAIN
+from quire.cli.servers import started
 from quire.errors import ConversationNotFound, ModelInvalid
 from quire.model.turns import TurnEvent
 from quire.settings.sources import option_layer
@@ -31,8 +34,7 @@ if TYPE_CHECKING:
     from quire.model import Entry, Usage
     from quire.settings import Settings
 
-NEWEST = 20
-"""Among so many conversations, the newest ones, the one that was used last is looked for."""
+_KEY = re.compile(r"\b[A-Z][A-Z0-9]*_(?:[A-Z]+_)*(?:KEY|TOKEN)\b")
 
 MakeModel = Callable[["Settings"], "Model"]
 
@@ -46,6 +48,8 @@ class Wanted:
     resume: bool = False
     """Without an id: go on with the one that was used last, rather than begin another."""
     reply_tokens: int | None = None
+    asks: bool = False
+    """A question follows at once: where no model can be asked, no conversation is begun."""
 
 
 def options_from(pairs: Iterable[str], *, agent: str | None = None, vault: Path | None = None) -> Options:
@@ -66,13 +70,14 @@ class Talk:
         approvals: Approvals | None = None,
         limits: TurnLimits | None = None,
         make_model: MakeModel = model_from,
+        model: "Model | None" = None,
     ) -> None:
         self.engine, self.conversation = engine, conversation
         self.troubles = troubles
         self._runners, self._limits = runners, limits
         self._approvals = approvals or Approvals()
         self._make_model = make_model
-        self._model: Model | None = None
+        self._model = model
 
     async def turn(self, text: str | None, *, stop: asyncio.Event | None = None) -> AsyncGenerator[TurnEvent, None]:
         """Asks `text`, or asks again for a reply to what stands last."""
@@ -95,15 +100,7 @@ class Talk:
     def model(self) -> "Model":
         """The model that answers; an error says what to do where there is none."""
         if self._model is None:
-            settings = self.engine.settings
-            try:
-                self._model = self._make_model(settings)
-            except ModelInvalid as error:
-                reason = str(error).partition(". ")[0].rstrip(".")
-                raise ModelInvalid(
-                    f"{settings.model} cannot be asked: {reason}. Set its provider's key in the environment, or choose "
-                    "another model; `quire init` looks for keys and local servers."
-                ) from error
+            self._model = _made(self.engine.settings, self._make_model)
         return self._model
 
     def use_model(self, name: str) -> None:
@@ -132,6 +129,22 @@ class Talk:
         return await archived(self.engine.store, entry)
 
 
+def _made(settings: "Settings", make_model: MakeModel) -> "Model":
+    try:
+        return make_model(settings)
+    except ModelInvalid as error:
+        raise ModelInvalid(
+            f"{settings.model} cannot be asked: {_reason(error)}. Set its provider's key in the environment, or choose "
+            "another model; `quire init` looks for keys and local servers."
+        ) from error
+
+
+def _reason(error: ModelInvalid) -> str:
+    """What is amiss; of a missing key no more than its name, for the rest is about programs."""
+    key = _KEY.search(str(error))
+    return f"{key[0]} is not set" if key is not None else str(error).partition(". ")[0].rstrip(".")
+
+
 @asynccontextmanager
 async def opened_talk(
     options: Options, wanted: Wanted, *, ask: Ask | None = None, make_model: MakeModel = model_from
@@ -142,30 +155,19 @@ async def opened_talk(
         if options.given:
             # What is asked for by an option goes before what the agent's file says.
             engine.use(**option_layer(options.given).values)
-        runners, troubles = await _served(engine, stack)
+        model = await asyncio.to_thread(_made, engine.settings, make_model) if wanted.asks else None
+        # Before a conversation begins, so that it begins with their tools.
+        runners, troubles = await started(engine, stack)
         yield Talk(
             engine,
             await find_conversation(engine, wanted),
             runners=runners,
             troubles=troubles,
             approvals=Approvals(ask),
-            limits=TurnLimits(reply_tokens=wanted.reply_tokens),
+            limits=turn_limits(engine.settings, reply_tokens=wanted.reply_tokens),
             make_model=make_model,
+            model=model,
         )
-
-
-async def _served(engine: "Engine", stack: AsyncExitStack) -> "tuple[list[ToolRunner], Sequence[Trouble]]":
-    """The tools of the agent's servers, offered before a conversation begins, so that it begins with them."""
-    if not any(server.enabled for server in engine.agent.servers):
-        return [], ()
-    from quire.agent.mcp import Servers
-    from quire.agent.runners import ServerRunner
-
-    keep = engine.store.put_blob
-    servers = await stack.enter_async_context(Servers(engine.agent.servers, variables=os.environ, keep=keep))
-    offered = await servers.tools()
-    engine.agent = engine.agent.offering(*engine.agent.tools, *offered)
-    return [ServerRunner(servers, offered)], servers.troubles
 
 
 async def find_conversation(engine: "Engine", wanted: Wanted) -> "Conversation":
@@ -173,30 +175,19 @@ async def find_conversation(engine: "Engine", wanted: Wanted) -> "Conversation":
     from quire.engine import Conversation
 
     if wanted.conversation is not None:
-        branch = await _last_branch(engine, wanted.conversation)
-        return await engine.conversation(wanted.conversation, branch=branch or 0)
-    if wanted.new or not wanted.resume:
+        return await engine.conversation(
+            wanted.conversation, branch=await _branch_used_last(engine, wanted.conversation)
+        )
+    used_last = await engine.store.conversations(limit=1) if wanted.resume and not wanted.new else []
+    if not used_last:
         return await engine.conversation()
-    known = await engine.store.conversations(limit=NEWEST)
-    used = [(await _last_used(engine, each.id), each.id) for each in known]
-    if not used:
-        return await engine.conversation()
-    (_, branch), last = max(used)
-    return Conversation(engine, last, branch)
+    named = used_last[0].id
+    return Conversation(engine, named, await _branch_used_last(engine, named))
 
 
-async def _last_branch(engine: "Engine", conversation: str) -> int | None:
+async def _branch_used_last(engine: "Engine", conversation: str) -> int:
     try:
-        return (await _last_used(engine, conversation))[1]
+        known = await engine.store.branches(conversation)
     except ConversationNotFound:
-        return None
-
-
-async def _last_used(engine: "Engine", conversation: str) -> tuple[int, int]:
-    """When something was last put into it, and into which branch."""
-    used: list[tuple[int, int]] = []
-    for branch in await engine.store.branches(conversation):
-        newest = await engine.store.tail(conversation, 1, branch=branch.number)
-        # A branch that holds nothing of its own yet was used when it was made.
-        used.append((max(branch.created_at, newest[0].at if newest else 0), branch.number))
-    return max(used, default=(0, 0))
+        return MAIN
+    return max(known, key=lambda branch: (branch.used_at, branch.number)).number
