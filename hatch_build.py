@@ -1,0 +1,41 @@
+"""Builds the page into the package when a wheel is made. An editable install and the source distribution need none.
+
+Node.js builds it and is not needed to serve it. Without Node.js a page that was built before is taken; without that the
+build fails and says so, unless QUIRE_WITHOUT_PAGE=1 asks for a wheel that has only the interface under /api.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PLACE = Path("src/quire/server/page")
+
+
+class PageBuildHook(BuildHookInterface[Any]):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel" or version == "editable":
+            return
+        built = Path(self.root) / PLACE
+        if os.environ.get("QUIRE_WITHOUT_PAGE") == "1":
+            self.app.display_warning("The wheel is made without the page: QUIRE_WITHOUT_PAGE is 1.")
+            return
+        npm = shutil.which("npm")
+        if npm is not None:
+            build_page(npm, Path(self.root) / "web")
+        elif not (built / "index.html").is_file():
+            raise SystemExit(
+                "The page cannot be built: npm was not found. Install Node.js 20 or later, "
+                "or set QUIRE_WITHOUT_PAGE=1 for a wheel without the page."
+            )
+        build_data["artifacts"].append(f"/{PLACE}/**")
+
+
+def build_page(npm: str, web: Path) -> None:
+    """What `just web` does, without the tests."""
+    if not (web / "node_modules").is_dir():
+        subprocess.run([npm, "install", "--ignore-scripts"], cwd=web, check=True)  # noqa: S603
+    subprocess.run([npm, "run", "build"], cwd=web, check=True)  # noqa: S603

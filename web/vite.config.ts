@@ -1,0 +1,23 @@
+import { svelte } from "@sveltejs/vite-plugin-svelte";
+import { defineConfig } from "vitest/config";
+
+/** While the page is worked on, the server's token goes with every request; see `just web-dev`. */
+function identity(): Record<string, string> {
+  return process.env.QUIRE_TOKEN ? { Authorization: `Bearer ${process.env.QUIRE_TOKEN}` } : {};
+}
+
+export default defineConfig({
+  plugins: [svelte()],
+  base: "./",
+  build: {
+    outDir: "../src/quire/server/page",
+    emptyOutDir: true,
+    target: "es2023",
+    // The polyfill is an inline script, which the page's policy would refuse.
+    modulePreload: { polyfill: false },
+    // A file inlined as a data address would need a wider policy.
+    assetsInlineLimit: 0,
+  },
+  server: { proxy: { "/api": { target: process.env.QUIRE_SERVER ?? "http://127.0.0.1:8300", headers: identity() } } },
+  test: { include: ["test/**/*.test.ts"], environment: "node" },
+});
