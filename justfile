@@ -26,6 +26,10 @@ check:
 test *ARGS:
     {{ bin }}/pytest -m "not slow" {{ ARGS }}
 
+# The server's tests with PostgreSQL behind PgBouncer in transaction mode.
+pooled *ARGS:
+    QUIRE_TEST_PGBOUNCER=1 {{ bin }}/pytest tests/server -k postgres18 {{ ARGS }}
+
 # Format the code and mend what ruff can mend.
 format:
     {{ bin }}/ruff format
@@ -35,6 +39,19 @@ format:
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
+
+# Check, test and build the page into the package; needs Node.js 20 or later.
+web:
+    cd web && npm install --ignore-scripts --no-audit --no-fund && npm run check && npm test && npm run build
+
+# Show the page as it is written, with a server and a conversation to look at; stops at Ctrl-C.
+web-dev PORT="8300":
+    #!/usr/bin/env bash
+    set -euo pipefail
+    export QUIRE_SERVER=http://127.0.0.1:{{ PORT }} QUIRE_TOKEN="$(head -c 24 /dev/urandom | base64 | tr '/+' '_-')"
+    {{ bin }}/python web/demo.py --port {{ PORT }} --token "$QUIRE_TOKEN" &
+    trap "kill $!" EXIT
+    cd web && npm install --ignore-scripts && npm run dev
 
 # Start a throwaway PostgreSQL, print its URL, stop it at Ctrl-C.
 postgres VERSION="18":
