@@ -12,8 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,8 @@ QUESTION, SAID = SENTENCE * 3, "The mill runs. " * 12
 TURNS = 10
 """A client begins a new conversation after so many turns; until then it sends the whole list."""
 WINDOW = 8_192
-LONG, SEEN = 10_000, 60
+SHORT, LONG, SEEN = 1_000, 10_000, 60
+"""Messages of a conversation, and how many of them are not archived yet."""
 COUNTER = "openai:o200k_base"
 
 
@@ -109,62 +110,49 @@ def only_what_is_new(names: list[str]) -> Asking:
     return asking
 
 
-async def slice_of(
-    port: int, key: str, asking: Asking, *, clients: int, seconds: float = 0.0, turns_each: int = 1
-) -> tuple[list[float], float]:
-    """Milliseconds of each turn within the time, and how long it took; each client has at least so many."""
-    times: list[float] = []
-    began = time.perf_counter()
+class Crowd:
+    """Clients of one server that go on from slice to slice, and what their turns took.
 
-    async def run(number: int) -> None:
-        client = Client(port, key)
-        turns = asking(client, number)
-        try:
-            had = 0
-            while had < turns_each or time.perf_counter() - began < seconds:
-                start = time.perf_counter()
-                await anext(turns)
-                times.append((time.perf_counter() - start) * 1_000)
-                had += 1
-        finally:
-            client.close()
-            with suppress(RuntimeError):
-                await turns.aclose()  # type: ignore[attr-defined]
+    Also what the server's own process spent on them, which tells more where others use the machine.
+    """
 
-    await asyncio.gather(*(run(number) for number in range(clients)))
-    return times, time.perf_counter() - began
-
-
-class Measured:
-    """Turns of one server, and what its own process spent on them, which tells more where others use the machine."""
-
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", key: str, asking: Asking, *, clients: int) -> None:
         self._server = server
+        self._clients = [Client(server.port, key) for _ in range(clients)]
+        self._turns = [asking(client, number) for number, client in enumerate(self._clients)]
         self.times: list[float] = []
         self.seconds = self.spent = 0.0
 
-    async def add(self, key: str, asking: Asking, *, clients: int, seconds: float) -> None:
-        before = self._server.spent()
-        times, took = await slice_of(self._server.port, key, asking, clients=clients, seconds=seconds)
-        self.times += times
-        self.seconds += took
+    async def warm(self, turns: int = 2) -> "Crowd":
+        """The first turns make connections, and read what is new to the process."""
+        for _ in range(turns):
+            await asyncio.gather(*map(anext, self._turns))
+        return self
+
+    async def talk(self, seconds: float) -> None:
+        began, before = time.perf_counter(), self._server.spent()
+
+        async def run(turns: AsyncIterator[None]) -> None:
+            while (start := time.perf_counter()) - began < seconds:
+                await anext(turns)
+                self.times.append((time.perf_counter() - start) * 1_000)
+
+        await asyncio.gather(*map(run, self._turns))
+        self.seconds += time.perf_counter() - began
         self.spent += self._server.spent() - before
 
-    @property
-    def cost(self) -> float:
-        """Milliseconds of processor time for a turn."""
-        return 1_000 * self.spent / len(self.times)
-
-    @property
-    def row(self) -> tuple[object, ...]:
-        return self.rate, self.at(0.5), self.at(0.99), self.cost
+    def leave(self) -> None:
+        for client in self._clients:
+            client.close()
 
     @property
     def rate(self) -> float:
         return len(self.times) / self.seconds
 
-    def at(self, share: float) -> float:
-        return statistics.quantiles(self.times, n=100)[round(share * 100) - 1]
+    @property
+    def row(self) -> tuple[object, ...]:
+        cuts = statistics.quantiles(self.times, n=100)
+        return self.rate, cuts[49], cuts[98], 1_000 * self.spent / len(self.times)
 
 
 class Server(NamedTuple):
@@ -181,17 +169,23 @@ COLUMNS = ("turns/s", "p50", "p99", "cpu ms/turn")
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[Server]:
-    """One of the servers."""
-    command = [sys.executable, str(Path(__file__).with_name("gateway_servers.py")), *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)) as started:
-        assert started.stdin is not None
-        assert started.stdout is not None
+def processes(*commands: tuple[str, ...]) -> Iterator[list[Server]]:
+    """Some of the servers, started side by side."""
+    script = str(Path(__file__).with_name("gateway_servers.py"))
+    with ExitStack() as running:
+        started = [
+            running.enter_context(
+                subprocess.Popen([sys.executable, script, *each], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            for each in commands
+        ]
         try:
-            yield Server(int(started.stdout.readline()), started.pid)
+            yield [Server(int(each.stdout.readline()), each.pid) for each in started if each.stdout is not None]
         finally:
-            started.stdin.close()
-            started.wait(20)
+            for each in started:
+                if each.stdin is not None:
+                    each.stdin.close()
+                each.wait(20)
 
 
 @asynccontextmanager
@@ -212,18 +206,24 @@ async def compare(
 ) -> None:
     rows: list[tuple[object, ...]] = []
     for clients in counts:
-        measured = {name: Measured(server) for name, server in servers.items()}
-        for _ in range(rounds):
-            for found in measured.values():
-                await found.add(key, whole_lists, clients=clients, seconds=seconds)
-        rows += [(clients, name, *found.row) for name, found in measured.items()]
-        ratio = measured["inserts"].rate / measured["gateway"].rate
-        report.at_most(f"inserts_over_gateway_{clients}", ratio, 2.0)
+        crowds = {name: await Crowd(each, key, whole_lists, clients=clients).warm() for name, each in servers.items()}
+        await in_turns(crowds.values(), rounds=rounds, seconds=seconds)
+        rows += [(clients, name, *crowd.row) for name, crowd in crowds.items()]
+        report.at_most(f"inserts_over_gateway_{clients}", crowds["inserts"].rate / crowds["gateway"].rate, 2.0)
     report.table(
         "Turns per second and milliseconds per turn; clients send the whole list, ten turns a conversation",
         ("clients", "server", *COLUMNS),
         rows,
     )
+
+
+async def in_turns(crowds: Iterable[Crowd], *, rounds: int, seconds: float) -> None:
+    crowds = list(crowds)
+    for _ in range(rounds):
+        for crowd in crowds:
+            await crowd.talk(seconds)
+    for crowd in crowds:
+        crowd.leave()
 
 
 def drafts(count: int) -> list[Draft]:
@@ -242,12 +242,11 @@ async def filled(url: str, admin: str, size: int, *, copies: int) -> list[str]:
         written = drafts(size)
         for start in range(0, size, 2_000):
             await store.append(names[0], *written[start : start + 2_000])
-        if size > SEEN:
-            covers = Span(first=1, last=size - SEEN)
-            await store.append(names[0], Compaction(number=1, covers=covers, summary=SENTENCE * 10))
-            # What a compaction in the background leaves behind: the archive is ready to be recalled from.
-            engine = Engine(store, settings=Settings(model="gpt-4o"))
-            await engine.recaller.archives.fill(await store.branch(names[0]))
+        covers = Span(first=1, last=size - SEEN)
+        await store.append(names[0], Compaction(number=1, covers=covers, summary=SENTENCE * 10))
+        # What a compaction in the background leaves behind: the archive is ready to be recalled from.
+        engine = Engine(store, settings=Settings(model="gpt-4o"))
+        await engine.recaller.archives.fill(await store.branch(names[0]))
     async with await psycopg.AsyncConnection.connect(admin, autocommit=True) as connection:
         for table in ("conversations", "branches", "entries", "paths", "shelves"):
             found = await connection.execute(
@@ -268,20 +267,18 @@ async def filled(url: str, admin: str, size: int, *, copies: int) -> list[str]:
 async def grow(
     report: Report, server: Server, key: str, url: str, admin: str, *, clients: int, rounds: int, seconds: float
 ) -> None:
-    """The same view, with nothing and with ten thousand messages behind it."""
-    short = await filled(url, admin, SEEN, copies=clients)
+    """The same view, with a thousand and with ten thousand messages behind it."""
+    short = await filled(url, admin, SHORT, copies=clients)
     long = await filled(url, admin, LONG, copies=clients)
     rows: list[tuple[object, ...]] = []
     for way, asking in (("last three turns", last_turns), ("only what is new", only_what_is_new)):
-        found = {SEEN: Measured(server), LONG: Measured(server)}
-        for names in (short, long):
-            # The first turns read what is new to the process.
-            await slice_of(server.port, key, asking(names), clients=clients, turns_each=3)
-        for _ in range(rounds):
-            for size, names in ((SEEN, short), (LONG, long)):
-                await found[size].add(key, asking(names), clients=clients, seconds=seconds)
-        rows += [(way, size, *measured.row) for size, measured in found.items()]
-        report.at_most(f"growth_{way.replace(' ', '_')}", found[SEEN].rate / found[LONG].rate, 1.3)
+        crowds = {
+            size: await Crowd(server, key, asking(names), clients=clients).warm(3)
+            for size, names in ((SHORT, short), (LONG, long))
+        }
+        await in_turns(crowds.values(), rounds=rounds, seconds=seconds)
+        rows += [(way, size, *crowd.row) for size, crowd in crowds.items()]
+        report.at_most(f"growth_{way.replace(' ', '_')}", crowds[SHORT].rate / crowds[LONG].rate, 1.3)
     report.table(
         f"The gateway with {clients} clients whose conversations have so many messages, named by header",
         ("the client sends", "messages", *COLUMNS),
@@ -291,25 +288,19 @@ async def grow(
 
 async def run(*, quick: bool) -> Report:
     report = Report("gateway")
-    counts, rounds, seconds = ((1, 16, 64), 2, 1.2) if quick else ((1, 16, 64), 5, 3.0)
+    counts, rounds, seconds = ((1, 16, 64), 2, 0.8) if quick else ((1, 16, 64), 5, 3.0)
     with Cluster.start(18, fsync=True) as cluster:
         async with databases(cluster) as (ours, theirs):
             async with SqlStore.open(ours) as store:
                 _, key = await store.create_key("bench", ("read", "write", "chat"))
-            with process("upstream") as upstream:
+            with processes(("upstream",)) as [upstream]:
                 up = f"http://127.0.0.1:{upstream.port}/v1"
-                with (
-                    process("bare", up) as bare,
-                    process("inserts", up, theirs) as inserts,
-                    process("gateway", up, ours, str(WINDOW)) as gateway,
-                ):
+                commands = (("bare", up), ("inserts", up, theirs), ("gateway", up, ours, str(WINDOW)))
+                with processes(*commands) as (bare, inserts, gateway):
                     servers = {"bare": bare, "inserts": inserts, "gateway": gateway}
-                    for server in servers.values():
-                        await slice_of(server.port, key, whole_lists, clients=4, seconds=0.5)
                     await compare(report, servers, key, counts=counts, rounds=rounds, seconds=seconds)
-                    admin = cluster.url("ours")
-                    pieces = {"clients": 16, "rounds": rounds, "seconds": seconds}
-                    await grow(report, gateway, key, ours, admin, **pieces)
+                    pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
+                    await grow(report, gateway, key, ours, cluster.url("ours"), **pieces)
     return report
 
 

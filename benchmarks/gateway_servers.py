@@ -67,6 +67,8 @@ async def until_let_go() -> None:
 
 async def serve(app: Any) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
+    # Asyncio sees to it only for sockets that it makes itself: without, every answer waits for an acknowledgement.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve([listening]))

@@ -136,7 +136,7 @@ async def test_what_had_come_is_kept_when_the_client_goes_and_the_upstream_is_le
         await asked.until_closed()
         let_go.set()
 
-    async with upstream(goes_on_and_on) as up, gateway(store, up.url) as kept:
+    async with upstream(goes_on_and_on) as up, gateway(store, up.url, patience=60) as kept:
         body = {"model": "gpt-4o", "messages": [user("Tell")], "stream": True}
         headers = {"x-quire-conversation": "c"}
         async with kept.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
@@ -160,7 +160,7 @@ async def test_the_upstream_is_let_go_when_the_client_does_not_wait_for_the_firs
         await asked.until_closed()
         let_go.set()
 
-    async with upstream(waits) as up, gateway(store, up.url) as kept:
+    async with upstream(waits) as up, gateway(store, up.url, patience=60) as kept:
         waiting = asyncio.ensure_future(kept.ask(user("Tell"), stream=stream))
         await asyncio.wait_for(asked_for.wait(), 10)
         waiting.cancel()

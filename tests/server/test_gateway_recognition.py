@@ -12,7 +12,7 @@ from quire.server.gateway.lines import Line, known_form, told_paths
 from quire.server.gateway.overlap import find_overlap
 from quire.testing.strategies import messages
 from quire.view.leaves import encode
-from quire.view.shapes.openai import OpenAIShape
+from quire.view.shapes.openai import PER_REQUEST, OpenAIShape
 
 
 async def branches_of(kept: Gateway, conversation: str) -> list[int]:
@@ -35,6 +35,10 @@ async def test_a_list_is_recognised_by_its_messages_and_goes_on_at_the_head(stor
         conversation = answer.headers["x-quire-conversation"]
         assert [text for _, text in await kept.said(conversation)] == ["q1", "a1", "q2", "a2", "q3", "a3"]
         assert await branches_of(kept, conversation) == [0]
+        manifest = (await store.request(answer.headers["x-quire-request"])).manifest
+        counted = [entry.tokens or 0 for entry in await store.range(conversation)]
+        assert manifest.sent is not None
+        assert (manifest.sent.listed, manifest.total) == (sum(counted), sum(counted[:-1]) + PER_REQUEST)
         assert await store.verify(conversation) == []
 
 

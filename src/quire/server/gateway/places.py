@@ -19,8 +19,8 @@ from quire.server.gateway.lines import Line, known_form, told_paths
 from quire.server.gateway.overlap import Overlap, find_overlap
 from quire.server.gateway.recent import Recent
 
-REMEMBERED, NEW = 10_000, 8
-"""So many places are kept at hand; a client that adds more messages than this at once is looked up."""
+REMEMBERED = 10_000
+"""So many places are kept at hand."""
 LOOKED_AT, BEYOND = 200, 16
 """At most so many of the newest messages are held against a list that does not begin where the log does; as many as the
 list has, and a few beyond, for a client that takes back what was said last."""
@@ -63,18 +63,18 @@ class Named:
 class Heads:
     """Where the conversations of this process stand that it answered last, so that their next turn need not ask.
 
-    Only where a line ends: what else is there, the store knows. If another node has gone on meanwhile, the turn finds
-    that out when it is recorded, and becomes the branch that it is.
+    Only where a line ends, and only if the client adds no reply to it: that would be another node's. The store knows
+    what else is there. If someone has gone on meanwhile, the turn finds that out when it is recorded, as a branch.
     """
 
     def __init__(self) -> None:
         self._places: Recent[tuple[str, bytes], Place] = Recent(REMEMBERED)
 
-    def find(self, tenant: str, told: Sequence[bytes], named: Named) -> Place | None:
-        for known in range(len(told), max(0, len(told) - NEW), -1):
-            place = self._places.get((tenant, told[known - 1]))
-            if place is not None:
-                return place if named.conversation in (None, place.conversation) else None
+    def find(self, tenant: str, lines: Sequence[Line], told: Sequence[bytes], named: Named) -> Place | None:
+        for known in range(len(lines), 0, -1):
+            if lines[known - 1].role == "assistant":
+                place = self._places.get((tenant, told[known - 1]))
+                return place if place is not None and named.conversation in (None, place.conversation) else None
         return None
 
     def moved(self, tenant: str, before: bytes | None, place: Place) -> None:
@@ -86,7 +86,7 @@ class Heads:
 
 async def recognise(store: Store, asking: Asking, named: Named, *, heads: Heads, tenant: str) -> Place:
     told = told_paths(asking.lines)
-    at_hand = heads.find(tenant, told, named)
+    at_hand = heads.find(tenant, asking.lines, told, named)
     if at_hand is not None:
         return at_hand
     found = await store.recognise(told, conversation=named.conversation)
