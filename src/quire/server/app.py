@@ -27,7 +27,8 @@ def create_app(serving: Serving, *, token: str | None = None) -> FastAPI:
     )
     app.state.serving, app.state.stopping = serving, Stopping()
     add_problems(app)
-    for router in (*ROUTERS, gateway.router):
+    # The gateway first: it is asked most, and routes are tried in their order.
+    for router in (gateway.router, *ROUTERS):
         app.include_router(router)
     add_page(app)
     app.add_middleware(EndOfStreams, stopping=app.state.stopping)

@@ -36,6 +36,8 @@ def bind(host: str, port: int) -> socket.socket:
     made = socket.socket(family)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Asyncio does this for sockets of its own; without it, an answer in two pieces waits 40 ms for the second.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.bind((host, port))
         made.listen(2048)
         made.set_inheritable(True)
