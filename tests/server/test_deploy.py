@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,7 +145,7 @@ class Here:
         )
         ini.write_text(text.replace("listen_port = 6432", f"listen_port = {port}\nunix_socket_dir ="))
         script = Path(shutil.copy(DEPLOY / "pgbouncer.sh", self._folder))
-        for path in (self._folder, *self._folder.parents[:2], ini, script):
+        for path in (self._folder, *self._folder.parents[:3], ini, script):
             with suppress(PermissionError):
                 path.chmod(path.stat().st_mode | 0o055)
         found = find_pgbouncer()
@@ -155,6 +156,12 @@ class Here:
             process = subprocess.Popen([*as_server_user(), str(script)], env=environment, stdout=log, stderr=log)
         self._running.append(process)
         self.at("pgbouncer:6432", port)
+        deadline = time.monotonic() + 30
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            assert time.monotonic() < deadline, (self._folder / "pgbouncer.log").read_text()
+            time.sleep(0.05)
 
     def stop(self) -> None:
         for process in self._running:
