@@ -118,6 +118,10 @@ def empty_conversation(connection: Connection, tenant: str, conversation: str) -
         .where(conversations.c.tenant == tenant, conversations.c.conversation == conversation)
         .values(title="", purged_at=now())
     )
+    # Whatever is added next notes that the conversation is in use again, however soon.
+    connection.execute(
+        update(branches).where(branches.c.tenant == tenant, branches.c.conversation == conversation).values(used_at=0)
+    )
 
 
 def get_branch(connection: Connection, tenant: str, conversation: str, branch: int, *, lock: bool = False) -> Branch:

@@ -48,7 +48,8 @@ def _file(connection: Connection, tenant: str, turn: Turn, stored: Sequence[Entr
     reply = stored[-1]
     if turn.told is not None:
         insert_rows(connection, paths, [_place(tenant, reply) | {"path": turn.told}], where_new=True)
-    write_manifest(connection, tenant, reply, turn.manifest(stored), request=turn.request)
+    if not write_manifest(connection, tenant, reply, turn.manifest(stored), request=turn.request):
+        return
     if turn.calibration is not None:
         model, calibration = turn.calibration
         row = {"tenant": tenant, "model": model, "calibration": calibration}
@@ -91,8 +92,8 @@ def get_spent(connection: Connection, tenant: str, conversation: str) -> float:
 
 def write_manifest(
     connection: Connection, tenant: str, reply: Entry, manifest: Manifest, *, request: str | None = None
-) -> None:
-    """A retry finds its manifest filed already and leaves it; where another request's is, `StaleHead` says so."""
+) -> bool:
+    """Whether it is filed now: a retry finds that it was before. Where another request's is, `StaleHead` says so."""
     row = _place(tenant, reply) | {"manifest": manifest.canonical(), "request": request}
     filed = insert_rows(connection, manifests, [row], where_new=True)
     # Among other statements -1: then the reply is new, and no other request can be filed under it.
@@ -100,6 +101,7 @@ def write_manifest(
         raise StaleHead(f"Another request was answered with #{reply.seq} in the same words; fork where it was asked.")
     quoted = (decision.blob for decision in manifest.included if decision.blob is not None)
     write_uses(connection, tenant, reply, quoted)
+    return filed != 0
 
 
 def _place(tenant: str, entry: Entry) -> dict[str, object]:

@@ -321,17 +321,23 @@ class StoreContract(SearchContract, ArchiveContract):
         )
         assert await store.verify("c") == []
         assert await store.conversations() == []
+        await store.append("c", Message.user("again"))
+        assert [each.id for each in await store.conversations()] == ["c"]
 
     async def test_a_turn_is_recorded_with_its_manifest(self, store: Store) -> None:
         await store.create_conversation("c")
         document = Blob("text/plain", b"a document")
         asked, reply = turns(2)
-        stored = await store.record("c", answered(asked, reply, blobs=(document,)), after=ROOT)
+        turn = answered(asked, reply, blobs=(document,))._replace(cost=0.25, request="r")
+        stored = await store.record("c", turn, after=ROOT)
         assert [entry.seq for entry in stored] == [1, 2]
         manifest = await store.manifest("c", 2)
         assert (manifest.conversation, manifest.total, len(manifest.decisions)) == ("c", 2, 1)
         assert await store.blob(manifest.decisions[0].blob or "") == document
-        assert await store.record("c", answered(asked, reply, blobs=(document,)), after=ROOT) == stored
+        assert await store.record("c", turn, after=ROOT) == stored
+        assert await store.spent("c") == 0.25
+        with pytest.raises(StaleHead):
+            await store.record("c", turn._replace(request="another"), after=ROOT)
         with pytest.raises(EntryNotFound):
             await store.manifest("c", 1)
         with pytest.raises(StaleHead):
