@@ -162,11 +162,17 @@ class Client:
     """Of every answer, the id under which its record is kept."""
     failures: int = 0
 
-    async def talk(self, turns: int, *, until: asyncio.Event, leaving: bool = False) -> None:
-        """So many turns at least, and on until told to stop. `leaving`: now and then it goes in mid-answer."""
+    @property
+    def turns(self) -> int:
+        """How many were answered whole."""
+        return len(self.messages) // 2
+
+    async def talk(self, turns: int, *, after: asyncio.Event, leaving: bool = False) -> None:
+        """Until it happened, and so many turns more. `leaving`: now and then it goes in mid-answer."""
         async with httpx.AsyncClient(timeout=10.0) as http:
-            turn = 0
-            while turn < turns or not until.is_set():
+            while turns > 0:
+                turns -= after.is_set()
+                turn = self.turns
                 asked = {"role": "user", "content": f"{self.conversation}, turn {turn}"}
                 stream = turn % 2 == 1
                 gone = leaving and turn % 5 == 3
@@ -177,7 +183,6 @@ class Client:
                     await asyncio.sleep(0.1)
                 assert reply == f"You said {asked['content']!r}.", reply
                 self.messages += [asked, {"role": "assistant", "content": reply}]
-                turn += 1
 
     async def _ask(
         self, http: httpx.AsyncClient, asked: dict[str, str], *, stream: bool, leave: bool = False

@@ -16,7 +16,10 @@ from quire.testing.postgres import Cluster, find_binaries
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")]
 
 CLIENTS = 6
-TURNS = 12
+BEFORE = 3
+"""Turns that every client has had when the fault happens."""
+AFTER = 4
+"""Turns that it has when the fault is over."""
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +54,10 @@ async def under_load(fleet: Fleet, fault: Callable[[], Awaitable[None]], *, leav
     """Clients talk; in the middle of it the fault happens; then they go on for a while."""
     clients = [Client(fleet, f"talk-{number}") for number in range(CLIENTS)]
     over = asyncio.Event()
-    talking = [asyncio.create_task(client.talk(TURNS, until=over, leaving=leaving)) for client in clients]
-    await asyncio.sleep(1.0)
+    talking = [asyncio.create_task(client.talk(AFTER, after=over, leaving=leaving)) for client in clients]
+    async with asyncio.timeout(60):
+        while any(client.turns < BEFORE for client in clients):
+            await asyncio.sleep(0.05)
     await fault()
     over.set()
     done, late = await asyncio.wait(talking, timeout=60)
@@ -108,9 +113,8 @@ async def test_the_database_crashes_and_comes_back(fleet: Fleet, cluster: Cluste
         await asyncio.to_thread(cluster.immediate_restart)
         await fleet.ready()
 
-    clients = await under_load(fleet, fault)
-    assert any(client.failures for client in clients), "nobody noticed the fault, so nothing was tried"
-    await everything_is_there(fleet, clients)
+    # A server may ride over a crash this short without its clients noticing, so their failures prove nothing here.
+    await everything_is_there(fleet, await under_load(fleet, fault))
 
 
 async def test_the_database_is_away_for_twenty_seconds(fleet: Fleet, cluster: Cluster) -> None:

@@ -84,7 +84,7 @@ async def preview_context(
     serving: Shared,
     conversation: ConversationId,
     branch: BranchNumber = MAIN,
-    message: Annotated[str, Query(max_length=100_000, description="What would be asked.")] = "",
+    message: Annotated[str, Query(max_length=8_000, description="What would be asked.")] = "",
 ) -> Manifest:
     """The record that a request would have now. Nothing is changed by asking."""
     return await (await conversation_of(serving, caller, conversation, branch)).preview(message)
