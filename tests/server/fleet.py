@@ -161,18 +161,15 @@ class Client:
     requests: list[str] = field(default_factory=list[str])
     """Of every answer, the id under which its record is kept."""
     failures: int = 0
-
-    @property
-    def turns(self) -> int:
-        """How many were answered whole."""
-        return len(self.messages) // 2
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has been answered a few times, so what happens now happens to a conversation under way."""
 
     async def talk(self, turns: int, *, after: asyncio.Event, leaving: bool = False) -> None:
         """Until it happened, and so many turns more. `leaving`: now and then it goes in mid-answer."""
         async with httpx.AsyncClient(timeout=10.0) as http:
             while turns > 0:
                 turns -= after.is_set()
-                turn = self.turns
+                turn = len(self.messages) // 2
                 asked = {"role": "user", "content": f"{self.conversation}, turn {turn}"}
                 stream = turn % 2 == 1
                 gone = leaving and turn % 5 == 3
@@ -183,6 +180,8 @@ class Client:
                     await asyncio.sleep(0.1)
                 assert reply == f"You said {asked['content']!r}.", reply
                 self.messages += [asked, {"role": "assistant", "content": reply}]
+                if turn >= 2:
+                    self.settled.set()
 
     async def _ask(
         self, http: httpx.AsyncClient, asked: dict[str, str], *, stream: bool, leave: bool = False

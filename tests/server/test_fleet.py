@@ -16,10 +16,8 @@ from quire.testing.postgres import Cluster, find_binaries
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")]
 
 CLIENTS = 6
-BEFORE = 3
-"""Turns that every client has had when the fault happens."""
 AFTER = 4
-"""Turns that it has when the fault is over."""
+"""Turns that every client has when the fault is over."""
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +54,7 @@ async def under_load(fleet: Fleet, fault: Callable[[], Awaitable[None]], *, leav
     over = asyncio.Event()
     talking = [asyncio.create_task(client.talk(AFTER, after=over, leaving=leaving)) for client in clients]
     async with asyncio.timeout(60):
-        while any(client.turns < BEFORE for client in clients):
-            await asyncio.sleep(0.05)
+        await asyncio.gather(*(client.settled.wait() for client in clients))
     await fault()
     over.set()
     done, late = await asyncio.wait(talking, timeout=60)
