@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PLACE = Path("src/quire/server/page")
+PLACE = Path("src/quire/server/static")
 
 
 class PageBuildHook(BuildHookInterface[Any]):

@@ -10,7 +10,7 @@ export default defineConfig({
   plugins: [svelte()],
   base: "./",
   build: {
-    outDir: "../src/quire/server/page",
+    outDir: "../src/quire/server/static",
     emptyOutDir: true,
     target: "es2023",
     // The polyfill is an inline script, which the page's policy would refuse.

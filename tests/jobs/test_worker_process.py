@@ -15,12 +15,14 @@ import pytest
 from jobbing import Shop, compactions, eventually, triggers
 
 from quire.jobs import Job, Queue, schema
+from quire.jobs.trying import ATTEMPTS
 from quire.log import SqlStore, migrate
 from quire.testing.postgres import Cluster
 
 pytestmark = pytest.mark.parametrize("backend", ["postgres18"])
 
-KILLS = 6
+KILLS = ATTEMPTS - 1
+"""Of workers on the same jobs; those that one more worker died of would be given up."""
 
 
 class Process:
@@ -82,7 +84,7 @@ async def test_what_a_killed_worker_was_doing_another_finishes(store: SqlStore, 
 @pytest.mark.slow
 async def test_workers_killed_at_any_moment_leave_every_log_whole(store: SqlStore, queue_url: str, tmp_path: Path):
     shop, moments = Shop(store), random.Random(7)
-    names = [f"c{number}" for number in range(KILLS)]
+    names = [f"c{number}" for number in range(6)]
     for name in names:
         await shop.overfull(name)
     async with Queue.opened(queue_url) as queue:

@@ -3,50 +3,24 @@
 Where the page is not built or there is no Chromium, its tests are one loud skip on a laptop and a failure in CI.
 """
 
-import os
-import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from page_parts import ARGUMENTS, CHROMIUM, WEB, need
 
-from quire.server.page import BUILT
-
-WEB = Path(__file__).parents[2] / "web"
 sys.path.insert(0, str(WEB))
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
     from serving_page import Served
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-"""Chromium calls home at its start unless it is told not to."""
-
-
-def missing() -> str | None:
-    if not (BUILT / "index.html").is_file():
-        return "THE PAGE IS NOT BUILT (just web): nothing of it is tested here"
-    if not Path(CHROMIUM).exists():
-        return "CHROMIUM IS NOT INSTALLED: nothing of the page is tested here"
-    return None
-
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
     """For one file, because Playwright's blocking face keeps a loop running, with which no test can have its own."""
-    if (message := missing()) is not None:
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    need()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -4,12 +4,11 @@ import os
 from typing import Any
 
 import pytest
+from page_parts import WEB
 from playwright.sync_api import Browser, Page, expect
 from serving_page import Served
 from test_talking import send
 from watching import watched
-
-from conftest import WEB
 
 AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
 

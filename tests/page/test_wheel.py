@@ -9,8 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from conftest import missing
+from page_parts import need
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,9 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as anybody would build it, Node.js and all, but in a copy: other tests look at the page meanwhile."""
-    if (message := missing()) is not None or shutil.which("npm") is None:
-        message = message or "NODE.JS IS NOT INSTALLED: no wheel with the page is built here"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    need("npm")
     place = tmp_path_factory.mktemp("wheel")
     tree = copied(place / "tree")
     shutil.copytree(ROOT / "web", tree / "web", ignore=shutil.ignore_patterns("node_modules"))
@@ -39,7 +36,7 @@ def copied(tree: Path) -> Path:
     tree.mkdir()
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("page", "__pycache__"))
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("static", "__pycache__"))
     return tree
 
 
@@ -62,8 +59,8 @@ def without_node(place: Path) -> dict[str, str]:
 
 def test_the_wheel_has_the_page_and_no_sources_of_it(wheel: Path) -> None:
     found = names(wheel)
-    assert "quire/server/page/index.html" in found
-    assert any(name.startswith("quire/server/page/assets/") and name.endswith(".js") for name in found)
+    assert "quire/server/static/index.html" in found
+    assert any(name.startswith("quire/server/static/assets/") and name.endswith(".js") for name in found)
     assert not [name for name in found if "node_modules" in name or name.endswith(".svelte")]
 
 
@@ -76,7 +73,7 @@ def test_without_node_and_without_a_built_page_no_wheel_is_made_unless_asked_for
     assert done.returncode == 0, done.stderr
     found = names(next(tmp_path.glob("quire-*.whl")))
     assert "quire/server/page.py" in found
-    assert "quire/server/page/index.html" not in found
+    assert "quire/server/static/index.html" not in found
 
 
 def test_installed_into_an_empty_environment_without_node_it_serves_the_page(wheel: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quire.engine import Engine
+    from quire.engine.searching import MessageFound
     from quire.log import Branch
-    from quire.model import Entry
 
 app = group("")
 
@@ -35,12 +35,12 @@ def search(
     found = run(_everywhere(target, query, limit) if everywhere else _searched(target, query, limit))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        place = [(each.conversation,) if everywhere else () for _, each in found]
+        place = [(each.entry.conversation,) if everywhere else () for each in found]
         yield table(
             "score", *(["conversation"] if everywhere else []), "entry", "role", "when", "message",
             rows=[
                 (score, *where, f"#{each.seq}", each.role, moment(each.at), one_line(each.message.text, 120))
-                for where, (score, each) in zip(place, found, strict=True)
+                for where, (each, score) in zip(place, found, strict=True)
             ],
             right=("score", "entry"), wide=("message",),
         ) if found else text("No message bears on this.")  # fmt: skip
@@ -55,39 +55,31 @@ def search(
             "score": round(score, 4),
             "text": each.message.text,
         }
-        for score, each in found
+        for each, score in found
     ]
     give({"query": query, "messages": listed}, draw, as_json=as_json)
 
 
-async def _searched(target: About, query: str, limit: int) -> "list[tuple[float, Entry]]":
+async def _searched(target: About, query: str, limit: int) -> "list[MessageFound]":
     from quire.cli.opening import as_options, opened
+    from quire.engine.searching import search_conversation
 
     async with opened(as_options(target.given)) as engine:
         named = await conversation_named(engine.store, target.conversation)
-        branch = await engine.store.branch(named, target.branch)
-        await _index(engine, [branch])
-        hits = await engine.recaller.search(branch, query, limit=limit)
-        return [(each.score, each.entry) for each in hits]
+        await _index(engine, [await engine.store.branch(named, target.branch)])
+        found = await search_conversation(engine, query, conversation=named, branch=target.branch, limit=limit)
+        return found.messages
 
 
-async def _everywhere(target: About, query: str, limit: int) -> "list[tuple[float, Entry]]":
+async def _everywhere(target: About, query: str, limit: int) -> "list[MessageFound]":
     from quire.cli.conversation import all_conversations
     from quire.cli.opening import as_options, opened
-    from quire.engine.meaning import meaning_of
-    from quire.log import conversation_scope, message_place
+    from quire.engine.searching import search_conversations
 
     async with opened(as_options(target.given)) as engine:
-        store = engine.store
-        known = await all_conversations(store)
-        await _index(engine, [branch for each in known for branch in await store.branches(each)])
-        meaning = await meaning_of(query, engine.embedder)
-        hits = await store.search(query, scopes=[conversation_scope(each) for each in known], limit=limit, **meaning)
-        found: list[tuple[float, Entry]] = []
-        for hit in hits:
-            branch, seq = message_place(hit.key)
-            found.append((hit.score, await store.entry(hit.scope.partition(":")[2], seq, branch=branch)))
-        return found
+        known = await all_conversations(engine.store)
+        await _index(engine, [branch for each in known for branch in await engine.store.branches(each)])
+        return (await search_conversations(engine, query, among=known, limit=limit)).messages
 
 
 async def _index(engine: "Engine", branches: "list[Branch]") -> None:

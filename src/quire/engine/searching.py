@@ -44,10 +44,12 @@ async def search_conversation(
     return MessagesFound([MessageFound(each.entry, each.score) for each in found], len(lacking) <= ON_THE_WAY)
 
 
-async def search_conversations(engine: Engine, query: str, *, limit: int) -> MessagesFound:
-    """Messages of the conversations used last, on all their branches, the most relevant first."""
-    store = engine.store
-    known = [each.id for each in await store.conversations(limit=RECENT)]
+async def search_conversations(
+    engine: Engine, query: str, *, among: Sequence[str] | None = None, limit: int
+) -> MessagesFound:
+    """Messages of some conversations, those used last if not told which, on all their branches, the most relevant
+    first."""
+    known = among if among is not None else [each.id for each in await engine.store.conversations(limit=RECENT)]
     complete = await _index(engine, await _unindexed(engine, known))
     hits = await _search(engine, query, scopes=[conversation_scope(each) for each in known], limit=limit)
     read = [await _read(engine, hit) for hit in hits]

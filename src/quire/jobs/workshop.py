@@ -108,10 +108,7 @@ class Workshop:
         newest = await store.tail(job.conversation, 1, kinds=["message"])
         if not known.title and (not newest or newest[0].purged_at is not None):
             return NOTHING
-        gone = await store.purge(job.conversation)
-        # A title is made of what was said.
-        await store.rename(job.conversation, "")
-        return Outcome(len(gone))
+        return Outcome(len(await store.purge(job.conversation)))
 
 
 def _embedding(engine: Engine, job: Job) -> tuple[Job, ...]:

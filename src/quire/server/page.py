@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-BUILT: Final = Path(__file__).parent / "page"
+BUILT: Final = Path(__file__).parent / "static"
 """Where the build puts the files; see `hatch_build.py`."""
 
 POLICY: Final = "; ".join(

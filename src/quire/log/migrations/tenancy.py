@@ -18,14 +18,14 @@ def partitions_of(table: str) -> tuple[list[str], list[str]]:
 OWN_ROWS = "tenant = NULLIF(current_setting('quire.tenant', true), '')"
 
 
-def row_security(*tables: str, rows: str = OWN_ROWS) -> list[str]:
-    """Lets a tenant read and write its own rows alone; `rows` says otherwise which may be read."""
+def row_security(*tables: str) -> list[str]:
+    """Lets a tenant read and write its own rows alone."""
     return [
         statement
         for table in tables
         for statement in (
             f"ALTER TABLE quire_{table} ENABLE ROW LEVEL SECURITY",
             f"ALTER TABLE quire_{table} FORCE ROW LEVEL SECURITY",
-            f"CREATE POLICY own_rows ON quire_{table} USING ({rows}) WITH CHECK ({OWN_ROWS})",
+            f"CREATE POLICY own_rows ON quire_{table} USING ({OWN_ROWS}) WITH CHECK ({OWN_ROWS})",
         )
     ]

@@ -6,7 +6,7 @@ which tenant was used when. It is the owner's, and while it runs, and only then,
 
 from alembic import op
 
-from quire.log.migrations.tenancy import OWN_ROWS, row_security
+from quire.log.migrations.tenancy import row_security
 
 revision = "0005"
 down_revision = "0004"
@@ -39,8 +39,9 @@ def upgrade() -> None:
     op.execute("CREATE INDEX quire_conversations_by_age ON quire_conversations (used_at, tenant, conversation)")
     op.execute(f"CREATE TABLE quire_sweeps (name {key} NOT NULL PRIMARY KEY, upto {big} NOT NULL)")
     if postgres:
-        for statement in row_security("keys", rows=f"({OWN_ROWS} OR {SHOWN_KEY})"):
+        for statement in row_security("keys"):
             op.execute(statement)
+        op.execute(f"CREATE POLICY shown ON quire_keys FOR SELECT USING ({SHOWN_KEY})")
         for statement in _listing(schema=op.get_bind().exec_driver_sql("SELECT current_schema()").scalar_one()):
             op.execute(statement)
 
