@@ -1,4 +1,9 @@
-"""Hypothesis strategies for histories: turns as chats and agents have them, whole and broken off."""
+"""Hypothesis strategies for histories: turns as chats and agents have them, whole and broken off.
+
+Each is made once, as in `quire.testing.strategies`.
+"""
+
+from functools import cache
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -19,6 +24,7 @@ def _repeated(word: str, count: int) -> str:
     return f"{word} " * count
 
 
+@cache
 def _said() -> SearchStrategy[str]:
     """Mostly short, sometimes empty, now and then huge."""
     words = st.sampled_from(["water", "mill", "Ärger", "漢字", "👩‍🚀", "x = 1\n", " ", "0451", "def f():"])
@@ -27,6 +33,7 @@ def _said() -> SearchStrategy[str]:
     return st.one_of(texts(max_size=80), texts(max_size=80), long, long, st.just(""), huge)
 
 
+@cache
 def _asked() -> SearchStrategy[Message]:
     images = st.builds(ImagePart, url=st.just("https://example.org/a.png"), width=st.none() | st.integers(1, 4_000))
     parts: SearchStrategy[tuple[Part, ...]] = st.lists(
@@ -35,6 +42,7 @@ def _asked() -> SearchStrategy[Message]:
     return st.builds(Message, role=st.just("user"), parts=parts)
 
 
+@cache
 def _answered() -> SearchStrategy[list[Message]]:
     thoughts = st.builds(ThinkingPart, text=_said(), signature=st.none() | st.text("abc+/=", max_size=20))
     parts: SearchStrategy[tuple[Part, ...]] = st.tuples(
@@ -62,6 +70,7 @@ def _used_tools(draw: st.DrawFn) -> list[Message]:
     return [call, *([Message(role="tool", parts=tuple(results))] if results else [])]
 
 
+@cache
 def histories(*, max_turns: int = 12) -> SearchStrategy[list[Message]]:
     """Messages in the order in which a conversation could have left them; some were never valid."""
     odd = messages().map(lambda message: [message])

@@ -1,5 +1,9 @@
-"""Hypothesis strategies for Quire's values: any message that the models allow, and some that are hard to keep."""
+"""Hypothesis strategies for Quire's values: any message that the models allow, and some that are hard to keep.
 
+Each is made once: Hypothesis looks into a strategy that is new to it, which takes longer than drawing from it.
+"""
+
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -39,11 +43,13 @@ HARD_TEXTS = (
 )
 
 
+@cache
 def texts(*, max_size: int = 200) -> SearchStrategy[str]:
     """Any text that UTF-8 can carry."""
     return st.sampled_from(HARD_TEXTS) | st.text(st.characters(codec="utf-8"), max_size=max_size)
 
 
+@cache
 def foreign() -> SearchStrategy[dict[str, JsonValue] | None]:
     """A provider's own fields: any JSON object, or none."""
     scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts(max_size=20)
@@ -55,20 +61,24 @@ def foreign() -> SearchStrategy[dict[str, JsonValue] | None]:
     return st.none() | st.dictionaries(texts(max_size=8), values, max_size=3)
 
 
+@cache
 def _ids() -> SearchStrategy[str]:
     return st.text("abc123_-", min_size=1, max_size=8)
 
 
+@cache
 def images() -> SearchStrategy[ImagePart]:
     sizes = st.none() | st.integers(1, 8_000)
     details = st.sampled_from([None, "low", "high", "auto"])
     return st.builds(ImagePart, url=texts(max_size=30), width=sizes, height=sizes, detail=details, provider=foreign())
 
 
+@cache
 def _text_parts() -> SearchStrategy[TextPart]:
     return st.builds(TextPart, text=texts(), provider=foreign())
 
 
+@cache
 def parts() -> SearchStrategy[Part]:
     thinking = st.builds(
         ThinkingPart,
@@ -89,12 +99,14 @@ def parts() -> SearchStrategy[Part]:
     return _text_parts() | thinking | calls | results | images() | files
 
 
+@cache
 def messages() -> SearchStrategy[Message]:
     """Any message, whether or not a provider would take it."""
     roles = st.sampled_from(["system", "user", "assistant", "tool"])
     return st.builds(Message, role=roles, parts=st.lists(parts(), max_size=4).map(tuple), provider=foreign())
 
 
+@cache
 def drafts() -> SearchStrategy[Draft]:
     """A message with all that can be recorded beside it."""
     references = st.builds(
