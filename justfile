@@ -35,7 +35,7 @@ format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (log, view, compaction, recall, cli, gateway, crowd, page) beside its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (log, view, compaction, recall, cli, gateway, crowd, footprint, page) beside its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}

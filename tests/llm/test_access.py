@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from fake_server import Exchange, completion, delta, fake_server
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_ai import messages as foreign
@@ -41,6 +40,7 @@ from quire.model import (
 )
 from quire.testing.llama import Address
 from quire.testing.strategies import texts
+from upstream import DONE, Asked, completion, data, event, upstream
 
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n not quite a picture").decode()
 WEATHER = ToolDefinition(
@@ -150,18 +150,18 @@ async def test_a_refused_connection():
         await collected(model, asking("hello"))
 
 
-class TestTheFakeServer:
+class TestAScriptedUpstream:
     async def test_a_tool_is_called_and_its_result_sent_back_to_the_byte(self):
         arguments = '{ "town" : "Ærøskøbing",  "n": 1.0 }'
         call = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": arguments}}
 
-        async def calls(exchange: Exchange) -> None:
-            await exchange.send_json(200, completion({"content": None, "tool_calls": [call]}, "tool_calls"))
+        async def calls(asked: Asked) -> None:
+            await asked.answer(completion({"content": None, "tool_calls": [call]}, "tool_calls"))
 
-        async def answers(exchange: Exchange) -> None:
-            await exchange.send_json(200, completion({"content": "Rain."}))
+        async def answers(asked: Asked) -> None:
+            await asked.answer(completion({"content": "Rain."}))
 
-        async with fake_server(calls, answers) as server:
+        async with upstream(calls, answers) as server:
             model = model_named("fake", base_url=server.url, api_key="secret")
             asked = Message.user("Weather?")
             prompt = asking("", system="Be brief.", messages=(asked,), tools=(WEATHER,), max_tokens=50)
@@ -172,7 +172,7 @@ class TestTheFakeServer:
             last = await model.complete(asking("", messages=(asked, reply.message, result), tools=(WEATHER,)))
         assert last.message == Message.assistant("Rain.")
         first, second = server.bodies
-        assert server.requests[0].headers["authorization"] == "bearer secret"
+        assert server.asked[0].headers["authorization"] == "Bearer secret"
         assert first["messages"] == [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Weather?"},
@@ -185,22 +185,20 @@ class TestTheFakeServer:
         assert second["messages"][2] == {"role": "tool", "tool_call_id": "call_7", "content": 'Rain, "heavy"\n'}
 
     async def test_calls_and_thinking_in_a_stream(self):
-        async def streams(exchange: Exchange) -> None:
-            await exchange.open_events()
-            await exchange.send_event(delta({"role": "assistant", "reasoning_content": "Let me "}))
-            await exchange.send_event(delta({"reasoning_content": "see."}))
+        async def streams(asked: Asked) -> None:
+            await asked.begin_events()
+            await asked.events(event({"role": "assistant", "reasoning_content": "Let me "}))
+            await asked.events(event({"reasoning_content": "see."}))
             for index, (id_, town) in enumerate([("a", "Rome"), ("b", "Oslo")]):
                 start = {"index": index, "id": id_, "type": "function", "function": {"name": "weather"}}
-                await exchange.send_event(delta({"tool_calls": [start]}))
+                await asked.events(event({"tool_calls": [start]}))
                 for piece in ('{"town":', f'"{town}"}}'):
-                    await exchange.send_event(
-                        delta({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-                    )
-            await exchange.send_event(delta({}, "tool_calls"))
-            await exchange.send_event("[DONE]")
-            await exchange.end_events()
+                    await asked.events(event({"tool_calls": [{"index": index, "function": {"arguments": piece}}]}))
+            await asked.events(event({}, "tool_calls"))
+            await asked.events(DONE)
+            await asked.end_events()
 
-        async with fake_server(streams) as server:
+        async with upstream(streams) as server:
             chunks = await collected(model_named("fake", base_url=server.url), asking("Weather?", tools=(WEATHER,)))
         assert "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingDelta)) == "Let me see."
         reply = chunks[-1]
@@ -216,10 +214,10 @@ class TestTheFakeServer:
         assert reply.usage is None
 
     async def test_reasoning_goes_back_where_it_came_from(self):
-        async def thinks(exchange: Exchange) -> None:
-            await exchange.send_json(200, completion({"content": "Yes.", "reasoning_content": "Hm."}))
+        async def thinks(asked: Asked) -> None:
+            await asked.answer(completion({"content": "Yes.", "reasoning_content": "Hm."}))
 
-        async with fake_server(thinks, thinks) as server:
+        async with upstream(thinks, thinks) as server:
             model = model_named("fake", base_url=server.url)
             reply = await model.complete(asking("Sure?"))
             assert [part.text for part in reply.message.parts if isinstance(part, ThinkingPart)] == ["Hm."]
@@ -231,17 +229,17 @@ class TestTheFakeServer:
         assert "Private" not in json.dumps(sent)
 
     async def test_throttling_says_how_long(self):
-        async def throttles(exchange: Exchange) -> None:
-            await exchange.send_json(429, {"error": {"message": "Slow down", "type": "requests"}}, retry_after="7")
+        async def throttles(asked: Asked) -> None:
+            await asked.answer({"error": {"message": "Slow down", "type": "requests"}}, 429, retry_after="7")
 
-        async with fake_server(throttles, throttles) as server:
+        async with upstream(throttles, throttles) as server:
             model = model_named("fake", base_url=server.url)
             for call in (model.complete(asking("hello")), collected(model, asking("hello"))):
                 with pytest.raises(ModelThrottled) as caught:
                     await call
                 assert caught.value.retry_after == 7
                 assert caught.value.__cause__ is not None
-        assert len(server.requests) == 2, "each call is made once"
+        assert len(server.asked) == 2, "each call is made once"
 
     @pytest.mark.parametrize(
         ("status", "body", "expected"),
@@ -255,74 +253,74 @@ class TestTheFakeServer:
         ],
     )
     async def test_errors_are_sorted(self, status: int, body: dict[str, Any], expected: type[Exception]):
-        async def fails(exchange: Exchange) -> None:
-            await exchange.send_json(status, body)
+        async def fails(asked: Asked) -> None:
+            await asked.answer(body, status)
 
-        async with fake_server(fails) as server:
+        async with upstream(fails) as server:
             with pytest.raises(expected):
                 await model_named("fake", base_url=server.url).complete(asking("hello"))
 
     async def test_an_error_inside_an_open_stream(self):
-        async def fails(exchange: Exchange) -> None:
-            await exchange.open_events()
-            await exchange.send_event(delta({"content": "One "}))
-            await exchange.send_event({"error": {"message": "Overloaded", "type": "overloaded_error"}})
-            await exchange.end_events()
+        async def fails(asked: Asked) -> None:
+            await asked.begin_events()
+            await asked.events(event({"content": "One "}))
+            await asked.events(data({"error": {"message": "Overloaded", "type": "overloaded_error"}}))
+            await asked.end_events()
 
-        async with fake_server(fails) as server:
+        async with upstream(fails) as server:
             stream = model_named("fake", base_url=server.url).stream(asking("Count."))
             assert await anext(stream) == TextDelta("One ")
             with pytest.raises(ModelUnavailable, match="Overloaded"):
                 await anext(stream)
 
     async def test_half_an_answer_is_no_answer(self):
-        async def breaks_off(exchange: Exchange) -> None:
-            await exchange.send(b'HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{"id": "chat')
-            exchange.reset()
+        async def breaks_off(asked: Asked) -> None:
+            await asked.send(b'HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{"id": "chat')
+            asked.reset()
 
-        async def resets(exchange: Exchange) -> None:
-            exchange.reset()
+        async def resets(asked: Asked) -> None:
+            asked.reset()
 
-        async with fake_server(breaks_off, resets) as server:
+        async with upstream(breaks_off, resets) as server:
             model = model_named("fake", base_url=server.url)
             for _ in range(2):
                 with pytest.raises(ModelUnavailable):
                     await model.complete(asking("hello"))
 
     async def test_half_a_stream_is_no_answer(self):
-        async def breaks_off(exchange: Exchange) -> None:
-            await exchange.open_events()
-            await exchange.send_event(delta({"content": "One "}))
+        async def breaks_off(asked: Asked) -> None:
+            await asked.begin_events()
+            await asked.events(event({"content": "One "}))
             await asyncio.sleep(0.05)
-            exchange.reset()
+            asked.reset()
 
-        async with fake_server(breaks_off) as server:
+        async with upstream(breaks_off) as server:
             stream = model_named("fake", base_url=server.url).stream(asking("Count."))
             assert await anext(stream) == TextDelta("One ")
             with pytest.raises(ModelUnavailable):
                 await anext(stream)
 
     async def test_a_stream_that_ends_without_a_reason_has_none(self):
-        async def ends(exchange: Exchange) -> None:
-            await exchange.open_events()
-            await exchange.send_event(delta({"content": "One"}))
-            await exchange.end_events()
+        async def ends(asked: Asked) -> None:
+            await asked.begin_events()
+            await asked.events(event({"content": "One"}))
+            await asked.end_events()
 
-        async with fake_server(ends) as server:
+        async with upstream(ends) as server:
             *_, reply = await collected(model_named("fake", base_url=server.url), asking("Count."))
         assert isinstance(reply, Reply)
         assert (reply.message.text, reply.finish) == ("One", None)
 
     async def test_a_server_that_hangs_is_given_up(self):
-        async def hangs(exchange: Exchange) -> None:
+        async def hangs(asked: Asked) -> None:
             await asyncio.sleep(60)
 
-        async def stalls(exchange: Exchange) -> None:
-            await exchange.open_events()
-            await exchange.send_event(delta({"content": "One "}))
+        async def stalls(asked: Asked) -> None:
+            await asked.begin_events()
+            await asked.events(event({"content": "One "}))
             await asyncio.sleep(60)
 
-        async with fake_server(hangs, hangs, stalls) as server:
+        async with upstream(hangs, hangs, stalls) as server:
             model = model_named("fake", base_url=server.url)
             with pytest.raises(ModelUnavailable):
                 await model.complete(asking("hello", timeout=0.1))
@@ -337,13 +335,13 @@ class TestTheFakeServer:
     async def test_closing_the_stream_ends_the_request(self, entered: bool):
         closed = asyncio.Event()
 
-        async def goes_on(exchange: Exchange) -> None:
-            await exchange.open_events()
-            await exchange.send_event(delta({"content": "One "}))
-            if await exchange.closed_by_client():
+        async def goes_on(asked: Asked) -> None:
+            await asked.begin_events()
+            await asked.events(event({"content": "One "}))
+            if await asked.until_closed():
                 closed.set()
 
-        async with fake_server(goes_on) as server, AsyncExitStack() as stack:
+        async with upstream(goes_on) as server, AsyncExitStack() as stack:
             model = model_named("fake", base_url=server.url)
             if entered:
                 await stack.enter_async_context(model)
@@ -354,8 +352,8 @@ class TestTheFakeServer:
                 await closed.wait()
 
     async def test_pictures_are_sent(self):
-        async def sees(exchange: Exchange) -> None:
-            await exchange.send_json(200, completion({"content": "A pixel."}))
+        async def sees(asked: Asked) -> None:
+            await asked.answer(completion({"content": "A pixel."}))
 
         digest = "a" * 64
         parts = (
@@ -365,7 +363,7 @@ class TestTheFakeServer:
             ImagePart(url="http://127.0.0.1/picture.webp"),
             ImagePart(blob="b" * 64),
         )
-        async with fake_server(sees) as server:
+        async with upstream(sees) as server:
             prompt = asking("", messages=(Message(role="user", parts=parts),), load={digest: PIXEL}.get)
             await model_named("fake", base_url=server.url).complete(prompt)
         (sent,) = server.bodies[0]["messages"]
@@ -378,10 +376,9 @@ class TestTheFakeServer:
         ]
 
     async def test_signed_thinking_goes_to_anthropic_as_it_was(self):
-        async def answers(exchange: Exchange) -> None:
+        async def answers(asked: Asked) -> None:
             usage = {"input_tokens": 5, "cache_read_input_tokens": 70, "cache_creation_input_tokens": 20}
-            await exchange.send_json(
-                200,
+            await asked.answer(
                 {
                     "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x",
                     "stop_reason": "end_turn", "stop_sequence": None, "usage": {**usage, "output_tokens": 2},
@@ -402,7 +399,7 @@ class TestTheFakeServer:
             ),
         )
         failed = Message.tool("toolu_1", "no such town", is_error=True)
-        async with fake_server(answers, answers) as server:
+        async with upstream(answers, answers) as server:
             model = model_named("anthropic:claude-x", base_url=server.url, api_key="secret")
             prompt = asking("", messages=(Message.user("?"), stored, failed), tools=(WEATHER,), max_tokens=9)
             reply = await model.complete(prompt)

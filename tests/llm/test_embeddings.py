@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fake_server import Answer, Exchange, fake_server
 from hypothesis import given
 
 from quire.errors import MissingExtra, ModelError, ModelInvalid, ModelOverflow, ModelThrottled, ModelUnavailable
@@ -18,6 +17,7 @@ from quire.llm import embeddings, endpoint
 from quire.llm.embeddings import AsyncEmbedder, Embedder, embedded, local_embedder, unit_rows
 from quire.llm.endpoint import EndpointEmbedder, endpoint_embedder
 from quire.testing.strategies import texts
+from upstream import Answer, Asked, upstream
 
 
 class TestTheLocalModel:
@@ -120,31 +120,31 @@ def test_unit_rows_bear_any_finite_number():
 
 
 def vectors(*rows: list[float], order: Sequence[int] | None = None) -> Answer:
-    async def answer(exchange: Exchange) -> None:
+    async def answer(asked: Asked) -> None:
         data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)]
         shuffled = [data[place] for place in order] if order else data
-        await exchange.send_json(200, {"object": "list", "data": shuffled, "model": "m"})
+        await asked.answer({"object": "list", "data": shuffled, "model": "m"})
 
     return answer
 
 
-async def counted(exchange: Exchange) -> None:
+async def counted(asked: Asked) -> None:
     """Answers with the length of each text, so that rows can be told apart."""
-    await vectors(*([float(len(text)), 1.0] for text in exchange.body["input"]))(exchange)
+    await vectors(*([float(len(text)), 1.0] for text in asked.body["input"]))(asked)
 
 
 def says(status: int, body: object, **headers: str) -> Answer:
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send_json(status, body, **headers)
+    async def answer(asked: Asked) -> None:
+        await asked.answer(body, status, **headers)
 
     return answer
 
 
-async def resets(exchange: Exchange) -> None:
-    exchange.reset()
+async def resets(asked: Asked) -> None:
+    asked.reset()
 
 
-async def hangs(exchange: Exchange) -> None:
+async def hangs(asked: Asked) -> None:
     await asyncio.sleep(30)
 
 
@@ -154,27 +154,27 @@ def at(url: str, **options: float) -> EndpointEmbedder:
 
 class TestAnEndpoint:
     async def test_texts_are_sent_and_rows_come_back_in_their_order(self):
-        async with fake_server(vectors([3, 4], [0, 2], order=[1, 0])) as server:
+        async with upstream(vectors([3, 4], [0, 2], order=[1, 0])) as server:
             embedder = at(server.url)
             rows = await embedder.embed_async(["one", "two"])
         assert rows.dtype == np.float32
         assert rows.tolist() == [pytest.approx([0.6, 0.8]), [0, 1]]
         assert embedder.name == "m-2"
         assert isinstance(embedder, AsyncEmbedder)
-        (request,) = server.requests
+        (request,) = server.asked
         assert request.path == "/v1/embeddings"
-        assert request.headers["authorization"] == "bearer secret"
+        assert request.headers["authorization"] == "Bearer secret"
         assert request.body == {"model": "m", "input": ["one", "two"], "encoding_format": "float"}
 
     async def test_without_a_key_none_is_sent_and_the_whole_address_may_be_given(self):
-        async with fake_server(counted) as server:
+        async with upstream(counted) as server:
             await EndpointEmbedder(f"{server.url}/embeddings", "m", dimensions=2).embed_async(["one"])
-        assert server.requests[0].path == "/v1/embeddings"
-        assert "authorization" not in server.requests[0].headers
+        assert server.asked[0].path == "/v1/embeddings"
+        assert "authorization" not in server.asked[0].headers
 
     async def test_many_texts_go_in_batches_and_empty_ones_not_at_all(self):
         asked = ["", *("x" * (place + 1) for place in range(endpoint.BATCH_TEXTS + 3)), "  \n"]
-        async with fake_server(counted, counted) as server:
+        async with upstream(counted, counted) as server:
             rows = await at(server.url).embed_async(asked)
         assert [len(body["input"]) for body in server.bodies] == [endpoint.BATCH_TEXTS, 3]
         assert not rows[0].any()
@@ -183,35 +183,35 @@ class TestAnEndpoint:
 
     async def test_batches_are_bounded_in_characters_and_texts_are_cut(self):
         long = "x" * 3 * endpoint.LONGEST
-        async with fake_server(*[counted] * 3) as server:
+        async with upstream(*[counted] * 3) as server:
             await at(server.url).embed_async([long] * 60)
         assert [len(body["input"]) for body in server.bodies] == [25, 25, 10]
         assert {len(text) for body in server.bodies for text in body["input"]} == {endpoint.LONGEST}
 
     async def test_nothing_to_embed_asks_nothing(self):
-        async with fake_server() as server:
+        async with upstream() as server:
             assert (await at(server.url).embed_async([])).shape == (0, 2)
-        assert not server.requests
+        assert not server.asked
 
     async def test_the_size_of_its_vectors_is_asked_for(self):
-        async with fake_server(vectors([1, 2, 3]), vectors([0, 0, 5])) as server:
+        async with upstream(vectors([1, 2, 3]), vectors([0, 0, 5])) as server:
             embedder = await endpoint_embedder(server.url, "m", timeout=5.0)
             assert embedder.dimensions == 3
             assert (await embedder.embed_async(["x"])).tolist() == [[0, 0, 1]]
 
     async def test_a_thread_can_wait_for_it(self):
-        async with fake_server(counted) as server:
+        async with upstream(counted) as server:
             embedder: Embedder = at(server.url)
             rows = await asyncio.to_thread(embedder.embed, ["abc"])
         assert rows[0, 0] / rows[0, 1] == pytest.approx(3)
 
     async def test_connections_are_kept_when_it_is_entered(self):
-        async with fake_server(*[counted] * 4) as server:
+        async with upstream(*[counted] * 4) as server:
             async with at(server.url) as embedder:
                 await embedder.embed_async(["a"])
                 await embedder.embed_async(["b"])
             await embedder.embed_async(["c"])
-        first, second, third = server.requests
+        first, second, third = server.asked
         assert first.writer is second.writer
         assert third.writer is not first.writer
 
@@ -220,9 +220,9 @@ class TestAnEndpoint:
         [says(503, {"error": "busy"}), says(429, {"error": "slow down"}), resets, says(200, {"error": "overloaded"})],
     )
     async def test_what_may_pass_is_tried_again(self, bad: Answer):
-        async with fake_server(bad, bad, counted) as server:
+        async with upstream(bad, bad, counted) as server:
             assert (await at(server.url).embed_async(["a"])).any()
-        assert len(server.requests) == 3
+        assert len(server.asked) == 3
 
     @pytest.mark.parametrize(
         ("answer", "error"),
@@ -233,18 +233,18 @@ class TestAnEndpoint:
         ],
     )
     async def test_and_given_up_after_some_attempts(self, answer: Answer, error: type[ModelError]):
-        async with fake_server(answer, answer) as server:
+        async with upstream(answer, answer) as server:
             with pytest.raises(error):
                 await at(server.url, attempts=2).embed_async(["a"])
-        assert len(server.requests) == 2
+        assert len(server.asked) == 2
 
     async def test_it_waits_as_long_as_the_server_asks_but_not_for_minutes(self):
         clock = asyncio.get_running_loop().time
-        async with fake_server(says(429, {}, retry_after="0.3"), counted) as server:
+        async with upstream(says(429, {}, retry_after="0.3"), counted) as server:
             began = clock()
             await at(server.url).embed_async(["a"])
             assert clock() - began >= 0.3
-        async with fake_server(says(429, {}, retry_after="3600")) as server:
+        async with upstream(says(429, {}, retry_after="3600")) as server:
             with pytest.raises(ModelThrottled) as caught:
                 await at(server.url).embed_async(["a"])
         assert caught.value.retry_after == 3600
@@ -267,32 +267,32 @@ class TestAnEndpoint:
         ],
     )
     async def test_what_will_not_pass_is_said_at_once(self, answer: Answer, error: type[ModelError]):
-        async with fake_server(answer) as server:
+        async with upstream(answer) as server:
             with pytest.raises(error, match="m "):
                 await at(server.url).embed_async(["a"])
-        assert len(server.requests) == 1
+        assert len(server.asked) == 1
 
     async def test_an_answer_that_is_no_json_is_no_answer(self):
-        async def page(exchange: Exchange) -> None:
-            await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>")
+        async def page(asked: Asked) -> None:
+            await asked.send(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>")
 
-        async with fake_server(page) as server:
+        async with upstream(page) as server:
             with pytest.raises(ModelUnavailable, match="no JSON"):
                 await at(server.url, attempts=1).embed_async(["a"])
 
     async def test_a_server_that_hangs_is_given_up(self):
-        async with fake_server(hangs) as server:
+        async with upstream(hangs) as server:
             with pytest.raises(ModelUnavailable):
                 await at(server.url, attempts=1, timeout=0.2).embed_async(["a"])
 
     async def test_a_server_that_trickles_is_given_up(self):
-        async def trickle(exchange: Exchange) -> None:
-            await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+        async def trickle(asked: Asked) -> None:
+            await asked.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
             for _ in range(100):
-                await exchange.send(b" ")
+                await asked.send(b" ")
                 await asyncio.sleep(0.05)
 
-        async with fake_server(trickle) as server:
+        async with upstream(trickle) as server:
             with pytest.raises(ModelUnavailable, match="in time"):
                 await at(server.url, attempts=1, timeout=0.3).embed_async(["a"])
 
@@ -302,7 +302,7 @@ class TestAnEndpoint:
             await at(url, attempts=1).embed_async(["a"])
 
     async def test_its_key_is_in_no_error(self):
-        async with fake_server(says(401, {"error": {"message": "wrong key"}})) as server:
+        async with upstream(says(401, {"error": {"message": "wrong key"}})) as server:
             with pytest.raises(ModelInvalid) as caught:
                 await at(server.url).embed_async(["a"])
         assert "secret" not in str(caught.value)

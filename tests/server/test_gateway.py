@@ -4,25 +4,13 @@ import json
 from hashlib import sha256
 
 import pytest
-from gateway_parts import (
-    DONE,
-    MODEL,
-    Gateway,
-    assistant,
-    completion,
-    event,
-    gateway,
-    says,
-    streams,
-    system,
-    upstream,
-    user,
-)
+from gateway_parts import MODEL, Gateway, assistant, gateway, system, user
 
 from quire.engine import Engine
 from quire.errors import RequestNotFound
 from quire.log import SqlStore
 from quire.settings import Settings
+from upstream import DONE, completion, event, says, streams, upstream
 
 
 def engine_on(store: SqlStore) -> Engine:

@@ -3,24 +3,13 @@
 import json
 
 import pytest
-from gateway_parts import (
-    DONE,
-    Asked,
-    assistant,
-    completion,
-    event,
-    gateway,
-    says,
-    streams,
-    system,
-    upstream,
-    user,
-)
+from gateway_parts import assistant, gateway, system, user
 
 from quire.engine import Engine
 from quire.log import SqlStore
 from quire.model import ImagePart, ToolCallPart
 from quire.settings import Settings
+from upstream import DONE, Asked, completion, event, says, streams, upstream
 
 PICTURE = (
     "data:image/png;base64,"

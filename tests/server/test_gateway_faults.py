@@ -4,10 +4,11 @@ import asyncio
 import json
 
 import pytest
-from gateway_parts import DONE, Asked, Gateway, assistant, event, gateway, says, streams, upstream, user
+from gateway_parts import Gateway, assistant, gateway, user
 
 from quire.errors import StoreUnavailable
 from quire.log import SqlStore
+from upstream import DONE, Asked, event, says, streams, upstream
 
 
 async def hangs(asked: Asked) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway_parts import Gateway, assistant, gateway, says, texts, upstream, user
+from gateway_parts import Gateway, assistant, gateway, texts, user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +13,7 @@ from quire.server.gateway.overlap import find_overlap
 from quire.testing.strategies import messages
 from quire.view.leaves import encode
 from quire.view.shapes.openai import PER_REQUEST, OpenAIShape
+from upstream import says, upstream
 
 
 async def branches_of(kept: Gateway, conversation: str) -> list[int]:

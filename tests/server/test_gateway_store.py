@@ -1,7 +1,7 @@
 """What the gateway asks of the store: places found by path, requests found by id, texts sent once, turns that open."""
 
 import pytest
-from gateway_parts import assistant, gateway, says, system, upstream, user
+from gateway_parts import assistant, gateway, system, user
 
 from quire.engine import Engine
 from quire.errors import RequestNotFound, StaleHead
@@ -10,6 +10,7 @@ from quire.model import ROOT, Message, path_of
 from quire.server.gateway.lines import told_paths
 from quire.settings import Settings
 from quire.testing.given import answered, turns
+from upstream import says, upstream
 
 
 def paths(*messages: Message) -> list[bytes]:

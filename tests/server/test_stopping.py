@@ -10,7 +10,7 @@ import pytest
 from calling import key_for, served
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import StreamingResponse
-from gateway_parts import Asked, event, upstream, user
+from gateway_parts import user
 from openai import APIError, AsyncOpenAI
 from opentelemetry import trace
 
@@ -20,6 +20,7 @@ from quire.server.gateway import router
 from quire.server.serving import Serving
 from quire.server.stopping import LAST_EVENT, Stopping
 from quire.settings import Settings
+from upstream import Asked, event, upstream
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
