@@ -76,6 +76,16 @@ def test_a_reply_comes_word_by_word_and_can_be_stopped(page: Page, served: Serve
     expect(page.get_by_role("article").last).to_contain_text("Look at the context of this reply")
 
 
+def test_a_conversation_is_called_by_its_first_question_until_it_has_a_title(page: Page, served: Served) -> None:
+    page.goto(served.address())
+    page.get_by_role("button", name="New", exact=True).click()
+    send(page, "Which way does the wheel turn at the neaps?")
+    expect(page.get_by_role("heading", name="Which way does the wheel turn at the neaps?")).to_be_visible()
+    listed = page.get_by_role("navigation", name="Conversations")
+    link = listed.get_by_role("link", name="Which way does the wheel turn at the neaps?")
+    expect(link.first).to_have_attribute("aria-current", "page")
+
+
 def test_the_meter_grows_while_a_reply_comes(page: Page, served: Served, mill: str) -> None:
     page.goto(served.address(mill))
     bar = page.get_by_role("img", name=re.compile("^Context window"))

@@ -26,7 +26,7 @@ async def _conversation_ids(incomplete: str) -> list[tuple[str, str]]:
     if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
         return []  # Opening it would make it.
     async with SqlStore.open(url) as store:
-        used_last = await store.conversations(limit=OFFERED)
+        used_last = await store.titled(*await store.conversations(limit=OFFERED))
     return [(each.id, each.title) for each in used_last if each.id.startswith(incomplete)]
 
 

@@ -71,7 +71,7 @@ async def _listed(target: About, limit: int) -> "list[tuple[Conversation, int, i
     """Conversations, each with the number of its entries and of its branches."""
     async with opened_store(target) as store:
         found: list[tuple[Conversation, int, int]] = []
-        for each in await store.conversations(limit=limit):
+        for each in await store.titled(*await store.conversations(limit=limit)):
             branches = await store.branches(each.id)
             found.append((each, sum(branch.head_seq - branch.fork_seq for branch in branches), len(branches)))
         return found

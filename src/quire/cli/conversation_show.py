@@ -55,7 +55,8 @@ async def _read(target: About, first: int | None, limit: int) -> "tuple[Branch, 
             entries = await store.tail(named, limit, branch=branch.number)
         else:
             entries = await store.range(named, branch=branch.number, first=first, limit=limit)
-        return branch, entries, (await store.conversation(named)).title
+        [whole] = await store.titled(await store.conversation(named))
+        return branch, entries, whole.title
 
 
 def _document(entry: "Entry", *, archived: bool, line: "Branch") -> dict[str, Any]:

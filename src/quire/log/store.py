@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy import Connection
 
 from quire.errors import BlobNotFound, StoreError
-from quire.log import append, blobs, branches, dialects, ledger, purge, reading, recognition, transfer, verify
+from quire.log import append, blobs, branches, dialects, ledger, purge, reading, recognition, titles, transfer, verify
 from quire.log.archive import SqlArchive
 from quire.log.database import Database
 from quire.log.due import SqlDue
@@ -56,6 +56,10 @@ class SqlStore(SqlArchive, SqlDue, SqlKeys):
     async def conversations(self, *, limit: int = 50, before: Conversation | None = None) -> list[Conversation]:
         """Those used last first; `before` is the last one of the page before."""
         return await self._read(branches.list_conversations, limit=limit, before=before)
+
+    async def titled(self, *found: Conversation) -> list[Conversation]:
+        """The same; those without a title have the first words that a user said in them."""
+        return await self._read(titles.with_titles, found)
 
     async def rename(self, conversation: str, title: str) -> None:
         await self._write(branches.rename_conversation, conversation, title)

@@ -77,6 +77,22 @@ class StoreContract(WindowContract, RecordingContract, SearchContract, ArchiveCo
         await store.append("early", Message.user("Are you there?"))
         assert [each.id for each in await store.conversations()] == ["early", "late"]
 
+    async def test_a_conversation_without_a_title_is_called_by_its_first_question(self, store: Store) -> None:
+        await store.create_conversation("named", title="Mills")
+        for name in ("empty", "asked", "long", "purged"):
+            await store.create_conversation(name)
+        await store.append("named", Message.user("Why do mills turn?"))
+        await store.append("asked", Message.system("Be brief."), Message.user("Why do\n\nmills  turn?"))
+        await store.append("asked", Message.assistant("Water."), Message.user("And in winter?"))
+        await store.append("long", Message.user("wheel " * 50))
+        [said] = await store.append("purged", Message.user("My secret is 0451."))
+        await store.purge("purged", [said.seq])
+        found = await store.titled(*[await store.conversation(name) for name in ("named", "empty", "asked", "purged")])
+        assert [each.title for each in found] == ["Mills", "", "Why do mills turn?", ""]
+        [long] = await store.titled(await store.conversation("long"))
+        assert long.title == " ".join(["wheel"] * 13) + "…"
+        assert (await store.conversation("long")).title == ""
+
     async def test_forking_a_conversation_is_using_it(self, store: Store) -> None:
         for name in ("early", "late"):
             await store.create_conversation(name)

@@ -56,7 +56,12 @@ class Conversations {
 
   async rename(id: string, title: string): Promise<void> {
     const renamed = await notices.try(() => calls.rename(id, title));
-    if (renamed) this.items = this.items.map((each) => (each.id === id ? { ...each, title: renamed.title } : each));
+    if (renamed) this.called(id, renamed.title);
+  }
+
+  /** A conversation has this title now: its own, or its first question. */
+  called(id: string, title: string): void {
+    this.items = this.items.map((each) => (each.id === id ? { ...each, title } : each));
   }
 
   async remove(id: string): Promise<boolean> {

@@ -32,7 +32,10 @@ export class Room {
     this.line = line;
     this.transcript = new Transcript(line);
     this.turn = new Turn({
-      kept: (entry: Entry) => this.transcript.append(entry),
+      kept: (entry: Entry) => {
+        this.transcript.append(entry);
+        if (!this.whole?.title) void this.describe();
+      },
       prepared: () => void this.changed(),
       ended: () => void this.changed(),
     });
@@ -61,7 +64,9 @@ export class Room {
 
   async describe(): Promise<void> {
     const whole = await notices.try(() => calls.get(this.line.conversation));
-    if (whole) this.whole = whole;
+    if (!whole) return;
+    this.whole = whole;
+    conversations.called(whole.id, whole.title);
   }
 
   /** Reads the meter again. Several calls in quick succession are one. */
@@ -166,7 +171,9 @@ export class Room {
     } else if (told.event === "changed") {
       const before = this.transcript.head;
       await this.transcript.moved(told.head);
-      if (this.transcript.head !== before && !this.#sending) void this.changed();
+      if (this.transcript.head === before || this.#sending) return;
+      void this.changed();
+      if (!this.whole?.title) void this.describe();
     } else if (!this.#sending) this.turn.hear(told);
   }
 }

@@ -13,7 +13,7 @@ router = APIRouter(prefix="/api/conversations", tags=["conversations"])
 
 class ConversationShown(BaseModel):
     id: str
-    title: str
+    title: str = Field(description="The one that it was given; else the first words that a user said in it.")
     created_at: int
     used_at: int
 
@@ -86,7 +86,8 @@ async def list_conversations(
     """Those used last first."""
     mark = mark_in(cursor, _Mark)
     before = Conversation(mark.id, "", 0, mark.used_at) if mark is not None else None
-    found = await engine_of(serving, caller).store.conversations(limit=limit, before=before)
+    store = engine_of(serving, caller).store
+    found = await store.titled(*await store.conversations(limit=limit, before=before))
     last = {"id": found[-1].id, "used_at": found[-1].used_at} if len(found) == limit else None
     return Page(items=[ConversationShown.of(each) for each in found], next=cursor_after(last))
 
@@ -138,6 +139,6 @@ async def verify_conversation(caller: Reading, serving: Shared, conversation: Co
 
 async def _whole(engine: Engine, conversation: str) -> ConversationWhole:
     store = engine.store
-    found = await store.conversation(conversation)
+    [found] = await store.titled(await store.conversation(conversation))
     branches = [BranchShown.of(branch) for branch in await store.branches(conversation)]
     return ConversationWhole(**found._asdict(), spent=await store.spent(conversation), branches=branches)
