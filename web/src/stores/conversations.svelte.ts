@@ -50,7 +50,8 @@ class Conversations {
 
   async create(): Promise<string | undefined> {
     const made = await notices.try(() => calls.create());
-    if (made) this.items = [made, ...this.items];
+    // The list may have been read in between, and have it already.
+    if (made) this.items = [made, ...this.items.filter((each) => each.id !== made.id)];
     return made?.id;
   }
 

@@ -16,17 +16,18 @@ FULL = 255
 PREFERENCE, STANDING = 1, 2
 """Wishes: for what the speaker likes better, and for what is to be done from now on."""
 
-_OWN = re.compile(r"\b(?:i|me|my|mine|we|our)\b", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 _DIGIT = re.compile(r"\d")
-_TIME = re.compile(
-    r"\b(?:yesterday|today|tonight|tomorrow|ago|last|next|recently|since|morning|week(?:end)?s?|days?|months?|years?"
-    r"|summer|winter|fall|spring|(?:mon|tues|wednes|thurs|fri|satur|sun)day|january|february|march|april|may|june|july"
-    r"|august|september|october|november|december|(?:19|20)\d\d|\d{1,2}(?:st|nd|rd|th))\b",
-    re.IGNORECASE,
+_OWN = frozenset(["i", "me", "my", "mine", "we", "our"])
+_WORDS_OF_TIME = (
+    "yesterday today tonight tomorrow ago last next recently since morning week weeks weekend weekends day days month"
+    " months year years summer winter fall spring monday tuesday wednesday thursday friday saturday sunday january"
+    " february march april may june july august september october november december"
 )
+_TIMES = frozenset(_WORDS_OF_TIME.split())
+_DATED = re.compile(r"(?:19|20)\d\d|\d{1,2}(?:st|nd|rd|th)")
 _FROM_NOW_ON = re.compile(r"\s*(?:please\s+)?(?:always|never|from now on)\b", re.IGNORECASE)
-_LIKES_BETTER = re.compile(r"\b(?:prefer|rather)\b", re.IGNORECASE)
+_LIKES_BETTER = frozenset(["prefer", "rather"])
 
 
 class Marks(NamedTuple):
@@ -40,11 +41,19 @@ class Marks(NamedTuple):
 
 def marks_of(text: str) -> Marks:
     head = text[:READ]
-    spoken = head[: READ // 2]
-    share = len(_OWN.findall(spoken)) / (1 + len(_WORD.findall(spoken)))
+    words, spoken = _words(head), _words(head[: READ // 2])
+    share = sum(word in _OWN for word in spoken) / (1 + len(spoken))
     return Marks(
         own=round(FULL * min(1.0, share)),
-        times=min(MOST, len(_TIME.findall(head))),
+        times=min(MOST, sum(_is_time(word) for word in words)),
         digits=min(MOST, len(_DIGIT.findall(head))),
-        wish=STANDING if _FROM_NOW_ON.match(head) else PREFERENCE if _LIKES_BETTER.search(head) else 0,
+        wish=STANDING if _FROM_NOW_ON.match(head) else PREFERENCE if not _LIKES_BETTER.isdisjoint(words) else 0,
     )
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _is_time(word: str) -> bool:
+    return word in _TIMES or (word[0].isdecimal() and _DATED.fullmatch(word) is not None)

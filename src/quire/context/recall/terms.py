@@ -13,7 +13,8 @@ LONGEST = 40
 """Characters of a word that count; what is longer is a key or a picture in letters, and its head tells it apart."""
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"\d+(?:[.,]\d+)+|[{_UNSPACED}]+|(?:(?![{_UNSPACED}])[^\W_])+(?:['’](?:(?![{_UNSPACED}])[^\W_])+)*")
+_LETTER = rf"[^\W_{_UNSPACED}]"
+_WORD = re.compile(rf"\d+(?:[.,]\d+)+|[{_UNSPACED}]+|{_LETTER}+(?:['’]{_LETTER}+)*")
 _WITHOUT_SPACES = re.compile(rf"[{_UNSPACED}]")
 _ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
 _VOWEL = re.compile("[aeiouy]")
