@@ -155,6 +155,7 @@ async def test_recording_twice_is_one_turn(store: SqlStore):
         await (await engine_on(store).conversation("d")).record("hi")
 
 
+@pytest.mark.no_cover  # Which would take as long again.
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 @pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
 async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore, strategy: str, provider: str):
@@ -179,6 +180,7 @@ async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore,
     assert 3 <= breaks <= 40
 
 
+@pytest.mark.no_cover  # Which would take as long again.
 async def test_a_thousand_requests_replay_after_their_files_are_gone(tmp_path: Path):
     chance = random.Random(3)
     async with quire.open(f"sqlite:///{tmp_path}/quire.db", model="gpt-4o", context_limit=3_000) as engine:

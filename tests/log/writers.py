@@ -1,5 +1,6 @@
 """Starts `writer.py` as processes of their own."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,4 +30,6 @@ def writers(url: str, tasks: Sequence[Sequence[str]]) -> Iterator[list[Writer]]:
 def _start(url: str, task: str, *args: str) -> Writer:
     command = [sys.executable, str(Path(__file__).with_name("writer.py")), task, url, *args]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    # Who is killed cannot say what it covered; measuring would only slow it.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)

@@ -114,6 +114,7 @@ def _summary_tokens(whole: Material, provider: str) -> int:
     return METERS[provider].count(Message.user(whole.compaction.raw)) if whole.compaction else 0
 
 
+@pytest.mark.no_cover  # Which would take as long again.
 @settings(max_examples=THOUSANDS)
 @given(cases())
 def test_every_request_keeps_every_promise(case: tuple[Material, dict]):
