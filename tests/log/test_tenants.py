@@ -229,6 +229,7 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
 WITHOUT_CONVERSATION = {
     "create_conversation",
     "conversations",
+    "titled",
     "longest_prefix",
     "recognise",
     "request",
@@ -289,6 +290,10 @@ async def test_no_method_reaches_another_tenants_conversation(theirs: SqlStore) 
         with pytest.raises(ConversationNotFound):
             pytest.fail(f"{name} gave {await call(mine)}")
     assert await mine.conversations() == []
+    [known] = await theirs.conversations()
+    [called] = await theirs.titled(known)
+    assert called.title
+    assert await mine.titled(known) == [known]
     assert await mine.calibration("test") is None
     assert await mine.spent("theirs") == 0
     assert await mine.longest_prefix([MESSAGE]) is None
