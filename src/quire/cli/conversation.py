@@ -20,6 +20,7 @@ from quire.cli.running import (
     Given,
     Limit,
     about,
+    all_conversations,
     branch_command,
     command,
     conversation_named,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from quire.log import Branch, Conversation, Fault
 
 app = group("List, read, search and look after conversations.")
-
-PAGE = 100
 
 
 @command(app, "quire conversation list", name="list")
@@ -166,16 +165,6 @@ async def _verified(target: About, *, everything: bool) -> "tuple[list[str], lis
                 so_far.at(done, len(wanted))
                 found += [(each, fault) for fault in await store.verify(each)]
         return wanted, found
-
-
-async def all_conversations(store: Any) -> list[str]:
-    """The ids of all, the one used last first."""
-    found: list[str] = []
-    page = await store.conversations(limit=PAGE)
-    while page:
-        found += [each.id for each in page]
-        page = await store.conversations(limit=PAGE, before=page[-1])
-    return found
 
 
 @command(app, "quire conversation purge 01ke6p8kt00000000000000003 --message 3 --yes")

@@ -10,7 +10,7 @@ import typer
 
 from quire.cli.output import give, moment, one_line, table, text, timestamp
 from quire.cli.progress import progress
-from quire.cli.running import About, AsJson, Limit, branch_command, conversation_named, group, run
+from quire.cli.running import About, AsJson, Limit, all_conversations, branch_command, conversation_named, group, run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,7 +72,6 @@ async def _searched(target: About, query: str, limit: int) -> "list[MessageFound
 
 
 async def _everywhere(target: About, query: str, limit: int) -> "list[MessageFound]":
-    from quire.cli.conversation import all_conversations
     from quire.cli.opening import as_options, opened
     from quire.engine.searching import search_conversations
 

@@ -32,6 +32,8 @@ FAILED = 1
 NOT_FOUND = 3
 MAIN = 0
 """The first branch, as in the log."""
+AT_ONCE = 100
+"""Conversations that are listed by one read."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 Given = Annotated[
@@ -195,3 +197,13 @@ async def conversation_named(store: Any, id: str | None) -> str:
     if not used_last:
         raise ConversationNotFound("There is no conversation yet; `quire chat` begins one.")
     return used_last[0].id
+
+
+async def all_conversations(store: Any) -> list[str]:
+    """The ids of all, the one used last first."""
+    found: list[str] = []
+    page = await store.conversations(limit=AT_ONCE)
+    while page:
+        found += [each.id for each in page]
+        page = await store.conversations(limit=AT_ONCE, before=page[-1])
+    return found
