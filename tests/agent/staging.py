@@ -52,7 +52,8 @@ class StagedModel(ScriptedModel):
 class Props:
     """Runs tools, each in the way of its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, deaf_seconds: float = 0.3) -> None:
+        self._deaf_seconds = deaf_seconds
         self.ran: list[str] = []
         self.cancelled: list[str] = []
 
@@ -70,7 +71,7 @@ class Props:
             case "hangs":
                 await self._hang(call)
             case "deaf":
-                await deaf_sleep(0.3)
+                await deaf_sleep(self._deaf_seconds)
             case "quits":
                 raise asyncio.CancelledError
             case "odd":
