@@ -23,19 +23,13 @@ ARGUMENTS = (
 """Chromium calls home at its start unless it is told not to."""
 
 
-def missing() -> str | None:
-    if not (BUILT / "index.html").is_file():
-        return "THE PAGE IS NOT BUILT (just web): nothing of it is tested here"
-    if not Path(CHROMIUM).exists():
-        return "CHROMIUM IS NOT INSTALLED: nothing of the page is tested here"
-    return None
-
-
 def need(*commands: str) -> None:
     """Skip, or fail in CI, where the page, the browser or one of these commands is missing."""
-    message = missing()
-    for command in commands:
-        if shutil.which(command) is None:
-            message = message or f"{command.upper()} IS NOT INSTALLED: nothing that needs it is tested here"
-    if message is not None:
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    if not (BUILT / "index.html").is_file():
+        lacking = "THE PAGE IS NOT BUILT (just web)"
+    elif missing := [command for command in (CHROMIUM, *commands) if shutil.which(command) is None]:
+        lacking = f"{missing[0].upper()} IS NOT INSTALLED"
+    else:
+        return
+    message = f"{lacking}: nothing that needs it is tested here"
+    pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)

@@ -17,14 +17,12 @@ from hypothesis import strategies as st
 from quire.errors import (
     BlobNotFound,
     BranchNotFound,
-    ConversationExists,
     ConversationNotFound,
     EntryNotFound,
-    ImportFailed,
     InvalidEntry,
     StaleHead,
 )
-from quire.log import Blob, Store
+from quire.log import Store
 from quire.model import (
     ROOT,
     Compaction,
@@ -34,14 +32,14 @@ from quire.model import (
     Message,
     Notes,
     Pin,
-    Restore,
     Span,
-    TextPart,
     TokenCount,
     Usage,
 )
 from quire.testing.archive import ArchiveContract
-from quire.testing.given import answered, exported, for_any, turns
+from quire.testing.given import exported, for_any, turns
+from quire.testing.leaving import LeavingContract
+from quire.testing.listing import ListingContract
 from quire.testing.recording import RecordingContract
 from quire.testing.searching import SearchContract
 from quire.testing.strategies import drafts
@@ -49,57 +47,9 @@ from quire.testing.told import Told
 from quire.testing.windows import WindowContract
 
 
-class StoreContract(WindowContract, RecordingContract, SearchContract, ArchiveContract):
-    async def test_a_conversation_is_made_once_and_found_again(self, store: Store) -> None:
-        made = await store.create_conversation("chat-1", title="First")
-        assert await store.conversation("chat-1") == made
-        assert made.title == "First"
-        with pytest.raises(ConversationExists):
-            await store.create_conversation("chat-1")
-        with pytest.raises(ConversationNotFound):
-            await store.conversation("chat-2")
-        await store.rename("chat-1", "Renamed")
-        assert (await store.conversation("chat-1")).title == "Renamed"
-        with pytest.raises(ConversationNotFound):
-            await store.rename("chat-2", "x")
-
-    async def test_conversations_are_listed_newest_first_page_by_page(self, store: Store) -> None:
-        made = [await store.create_conversation() for _ in range(7)]
-        assert len({conversation.id for conversation in made}) == 7
-        first = await store.conversations(limit=4)
-        rest = await store.conversations(limit=4, before=first[-1])
-        assert [*first, *rest] == sorted(made, key=lambda each: (each.created_at, each.id), reverse=True)
-
-    async def test_the_conversation_that_was_used_last_comes_first(self, store: Store) -> None:
-        for name in ("early", "late"):
-            await store.create_conversation(name)
-        await asyncio.sleep(1.1)
-        await store.append("early", Message.user("Are you there?"))
-        assert [each.id for each in await store.conversations()] == ["early", "late"]
-
-    async def test_a_conversation_without_a_title_is_called_by_its_first_question(self, store: Store) -> None:
-        await store.create_conversation("named", title="Mills")
-        for name in ("empty", "asked", "long", "purged"):
-            await store.create_conversation(name)
-        await store.append("named", Message.user("Why do mills turn?"))
-        await store.append("asked", Message.system("Be brief."), Message.user("Why do\n\nmills  turn?"))
-        await store.append("asked", Message.assistant("Water."), Message.user("And in winter?"))
-        await store.append("long", Message.user("wheel " * 50))
-        [said] = await store.append("purged", Message.user("My secret is 0451."))
-        await store.purge("purged", [said.seq])
-        found = await store.titled(*[await store.conversation(name) for name in ("named", "empty", "asked", "purged")])
-        assert [each.title for each in found] == ["Mills", "", "Why do mills turn?", ""]
-        [long] = await store.titled(await store.conversation("long"))
-        assert long.title == " ".join(["wheel"] * 13) + "…"
-        assert (await store.conversation("long")).title == ""
-
-    async def test_forking_a_conversation_is_using_it(self, store: Store) -> None:
-        for name in ("early", "late"):
-            await store.create_conversation(name)
-        fork = await store.fork("early", at=0)
-        first, second = await store.conversations()
-        assert (first.id, first.used_at, second.id) == ("early", fork.used_at, "late")
-
+class StoreContract(
+    ListingContract, WindowContract, RecordingContract, LeavingContract, SearchContract, ArchiveContract
+):
     async def test_appended_messages_read_back_in_order(self, store: Store) -> None:
         await store.create_conversation("c")
         said = turns(5)
@@ -237,92 +187,6 @@ class StoreContract(WindowContract, RecordingContract, SearchContract, ArchiveCo
         with pytest.raises(BlobNotFound):
             await store.append("c", Message(role="user", parts=(ImagePart(blob="0" * 64),)))
         assert await store.range("c") == []
-
-    async def test_purge_takes_the_content_and_what_was_made_from_it(self, store: Store) -> None:
-        await store.create_conversation("c")
-        mine, shared = await store.put_blob(b"mine"), await store.put_blob(b"shared")
-        pictures = (TextPart(text="secret"), ImagePart(blob=mine), ImagePart(blob=shared))
-        await store.append("c", *turns(2), Message(role="user", parts=pictures))
-        await store.append("c", Message(role="user", parts=(ImagePart(blob=shared),)), Pin(message=1))
-        covering = Compaction(number=1, covers=Span(first=1, last=3), summary="about the secret")
-        beside = Compaction(number=2, covers=Span(first=1, last=2), summary="harmless", supersedes=6)
-        await store.append("c", covering, beside)
-        gone = await store.purge("c", [3])
-        assert [entry.seq for entry in gone] == [3, 6]
-        assert "secret" not in "".join(await exported(store, "c"))
-        assert "harmless" in "".join(await exported(store, "c"))
-        with pytest.raises(BlobNotFound):
-            await store.blob(mine)
-        assert (await store.blob(shared)).data == b"shared"
-        assert await store.verify("c") == []
-        with pytest.raises(InvalidEntry):
-            await store.purge("c", [5])
-
-    async def test_purge_reaches_summaries_on_other_branches_and_whole_conversations(self, store: Store) -> None:
-        await store.create_conversation("c")
-        await store.append("c", *turns(4))
-        for at in (4, 1):
-            branch = await store.fork("c", at=at)
-            await store.append("c", *turns(2, start=50), branch=branch.number)
-            made = Compaction(number=1, covers=Span(first=1, last=2), summary="kept?")
-            await store.append("c", made, branch=branch.number)
-        gone = await store.purge("c", [2])
-        assert [(entry.branch, entry.seq) for entry in gone] == [(0, 2), (1, 7)]
-        await store.purge("c")
-        assert "message" not in "".join(line for line in await exported(store, "c") if '"body"' in line).replace(
-            '"kind":"message"', ""
-        )
-        assert await store.verify("c") == []
-        assert await store.conversations() == []
-        await store.append("c", Message.user("again"))
-        assert [each.id for each in await store.conversations()] == ["c"]
-
-    async def test_export_import_export_is_identical(self, store: Store) -> None:
-        await store.create_conversation("c", title="Ünïcode")
-        digest = await store.put_blob(b"\x00\xff", media_type="image/png")
-        await store.append("c", *turns(4), Message(role="user", parts=(ImagePart(blob=digest),)), Pin(message=2))
-        await store.append("c", Compaction(number=1, covers=Span(first=1, last=3), summary="s"))
-        branch = await store.fork("c", at=7)
-        await store.append("c", Restore(compaction=7), Message.user("elsewhere"), branch=branch.number)
-        await store.purge("c", [4])
-        await store.record("c", answered(*turns(2), blobs=(Blob("text/plain", b"quoted"),)))
-        lines = await exported(store, "c")
-        copy = await store.import_(lines, rename="copy")
-        assert copy.id == "copy"
-        again = await exported(store, "copy")
-        assert again[1:] == lines[1:]
-        assert again[0] == lines[0].replace('"id":"c"', '"id":"copy"')
-        assert await store.verify("copy") == []
-        assert await store.manifests("copy") == await store.manifests("c")
-        assert (await store.window("copy", branch=1)).messages[-1].message.text == "elsewhere"
-        with pytest.raises(ConversationExists):
-            await store.import_(lines)
-
-    async def test_a_damaged_export_is_refused_whole_and_the_line_named(self, store: Store) -> None:
-        await store.create_conversation("c")
-        digest = await store.put_blob(b"data")
-        await store.append("c", *turns(3), Message(role="user", parts=(ImagePart(blob=digest),)))
-        lines = await exported(store, "c")
-        changed = [line.replace("message 2", "message X") for line in lines]
-        other_blob = [line.replace("ZGF0YQ==", "b3RoZXI=") for line in lines]
-        swapped = [*lines[:3], lines[4], lines[3], *lines[5:]]
-        damaged = {
-            "Line 5": changed,
-            "Line 2": other_blob,
-            "Line 4": swapped,
-            "Line 3": [*lines[:2], "{", *lines[2:]],
-            "breaks off": lines[:-1],
-            "Line 1": lines[1:],
-            "Line 0": [],
-            "Line 9": [*lines, lines[-1]],
-            "a second conversation": [lines[0], lines[0]],
-            "Line 8": [*lines[:-1], lines[-1].replace("4", "5")],
-        }
-        for expected, wrong in damaged.items():
-            with pytest.raises(ImportFailed, match=rf"(?i){expected}\b"):
-                await store.import_(wrong, rename="copy")
-            with pytest.raises(ConversationNotFound):
-                await store.conversation("copy")
 
     @for_any
     @given(said=st.lists(drafts(), min_size=1, max_size=5))
