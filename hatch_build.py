@@ -1,7 +1,7 @@
-"""Builds the page into the package when a wheel is made. An editable install and the source distribution need none.
+"""Hatch build hook: builds the web page into the wheel. An editable install and the source distribution need no page.
 
-Node.js builds it and is not needed to serve it. Without Node.js a page that was built before is taken; without that the
-build fails and says so, unless QUIRE_WITHOUT_PAGE=1 asks for a wheel that has only the interface under /api.
+Building needs Node.js, serving does not. Without Node.js the hook uses a page that was built before; without that the
+build fails with a message, unless QUIRE_WITHOUT_PAGE=1 requests a wheel that has only the API under /api.
 """
 
 import os
@@ -12,14 +12,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PLACE = Path("src/quire/server/static")
+STATIC_FOLDER = Path("src/quire/server/static")
 
 
 class PageBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or version == "editable":
             return
-        built = Path(self.root) / PLACE
+        built = Path(self.root) / STATIC_FOLDER
         if os.environ.get("QUIRE_WITHOUT_PAGE") == "1":
             self.app.display_warning("The wheel is made without the page: QUIRE_WITHOUT_PAGE is 1.")
             return
@@ -31,11 +31,11 @@ class PageBuildHook(BuildHookInterface[Any]):
                 "The page cannot be built: npm was not found. Install Node.js 20 or later, "
                 "or set QUIRE_WITHOUT_PAGE=1 for a wheel without the page."
             )
-        build_data["artifacts"].append(f"/{PLACE}/**")
+        build_data["artifacts"].append(f"/{STATIC_FOLDER}/**")
 
 
 def build_page(npm: str, web: Path) -> None:
-    """What `just web` does, without the tests."""
+    """Builds like `just web`, without the tests."""
     if not (web / "node_modules").is_dir():
         subprocess.run([npm, "install", "--ignore-scripts"], cwd=web, check=True)  # noqa: S603
     subprocess.run([npm, "run", "build"], cwd=web, check=True)  # noqa: S603

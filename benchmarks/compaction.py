@@ -1,6 +1,6 @@
-"""A chat of forty turns with a real model in a window of 1,024 tokens, kept within it in four ways.
+"""A chat of forty turns with a real model in a context window of 1,024 tokens, with four strategies.
 
-Quire (hybrid and summarize) beside a sliding window (LangChain's `trim_messages` before each call) and LangChain's
+Quire (hybrid and summarize) against a sliding window (LangChain's `trim_messages` before each call) and LangChain's
 `SummarizationMiddleware`. The server, llama.cpp, says how many prompt tokens it was sent, how many of them it had to
 evaluate because its cache did not hold them, and how long that took. Calls that write summaries are counted in.
 Also: the bookkeeping of a compaction, without the model, in a conversation of 100,000 messages.
@@ -14,34 +14,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, trim_messages
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
-from quire.compaction.run import Summarizer
-from quire.engine import Engine
-from quire.errors import ModelInvalid
+from infra.llama import LocalModel
+from quire.compaction.execution import Summarizer
+from quire.engine import Conversation, Engine, EngineConfig
+from quire.errors import ModelRequestRejected
 from quire.llm import Prompt, Reply
 from quire.log import SqlStore
 from quire.model import Message, TokenCount
 from quire.model.entries import Draft
 from quire.settings import Settings
-from quire.testing.llama import LocalModel
-from quire.testing.scripted import ScriptedModel
-from quire.view.shapes import OpenAIShape
+from quire.testing.scripted_model import ScriptedModel
 from quire.view.tokens import counter_for
-from support import Report, main
+from quire.view.wire_formats import OpenAIChatFormat
+from support import Report, run_benchmark
 
-WINDOW = 1_024
-RESERVED = 128
-REPLY = 40
+WINDOW_TOKENS = 1_024
+TURNS, QUICK_TURNS = 40, 20
+"""The window is full after about ten turns, so that a quick run compacts too."""
+SHORT_MESSAGES = 1_000
+RESERVED_TOKENS = 128
+MAX_REPLY_TOKENS = 40
 INSTRUCTIONS = "You are a helpful guide to a river and its mills. Answer in one or two short sentences."
 
 
-def question(turn: int) -> str:
+def make_question(turn: int) -> str:
     return (
         f"Question {turn}: at bend {turn} of the river stands mill number {turn * 7 % 90}. "
         f"What should a traveller who arrives there on day {turn} know about its wheel and its miller?"
@@ -49,73 +52,73 @@ def question(turn: int) -> str:
 
 
 @dataclass
-class Tally:
-    """What the server reported."""
+class ServerUsage:
+    """Usage that the server reported."""
 
-    sent: int = 0
-    evaluated: int = 0
-    first_token: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    evaluated_tokens: int = 0
+    first_token_ms: list[float] = field(default_factory=list)
     failures: int = 0
 
-    def note(self, body: dict[str, Any]) -> None:
+    def add_response(self, body: dict[str, Any]) -> None:
         if "usage" in body:
-            self.sent += body["usage"]["prompt_tokens"]
-            self.evaluated += body["timings"]["prompt_n"]
-            self.first_token.append(body["timings"]["prompt_ms"])
+            self.prompt_tokens += body["usage"]["prompt_tokens"]
+            self.evaluated_tokens += body["timings"]["prompt_n"]
+            self.first_token_ms.append(body["timings"]["prompt_ms"])
 
-    def hook(self, response: httpx.Response) -> None:
+    def on_response(self, response: httpx2.Response) -> None:
         response.read()
-        self.note(response.json())
+        self.add_response(response.json())
 
 
-class PlainModel:
-    """A summarizer whose calls are tallied like all others."""
+class CountedModel:
+    """A summarizer whose calls are counted like all others."""
 
-    def __init__(self, url: str, tally: Tally) -> None:
-        self.name, self._url, self._tally, self._shape = "smollm2", url, tally, OpenAIShape()
+    def __init__(self, url: str, tally: ServerUsage) -> None:
+        self.name, self._url, self._usage, self._wire_format = "smollm2", url, tally, OpenAIChatFormat()
 
     async def complete(self, prompt: Prompt) -> Reply:
-        units = [unit for message in prompt.messages for unit in self._shape.units(message)]
-        payload = self._shape.payload(
-            model=self.name, system=prompt.system, tools=(), units=units, max_tokens=prompt.max_tokens
+        units = [unit for message in prompt.messages for unit in self._wire_format.render_message(message)]
+        payload = self._wire_format.build_payload(
+            model=self.name, system=prompt.system, tools=(), messages=units, max_tokens=prompt.max_tokens
         )
-        async with httpx.AsyncClient(timeout=300) as client:
+        async with httpx2.AsyncClient(timeout=300) as client:
             response = await client.post(f"{self._url}/chat/completions", json=payload)
         if response.status_code != 200:
-            raise ModelInvalid(response.text)
-        self._tally.note(response.json())
-        return self._shape.parse(response.json())
+            raise ModelRequestRejected(response.text)
+        self._usage.add_response(response.json())
+        return self._wire_format.parse_reply(response.json())
 
     def stream(self, prompt: Prompt) -> Any:
         raise NotImplementedError
 
 
-async def quire_chat(url: str, strategy: str, turns: int) -> Tally:
-    tally = Tally()
+async def run_quire(url: str, strategy: str, turns: int) -> ServerUsage:
+    tally = ServerUsage()
     settings = Settings(
         model="smollm2",
         strategy=strategy,
-        context_limit=WINDOW,
-        reserved_response_tokens=RESERVED,
+        context_limit=WINDOW_TOKENS,
+        reserved_response_tokens=RESERVED_TOKENS,
         recent_messages_to_keep=6,
         context_background_threshold=None,
     )
     async with SqlStore.open("sqlite://") as store:
-        summarizer = Summarizer(model=PlainModel(url, tally), window=WINDOW, timeout=300)
-        engine = Engine(store, settings=settings, instructions=INSTRUCTIONS, summarizer=summarizer)
+        summarizer = Summarizer(model=CountedModel(url, tally), window=WINDOW_TOKENS, timeout=300)
+        engine = Engine(store, EngineConfig.create(settings, instructions=INSTRUCTIONS, summarizer=summarizer))
         conversation = await engine.conversation()
-        async with httpx.AsyncClient(timeout=300) as client:
+        async with httpx2.AsyncClient(timeout=300) as client:
             for turn in range(turns):
-                request = await conversation.prepare(question(turn))
-                body = request.to_openai(max_tokens=REPLY, temperature=0)
+                request = await conversation.prepare(make_question(turn))
+                body = request.to_openai(max_tokens=MAX_REPLY_TOKENS, temperature=0)
                 response = (await client.post(f"{url}/chat/completions", json=body)).raise_for_status().json()
-                tally.note(response)
+                tally.add_response(response)
                 await conversation.record(response, request=request)
     return tally
 
 
-def chat_model(url: str, tally: Tally, *, max_tokens: int) -> ChatOpenAI:
-    client = httpx.Client(event_hooks={"response": [tally.hook]}, timeout=300)
+def make_chat_model(url: str, tally: ServerUsage, *, max_tokens: int) -> ChatOpenAI:
+    client = httpx2.Client(event_hooks={"response": [tally.on_response]}, timeout=300)
     return ChatOpenAI(
         model="smollm2",
         base_url=url,
@@ -127,36 +130,36 @@ def chat_model(url: str, tally: Tally, *, max_tokens: int) -> ChatOpenAI:
     )
 
 
-async def sliding_window(url: str, turns: int) -> Tally:
-    tally = Tally()
-    model = chat_model(url, tally, max_tokens=REPLY)
+async def run_sliding_window(url: str, turns: int) -> ServerUsage:
+    tally = ServerUsage()
+    model = make_chat_model(url, tally, max_tokens=MAX_REPLY_TOKENS)
     count = counter_for("gpt-4o").count
     history: list[BaseMessage] = [SystemMessage(INSTRUCTIONS)]
     for turn in range(turns):
-        history.append(HumanMessage(question(turn)))
-        kept = trim_messages(
+        history.append(HumanMessage(make_question(turn)))
+        trimmed = trim_messages(
             history,
-            max_tokens=WINDOW - RESERVED - 32,
+            max_tokens=WINDOW_TOKENS - RESERVED_TOKENS - 32,
             token_counter=lambda messages: sum(5 + count(str(each.content)) for each in messages),
             strategy="last",
             start_on="human",
             include_system=True,
         )
-        history.append(AIMessage(str(model.invoke(kept).content)))
+        history.append(AIMessage(str(model.invoke(trimmed).content)))
     return tally
 
 
-async def summarization_middleware(url: str, turns: int) -> Tally:
-    tally = Tally()
+async def run_summarization_middleware(url: str, turns: int) -> ServerUsage:
+    tally = ServerUsage()
     summaries = SummarizationMiddleware(
-        model=chat_model(url, tally, max_tokens=150),
-        trigger=("tokens", int((WINDOW - RESERVED) * 0.85)),
+        model=make_chat_model(url, tally, max_tokens=150),
+        trigger=("tokens", int((WINDOW_TOKENS - RESERVED_TOKENS) * 0.85)),
         keep=("messages", 6),
-        # Its prompt takes about 500 tokens of the window, so that this is what is left for what it summarizes.
+        # Its prompt takes about 500 tokens of the window; this is the rest, for the text to summarize.
         trim_tokens_to_summarize=300,
     )
     agent = create_agent(
-        chat_model(url, tally, max_tokens=REPLY),
+        make_chat_model(url, tally, max_tokens=MAX_REPLY_TOKENS),
         tools=[],
         system_prompt=INSTRUCTIONS,
         middleware=[summaries],
@@ -164,72 +167,93 @@ async def summarization_middleware(url: str, turns: int) -> Tally:
     )
     for turn in range(turns):
         try:
-            agent.invoke({"messages": [HumanMessage(question(turn))]}, {"configurable": {"thread_id": "1"}})
-        except Exception:  # noqa: BLE001 (whatever it is, it is a turn that failed)
+            agent.invoke({"messages": [HumanMessage(make_question(turn))]}, {"configurable": {"thread_id": "1"}})
+        except Exception:  # noqa: BLE001 (any error is a failed turn)
             tally.failures += 1
     return tally
 
 
-async def bookkeeping(report: Report, *, quick: bool) -> None:
-    """Plan, store and rebuild, with a summarizer that answers at once."""
-    size = 20_000 if quick else 100_000
+async def measure_bookkeeping(report: Report, *, quick: bool) -> None:
+    """Compares plan, store and rebuild of a compaction in a long conversation with those in a short one.
+
+    The summarizer answers at once.
+    """
+    sizes = (SHORT_MESSAGES, 20_000 if quick else 100_000)
     with tempfile.TemporaryDirectory() as folder:
         async with SqlStore.open(f"sqlite:///{Path(folder) / 'quire.db'}") as store:
             settings = Settings(model="gpt-4o", context_limit=8_512, context_background_threshold=None)
-            summary = ScriptedModel("Task: rivers [#1].", repeat=True)
-            summarizer = Summarizer(model=summary, window=128_000)
-            engine = Engine(store, settings=settings, summarizer=summarizer)
-            conversation = await engine.conversation("c")
-            tokens = engine.meter.count(Message.user(question(12_345)))
-            for start in range(0, size, 2_000):
-                numbers = range(start, start + 2_000)
-                drafts = [
-                    Draft(body=Message.user(question(n)), tokens=TokenCount(tokens, engine.meter.name)) for n in numbers
-                ]
-                await store.append("c", *drafts)
-            engine.summarizer = None
-            engine.use(strategy="discard")
-            await conversation.prepare("The first request cuts the long history down.")
-            engine.use(strategy="hybrid")
-            engine.summarizer = summarizer
-            taken: list[float] = []
+            summarizer = Summarizer(model=ScriptedModel("Task: rivers [#1].", repeat=True), window=128_000)
+            engine = Engine(store, EngineConfig.create(settings, summarizer=summarizer))
+            conversations = [await create_cut_conversation(engine, size) for size in sizes]
+            taken: tuple[list[float], list[float]] = ([], [])
             for _ in range(15):
-                await conversation.append(*(question(n) for n in range(100)))
-                start_time = time.perf_counter()
-                await conversation.compact()
-                await conversation.prepare("And now?")
-                taken.append((time.perf_counter() - start_time) * 1_000)
-    report.at_most("bookkeeping_ms", statistics.median(taken), 50.0)
+                for times, conversation in zip(taken, conversations, strict=True):
+                    times.append(await time_compaction(conversation))
+    medians = [statistics.median(times) for times in taken]
+    report.print_table(
+        "bookkeeping of a compaction", ("messages", "milliseconds"), list(zip(sizes, medians, strict=True))
+    )
+    growth = statistics.median(long / short for short, long in zip(*taken, strict=True))
+    report.require_at_most(f"bookkeeping_growth_{sizes[0]}_to_{sizes[1]}", growth, 1.3)
+
+
+async def create_cut_conversation(engine: Engine, size: int) -> Conversation:
+    """Creates a conversation of `size` messages and discards all that does not fit the window."""
+    conversation = await engine.conversation(f"{size:07}")
+    counter = engine.message_counter
+    tokens = TokenCount(counter.count(Message.user(make_question(12_345))), counter.name)
+    for start in range(0, size, 1_000):
+        drafts = [Draft(body=Message.user(make_question(n)), tokens=tokens) for n in range(start, start + 1_000)]
+        await engine.store.append(conversation.id, *drafts)
+    discarding = engine.with_changes(summarizer=None, strategy="discard")
+    await (await discarding.conversation(conversation.id)).prepare("The first request cuts the long history down.")
+    return conversation
+
+
+async def time_compaction(conversation: Conversation) -> float:
+    """Appends a hundred messages, and returns the milliseconds of a compaction and the next request."""
+    await conversation.append(*(make_question(n) for n in range(100)))
+    start = time.perf_counter()
+    await conversation.compact()
+    await conversation.prepare("And now?")
+    return (time.perf_counter() - start) * 1_000
 
 
 async def run(*, quick: bool) -> Report:
     report = Report("compaction")
-    turns = 8 if quick else 40
-    ways: dict[str, Callable[[str], Any]] = {
-        "Quire, hybrid": lambda url: quire_chat(url, "hybrid", turns),
-        "Quire, summarize": lambda url: quire_chat(url, "summarize", turns),
-        "sliding window": lambda url: sliding_window(url, turns),
-        "SummarizationMiddleware": lambda url: summarization_middleware(url, turns),
+    turns = QUICK_TURNS if quick else TURNS
+    strategies: dict[str, Callable[[str], Any]] = {
+        "Quire, hybrid": lambda url: run_quire(url, "hybrid", turns),
+        "Quire, summarize": lambda url: run_quire(url, "summarize", turns),
+        "sliding window": lambda url: run_sliding_window(url, turns),
+        "SummarizationMiddleware": lambda url: run_summarization_middleware(url, turns),
     }
-    tallies: dict[str, Tally] = {}
-    for name, chat in ways.items():
-        # A server of its own each: nobody finds another's prompts in the cache.
-        with LocalModel(context=WINDOW, slots=2) as model:
-            tallies[name] = await chat(model.url)
-    report.table(
-        f"{turns} turns in a window of {WINDOW} tokens, as the server reports them",
+    usage: dict[str, ServerUsage] = {}
+    for name, run_chat in strategies.items():
+        # Each has its own server, so that the prompt caches are separate.
+        with LocalModel(context=WINDOW_TOKENS, slots=2) as model:
+            usage[name] = await run_chat(model.url)
+    report.print_table(
+        f"{turns} turns in a window of {WINDOW_TOKENS} tokens, as the server reports them",
         ("", "calls", "sent", "evaluated", "first token, ms (median)", "failed turns"),
         [
-            (name, len(each.first_token), each.sent, each.evaluated, statistics.median(each.first_token), each.failures)
-            for name, each in tallies.items()
+            (
+                name,
+                len(each.first_token_ms),
+                each.prompt_tokens,
+                each.evaluated_tokens,
+                statistics.median(each.first_token_ms),
+                each.failures,
+            )
+            for name, each in usage.items()
         ],
     )
-    sliding = tallies["sliding window"].evaluated
+    sliding = usage["sliding window"].evaluated_tokens
     for name in ("hybrid", "summarize"):
-        report.at_most(f"{name}_vs_sliding_window", tallies[f"Quire, {name}"].evaluated / sliding, 0.5)
-    await bookkeeping(report, quick=quick)
+        report.require_at_most(f"{name}_vs_sliding_window", usage[f"Quire, {name}"].evaluated_tokens / sliding, 0.5)
+    await measure_bookkeeping(report, quick=quick)
     return report
 
 
 if __name__ == "__main__":
-    main(run)
+    run_benchmark(run)

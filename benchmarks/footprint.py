@@ -1,7 +1,7 @@
-"""What a turn costs PostgreSQL: bytes on disk for each message and manifest, statements and round trips for each turn.
+"""Cost of a turn on PostgreSQL: bytes on disk per message and manifest, statements and round trips per turn.
 
-The figures of docs/scale.md. Turns are made by the engine and then copied under other names, so that tables are large
-enough for their bytes to be those of rows, not of empty pages.
+The figures of docs/scale.md. The engine writes turns, which are then copied under other ids, so that the tables are
+large enough for their size to be that of rows, not of empty pages.
 """
 
 import argparse
@@ -12,17 +12,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 
-from quire.agent.loop import turn
+from infra.postgres import Cluster, PostgresServer
+from quire.agent.turn import run_turn
 from quire.engine import Conversation, Engine, open_engine
 from quire.log import SqlStore, migrate
 from quire.server.app import create_app
-from quire.server.serving import Serving
+from quire.server.state import ServerState
 from quire.settings import Settings
-from quire.testing.postgres import Cluster, Server
-from quire.testing.scripted import ScriptedModel
+from quire.testing.scripted_model import ScriptedModel
 
 SENTENCES = (
     "the river carries more water in spring than autumn and mill runs day night when sluice is open its keeper walks "
@@ -30,41 +30,42 @@ SENTENCES = (
 )
 WORDS = SENTENCES.split()
 VERBOSE = "--verbose" in sys.argv
-TURNS = 10
+QUICK_MESSAGES = 4_000
+TURNS_PER_CONVERSATION = 10
 """Questions in a conversation, each with its reply."""
-TOTALS = (
+TABLE_SIZES_QUERY = (
     "SELECT relname, pg_total_relation_size(oid) FROM pg_class WHERE relkind IN ('r', 'p') AND relname LIKE 'quire%'"
 )
 
 
-def said(dice: random.Random, words: int = 48) -> str:
+def make_sentence(dice: random.Random, words: int = 48) -> str:
     """About sixty tokens."""
     return " ".join(dice.choice(WORDS) for _ in range(words)) + "."
 
 
-async def told(engine: Engine, conversations: int) -> None:
+async def create_conversations(engine: Engine, conversations: int) -> None:
     dice = random.Random(7)
     for number in range(conversations):
         conversation = await engine.conversation(f"{number:026}")
-        for _ in range(TURNS):
-            await conversation.prepare(said(dice))
-            await conversation.record(said(dice))
+        for _ in range(TURNS_PER_CONVERSATION):
+            request = await conversation.prepare(make_sentence(dice))
+            await conversation.record(make_sentence(dice), request=request)
 
 
-COPIED = {
+COPIED_TABLES = {
     "conversations": "conversation",
     "branches": "conversation",
     "entries": "conversation",
     "paths": "conversation",
     "manifests": "conversation",
     "blob_uses": "conversation",
-    "spending": "conversation",
+    "costs": "conversation",
 }
 
 
-def copy(connection: "psycopg.Connection[Any]", times: int) -> None:
-    """Every conversation so many times more, under other names."""
-    for table, column in COPIED.items():
+def copy_conversations(connection: "psycopg.Connection[Any]", times: int) -> None:
+    """Copies every conversation `times` times, under other ids."""
+    for table, column in COPIED_TABLES.items():
         columns = [
             name
             for (name,) in connection.execute(
@@ -81,10 +82,10 @@ def copy(connection: "psycopg.Connection[Any]", times: int) -> None:
     connection.execute("VACUUM ANALYZE")
 
 
-def sizes(connection: "psycopg.Connection[Any]") -> Iterator[tuple[str, int, int]]:
-    """Each table with its rows and its bytes, indexes and partitions included."""
+def measure_tables(connection: "psycopg.Connection[Any]") -> Iterator[tuple[str, int, int]]:
+    """Yields each table with its rows and bytes, including indexes and partitions."""
     bytes_of: dict[str, int] = {}
-    for relation, size in connection.execute(TOTALS):
+    for relation, size in connection.execute(TABLE_SIZES_QUERY):
         name = relation.removeprefix("quire_").rstrip("0123456789").rstrip("_")
         bytes_of[name] = bytes_of.get(name, 0) + size
     for name, size in sorted(bytes_of.items(), key=lambda item: -item[1]):
@@ -93,21 +94,21 @@ def sizes(connection: "psycopg.Connection[Any]") -> Iterator[tuple[str, int, int
             yield name, rows, size
 
 
-class Way:
-    """The way to the server, on which each turn from speaking to listening is a round trip."""
+class CountingProxy:
+    """TCP proxy that counts round trips: each client message after a server message is one."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self.trips = 0
+        self.round_trips = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[int]:
-        """Gives the port to connect to."""
-        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        """Yields the port to connect to."""
+        server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         async with server:
             yield server.sockets[0].getsockname()[1]
 
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inward, outward = await asyncio.open_connection("127.0.0.1", self._port)
         answered = True
 
@@ -115,13 +116,13 @@ class Way:
             nonlocal answered
             while data := await source.read(65_536):
                 if asking and answered:
-                    self.trips += 1
+                    self.round_trips += 1
                 answered = not asking
                 target.write(data)
                 await target.drain()
             target.close()
 
-        # Whoever is still connected at the end is cut off.
+        # Connections that are still open at the end are cancelled.
         with suppress(asyncio.CancelledError):
             await asyncio.gather(
                 pass_on(reader, outward, asking=True), pass_on(inward, writer, asking=False), return_exceptions=True
@@ -129,97 +130,106 @@ class Way:
 
 
 @contextmanager
-def counted(connection: "psycopg.Connection[Any]", way: Way, what: str) -> Iterator[None]:
-    """Prints what the server was asked meanwhile."""
+def count_statements(connection: "psycopg.Connection[Any]", way: CountingProxy, what: str) -> Iterator[None]:
+    """Prints the transactions, round trips and statements of the block."""
     connection.execute("SELECT pg_stat_statements_reset()")
-    before = way.trips
+    before = way.round_trips
     yield
-    trips = way.trips - before
-    asked = connection.execute(
+    trips = way.round_trips - before
+    statements = connection.execute(
         "SELECT query, calls FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat_statements%'"
     ).fetchall()
     if VERBOSE:
-        for query, calls in asked:
+        for query, calls in statements:
             print(f"    {calls} x {' '.join(query.split())[:110]}")
-    begun = sum(calls for query, calls in asked if query.startswith("BEGIN"))
-    writes = sum(calls for query, calls in asked if query.lstrip().startswith(("INSERT", "UPDATE", "DELETE")))
-    # Those that begin a transaction, name its tenant and end it are not counted among its statements.
-    others = sum(calls for query, calls in asked if "set_config" not in query and not query.startswith("BEGIN"))
-    print(f"{what}: {begun} transactions, {trips} round trips, {others} statements, of these {writes} writes")
+    transactions = sum(calls for query, calls in statements if query.startswith("BEGIN"))
+    writes = sum(calls for query, calls in statements if query.lstrip().startswith(("INSERT", "UPDATE", "DELETE")))
+    # Without the statements that begin a transaction, set its tenant and end it.
+    others = sum(calls for query, calls in statements if "set_config" not in query and not query.startswith("BEGIN"))
+    print(f"{what}: {transactions} transactions, {trips} round trips, {others} statements, of these {writes} writes")
 
 
-async def counting(url: str, owner: "psycopg.Connection[Any]", way: Way) -> None:
+async def count_engine_turns(url: str, owner: "psycopg.Connection[Any]", way: CountingProxy) -> None:
     async with open_engine(url, model="gpt-4o") as engine:
         dice = random.Random(3)
         conversation = await engine.conversation("counted")
         for _ in range(8):  # Until every statement was met, and the driver has prepared those that it will.
-            await conversation.prepare(said(dice))
-            await conversation.record(said(dice))
-        await _count(owner, way, "load the window", lambda: engine.store.window("counted"))
-        await _count(owner, way, "append one message", lambda: conversation.append(said(dice)))
-        await _count(owner, way, "prepare a request", lambda: conversation.prepare(said(dice)))
-        await _count(owner, way, "record its reply", lambda: conversation.record(said(dice)))
-        model = ScriptedModel(said(dice), repeat=True)
-        await _count(owner, way, "a turn of the server", lambda: _taken(conversation, said(dice), model))
+            request = await conversation.prepare(make_sentence(dice))
+            await conversation.record(make_sentence(dice), request=request)
+        await _count_call(owner, way, "load the window", lambda: engine.store.read_window("counted"))
+        await _count_call(owner, way, "append one message", lambda: conversation.append(make_sentence(dice)))
+        await _count_call(owner, way, "prepare a request", lambda: conversation.prepare(make_sentence(dice)))
+        prepared = await conversation.prepare(make_sentence(dice))
+        await _count_call(
+            owner, way, "record its reply", lambda: conversation.record(make_sentence(dice), request=prepared)
+        )
+        model = ScriptedModel(make_sentence(dice), repeat=True)
+        await _count_call(
+            owner, way, "a turn of the server", lambda: _run_turn(conversation, make_sentence(dice), model)
+        )
 
 
-async def _taken(conversation: Conversation, question: str, model: ScriptedModel) -> None:
-    async for _ in turn(conversation, question, model=model):
+async def _run_turn(conversation: Conversation, question: str, model: ScriptedModel) -> None:
+    async for _ in run_turn(conversation, question, model=model):
         pass
 
 
-async def counting_gateway(url: str, owner: "psycopg.Connection[Any]", way: Way) -> None:
-    """Turns through the gateway, of a client that names its conversation and of one that does not."""
+async def count_gateway_turns(url: str, owner: "psycopg.Connection[Any]", way: CountingProxy) -> None:
+    """Counts turns through the gateway, of a client that names its conversation and of one that does not."""
     dice = random.Random(5)
 
-    def upstream(request: httpx.Request) -> httpx.Response:
-        message = {"role": "assistant", "content": said(dice)}
+    def upstream(request: httpx2.Request) -> httpx2.Response:
+        message = {"role": "assistant", "content": make_sentence(dice)}
         usage = {"prompt_tokens": 100, "completion_tokens": 60, "total_tokens": 160}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return httpx.Response(200, json={"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
+        return httpx2.Response(200, json={"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
 
     settings = Settings(model="gpt-4o", base_url="http://upstream/v1")
     async with (
         SqlStore.open(url) as store,
-        httpx.AsyncClient(transport=httpx.MockTransport(upstream)) as outward,
+        httpx2.AsyncClient(transport=httpx2.MockTransport(upstream)) as outward,
     ):
-        app = create_app(Serving(store, settings, client=outward), token="token")
+        app = create_app(ServerState(store, settings, http_client=outward), token="token")
         headers = {"Authorization": "Bearer token"}
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
             for what, named in (("by its name", {"X-Quire-Conversation": "named"}), ("by its messages", {})):
                 messages: list[dict[str, str]] = []
 
                 async def ask(named: dict[str, str] = named, messages: list[dict[str, str]] = messages) -> None:
-                    messages.append({"role": "user", "content": said(dice)})
+                    messages.append({"role": "user", "content": make_sentence(dice)})
                     body = {"model": "gpt-4o", "messages": messages}
                     answer = await client.post("/v1/chat/completions", json=body, headers=named)
                     messages.append(answer.raise_for_status().json()["choices"][0]["message"])
 
                 for _ in range(8):
                     await ask()
-                await _count(owner, way, f"a turn of the gateway, known {what}", ask)
+                await _count_call(owner, way, f"a turn of the gateway, known {what}", ask)
 
 
-async def _count(owner: "psycopg.Connection[Any]", way: Way, what: str, work: Callable[[], Awaitable[Any]]) -> None:
-    with counted(owner, way, what):
+async def _count_call(
+    owner: "psycopg.Connection[Any]", way: CountingProxy, what: str, work: Callable[[], Awaitable[Any]]
+) -> None:
+    with count_statements(owner, way, what):
         await work()
         await asyncio.sleep(0.05)
 
 
 async def count_all(cluster: Cluster, owner: "psycopg.Connection[Any]") -> None:
-    way = Way(cluster.port)
+    way = CountingProxy(cluster.port)
     async with way.open() as port:
-        url = Server(port).url("quire")
-        await counting(url, owner, way)
-        await counting_gateway(url, owner, way)
+        url = PostgresServer(port).url("quire")
+        await count_engine_turns(url, owner, way)
+        await count_gateway_turns(url, owner, way)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--verbose", action="store_true", help="every statement")
     parser.add_argument("--messages", type=int, default=50_000)
-    wanted: int = parser.parse_args().messages
+    parser.add_argument("--quick", action="store_true", help="4,000 messages, under a minute")
+    options = parser.parse_args()
+    target: int = QUICK_MESSAGES if options.quick else options.messages
     made = 100
     settings = {"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track_utility": "on"}
     with Cluster.start(18, settings=settings) as cluster:
@@ -229,14 +239,14 @@ def main() -> None:
 
         async def fill() -> None:
             async with open_engine(url, model="gpt-4o") as engine:
-                await told(engine, made)
+                await create_conversations(engine, made)
 
         asyncio.run(fill())
         with psycopg.connect(url, autocommit=True) as owner:
             owner.execute("CREATE EXTENSION pg_stat_statements")
-            copy(owner, max(0, wanted // (made * TURNS * 2) - 1))
+            copy_conversations(owner, max(0, target // (made * TURNS_PER_CONVERSATION * 2) - 1))
             messages = total = 0
-            for name, rows, size in sizes(owner):
+            for name, rows, size in measure_tables(owner):
                 print(f"{name:16} {rows:>9,} rows {size:>13,} bytes {size / rows:>8,.0f} a row")
                 messages = rows if name == "entries" else messages
                 total += size

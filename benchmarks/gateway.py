@@ -1,8 +1,8 @@
-"""The gateway on PostgreSQL beside two bare FastAPI proxies: one without a store, one that does the same inserts.
+"""The gateway on PostgreSQL against two bare FastAPI proxies: one without a store, one that does the same inserts.
 
-Every server is a process of its own, on loopback, with an upstream that answers at once; so are clients, in this one.
-A turn is one question and one reply of sixty tokens. The proxies are measured in turns, slice by slice, so that a slow
-moment of the machine meets them alike. QUIRE_PROFILE=file writes a cProfile of the gateway.
+Every server runs in its own process, on loopback, with an upstream that answers at once; the clients run in this one.
+A turn is one question and one reply of sixty tokens. The servers are measured alternately, slice by slice, so that a
+slow moment of the machine affects all of them. QUIRE_PROFILE=file writes a cProfile of the gateway.
 """
 
 import asyncio
@@ -19,33 +19,44 @@ from typing import NamedTuple
 
 import psycopg
 
-from quire.engine import Engine
+from infra.postgres import Cluster
+from quire.engine import Engine, EngineConfig
 from quire.log import SqlStore, migrate
-from quire.log.fresh import new_id
+from quire.log.ids import new_id
 from quire.model import Compaction, Draft, Message, Span, TokenCount
 from quire.settings import Settings
-from quire.testing.postgres import Cluster
-from support import Report, main
+from support import Report, run_benchmark
 
 SENTENCE = "The river carries more water in spring than in autumn, and the mill runs day and night. "
-SYSTEM = "You keep the books of a mill, and answer in one sentence. " * 8
-QUESTION, SAID = SENTENCE * 3, "The mill runs. " * 12
-TURNS = 10
-"""A client begins a new conversation after so many turns; until then it sends the whole list."""
-WINDOW = 8_192
-SHORT, LONG, SEEN = 1_000, 10_000, 60
-"""Messages of a conversation, and how many of them are not archived yet."""
+SYSTEM_PROMPT = "You keep the books of a mill, and answer in one sentence. " * 8
+QUESTION_TEXT, REPLY_TEXT = SENTENCE * 3, "The mill runs. " * 12
+TURNS_PER_CONVERSATION = 10
+"""Turns after which a client starts a new conversation; until then it sends the whole history."""
+WINDOW_TOKENS = 8_192
+SHORT_MESSAGES, LONG_MESSAGES, ACTIVE_MESSAGES = 1_000, 10_000, 60
+"""Messages of a conversation, and those that are not archived."""
 COUNTER = "openai:o200k_base"
 
 
 class Client:
-    """Speaks just enough HTTP, on a connection that it keeps."""
+    """Minimal HTTP client on a persistent connection."""
 
     def __init__(self, port: int, key: str) -> None:
         self._port, self._key = port, key
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, body: bytes, conversation: str) -> bytes:
+        try:
+            return await self._send(body, conversation)
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            if isinstance(error, asyncio.IncompleteReadError) and error.partial:
+                raise
+        # The server closed the idle connection while other servers were measured.
+        self.close()
+        self._streams = None
+        return await self._send(body, conversation)
+
+    async def _send(self, body: bytes, conversation: str) -> bytes:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
@@ -67,70 +78,74 @@ class Client:
             self._streams[1].close()
 
 
-Asking = Callable[[Client, int], AsyncIterator[None]]
+ClientScript = Callable[[Client, int], AsyncIterator[None]]
 
 
-def body_of(messages: list[dict[str, str]]) -> bytes:
-    return json.dumps({"model": "gpt-4o", "messages": [{"role": "system", "content": SYSTEM}, *messages]}).encode()
+def build_body(messages: list[dict[str, str]]) -> bytes:
+    return json.dumps(
+        {"model": "gpt-4o", "messages": [{"role": "system", "content": SYSTEM_PROMPT}, *messages]}
+    ).encode()
 
 
-async def whole_lists(client: Client, number: int) -> AsyncIterator[None]:
-    """Sends all that was said so far, and begins anew after some turns."""
+async def send_full_history(client: Client, number: int) -> AsyncIterator[None]:
+    """Sends the whole history, and starts a new conversation after some turns."""
     while True:
         conversation, history = new_id(), list[dict[str, str]]()
-        for turn in range(TURNS):
-            history.append({"role": "user", "content": f"{number} {turn} {QUESTION}"})
-            answer = await client.ask(body_of(history), conversation)
+        for turn in range(TURNS_PER_CONVERSATION):
+            history.append({"role": "user", "content": f"{number} {turn} {QUESTION_TEXT}"})
+            answer = await client.ask(build_body(history), conversation)
             history.append({"role": "assistant", "content": json.loads(answer)["choices"][0]["message"]["content"]})
             yield
 
 
-def last_turns(names: list[str]) -> Asking:
+def send_last_turns(names: list[str]) -> ClientScript:
     """Sends the last three turns of a conversation that it names."""
 
     async def asking(client: Client, number: int) -> AsyncIterator[None]:
         history, began = list[dict[str, str]](), new_id()
         for turn in range(1_000_000):
-            history = [*history, {"role": "user", "content": f"{began} {turn} {QUESTION}"}][-7:]
-            answer = await client.ask(body_of(history), names[number])
+            history = [*history, {"role": "user", "content": f"{began} {turn} {QUESTION_TEXT}"}][-7:]
+            answer = await client.ask(build_body(history), names[number])
             history.append({"role": "assistant", "content": json.loads(answer)["choices"][0]["message"]["content"]})
             yield
 
     return asking
 
 
-def only_what_is_new(names: list[str]) -> Asking:
+def send_new_messages(names: list[str]) -> ClientScript:
     """Sends the question alone, and leaves the history to Quire."""
 
     async def asking(client: Client, number: int) -> AsyncIterator[None]:
         for turn in range(1_000_000):
-            await client.ask(body_of([{"role": "user", "content": f"{number} {turn} {QUESTION}"}]), names[number])
+            await client.ask(
+                build_body([{"role": "user", "content": f"{number} {turn} {QUESTION_TEXT}"}]), names[number]
+            )
             yield
 
     return asking
 
 
-class Crowd:
-    """Clients of one server that go on from slice to slice, and what their turns took.
+class ClientGroup:
+    """Clients of one server that continue from slice to slice, with the latency of their turns.
 
-    Also what the server's own process spent on them, which tells more where others use the machine.
+    Also the CPU time of the server's process, which is the better measure on a shared machine.
     """
 
-    def __init__(self, server: "Server", key: str, asking: Asking, *, clients: int) -> None:
+    def __init__(self, server: "ServerProcess", key: str, asking: ClientScript, *, clients: int) -> None:
         self._server = server
         self._clients = [Client(server.port, key) for _ in range(clients)]
         self._turns = [asking(client, number) for number, client in enumerate(self._clients)]
         self.times: list[float] = []
-        self.seconds = self.spent = 0.0
+        self.seconds = self.cpu_seconds = 0.0
 
-    async def warm(self, turns: int = 2) -> "Crowd":
-        """The first turns make connections, and read what is new to the process."""
+    async def warm_up(self, turns: int = 2) -> "ClientGroup":
+        """Runs a few turns that open connections and fill caches."""
         for _ in range(turns):
             await asyncio.gather(*map(anext, self._turns))
         return self
 
-    async def talk(self, seconds: float) -> None:
-        began, before = time.perf_counter(), self._server.spent()
+    async def run_turns(self, seconds: float) -> None:
+        began, before = time.perf_counter(), self._server.read_cpu_seconds()
 
         async def run(turns: AsyncIterator[None]) -> None:
             while (start := time.perf_counter()) - began < seconds:
@@ -139,9 +154,9 @@ class Crowd:
 
         await asyncio.gather(*map(run, self._turns))
         self.seconds += time.perf_counter() - began
-        self.spent += self._server.spent() - before
+        self.cpu_seconds += self._server.read_cpu_seconds() - before
 
-    def leave(self) -> None:
+    def close(self) -> None:
         for client in self._clients:
             client.close()
 
@@ -152,15 +167,15 @@ class Crowd:
     @property
     def row(self) -> tuple[object, ...]:
         cuts = statistics.quantiles(self.times, n=100)
-        return self.rate, cuts[49], cuts[98], 1_000 * self.spent / len(self.times)
+        return self.rate, cuts[49], cuts[98], 1_000 * self.cpu_seconds / len(self.times)
 
 
-class Server(NamedTuple):
+class ServerProcess(NamedTuple):
     port: int
     pid: int
 
-    def spent(self) -> float:
-        """Seconds of processor time so far."""
+    def read_cpu_seconds(self) -> float:
+        """Reads the CPU seconds of the process so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -169,8 +184,8 @@ COLUMNS = ("turns/s", "p50", "p99", "cpu ms/turn")
 
 
 @contextmanager
-def processes(*commands: tuple[str, ...]) -> Iterator[list[Server]]:
-    """Some of the servers, started side by side."""
+def start_servers(*commands: tuple[str, ...]) -> Iterator[list[ServerProcess]]:
+    """Starts servers of `gateway_servers.py`."""
     script = str(Path(__file__).with_name("gateway_servers.py"))
     with ExitStack() as running:
         started = [
@@ -180,7 +195,7 @@ def processes(*commands: tuple[str, ...]) -> Iterator[list[Server]]:
             for each in commands
         ]
         try:
-            yield [Server(int(each.stdout.readline()), each.pid) for each in started if each.stdout is not None]
+            yield [ServerProcess(int(each.stdout.readline()), each.pid) for each in started if each.stdout is not None]
         finally:
             for each in started:
                 if each.stdin is not None:
@@ -189,44 +204,47 @@ def processes(*commands: tuple[str, ...]) -> Iterator[list[Server]]:
 
 
 @asynccontextmanager
-async def databases(cluster: Cluster) -> AsyncIterator[tuple[str, str]]:
-    """Two databases with Quire's tables, so that neither server's rows are in the other's way."""
+async def create_databases(cluster: Cluster) -> AsyncIterator[tuple[str, str]]:
+    """Creates two databases with Quire's tables, so that the servers do not share rows."""
     cluster.create_role("quire_app")
     urls: list[str] = []
     for name in ("ours", "theirs"):
         cluster.create_database(name)
         migrate.upgrade(cluster.url(name))
-        migrate.grant(cluster.url(name), "quire_app")
+        migrate.grant_access(cluster.url(name), "quire_app")
         urls.append(cluster.url(name, user="quire_app"))
     yield urls[0], urls[1]
 
 
-async def compare(
-    report: Report, servers: dict[str, Server], key: str, *, counts: tuple[int, ...], rounds: int, seconds: float
+async def compare_servers(
+    report: Report, servers: dict[str, ServerProcess], key: str, *, counts: tuple[int, ...], rounds: int, seconds: float
 ) -> None:
     rows: list[tuple[object, ...]] = []
     for clients in counts:
-        crowds = {name: await Crowd(each, key, whole_lists, clients=clients).warm() for name, each in servers.items()}
-        await in_turns(crowds.values(), rounds=rounds, seconds=seconds)
+        crowds = {
+            name: await ClientGroup(each, key, send_full_history, clients=clients).warm_up()
+            for name, each in servers.items()
+        }
+        await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
         rows += [(clients, name, *crowd.row) for name, crowd in crowds.items()]
-        report.at_most(f"inserts_over_gateway_{clients}", crowds["inserts"].rate / crowds["gateway"].rate, 2.0)
-    report.table(
+        report.require_at_most(f"inserts_over_gateway_{clients}", crowds["inserts"].rate / crowds["gateway"].rate, 2.0)
+    report.print_table(
         "Turns per second and milliseconds per turn; clients send the whole list, ten turns a conversation",
         ("clients", "server", *COLUMNS),
         rows,
     )
 
 
-async def in_turns(crowds: Iterable[Crowd], *, rounds: int, seconds: float) -> None:
+async def run_interleaved(crowds: Iterable[ClientGroup], *, rounds: int, seconds: float) -> None:
     crowds = list(crowds)
     for _ in range(rounds):
         for crowd in crowds:
-            await crowd.talk(seconds)
+            await crowd.run_turns(seconds)
     for crowd in crowds:
-        crowd.leave()
+        crowd.close()
 
 
-def drafts(count: int) -> list[Draft]:
+def make_drafts(count: int) -> list[Draft]:
     speakers = (Message.assistant, Message.user)
     return [
         Draft(body=speakers[number % 2](f"{number}: {SENTENCE * 3}"), tokens=TokenCount(60, COUNTER))
@@ -234,21 +252,21 @@ def drafts(count: int) -> list[Draft]:
     ]
 
 
-async def filled(url: str, admin: str, size: int, *, copies: int) -> list[str]:
-    """Conversations of so many messages, all but the newest archived; one is written, the others are copies of it."""
+async def create_long_conversations(url: str, admin: str, size: int, *, copies: int) -> list[str]:
+    """Creates conversations of `size` messages, all but the newest archived; one is written, the others are copies."""
     names = [f"long-{size}-{number}" for number in range(copies)]
     async with SqlStore.open(url) as store:
         await store.create_conversation(names[0])
-        written = drafts(size)
+        written = make_drafts(size)
         for start in range(0, size, 2_000):
             await store.append(names[0], *written[start : start + 2_000])
-        covers = Span(first=1, last=size - SEEN)
+        covers = Span(first=1, last=size - ACTIVE_MESSAGES)
         await store.append(names[0], Compaction(number=1, covers=covers, summary=SENTENCE * 10))
-        # What a compaction in the background leaves behind: the archive is ready to be recalled from.
-        engine = Engine(store, settings=Settings(model="gpt-4o"))
-        await engine.recaller.archives.fill(await store.branch(names[0]))
+        # As after a background compaction: the recall index of the archive is built.
+        engine = Engine(store, EngineConfig.create(Settings(model="gpt-4o")))
+        await engine.recall.index_cache.update(await store.get_branch(names[0]))
     async with await psycopg.AsyncConnection.connect(admin, autocommit=True) as connection:
-        for table in ("conversations", "branches", "entries", "paths", "shelves"):
+        for table in ("conversations", "branches", "entries", "paths", "recall_segments"):
             found = await connection.execute(
                 "SELECT column_name FROM information_schema.columns WHERE table_name = %s", (f"quire_{table}",)
             )
@@ -264,23 +282,25 @@ async def filled(url: str, admin: str, size: int, *, copies: int) -> list[str]:
     return names
 
 
-async def grow(
-    report: Report, server: Server, key: str, url: str, admin: str, *, clients: int, rounds: int, seconds: float
+async def measure_growth(
+    report: Report, server: ServerProcess, key: str, url: str, admin: str, *, clients: int, rounds: int, seconds: float
 ) -> None:
-    """The same view, with a thousand and with ten thousand messages behind it."""
-    short = await filled(url, admin, SHORT, copies=clients)
-    long = await filled(url, admin, LONG, copies=clients)
+    """Compares conversations with the same view, of a thousand and of ten thousand messages."""
+    short = await create_long_conversations(url, admin, SHORT_MESSAGES, copies=clients)
+    long = await create_long_conversations(url, admin, LONG_MESSAGES, copies=clients)
     rows: list[tuple[object, ...]] = []
-    for way, asking in (("last three turns", last_turns), ("only what is new", only_what_is_new)):
+    for way, asking in (("last three turns", send_last_turns), ("new messages only", send_new_messages)):
         crowds = {
-            size: await Crowd(server, key, asking(names), clients=clients).warm(3)
-            for size, names in ((SHORT, short), (LONG, long))
+            size: await ClientGroup(server, key, asking(names), clients=clients).warm_up(3)
+            for size, names in ((SHORT_MESSAGES, short), (LONG_MESSAGES, long))
         }
-        await in_turns(crowds.values(), rounds=rounds, seconds=seconds)
+        await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
         rows += [(way, size, *crowd.row) for size, crowd in crowds.items()]
-        report.at_most(f"growth_{way.replace(' ', '_')}", crowds[SHORT].rate / crowds[LONG].rate, 1.3)
-    report.table(
-        f"The gateway with {clients} clients whose conversations have so many messages, named by header",
+        report.require_at_most(
+            f"growth_{way.replace(' ', '_')}", crowds[SHORT_MESSAGES].rate / crowds[LONG_MESSAGES].rate, 1.3
+        )
+    report.print_table(
+        f"The gateway with {clients} clients, by messages of their conversation, which a header names",
         ("the client sends", "messages", *COLUMNS),
         rows,
     )
@@ -290,19 +310,19 @@ async def run(*, quick: bool) -> Report:
     report = Report("gateway")
     counts, rounds, seconds = ((1, 16, 64), 2, 0.8) if quick else ((1, 16, 64), 5, 3.0)
     with Cluster.start(18, fsync=True) as cluster:
-        async with databases(cluster) as (ours, theirs):
+        async with create_databases(cluster) as (ours, theirs):
             async with SqlStore.open(ours) as store:
                 _, key = await store.create_key("bench", ("read", "write", "chat"))
-            with processes(("upstream",)) as [upstream]:
+            with start_servers(("upstream",)) as [upstream]:
                 up = f"http://127.0.0.1:{upstream.port}/v1"
-                commands = (("bare", up), ("inserts", up, theirs), ("gateway", up, ours, str(WINDOW)))
-                with processes(*commands) as (bare, inserts, gateway):
+                commands = (("bare", up), ("inserts", up, theirs), ("gateway", up, ours, str(WINDOW_TOKENS)))
+                with start_servers(*commands) as (bare, inserts, gateway):
                     servers = {"bare": bare, "inserts": inserts, "gateway": gateway}
-                    await compare(report, servers, key, counts=counts, rounds=rounds, seconds=seconds)
+                    await compare_servers(report, servers, key, counts=counts, rounds=rounds, seconds=seconds)
                     pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
-                    await grow(report, gateway, key, ours, cluster.url("ours"), **pieces)
+                    await measure_growth(report, gateway, key, ours, cluster.url("ours"), **pieces)
     return report
 
 
 if __name__ == "__main__":
-    main(run)
+    run_benchmark(run)

@@ -1,4 +1,4 @@
-"""The servers that `gateway.py` measures, each in a process of its own: prints its port, ends with its standard input.
+"""The servers that `gateway.py` measures, each in its own process: prints its port, ends with its standard input.
 
 `upstream` answers at once. `bare` is a FastAPI proxy without a store; `inserts` is the same proxy that writes the rows
 of a turn by psycopg, in one transaction, as the gateway does; `gateway` is Quire.
@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-REPLY = json.dumps(
+REPLY_BODY = json.dumps(
     {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -28,11 +28,17 @@ REPLY = json.dumps(
         "usage": {"prompt_tokens": 300, "completion_tokens": 50, "total_tokens": 350},
     }
 ).encode()
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(REPLY), REPLY)
+HTTP_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(REPLY_BODY),
+    REPLY_BODY,
+)
+
+KEEP_ALIVE_SECONDS = 75
+"""Idle timeout of the bare servers: the same as that of `quire serve`."""
 
 
-class Upstream(asyncio.Protocol):
-    """As little HTTP as will do."""
+class UpstreamProtocol(asyncio.Protocol):
+    """Minimal HTTP server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -47,43 +53,45 @@ class Upstream(asyncio.Protocol):
             if len(self._buffer) < end + 4 + length:
                 return
             self._buffer = self._buffer[end + 4 + length :]
-            self._transport.write(ANSWER)
+            self._transport.write(HTTP_RESPONSE)
 
 
 async def serve_upstream() -> None:
-    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", 0)
-    announce(server.sockets[0].getsockname()[1])
-    await until_let_go()
+    server = await asyncio.get_running_loop().create_server(UpstreamProtocol, "127.0.0.1", 0)
+    print_port(server.sockets[0].getsockname()[1])
+    await wait_for_stdin_close()
 
 
-def announce(port: int) -> None:
+def print_port(port: int) -> None:
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
 
 
-async def until_let_go() -> None:
+async def wait_for_stdin_close() -> None:
     await asyncio.to_thread(sys.stdin.buffer.read)
 
 
 async def serve(app: Any) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
-    # Asyncio sees to it only for sockets that it makes itself: without, every answer waits for an acknowledgement.
+    # Asyncio sets it only on sockets that it creates; without it every response waits for an acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=KEEP_ALIVE_SECONDS
+    )
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve([listening]))
-    announce(listening.getsockname()[1])
-    await until_let_go()
+    print_port(listening.getsockname()[1])
+    await wait_for_stdin_close()
     server.should_exit = True
     await serving
 
 
 async def serve_bare(upstream: str) -> None:
-    import httpx
+    import httpx2
     from fastapi import FastAPI, Request, Response
 
     app = FastAPI()
-    async with httpx.AsyncClient() as client:
+    async with httpx2.AsyncClient() as client:
 
         @app.post("/v1/chat/completions")
         async def complete(request: Request) -> Response:
@@ -94,38 +102,38 @@ async def serve_bare(upstream: str) -> None:
 
 
 async def serve_inserts(upstream: str, url: str) -> None:
-    import httpx
+    import httpx2
     import psycopg_pool
     from fastapi import FastAPI, Request, Response
 
     app = FastAPI()
     async with (
-        httpx.AsyncClient() as client,
+        httpx2.AsyncClient() as client,
         psycopg_pool.AsyncConnectionPool(url, min_size=16, max_size=32, kwargs={"autocommit": True}) as pool,
     ):
 
         @app.post("/v1/chat/completions")
         async def complete(request: Request) -> Response:
             body = await request.body()
-            asked = json.loads(body)
+            question = json.loads(body)["messages"][-1]
             answer = await client.post(f"{upstream}/chat/completions", content=body)
-            said = json.loads(answer.content)["choices"][0]["message"]
+            reply = json.loads(answer.content)["choices"][0]["message"]
             async with pool.connection() as connection:
-                await insert_turn(connection, request.headers["x-quire-conversation"], asked["messages"][-1], said)
+                await insert_turn(connection, request.headers["x-quire-conversation"], question, reply)
             return Response(answer.content, media_type="application/json")
 
         await serve(app)
 
 
 async def insert_turn(connection: Any, conversation: str, question: dict[str, Any], reply: dict[str, Any]) -> None:
-    """The rows of a turn: the two messages, their paths, the head, the manifest, the blob that it quotes, its cost."""
+    """Inserts the rows of a turn: two messages, their paths, the head, the manifest, its blob, the cost."""
     execute = connection.execute
     await execute("BEGIN; SELECT set_config('quire.tenant', 'default', true)")
     known = {"conversation": conversation}
-    found = await (await execute(LOCK, known)).fetchone()
+    found = await (await execute(LOCK_BRANCH, known)).fetchone()
     if found is None:
-        await execute(CONVERSATION, known)
-        await execute(BRANCH, known)
+        await execute(INSERT_CONVERSATION, known)
+        await execute(INSERT_BRANCH, known)
     seq, path = found or (0, bytes(32))
     rows: list[dict[str, Any]] = []
     for message in (question, reply):
@@ -134,75 +142,77 @@ async def insert_turn(connection: Any, conversation: str, question: dict[str, An
         path = sha256(path + raw.encode()).digest()
         rows.append(known | {"seq": seq, "role": message["role"], "path": path, "digest": path, "body": raw})
     arrays = {name: [row[name] for row in rows] for name in ("seq", "role", "path", "digest", "body")}
-    await execute(ENTRIES, known | arrays)
-    await execute(PATHS, known | arrays)
-    await execute(HEAD, known | {"seq": seq, "path": path})
+    await execute(INSERT_ENTRIES, known | arrays)
+    await execute(INSERT_PATHS, known | arrays)
+    await execute(UPDATE_HEAD, known | {"seq": seq, "path": path})
     digest = sha256(b"instructions").digest()
-    if await (await execute(STORED, {"digest": digest})).fetchone() is None:
-        await execute(BLOB, {"digest": digest})
-    await execute(MANIFEST, known | {"seq": seq, "manifest": "m" * 1_500, "request": path.hex()[:26]})
-    await execute(USE, known | {"seq": seq, "digest": digest})
-    await execute(SPENT, known)
+    if await (await execute(SELECT_BLOB, {"digest": digest})).fetchone() is None:
+        await execute(INSERT_BLOB, {"digest": digest})
+    await execute(INSERT_MANIFEST, known | {"seq": seq, "manifest": "m" * 1_500, "request_id": path.hex()[:26]})
+    await execute(INSERT_BLOB_USE, known | {"seq": seq, "digest": digest})
+    await execute(UPSERT_COST, known)
     await execute("COMMIT")
 
 
-LOCK = """SELECT head_seq, head_path FROM quire_branches
+LOCK_BRANCH = """SELECT head_seq, head_path FROM quire_branches
     WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0 FOR UPDATE"""
-CONVERSATION = """INSERT INTO quire_conversations (tenant, conversation, title, created_at, used_at)
+INSERT_CONVERSATION = """INSERT INTO quire_conversations (tenant, conversation, title, created_at, updated_at)
     VALUES ('default', %(conversation)s, '', 1, 1)"""
-BRANCH = """INSERT INTO quire_branches (tenant, conversation, branch, name, created_at, lineage, head_seq, head_digest,
-    head_path, state, used_at) VALUES ('default', %(conversation)s, 0, 'main', 1, '[]', 0, '', '', '{}', 1)"""
-ENTRIES = """INSERT INTO quire_entries (tenant, conversation, branch, seq, kind, role, author, at, digest, path, tokens,
-    counter, body) SELECT 'default', %(conversation)s, 0, seq, 'message', role, role, 1, digest, path, 60, 'o200k', body
+INSERT_BRANCH = """INSERT INTO quire_branches (tenant, conversation, branch, name, created_at, lineage, head_seq,
+    head_digest, head_path, state, updated_at)
+    VALUES ('default', %(conversation)s, 0, 'main', 1, '[]', 0, '', '', '{}', 1)"""
+INSERT_ENTRIES = """INSERT INTO quire_entries (tenant, conversation, branch, seq, kind, role, author, at, digest, path,
+    tokens, counter, body)
+    SELECT 'default', %(conversation)s, 0, seq, 'message', role, role, 1, digest, path, 60, 'o200k', body
     FROM unnest(%(seq)s::bigint[], %(role)s::text[], %(digest)s::bytea[], %(path)s::bytea[], %(body)s::text[])
     AS given (seq, role, digest, path, body)"""
-PATHS = """INSERT INTO quire_paths (tenant, path, conversation, branch, seq)
+INSERT_PATHS = """INSERT INTO quire_paths (tenant, path, conversation, branch, seq)
     SELECT 'default', path, %(conversation)s, 0, seq
     FROM unnest(%(path)s::bytea[], %(seq)s::bigint[]) AS given (path, seq)
     ON CONFLICT DO NOTHING"""
-HEAD = """UPDATE quire_branches SET head_seq = %(seq)s, head_path = %(path)s, head_digest = %(path)s, state = '{}',
-    used_at = 1 WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0"""
-STORED = "SELECT digest FROM quire_blobs WHERE tenant = 'default' AND digest = %(digest)s"
-BLOB = """INSERT INTO quire_blobs (tenant, digest, media_type, data) VALUES ('default', %(digest)s, '', '')
+UPDATE_HEAD = """UPDATE quire_branches SET head_seq = %(seq)s, head_path = %(path)s, head_digest = %(path)s,
+    state = '{}', updated_at = 1 WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0"""
+SELECT_BLOB = "SELECT digest FROM quire_blobs WHERE tenant = 'default' AND digest = %(digest)s"
+INSERT_BLOB = """INSERT INTO quire_blobs (tenant, digest, media_type, data) VALUES ('default', %(digest)s, '', '')
     ON CONFLICT DO NOTHING"""
-MANIFEST = """INSERT INTO quire_manifests (tenant, conversation, branch, seq, manifest, request)
-    VALUES ('default', %(conversation)s, 0, %(seq)s, %(manifest)s, %(request)s)"""
-USE = """INSERT INTO quire_blob_uses (tenant, conversation, branch, seq, digest)
+INSERT_MANIFEST = """INSERT INTO quire_manifests (tenant, conversation, branch, seq, manifest, request_id)
+    VALUES ('default', %(conversation)s, 0, %(seq)s, %(manifest)s, %(request_id)s)"""
+INSERT_BLOB_USE = """INSERT INTO quire_blob_uses (tenant, conversation, branch, seq, digest)
     VALUES ('default', %(conversation)s, 0, %(seq)s, %(digest)s)"""
 
-SPENT = """INSERT INTO quire_spending (tenant, conversation, dollars) VALUES ('default', %(conversation)s, 0.001)
-    ON CONFLICT (tenant, conversation) DO UPDATE SET dollars = quire_spending.dollars + excluded.dollars"""
+UPSERT_COST = """INSERT INTO quire_costs (tenant, conversation, cost_usd) VALUES ('default', %(conversation)s, 0.001)
+    ON CONFLICT (tenant, conversation) DO UPDATE SET cost_usd = quire_costs.cost_usd + excluded.cost_usd"""
 
 
 async def serve_gateway(upstream: str, url: str, window: str) -> None:
-    """Without the jobs in the background, which a worker does for a fleet."""
-    import httpx
+    """Serves the gateway without background jobs, which a worker runs in a deployment."""
+    import httpx2
 
     from quire.log import SqlStore
     from quire.server.app import create_app
-    from quire.server.serving import Serving
+    from quire.server.state import ServerState
     from quire.settings import Settings
 
     settings = Settings(
         model="gpt-4o", base_url=upstream, context_limit=int(window), requests_per_minute=None,
         context_background_threshold=None,
     )  # fmt: skip
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    async with SqlStore.open(url) as store, httpx.AsyncClient(limits=limits) as client:
-        await serve(create_app(Serving(store, settings, client=client)))
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
+    async with SqlStore.open(url) as store, httpx2.AsyncClient(limits=limits) as client:
+        await serve(create_app(ServerState(store, settings, http_client=client)))
 
 
 def main() -> None:
-    what, *given = sys.argv[1:]
-    run = {"upstream": serve_upstream, "bare": serve_bare, "inserts": serve_inserts, "gateway": serve_gateway}[what]
-    profile = os.environ.get("QUIRE_PROFILE") if what == "gateway" else None
-    if profile is None:
-        asyncio.run(run(*given))
+    name, *arguments = sys.argv[1:]
+    run = {"upstream": serve_upstream, "bare": serve_bare, "inserts": serve_inserts, "gateway": serve_gateway}[name]
+    profile_path = os.environ.get("QUIRE_PROFILE") if name == "gateway" else None
+    if profile_path is None:
+        asyncio.run(run(*arguments))
         return
-    # Processor time, not time: others may use the machine.
-    watching = cProfile.Profile(time.thread_time)
-    watching.runcall(asyncio.run, run(*given))
-    watching.dump_stats(profile)
+    # CPU time instead of wall time, because the machine may be shared.
+    profile = cProfile.Profile(time.thread_time)
+    profile.runcall(asyncio.run, run(*arguments))
+    profile.dump_stats(profile_path)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Evidence recall within a token budget: of the turns that answer a question, the share that is put before the model.
+"""Evidence recall within a token budget: the share of the answering turns that a request includes.
 
-A conversation is wholly archived, a question comes, and at most B tokens of recalled messages are shown, counted as
-they are written out (cl100k). What is shown is read from the manifest of a request that `prepare` made.
+The whole conversation is archived, a question comes, and at most B tokens of messages are recalled, counted as rendered
+(cl100k). The recalled messages are read from the manifest of a request that `prepare` made.
 The weights were chosen on realtalk and beam500K; the other sets are only reported. Then recall from one conversation of
 100,000 messages, and the index of a vault of 10,000 notes. All of it on both databases.
 """
@@ -12,74 +12,75 @@ from itertools import islice
 from pathlib import Path
 
 import recall_scale
-from quire.llm.embeddings import Embedder, local_embedder
+from infra.postgres import Cluster
+from quire.llm.embeddings import Embedder, load_local_embedder
 from quire.log import SqlStore
-from quire.testing.postgres import Cluster
-from recall_data import BUDGETS, Chat, chats
-from recall_prepared import Prepared
+from recall_data import BUDGETS, DatasetChat, load_chats
+from recall_requests import RecallBenchmark
 from support import Report
 
-FIRST_BAR = {
+RECALL_GOALS = {
     "locomo": (85, 90, 94, 97),
     "realtalk": (70, 78, 85, 92),
     "beam100K": (64, 70, 77, 84),
     "beam500K": (59, 66, 72, 77),
 }
-SETS = (*FIRST_BAR, "beam1M")
-MILLISECONDS = 10.0
-QUICK = 1
+DATASETS = (*RECALL_GOALS, "beam1M")
+QUICK_CONVERSATIONS = 1
 """Conversations of each set in a quick run."""
 HEADER = ("set", "questions", "share at 1k / 2k / 4k / 8k", "all of them", "ms a request", "95 %")
 
 
-async def evidence(report: Report, store: SqlStore, backend: str, folder: Path, *, quick: bool) -> None:
-    for embedder in (local_embedder(), None) if backend == "sqlite" else (local_embedder(),):
+async def measure_evidence_recall(report: Report, store: SqlStore, backend: str, folder: Path, *, quick: bool) -> None:
+    for embedder in (load_local_embedder(), None) if backend == "sqlite" else (load_local_embedder(),):
         rows: list[tuple[object, ...]] = []
-        for name in SETS:
-            given = list(islice(chats(name, folder), QUICK if quick else None))
-            rows.append(await _row(report, store, backend, name, given, embedder, quick=quick))
-        how = embedder.name if embedder is not None else "words and structure alone"
-        report.table(f"Evidence recall on {backend}, {how}", HEADER, rows)
+        for name in DATASETS:
+            chats = list(islice(load_chats(name, folder), QUICK_CONVERSATIONS if quick else None))
+            rows.append(await _measure_dataset(report, store, backend, name, chats, embedder, quick=quick))
+        method = embedder.name if embedder is not None else "words and structure only"
+        report.print_table(f"Evidence recall on {backend}, {method}", HEADER, rows)
 
 
-async def _row(
+async def _measure_dataset(
     report: Report,
     store: SqlStore,
     backend: str,
     name: str,
-    given: list[Chat],
+    chats: list[DatasetChat],
     embedder: Embedder | None,
     *,
     quick: bool,
 ) -> tuple[object, ...]:
-    way = Prepared(store, embedder)
-    recall = await way.measure(given, f"{name}-{embedder is not None}")
+    benchmark = RecallBenchmark(store, embedder)
+    recall = await benchmark.measure(chats, f"{name}-{embedder is not None}")
     if embedder is not None and not quick:
-        for budget, share, bar in zip(BUDGETS, recall.share, FIRST_BAR.get(name, ()), strict=False):
-            report.at_most(f"{backend}.{name}.missed_{budget}", 100 - share, 100.0 - bar)
-        report.at_most(f"{backend}.{name}.milliseconds", way.median, MILLISECONDS)
+        for budget, share, bar in zip(BUDGETS, recall.mean_shares, RECALL_GOALS.get(name, ()), strict=False):
+            report.require_at_most(f"{backend}.{name}.missed_{budget}", 100 - share, 100.0 - bar)
     return (
         name,
-        sum(len(chat.asked) for chat in given),
-        " / ".join(f"{share:.1f}" for share in recall.share),
-        " / ".join(f"{share:.1f}" for share in recall.complete),
-        f"{way.median:.1f}",
-        f"{way.slow:.1f}",
+        sum(len(chat.questions) for chat in chats),
+        " / ".join(f"{share:.1f}" for share in recall.mean_shares),
+        " / ".join(f"{share:.1f}" for share in recall.complete_shares),
+        f"{benchmark.median:.1f}",
+        f"{benchmark.p95:.1f}",
     )
 
 
 async def run(folder: Path | None, *, quick: bool, only: str | None) -> Report:
     report = Report("recall")
-    if folder is None:
-        print("Without --data PATH there is no evidence to recall: see recall_data.py for where it comes from.")
-    elif only != "scale":
-        async with recall_scale.sqlite_database() as (url, _), SqlStore.open(url) as store:
-            await evidence(report, store, "sqlite", folder, quick=quick)
+    if only != "scale":
+        if folder is None:
+            raise SystemExit("Evidence recall needs --data PATH (see recall_data.py); `--only scale` needs no data.")
+        async with recall_scale.open_sqlite_database() as (url, _), SqlStore.open(url) as store:
+            await measure_evidence_recall(report, store, "sqlite", folder, quick=quick)
         with Cluster.start(18) as cluster:
-            async with recall_scale.postgres_database(cluster, "evidence") as (url, _), SqlStore.open(url) as store:
-                await evidence(report, store, "postgres", folder, quick=quick)
+            async with (
+                recall_scale.open_postgres_database(cluster, "evidence") as (url, _),
+                SqlStore.open(url) as store,
+            ):
+                await measure_evidence_recall(report, store, "postgres", folder, quick=quick)
     if only != "evidence":
-        await recall_scale.measure(report, quick=quick)
+        await recall_scale.measure_scale(report, quick=quick)
     return report
 
 
@@ -88,5 +89,5 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, help="the folder with the data")
     parser.add_argument("--quick", action="store_true", help="a conversation of each set, and smaller sizes")
     parser.add_argument("--only", choices=("evidence", "scale"))
-    asked = parser.parse_args()
-    asyncio.run(run(asked.data, quick=asked.quick, only=asked.only)).finish()
+    options = parser.parse_args()
+    asyncio.run(run(options.data, quick=options.quick, only=options.only)).print_goals_and_exit()

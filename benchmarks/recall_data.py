@@ -1,4 +1,4 @@
-"""Chats with questions whose answering turns are known, and the measure: the share of them that a request holds.
+"""Datasets of chats with questions and labelled evidence turns, and the score: the share of them in a request.
 
 LoCoMo (snap-research/LoCoMo), REALTALK (danny911kr/REALTALK) and BEAM (mohammadtavakoli78/BEAM), one file NAME.jsonl.gz
 each with a conversation a line: `id`, `turns` of `{speaker, text, session, date}`, `questions` of `{q, cat, gold}` with
@@ -14,60 +14,60 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.context.recall import Spoken
+from quire.context.recall import IndexedMessage
 from quire.view.tokens import counter_for
 
 BUDGETS = (1_000, 2_000, 4_000, 8_000)
-DATES = ("%I:%M %p on %d %B, %Y", "%d.%m.%Y, %H:%M:%S", "%B-%d-%Y")
-DAY = 24 * 3_600 * 1_000_000
-COUNT = counter_for("gpt-4").count
+DATE_FORMATS = ("%I:%M %p on %d %B, %Y", "%d.%m.%Y, %H:%M:%S", "%B-%d-%Y")
+DAY_MICROSECONDS = 24 * 3_600 * 1_000_000
+count_tokens = counter_for("gpt-4").count
 
 
-class Asked(NamedTuple):
+class LabelledQuestion(NamedTuple):
     text: str
     category: str
-    gold: frozenset[int]
+    evidence: frozenset[int]
     """The numbers of the turns that answer it."""
 
 
 @dataclass(frozen=True)
-class Chat:
+class DatasetChat:
     id: str
-    spoken: list[Spoken]
-    asked: list[Asked]
+    messages: list[IndexedMessage]
+    questions: list[LabelledQuestion]
 
     @property
-    def after(self) -> int:
-        """When the questions are asked: a day after the last turn."""
-        return self.spoken[-1].at + DAY
+    def asked_at(self) -> int:
+        """Time of the questions: a day after the last turn."""
+        return self.messages[-1].at + DAY_MICROSECONDS
 
 
-def chats(name: str, folder: Path) -> Iterator[Chat]:
+def load_chats(name: str, folder: Path) -> Iterator[DatasetChat]:
     with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
         for line in lines:
-            given = json.loads(line)
-            asked = [
-                Asked(each["q"], each["cat"], frozenset(turn + 1 for turn in each["gold"]))
-                for each in given["questions"]
+            chat = json.loads(line)
+            questions = [
+                LabelledQuestion(each["q"], each["cat"], frozenset(turn + 1 for turn in each["gold"]))
+                for each in chat["questions"]
             ]
-            yield Chat(given["id"], list(_spoken(given["turns"])), asked)
+            yield DatasetChat(chat["id"], list(_parse_turns(chat["turns"])), questions)
 
 
-def _spoken(turns: Sequence[Mapping[str, str | int]]) -> Iterator[Spoken]:
+def _parse_turns(turns: Sequence[Mapping[str, str | int]]) -> Iterator[IndexedMessage]:
     """Turn 0 is message 1. In a set of people the speakers have names; each turn is a second after the one before."""
     speakers = sorted({str(turn["speaker"]) for turn in turns})
     plain = set(speakers) <= {"user", "assistant"}
     begun: dict[str | int, tuple[datetime, int]] = {}
     for place, turn in enumerate(turns):
         speaker, text = str(turn["speaker"]), str(turn["text"])
-        start, first = begun.setdefault(turn["session"], (_moment(str(turn["date"])), place))
+        start, first = begun.setdefault(turn["session"], (_parse_date(str(turn["date"])), place))
         at = int((start + timedelta(seconds=place - first)).timestamp()) * 1_000_000
         role = speaker if plain else ("user", "assistant")[speakers.index(speaker) % 2]
-        yield Spoken(place + 1, role, None if plain else speaker, at, text, COUNT(text))
+        yield IndexedMessage(place + 1, role, None if plain else speaker, at, text, count_tokens(text))
 
 
-def _moment(written: str) -> datetime:
-    for form in DATES:
+def _parse_date(written: str) -> datetime:
+    for form in DATE_FORMATS:
         try:
             return datetime.strptime(written, form).replace(tzinfo=UTC)
         except ValueError:
@@ -76,19 +76,19 @@ def _moment(written: str) -> datetime:
 
 
 @dataclass
-class Recall:
+class RecallScores:
     """Per budget: the mean share of the gold turns present, and of questions with all of them."""
 
-    shares: dict[int, list[float]] = field(default_factory=lambda: {budget: [] for budget in BUDGETS})
+    shares_by_budget: dict[int, list[float]] = field(default_factory=lambda: {budget: [] for budget in BUDGETS})
 
     def add(self, gold: Collection[int], present: Mapping[int, Collection[int]]) -> None:
         for budget in BUDGETS:
-            self.shares[budget].append(len(set(gold) & set(present[budget])) / len(set(gold)))
+            self.shares_by_budget[budget].append(len(set(gold) & set(present[budget])) / len(set(gold)))
 
     @property
-    def share(self) -> list[float]:
-        return [100 * statistics.mean(self.shares[budget]) for budget in BUDGETS]
+    def mean_shares(self) -> list[float]:
+        return [100 * statistics.mean(self.shares_by_budget[budget]) for budget in BUDGETS]
 
     @property
-    def complete(self) -> list[float]:
-        return [100 * statistics.mean(share == 1 for share in self.shares[budget]) for budget in BUDGETS]
+    def complete_shares(self) -> list[float]:
+        return [100 * statistics.mean(share == 1 for share in self.shares_by_budget[budget]) for budget in BUDGETS]

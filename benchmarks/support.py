@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing two things side by side, a table, and goals that a run meets or falls short of."""
+"""Shared by the benchmarks: interleaved timing, tables, and goals with an exit code."""
 
 import argparse
 import asyncio
@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-Timed = Callable[[], Awaitable[Any] | Any]
+TimedFunction = Callable[[], Awaitable[Any] | Any]
 
 
-async def rounds_of(*timed: Timed, rounds: int) -> list[list[float]]:
-    """Milliseconds of each, taken in turn, so that a slow moment of the machine meets them alike."""
+async def time_rounds(*timed: TimedFunction, rounds: int) -> list[list[float]]:
+    """Times each function in milliseconds, interleaved, so that a slow moment of the machine affects all of them."""
     taken: list[list[float]] = [[] for _ in timed]
     for _ in range(rounds):
         for times, work in zip(taken, timed, strict=True):
@@ -26,13 +26,13 @@ async def rounds_of(*timed: Timed, rounds: int) -> list[list[float]]:
     return taken
 
 
-async def medians(*timed: Timed, rounds: int) -> list[float]:
-    return [statistics.median(times) for times in await rounds_of(*timed, rounds=rounds)]
+async def time_medians(*timed: TimedFunction, rounds: int) -> list[float]:
+    return [statistics.median(times) for times in await time_rounds(*timed, rounds=rounds)]
 
 
-async def ratio(ours: Timed, theirs: Timed, *, rounds: int) -> tuple[float, float]:
-    """Our median, and the median of our time over theirs, round by round."""
-    mine, yours = await rounds_of(ours, theirs, rounds=rounds)
+async def time_ratio(ours: TimedFunction, theirs: TimedFunction, *, rounds: int) -> tuple[float, float]:
+    """Returns our median, and the median of the ratio of our time to theirs per round."""
+    mine, yours = await time_rounds(ours, theirs, rounds=rounds)
     return statistics.median(mine), statistics.median(a / b for a, b in zip(mine, yours, strict=True))
 
 
@@ -41,7 +41,7 @@ class Report:
     name: str
     goals: list[tuple[str, float, float, bool]] = field(default_factory=list)
 
-    def table(self, title: str, header: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+    def print_table(self, title: str, header: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
         cells = [
             header,
             *(tuple(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row) for row in rows),
@@ -51,18 +51,18 @@ class Report:
         for row in cells:
             print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
-    def at_most(self, measure: str, value: float, goal: float) -> None:
+    def require_at_most(self, measure: str, value: float, goal: float) -> None:
         self.goals.append((measure, value, goal, value <= goal))
 
-    def finish(self) -> None:
-        """One line a goal; the exit code says whether all were met."""
+    def print_goals_and_exit(self) -> None:
+        """Prints one line per goal; the exit code is 0 if all were met."""
         print()
         for measure, value, goal, met in self.goals:
             print(f"{self.name}.{measure}: {value:.2f} (goal <= {goal:.2f}) {'ok' if met else 'short'}")
         sys.exit(0 if all(met for *_, met in self.goals) else 1)
 
 
-def main(run: Callable[..., Coroutine[Any, Any, Report]]) -> None:
+def run_benchmark(run: Callable[..., Coroutine[Any, Any, Report]]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute")
-    asyncio.run(run(quick=parser.parse_args().quick)).finish()
+    asyncio.run(run(quick=parser.parse_args().quick)).print_goals_and_exit()

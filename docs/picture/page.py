@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/page.md: python docs/picture/page.py, with the page built and Chromium installed."""
+"""Takes the screenshots of docs/web-interface.md: python docs/picture/page.py. Needs the built page and Chromium."""
 
 import asyncio
 import shutil
@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
 
 import demo  # noqa: E402
 from quire.server.app import create_app  # noqa: E402
-from quire.server.running import bind, run  # noqa: E402
+from quire.server.lifecycle import bind_socket, run_server  # noqa: E402
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 TOKEN = "only-for-pictures"  # noqa: S105
@@ -22,36 +22,39 @@ PHONE = {"width": 390, "height": 800}
 
 
 async def main() -> None:
-    with tempfile.TemporaryDirectory() as place:
-        async with demo.demo(Path(place)) as shared:
-            made = await demo.fill(shared)
-            with bind("127.0.0.1", 0) as listening:
-                serving = asyncio.create_task(run(create_app(shared, token=TOKEN), listening, grace=0))
-                await take(f"http://127.0.0.1:{listening.getsockname()[1]}/?token={TOKEN}#/c/{made}")
+    with tempfile.TemporaryDirectory() as folder:
+        async with demo.open_demo(Path(folder)) as state:
+            conversation_id = await demo.create_demo_conversation(state)
+            with bind_socket("127.0.0.1", 0) as listener:
+                serving = asyncio.create_task(run_server(create_app(state, token=TOKEN), listener, grace_seconds=0))
+                port = listener.getsockname()[1]
+                await take_pictures(f"http://127.0.0.1:{port}/?token={TOKEN}#/c/{conversation_id}")
                 serving.cancel()
 
 
-async def take(address: str) -> None:
+async def take_pictures(address: str) -> None:
     async with async_playwright() as playwright:
         chromium = shutil.which("chromium") or "/usr/bin/chromium"
         browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-        await story(await opened(browser, address, dark=False))
-        await shot(await opened(browser, address, "at=14&panel=context&reply=15", dark=False), "page-context")
-        await shot(await opened(browser, address, "panel=window", dark=True), "page-window-dark")
-        await shot(await opened(browser, address, "at=3&panel=references", dark=False), "page-references")
-        await shot(await opened(browser, address, dark=False, phone=True), "page-phone")
-        settings = await opened(browser, address, "panel=settings", dark=False)
-        await settings.get_by_label("Context threshold").fill("0.25")
-        await shot(settings, "page-settings")
+        await take_story(await open_page(browser, address, dark=False))
+        await take_screenshot(
+            await open_page(browser, address, "at=14&panel=context&reply=15", dark=False), "page-context"
+        )
+        await take_screenshot(await open_page(browser, address, "panel=window", dark=True), "page-window-dark")
+        await take_screenshot(await open_page(browser, address, "at=3&panel=references", dark=False), "page-references")
+        await take_screenshot(await open_page(browser, address, dark=False, phone=True), "page-phone")
+        settings = await open_page(browser, address, "panel=settings", dark=False)
+        await settings.get_by_label("Compact at").fill("0.25")
+        await take_screenshot(settings, "page-settings")
         await browser.close()
 
 
-async def story(page: Page) -> None:
+async def take_story(page: Page) -> None:
     await page.get_by_role("article", name="Compaction 2").get_by_role("button").first.click()
-    await shot(page, "page-story")
+    await take_screenshot(page, "page-story")
 
 
-async def opened(browser: Browser, address: str, query: str = "", *, dark: bool, phone: bool = False) -> Page:
+async def open_page(browser: Browser, address: str, query: str = "", *, dark: bool, phone: bool = False) -> Page:
     context = await browser.new_context(
         viewport=PHONE if phone else WIDE,  # type: ignore[arg-type]
         color_scheme="dark" if dark else "light",
@@ -65,7 +68,7 @@ async def opened(browser: Browser, address: str, query: str = "", *, dark: bool,
     return page
 
 
-async def shot(page: Page, name: str) -> None:
+async def take_screenshot(page: Page, name: str) -> None:
     await page.wait_for_timeout(700)
     await page.evaluate("document.activeElement?.blur()")
     await page.screenshot(path=HERE / f"{name}.png")

@@ -2,7 +2,7 @@
 
     .venv/bin/python docs/picture/record.py
 
-The model is small and never says the same twice, so of several sessions the one that shows most is kept, as it was.
+The model is small and its replies vary, so several sessions are recorded and the best one is drawn, unedited.
 Look at the picture afterwards.
 """
 
@@ -13,18 +13,20 @@ import tempfile
 import time
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from quire.testing.llama import LocalModel
-
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "tests" / "cli"))
+TESTS = HERE.parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "cli")]
 
-from chatting import COLUMNS, QUIRE, Terminal  # noqa: E402
+from chat_harness import QUIRE_PROGRAM, TERMINAL_COLUMNS, Terminal  # noqa: E402
+
+from infra.llama import LocalModel  # noqa: E402
 
 WINDOW = 1_024
 NOTES = {
@@ -35,7 +37,7 @@ NOTES = {
 }
 AGENT = 'instructions = "You are a helpful assistant. Answer in one or two short sentences."'
 SETTINGS = """\
-# So small that a compaction comes soon.
+# A low threshold, so that a compaction comes soon.
 context_threshold = 0.4
 document_share = 1.0
 reserved_response_tokens = 256
@@ -46,14 +48,14 @@ QUESTIONS = (
     "What does the miller keep? See [[Millers]] and [[Bakers]].",
 )
 ATTEMPTS = 14
-WANTED = (
+WANTED_PATTERNS = (
     "archived",
     r"\A(?!.*ends at the limit)",
     r"\n(?! )[^\n]*(1086|1300|5624|12,?000)[^\n]*\n",
     r"\n(?! )[^\n]*sixteenth",
     r"See \[\[Water mills\]\]\.\nA ",
 )
-"""A compaction, replies that end by themselves, and two that say what stands in the notes."""
+"""The session must have a compaction, replies below the token limit, and two that quote the notes."""
 METER = re.compile(r"^#\d+ · [━─]+ ", re.MULTILINE)
 PROMPT = re.compile(r"^›$", re.MULTILINE)
 
@@ -65,7 +67,7 @@ THEME = TerminalTheme(
      (130, 225, 232), (255, 255, 255)],
 )  # fmt: skip
 
-# Rich's own frame loads a font from elsewhere; this one takes what the reader has.
+# Rich's default frame loads a web font; this one uses the reader's fonts.
 FRAME = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
     <title>A chat over a vault of notes in the terminal</title>
@@ -103,58 +105,63 @@ def main() -> None:
             path.write_text(text)
         env = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "XDG_"))}
         env |= {"HOME": str(home), "TERM": "xterm-256color"}
-        Terminal([str(QUIRE), "init", "--base-url", model.url, "--vault", "notes"], env=env, folder=home).end()
+        init = [str(QUIRE_PROGRAM), "init", "--base-url", model.url, "--vault", "notes"]
+        Terminal(init, env=env, folder=home).wait_for_exit()
         (home / "quire.toml").write_text(SETTINGS)
         (home / ".config/quire/agents").mkdir()
         (home / ".config/quire/agents/guide.toml").write_text(AGENT)
         best: list[Text] = []
         for _ in range(ATTEMPTS):
-            best = max(best, session(env, home), key=worth)
-            if worth(best) == len(WANTED):
+            best = max(best, record_session(env, home), key=score_session)
+            if score_session(best) == len(WANTED_PATTERNS):
                 break
-    draw(best)
+    draw_svg(best)
 
 
-def worth(lines: list[Text]) -> int:
-    """How much can be seen of what the picture is for."""
+def score_session(lines: list[Text]) -> int:
+    """Number of wanted patterns that the session shows."""
     text = "\n".join(line.plain for line in lines)
-    return sum(bool(re.search(each, text, re.DOTALL)) for each in WANTED)
+    return sum(bool(re.search(each, text, re.DOTALL)) for each in WANTED_PATTERNS)
 
 
-def session(env: dict[str, str], home: Path) -> list[Text]:
+def record_session(env: dict[str, str], home: Path) -> list[Text]:
     terminal = Terminal(
-        [str(QUIRE), "chat", "--new", "--agent", "guide", "--reply-tokens", "110"], env=env, folder=home
+        [str(QUIRE_PROGRAM), "chat", "--new", "--agent", "guide", "--reply-tokens", "110"], env=env, folder=home
     )
-    terminal.wait(PROMPT)
+    terminal.wait_for(PROMPT)
     for question in QUESTIONS:
         for sign in question:
             terminal.type(sign)
             time.sleep(0.02)
         time.sleep(0.2)
-        terminal.say("", METER)
-    terminal.say("/context", "reserved  ")
-    terminal.say("/undo", re.compile(r"taken back|nothing|no compaction"))
+        terminal.send_line("", METER)
+    terminal.send_line("/context", "reserved  ")
+    terminal.send_line("/undo", re.compile(r"undone|nothing|no compaction"))
     terminal.type("\x04")
-    terminal.end()
-    return [styled(line) for line in terminal.cells()]
+    terminal.wait_for_exit()
+    return [to_rich_text(line) for line in terminal.cells()]
 
 
-def styled(line: list) -> Text:
+def to_rich_text(line: list) -> Text:
     text = Text()
     for look, signs in groupby(line, key=lambda sign: sign._replace(data="")):
-        text.append("".join(sign.data for sign in signs), style=style(look))
+        text.append("".join(sign.data for sign in signs), style=to_rich_style(look))
     text.rstrip()
     return text
 
 
-def style(look: object) -> Style:
+def to_rich_style(cell: Any) -> Style:
     return Style(
-        color=_colour(look.fg), bgcolor=_colour(look.bg), bold=look.bold, italic=look.italics, underline=look.underscore
+        color=_to_rich_color(cell.fg),
+        bgcolor=_to_rich_color(cell.bg),
+        bold=cell.bold,
+        italic=cell.italics,
+        underline=cell.underscore,
     )
 
 
-def _colour(name: str) -> str | None:
-    """pyte's names in Rich's."""
+def _to_rich_color(name: str) -> str | None:
+    """Translates a color name of pyte to Rich's."""
     if name == "default":
         return None
     if re.fullmatch("[0-9a-f]{6}", name):
@@ -163,10 +170,10 @@ def _colour(name: str) -> str | None:
     return f"bright_{name.removeprefix('bright')}" if name.startswith("bright") else name
 
 
-def draw(lines: list[Text]) -> None:
+def draw_svg(lines: list[Text]) -> None:
     while lines and not lines[-1].plain.strip(" ›"):
         lines.pop()
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
+    console = Console(record=True, width=TERMINAL_COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
     console.print(Text("$ quire chat --agent guide", style="bold"))
     for line in lines:
         console.print(line, no_wrap=True, overflow="crop")

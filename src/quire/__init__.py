@@ -1,10 +1,13 @@
-"""Quire keeps every message, decides what the model sees within a token budget, and records why."""
+"""Quire stores every message, decides what the model sees within a token budget, and records why.
+
+The exports load on first use, so that `import quire` is quick.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.engine import Conversation, Document, Engine, Request
-    from quire.engine import open_engine as open  # noqa: A004 (quire.open is the front door)
+    from quire.engine import open_engine as open  # noqa: A004 (quire.open is the entry point)
     from quire.errors import ContextOverflow, QuireError
     from quire.model import (
         Compaction,
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_HOMES = {
+_EXPORTS = {
     "quire.engine": ("Conversation", "Document", "Engine", "Request"),
     "quire.errors": ("ContextOverflow", "QuireError"),
     "quire.model": (
@@ -36,7 +39,7 @@ _HOMES = {
     "quire.settings": ("Settings",),
     "quire.view.strategies": ("Strategy", "register_strategy"),
 }  # fmt: skip
-_HOME = {name: home for home, names in _HOMES.items() for name in names} | {"open": "quire.engine"}
+_EXPORT_MODULES = {name: module for module, names in _EXPORTS.items() for name in names} | {"open": "quire.engine"}
 
 __all__ = [
     "Compaction",
@@ -69,9 +72,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     try:
-        home = import_module(_HOME[name])
+        module = import_module(_EXPORT_MODULES[name])
     except KeyError:
         raise AttributeError(f"module 'quire' has no attribute {name!r}") from None
-    value = getattr(home, "open_engine" if name == "open" else name)
+    value = getattr(module, "open_engine" if name == "open" else name)
     globals()[name] = value
     return value

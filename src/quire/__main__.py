@@ -1,4 +1,4 @@
-"""`python -m quire`: the command line, for where the `quire` script is not on the path."""
+"""`python -m quire`: the command line, for environments where the `quire` script is not on the path."""
 
 from quire.cli import main
 

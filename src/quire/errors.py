@@ -1,4 +1,4 @@
-"""Every error that Quire raises on purpose, as one tree.
+"""Error classes: every error that Quire raises on purpose, as one tree.
 
 QuireError
 ├── NotFound
@@ -14,16 +14,16 @@ QuireError
 │   ├── ConversationExists
 │   ├── StaleHead
 │   ├── StaleCompaction
-│   ├── StaleShelf
+│   ├── StaleSegment
 │   ├── MemoryRetired
-│   └── TurnUnderWay
+│   └── TurnInProgress
 ├── AccessDenied
 │   ├── InvalidKey
-│   ├── KeyScopeMissing
-│   └── ForeignRequest
+│   ├── InsufficientScope
+│   └── CrossOriginRequest
 ├── TooManyRequests
 ├── RequestTooLarge
-├── RequestTooSlow
+├── RequestTimeout
 ├── InvalidEntry
 ├── InvalidRequest
 ├── InvalidConfiguration
@@ -39,12 +39,12 @@ QuireError
 │   ├── StoreBusy
 │   └── SchemaOutdated
 ├── ModelError
-│   ├── ModelOverflow
-│   ├── ModelThrottled
+│   ├── ModelContextOverflow
+│   ├── ModelRateLimited
 │   ├── ModelRefused
-│   ├── ModelInvalid
+│   ├── ModelRequestRejected
 │   └── ModelUnavailable
-│       └── ModelSilent
+│       └── ModelTimeout
 ├── SummaryFailed
 └── MissingExtra
 
@@ -68,83 +68,83 @@ class NotFound(QuireError):
 
 
 class ConversationNotFound(NotFound):
-    """There is no such conversation for this tenant; create it first, or check the tenant."""
+    """This tenant has no such conversation; create it first, or check the tenant."""
 
 
 class BranchNotFound(NotFound):
-    """The conversation has no such branch; list its branches to see which there are."""
+    """The conversation has no such branch; list its branches."""
 
 
 class EntryNotFound(NotFound):
-    """The branch has no entry with that number; numbers run from 1 to the branch's head."""
+    """The branch has no entry with that number; entries are numbered from 1 to the branch's head."""
 
 
 class BlobNotFound(NotFound):
-    """No blob with that digest is stored for this tenant."""
+    """This tenant has no blob with that digest; upload it first."""
 
 
 class DocumentNotFound(NotFound):
-    """There is no such file in the vault or the project; check the path, which starts at its root."""
+    """There is no such file in the vault or the project; check the path, which is relative to its root."""
 
 
 class MemoryNotFound(NotFound):
-    """No memory with that id is stored for this tenant; list the agent's memories to see which there are."""
+    """This tenant has no memory with that id; list the agent's memories."""
 
 
 class KeyNotFound(NotFound):
-    """This tenant has no key with that id; `quire key list` shows which it has."""
+    """This tenant has no API key with that id; `quire key list` lists them."""
 
 
 class RequestNotFound(NotFound):
-    """No request with that id is filed for this tenant; only those that were answered are."""
+    """This tenant has no request with that id; only requests with a reply are recorded."""
 
 
 class Conflict(QuireError):
-    """Someone else was quicker; read the current state and decide again."""
+    """A concurrent change came first; read the current state and retry."""
 
 
 class ConversationExists(Conflict):
-    """A conversation with that id is stored already; choose another id, or purge the stored one."""
+    """A conversation with that id exists; choose another id, or purge the existing one."""
 
 
 class StaleHead(Conflict):
-    """The branch has moved on since it was read; append after its present head, or fork at the old one."""
+    """The branch has new entries since it was read; append after its current head, or fork at the old one."""
 
 
 class StaleCompaction(Conflict):
-    """Another compaction or undo came first; plan again from the branch's present state."""
+    """A concurrent compaction or undo came first; plan again from the branch's current state."""
 
 
-class StaleShelf(Conflict):
-    """The shelf is not of the messages as they are now; list the shelves again, and make anew what is missing."""
+class StaleSegment(Conflict):
+    """The segment does not match the messages as they are now; list the segments again and rebuild the missing ones."""
 
 
 class MemoryRetired(Conflict):
-    """The memory was retired already; correct the one that replaced it, or add a new one."""
+    """The memory is already retired; correct the one that replaced it, or add a new one."""
 
 
-class TurnUnderWay(Conflict):
-    """The branch is being answered; wait for the end of that turn, or stop it."""
+class TurnInProgress(Conflict):
+    """A turn is in progress on this branch; wait for its end, or stop it."""
 
 
 class AccessDenied(QuireError):
-    """Whoever asks may not have this."""
+    """The caller is not allowed to access this resource."""
 
 
 class InvalidKey(AccessDenied):
-    """No key that is valid came with the request; send one as `Authorization: Bearer quire_…`."""
+    """The request has no valid API key; send one as `Authorization: Bearer quire_…`."""
 
 
-class KeyScopeMissing(AccessDenied):
-    """The key does not reach this far; use one that was made with the scope that it takes."""
+class InsufficientScope(AccessDenied):
+    """The API key lacks the required scope; use a key that was created with it."""
 
 
-class ForeignRequest(AccessDenied):
-    """The request comes from another site, or asks for another host; open the page at the address of this server."""
+class CrossOriginRequest(AccessDenied):
+    """The request comes from another site or names another host; open the page at this server's address."""
 
 
 class TooManyRequests(QuireError):
-    """The key has asked as often as it may for now; ask again after `retry_after` seconds."""
+    """The API key exceeded its rate limit; retry after `retry_after` seconds."""
 
     def __init__(self, message: str | None = None, *, retry_after: int = 1) -> None:
         self.retry_after = retry_after
@@ -152,39 +152,41 @@ class TooManyRequests(QuireError):
 
 
 class RequestTooLarge(QuireError):
-    """The request's body is larger than the server reads; send less at once, or raise `max_request_bytes`."""
+    """The request body exceeds the server's limit; send less at once, or raise `max_request_bytes`."""
 
 
-class RequestTooSlow(QuireError):
-    """The request's body took too long to arrive; send it again over a quicker connection."""
+class RequestTimeout(QuireError):
+    """The request body took too long to arrive; send it again over a faster connection."""
 
 
 class InvalidEntry(QuireError):
-    """The entry does not fit the place that it was written for."""
+    """The entry is not valid at its position in the log."""
 
 
 class InvalidRequest(QuireError):
-    """There is no valid request to make of this; the message says why."""
+    """No valid request can be made from this; the message says why."""
 
 
 class InvalidConfiguration(QuireError):
-    """A file or value that configures Quire cannot be used; mend the field that the message names."""
+    """A configuration file or value is invalid; fix the field that the message names."""
 
 
 class ContextOverflow(QuireError):
-    """What cannot be reduced exceeds the window."""
+    """The parts of a request that cannot be reduced exceed the context window."""
 
-    def __init__(self, *, needed: int, room: int, largest: Sequence[tuple[str, int]]) -> None:
-        self.needed, self.room, self.largest = needed, room, tuple(largest)
-        named = ", ".join(f"{name} ({tokens:,} tokens)" for name, tokens in largest)
+    def __init__(self, *, needed_tokens: int, available_tokens: int, largest_items: Sequence[tuple[str, int]]) -> None:
+        self.needed_tokens, self.available_tokens = needed_tokens, available_tokens
+        self.largest_items = tuple(largest_items)
+        items = ", ".join(f"{name} ({tokens:,} tokens)" for name, tokens in largest_items)
         super().__init__(
-            f"The request needs {needed:,} tokens and there is room for {room:,}. The largest items: {named}. "
+            f"The request needs {needed_tokens:,} tokens and there is room for {available_tokens:,}. "
+            f"The largest items: {items}. "
             "Shorten or remove one of them, or choose a model with a larger window."
         )
 
 
 class SpendCapReached(QuireError):
-    """The conversation has cost as much as it may."""
+    """The conversation reached its spend cap."""
 
     def __init__(self, *, spent: float, cap: float) -> None:
         self.spent, self.cap = spent, cap
@@ -195,63 +197,65 @@ class SpendCapReached(QuireError):
 
 
 class UnknownStrategy(QuireError):
-    """There is no strategy with that name."""
+    """There is no strategy with that name; register it first, or choose a built-in one."""
 
 
 class ImportFailed(QuireError):
-    """The file could not be imported; nothing of it was kept."""
+    """The file could not be imported; nothing of it was stored."""
 
 
-Refusal = Literal["outside", "hidden", "folder", "special", "too_large", "binary", "unreadable"]
-"""Why a path that somebody named is not read."""
+PathRefusalReason = Literal["outside", "hidden", "folder", "special", "too_large", "binary", "unreadable"]
+"""Why a path is not read."""
 
 
 class PathRefused(QuireError):
-    """The path is not read: it leaves its root, or names no text file; name a text file inside.
+    """The path was not read: it is outside the root or not a text file; use the path of a text file inside.
 
-    `path` is where the file stands under the root, where there is one.
+    `path` is the file's path relative to the root, if there is one.
     """
 
-    def __init__(self, message: str | None = None, *, reason: Refusal = "outside", path: str | None = None) -> None:
-        self.reason: Refusal = reason
+    def __init__(
+        self, message: str | None = None, *, reason: PathRefusalReason = "outside", path: str | None = None
+    ) -> None:
+        self.reason: PathRefusalReason = reason
         self.path = path
         super().__init__(message)
 
 
 class UnknownTokenizer(QuireError):
-    """There is no tokenizer of that name; name a vocabulary, or the path of a Hugging Face tokenizer.json."""
+    """There is no such tokenizer; use the name of an encoding, or the path of a Hugging Face tokenizer.json."""
 
 
 class UnreadableSegment(QuireError):
-    """The bytes are no segment of the recall index that this version of Quire reads; build it anew from the log."""
+    """This version of Quire cannot read the recall segment; rebuild it from the log."""
 
 
 class StoreError(QuireError):
-    """The database could not do what was asked."""
+    """A database operation failed."""
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached, or the connection broke; whether the last write was kept is unknown."""
+    """The database cannot be reached, or the connection broke; whether the last write was committed is unknown."""
 
 
 class StoreBusy(StoreError):
-    """The database stayed locked for longer than the busy timeout; repeat the call, or raise the timeout."""
+    """The database stayed locked for longer than the busy timeout; retry, or raise the timeout."""
 
 
 class SchemaOutdated(StoreError):
-    """The database's schema is not the one that this version of Quire needs; run `quire db upgrade`."""
+    """The database schema is not the one that this version of Quire needs; run `quire db upgrade`."""
 
 
 class ModelError(QuireError):
-    """The model did not answer. `status` is the HTTP status, where there was one."""
+    """The model call failed. `status` is the HTTP status, if there was one."""
 
     def __init__(self, message: str | None = None, *, status: int | None = None) -> None:
         self.status = status
         super().__init__(message)
 
 
-class ModelOverflow(ModelError):
-    """The prompt exceeds the model's window; compact the conversation, or choose a model with a larger one."""
+class ModelContextOverflow(ModelError):
+    """The prompt exceeds the model's context window; compact the conversation, or choose a model with a larger one."""
 
     def __init__(
         self,
@@ -265,8 +269,8 @@ class ModelOverflow(ModelError):
         super().__init__(message, status=status)
 
 
-class ModelThrottled(ModelError):
-    """The provider asks to wait; repeat the call after `retry_after` seconds, where it says how many."""
+class ModelRateLimited(ModelError):
+    """The provider's rate limit was reached; retry after `retry_after` seconds, if it is set."""
 
     def __init__(
         self, message: str | None = None, *, status: int | None = None, retry_after: float | None = None
@@ -276,59 +280,59 @@ class ModelThrottled(ModelError):
 
 
 class ModelRefused(ModelError):
-    """The provider's policy forbids the prompt or the answer; change what is asked."""
+    """The provider's policy forbids the prompt or the answer; change the prompt."""
 
 
-class ModelInvalid(ModelError):
-    """The provider rejects the request as it is: its settings, its key, its model's name; mend what it names."""
+class ModelRequestRejected(ModelError):
+    """The provider rejected the request: its settings, API key or model name; fix what its message names."""
 
 
 class ModelUnavailable(ModelError):
-    """The model cannot be reached, is overloaded, broke off or took too long; repeat the call later."""
+    """The model cannot be reached, is overloaded, timed out or interrupted its reply; retry later."""
 
 
-class ModelSilent(ModelUnavailable):
-    """The model's server said nothing for too long; repeat the call later, or raise `upstream_timeout`."""
+class ModelTimeout(ModelUnavailable):
+    """The model's server sent nothing for too long; retry later, or raise `upstream_timeout`."""
 
 
-SummaryFault = Literal[
+SummaryFailureReason = Literal[
     "timed_out",
-    "throttled",
+    "rate_limited",
     "refused",
     "empty",
     "truncated",
     "too_long",
-    "garbage",
+    "malformed",
     "unavailable",
     "overflow",
     "invalid",
 ]
-"""Why there is no summary."""
+"""Why a summary failed."""
 
 
 class SummaryFailed(QuireError):
-    """The summary could not be made; nothing was changed, and the next rung of the ladder can be taken.
+    """The summary failed; nothing was changed, and the next fallback can be tried.
 
-    `calls` and the tokens are what the attempt cost all the same.
+    `calls` and the tokens are what the attempt cost.
     """
 
     def __init__(
         self,
-        reason: SummaryFault,
+        reason: SummaryFailureReason,
         message: str | None = None,
         *,
         calls: int = 0,
         input_tokens: int = 0,
         output_tokens: int = 0,
     ) -> None:
-        self.reason: SummaryFault = reason
+        self.reason: SummaryFailureReason = reason
         self.calls, self.input_tokens, self.output_tokens = calls, input_tokens, output_tokens
-        self.detail = message or "Nothing was changed, and the next rung of the ladder can be taken."
-        super().__init__(f"There is no summary ({reason}): {self.detail}")
+        self.detail = message or "Nothing was changed, and the next fallback can be tried."
+        super().__init__(f"The summary failed ({reason}): {self.detail}")
 
 
 class MissingExtra(QuireError):
-    """A package that this needs is not installed."""
+    """An optional package is not installed."""
 
-    def __init__(self, *, extra: str, needed_for: str) -> None:
-        super().__init__(f'{needed_for} needs an extra package: pip install "quire[{extra}]"')
+    def __init__(self, *, extra: str, feature: str) -> None:
+        super().__init__(f'{feature} needs an extra package: pip install "quire[{extra}]"')

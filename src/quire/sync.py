@@ -1,6 +1,6 @@
-"""The blocking face: the same names, for programs without an event loop. It holds no logic of its own.
+"""The synchronous API: blocking wrappers with the same methods, for programs without an event loop.
 
-An event loop runs in a thread of its own while the engine is open; each call waits for its answer there.
+While the engine is open, an event loop runs in its own thread; each call runs there and waits for the result.
 """
 
 import asyncio
@@ -11,34 +11,37 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from quire import engine as asynchronous
-from quire.compaction.run import Summarizer, Trigger
-from quire.context.items import InSession
+from quire.compaction.execution import CompactionTrigger, Summarizer
+from quire.context.items import ResolvedSessionItem
 from quire.context.vault import Vault
 from quire.engine import Document, Request
-from quire.engine.vault_index import Progress
-from quire.ledger import Change, Replay
+from quire.engine.request import ToolOutcome
+from quire.engine.vault_index import IndexProgress
+from quire.errors import InvalidRequest
+from quire.ledger import ManifestChange, Replay
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
-from quire.log import DEFAULT_TENANT, MAIN
+from quire.log import DEFAULT_TENANT, MAIN_BRANCH
 from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent
-from quire.model.events import Event
+from quire.model.entry_metadata import DocumentReference
+from quire.model.events import ContextEvent
 from quire.settings import Settings
 from quire.view.budget import UsageReport
-from quire.view.plans import Plan
+from quire.view.compaction_plan import CompactionPlan
 
 T = TypeVar("T")
 
 
-class _Loop:
-    """An event loop in a thread, and a way to wait for what runs on it."""
+class _LoopThread:
+    """An event loop in a daemon thread; `run` executes a coroutine on it and waits."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="quire-sync", daemon=True)
         self._thread.start()
 
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def stop(self) -> None:
@@ -48,7 +51,7 @@ class _Loop:
 
 
 @contextmanager
-def open(  # noqa: A001 (quire.sync.open is the front door)
+def open(  # noqa: A001 (quire.sync.open is the entry point)
     url: str = "sqlite:///quire.db",
     *,
     tenant: str = DEFAULT_TENANT,
@@ -60,10 +63,10 @@ def open(  # noqa: A001 (quire.sync.open is the front door)
     summarizer: Model | Summarizer | None = None,
     embedder: Embedder | None = None,
     **changes: Any,
-) -> Generator["Engine"]:
-    """Opens the log at `url`, as `quire.open` does."""
-    loop = _Loop()
-    opened = asynchronous.open_engine(
+) -> Generator["SyncEngine"]:
+    """Opens the log at `url`; the arguments are those of `quire.open`."""
+    loop = _LoopThread()
+    context = asynchronous.open_engine(
         url,
         tenant=tenant,
         settings=settings,
@@ -76,44 +79,51 @@ def open(  # noqa: A001 (quire.sync.open is the front door)
         **changes,
     )
     try:
-        yield Engine(loop, loop.wait(opened.__aenter__()))
+        yield SyncEngine(loop, loop.run(context.__aenter__()))
     finally:
-        loop.wait(opened.__aexit__(None, None, None))
+        loop.run(context.__aexit__(None, None, None))
         loop.stop()
 
 
-class Engine:
-    def __init__(self, loop: _Loop, engine: asynchronous.Engine) -> None:
+class SyncEngine:
+    """Blocking version of `quire.Engine`."""
+
+    def __init__(self, loop: _LoopThread, engine: asynchronous.Engine) -> None:
         self._loop, self._engine = loop, engine
 
-    def use(self, **changes: Any) -> None:
-        self._engine.use(**changes)
+    def with_changes(self, **changes: Any) -> "SyncEngine":
+        """A variant with another `agent`, `vault`, `summarizer`, `embedder` or `clock`, or other settings, by name."""
+        return SyncEngine(self._loop, self._engine.with_changes(**changes))
 
-    def like(self, *, agent: Agent | None = None, **changes: Any) -> "Engine":
-        """An engine for the same log with another agent or other settings; what it learns and keeps is shared."""
-        return Engine(self._loop, self._engine.like(agent=agent, **changes))
-
-    def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Calls `listener` with every event, on the engine's own thread."""
+    def subscribe(self, listener: Callable[[ContextEvent], None]) -> None:
+        """Calls `listener` with every event, on the event loop's thread."""
         self._engine.subscribe(listener)
 
-    def index_vault(self) -> Generator[Progress]:
-        """Brings the search index up to date with the vault, and says after every note how far it is."""
+    def index_vault(self) -> Generator[IndexProgress]:
+        """Updates the search index of the vault, and yields the progress after every note."""
         steps = self._engine.index_vault()
-        while (progress := self._loop.wait(_next(steps))) is not None:
+        while (progress := self._loop.run(_next(steps))) is not None:
             yield progress
 
-    def conversation(self, id: str | None = None, *, branch: int = MAIN) -> "Conversation":
-        return Conversation(self._loop, self._loop.wait(self._engine.conversation(id, branch=branch)))
+    def conversation(self, id: str | None = None, *, branch: int = MAIN_BRANCH) -> "SyncConversation":
+        return SyncConversation(self._loop, self._loop.run(self._engine.conversation(id, branch=branch)))
 
 
 async def _next(steps: AsyncGenerator[T]) -> T | None:
     return await anext(steps, None)
 
 
-class Conversation:
-    def __init__(self, loop: _Loop, conversation: asynchronous.Conversation) -> None:
+class SyncConversation:
+    """Blocking version of `quire.Conversation`, for one thread.
+
+    It remembers the request that was prepared last, and the documents that built-in tools have read since the last
+    reply; `record` and `run_tool` use them.
+    """
+
+    def __init__(self, loop: _LoopThread, conversation: asynchronous.Conversation) -> None:
         self._loop, self._conversation = loop, conversation
+        self._request: Request | None = None
+        self._references: list[DocumentReference] = []
 
     @property
     def id(self) -> str:
@@ -124,72 +134,95 @@ class Conversation:
         return self._conversation.branch
 
     def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
-        return self._loop.wait(self._conversation.append(*messages, after=after))
+        return self._loop.run(self._conversation.append(*messages, after=after))
 
     def prepare(
         self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
     ) -> Request:
-        return self._loop.wait(self._conversation.prepare(message, documents=documents))
+        self._request = self._loop.run(self._conversation.prepare(message, documents=documents))
+        return self._request
 
-    def record(self, response: object, *, request: Request | None = None, unfinished: bool = False) -> Entry:
-        return self._loop.wait(self._conversation.record(response, request=request, unfinished=unfinished))
+    def record(
+        self,
+        response: object,
+        *,
+        request: Request | None = None,
+        references: Sequence[DocumentReference] = (),
+        incomplete: bool = False,
+    ) -> Entry:
+        """Stores the reply to `request`, by default the last prepared one, with its question and its manifest."""
+        prepared, read = request or self._last_request(), [*self._references, *references]
+        entry = self._loop.run(
+            self._conversation.record(response, request=prepared, references=read, incomplete=incomplete)
+        )
+        self._references.clear()
+        return entry
 
-    def keep(self, request: Request | None = None) -> tuple[list[Entry], Request]:
-        return self._loop.wait(self._conversation.keep(request))
+    def record_question(self, request: Request | None = None) -> tuple[list[Entry], Request]:
+        entries, self._request = self._loop.run(self._conversation.record_question(request or self._last_request()))
+        return entries, self._request
 
-    def plan(self) -> Plan | None:
-        return self._loop.wait(self._conversation.plan())
+    def _last_request(self) -> Request:
+        if self._request is None:
+            raise InvalidRequest("No request was prepared in this conversation; call `prepare` first.")
+        return self._request
 
-    def compact(self, *, instructions: str | None = None, trigger: Trigger = "manual") -> Entry | None:
-        return self._loop.wait(self._conversation.compact(instructions=instructions, trigger=trigger))
+    def plan_compaction(self) -> CompactionPlan | None:
+        return self._loop.run(self._conversation.plan_compaction())
 
-    def compact_if_due(self) -> Entry | None:
-        return self._loop.wait(self._conversation.compact_if_due())
+    def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
+        return self._loop.run(self._conversation.compact(instructions=instructions, trigger=trigger))
 
-    def undo(self) -> Entry:
-        return self._loop.wait(self._conversation.undo())
+    def compact_if_needed(self) -> Entry | None:
+        return self._loop.run(self._conversation.compact_if_needed())
+
+    def undo_compaction(self) -> Entry:
+        return self._loop.run(self._conversation.undo_compaction())
 
     def edit_summary(self, text: str) -> Entry:
-        return self._loop.wait(self._conversation.edit_summary(text))
+        return self._loop.run(self._conversation.edit_summary(text))
 
     def usage(self) -> UsageReport:
-        return self._loop.wait(self._conversation.usage())
+        return self._loop.run(self._conversation.usage())
 
-    def items(self) -> list[InSession]:
-        return self._loop.wait(self._conversation.items())
+    def items(self) -> list[ResolvedSessionItem]:
+        return self._loop.run(self._conversation.items())
 
-    def add(self, item: ContextItem | str) -> ContextItem:
-        return self._loop.wait(self._conversation.add(item))
+    def add_item(self, item: ContextItem | str) -> ContextItem:
+        return self._loop.run(self._conversation.add_item(item))
 
-    def remove(self, item: ContextItem | str) -> ContextItem:
-        return self._loop.wait(self._conversation.remove(item))
+    def remove_item(self, item: ContextItem | str) -> ContextItem:
+        return self._loop.run(self._conversation.remove_item(item))
 
-    def run_tool(self, call: ToolCallPart) -> Message:
-        return self._loop.wait(self._conversation.run_tool(call))
+    def run_tool(self, call: ToolCallPart, *, request: Request | None = None) -> ToolOutcome:
+        """Runs a built-in tool. The documents that it read are recorded with the next reply."""
+        outcome = self._loop.run(self._conversation.run_tool(call, request=request or self._last_request()))
+        self._references.extend(outcome.references)
+        return outcome
 
     def preview(self, message: Message | str = "") -> Manifest:
-        return self._loop.wait(self._conversation.preview(message))
+        return self._loop.run(self._conversation.preview(message))
 
     def pin(self, number: int) -> None:
-        self._loop.wait(self._conversation.pin(number))
+        self._loop.run(self._conversation.pin(number))
 
     def unpin(self, number: int) -> None:
-        self._loop.wait(self._conversation.unpin(number))
+        self._loop.run(self._conversation.unpin(number))
 
-    def fork(self, at: int, *, name: str | None = None) -> "Conversation":
-        return Conversation(self._loop, self._loop.wait(self._conversation.fork(at, name=name)))
+    def fork(self, at: int, *, name: str | None = None) -> "SyncConversation":
+        return SyncConversation(self._loop, self._loop.run(self._conversation.fork(at, name=name)))
 
     def messages(self) -> list[Entry]:
-        return self._loop.wait(self._conversation.messages())
+        return self._loop.run(self._conversation.messages())
 
     def manifest(self, reply: int) -> Manifest:
-        return self._loop.wait(self._conversation.manifest(reply))
+        return self._loop.run(self._conversation.manifest(reply))
 
     def replay(self, reply: int) -> Replay:
-        return self._loop.wait(self._conversation.replay(reply))
+        return self._loop.run(self._conversation.replay(reply))
 
-    def diff(self, reply: int, other: int) -> list[Change]:
-        return self._loop.wait(self._conversation.diff(reply, other))
+    def diff(self, reply: int, other: int) -> list[ManifestChange]:
+        return self._loop.run(self._conversation.diff(reply, other))
 
     def why(self, item: int | str, *, reply: int) -> Decision:
-        return self._loop.wait(self._conversation.why(item, reply=reply))
+        return self._loop.run(self._conversation.why(item, reply=reply))

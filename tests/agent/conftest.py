@@ -1,32 +1,32 @@
-"""MCP servers as programs, and the notes that they leave."""
+"""Fixtures: MCP servers as subprocesses, and the log file that they write."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support_mcp import HERE, Notes
+from mcp_fixtures import SERVERS_DIR, ServerLog
 
 from quire.model.agents import ToolServer
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Notes:
-    return Notes(tmp_path / "notes")
+def server_log(tmp_path: Path) -> ServerLog:
+    return ServerLog(tmp_path / "server_log")
 
 
 @pytest.fixture
-def program(notes: Notes) -> Callable[..., ToolServer]:
-    def program(script: str, *args: str, name: str = "s", **fields: object) -> ToolServer:
-        env = {"NOTES": str(notes.path), **fields.pop("env", {})}  # type: ignore[dict-item]
+def make_tool_server(server_log: ServerLog) -> Callable[..., ToolServer]:
+    def make_tool_server(script: str, *args: str, name: str = "s", **fields: object) -> ToolServer:
+        env = {"SERVER_LOG": str(server_log.path), **fields.pop("env", {})}  # type: ignore[dict-item]
         return ToolServer.model_validate(
             {
                 "name": name,
                 "command": sys.executable,
-                "args": (str(HERE / f"{script}.py"), *args),
+                "args": (str(SERVERS_DIR / f"{script}.py"), *args),
                 "env": env,
                 **fields,
             }
         )
 
-    return program
+    return make_tool_server

@@ -1,4 +1,4 @@
-"""`quire ask`, called as a script calls it: the reply on standard output, everything else beside it."""
+"""`quire ask`, called as a script calls it: the reply on standard output, everything else on standard error."""
 
 import json
 import os
@@ -10,24 +10,24 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from chatting import QUIRE
+from chat_harness import QUIRE_PROGRAM
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ScriptedServer, scripted_server
+from scripted_server import ScriptedServer, scripted_server
 from typer.testing import CliRunner, Result
 
-from quire.cli.answering import Answer
 from quire.cli.app import app
-from quire.cli.ask import asked, fenced
+from quire.cli.ask import build_question, fence_text
+from quire.cli.ask_result import AskResult
 from quire.context.vault import Vault
 from quire.errors import InvalidRequest
-from quire.view.labels import PREFIX
+from quire.view.labels import LABEL_PREFIX
 
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    with scripted_server(lambda newest: f"You said {len(newest)} characters.") as told:
-        yield told
+    with scripted_server(lambda newest: f"You said {len(newest)} characters.") as server:
+        yield server
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def test_the_reply_is_all_that_goes_to_standard_output(home: Path):
 
 def test_what_is_piped_in_alone_is_the_question(home: Path, server: ScriptedServer):
     assert ask(piped="Hello there\n").stdout == "You said 11 characters.\n"
-    assert server.asked[0]["messages"][-1]["content"] == "Hello there"
+    assert server.requests[0]["messages"][-1]["content"] == "Hello there"
 
 
 def test_what_is_piped_in_with_a_question_is_labelled_data(home: Path, server: ScriptedServer):
     ask("What is this?", piped="a,b\n1,2\n")
-    sent = server.asked[0]["messages"][-1]["content"]
+    sent = server.requests[0]["messages"][-1]["content"]
     assert sent.startswith("What is this?\n\n<quire:input key=")
     assert 'source="standard input">\n```\na,b\n1,2\n```\n</quire:input' in sent
 
@@ -66,22 +66,22 @@ def test_what_is_piped_in_with_a_question_is_labelled_data(home: Path, server: S
 def test_without_a_question_the_error_says_how_to_ask(home: Path):
     done = ask()
     assert (done.exit_code, done.stdout) == (1, "")
-    assert 'write it as `quire ask "…"`, or pipe it in' in done.stderr
+    assert 'pass it as `quire ask "…"`, or pipe it in' in done.stderr
 
 
 def test_the_document_for_programs_fits_its_schema(home: Path):
     (home / "Mill.md").write_text("It grinds.\n")
     done = ask("What of [[Mill]]?", "--json", "--vault", str(home), "--conversation", "tuesday")
     document = json.loads(done.stdout)
-    jsonschema.validate(document, Answer.model_json_schema(mode="serialization"))
+    jsonschema.validate(document, AskResult.model_json_schema(mode="serialization"))
     assert document["reply"].startswith("You said")
-    assert (document["conversation"], document["number"], document["reason"]) == ("tuesday", 2, "answered")
+    assert (document["conversation"], document["seq"], document["reason"]) == ("tuesday", 2, "answered")
     assert [each["path"] for each in document["references"]] == ["Mill.md"]
     assert document["usage"]["output_tokens"] > 0
-    assert {row["what"] for row in document["context"]["included"]} == {"message", "document"}
+    assert {row["kind"] for row in document["manifest"]["decisions"]} == {"message", "document"}
 
 
-def test_the_context_is_told_beside_the_reply(home: Path):
+def test_the_context_is_printed_on_standard_error(home: Path):
     (home / "Mill.md").write_text("It grinds.\n")
     done = ask("What of [[Mill]] and [[No]]?", "--show-context", "--vault", str(home))
     assert done.stdout.startswith("You said")
@@ -100,8 +100,8 @@ def test_each_question_is_a_conversation_of_its_own_unless_it_continues_one(home
     fourth = json.loads(ask("Four", "--json", "--conversation", first["conversation"]).stdout)
     assert second["conversation"] != first["conversation"]
     assert third["conversation"] == second["conversation"]
-    assert fourth["number"] == 4
-    assert [len(each["messages"]) for each in server.asked] == [1, 1, 3, 3]
+    assert fourth["seq"] == 4
+    assert [len(each["messages"]) for each in server.requests] == [1, 1, 3, 3]
     assert "Choose one of" in ask("Five", "--new", "--continue").stderr
 
 
@@ -117,12 +117,12 @@ def test_without_a_key_the_error_says_what_to_do(home: Path, monkeypatch: pytest
     done = ask("Hello", "--set", "model=gpt-4o")
     assert done.exit_code == 1
     assert done.stderr == (
-        "quire: gpt-4o cannot be asked: OPENAI_API_KEY is not set. Set its provider's key in the environment, "
-        "or choose another model; `quire init` looks for keys and local servers.\n"
+        "quire: The model gpt-4o cannot be used: OPENAI_API_KEY is not set. Set its provider's API key in the "
+        "environment, or choose another model; `quire init` detects API keys and local servers.\n"
     )
 
 
-def test_without_a_key_no_conversation_is_begun(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_key_no_conversation_is_created(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("QUIRE_BASE_URL")
     assert ask("Hello", "--set", "model=gpt-4o").exit_code == 1
     listed = CliRunner().invoke(app, ["conversation", "list", "--json"])
@@ -135,7 +135,7 @@ def test_an_empty_reply_has_a_code_of_its_own(home: Path, server: ScriptedServer
     assert (done.exit_code, done.stdout, done.stderr) == (4, "", "The reply is empty.\n")
 
 
-def test_a_server_that_does_not_start_is_said_beside_the_reply(home: Path):
+def test_a_server_that_does_not_start_is_reported_on_standard_error(home: Path):
     (home / "helper.toml").write_text('[servers.gone]\ncommand = "no-such-program"\n')
     done = ask("Hello", "--agent", "helper.toml")
     assert (done.exit_code, done.stdout) == (0, "You said 5 characters.\n")
@@ -150,53 +150,53 @@ def test_an_agent_brings_its_instructions_and_its_model(home: Path, server: Scri
     (home / "helper.toml").write_text('instructions = "Be brief."\nmodel = "miller-2"\n')
     ask("Hello", "--agent", "helper.toml")
     ask("Hello", "--agent", "helper.toml", "--set", "model=miller-3")
-    assert [each["model"] for each in server.asked] == ["miller-2", "miller-3"]
-    assert server.asked[0]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert [each["model"] for each in server.requests] == ["miller-2", "miller-3"]
+    assert server.requests[0]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
 def test_ctrl_c_stops_the_reply_and_keeps_what_had_come(home: Path, server: ScriptedServer):
-    server.script, server.pause = (lambda newest: "word " * 500), 0.1
-    process = subprocess.Popen([QUIRE, "ask", "Go", "--conversation", "c"], stdin=subprocess.DEVNULL,
+    server.script, server.delay_seconds = (lambda newest: "word " * 500), 0.1
+    process = subprocess.Popen([QUIRE_PROGRAM, "ask", "Go", "--conversation", "c"], stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.read(4) == "word"
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
-    said, beside = process.communicate(timeout=30)
-    assert (process.returncode, beside) == (130, "")
-    assert said.endswith("\n")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "")
+    assert output.endswith("\n")
     assert time.monotonic() - began < 30
-    server.script, server.pause = (lambda newest: "Done."), 0.0
+    server.script, server.delay_seconds = (lambda newest: "Done."), 0.0
     ask("And?", "--conversation", "c")
-    kept = server.asked[-1]["messages"][1]
-    assert kept["role"] == "assistant"
-    assert kept["content"].startswith("word")
-    assert f"word{said}".startswith(kept["content"].rstrip()[:10])
+    partial_reply = server.requests[-1]["messages"][1]
+    assert partial_reply["role"] == "assistant"
+    assert partial_reply["content"].startswith("word")
+    assert f"word{output}".startswith(partial_reply["content"].rstrip()[:10])
 
 
 @given(st.text(alphabet=st.sampled_from("`~[]@a./\n <>:#-!\\$%"), max_size=60))
 def test_nothing_that_is_piped_in_refers_to_anything(tmp_path: Path, piped: str):
     """Links and paths in data are no references; those in the question are."""
     (tmp_path / "a.md").write_text("x")
-    found = Vault(tmp_path).references(asked("See [[a]].", f"{piped} [[a]] @a.md"))
+    found = Vault(tmp_path).find_references(build_question("See [[a]].", f"{piped} [[a]] @a.md"))
     assert [each.reference.link for each in found] == ["[[a]]"]
 
 
 @given(st.text(max_size=80))
 def test_what_is_piped_in_cannot_forge_the_end_of_its_label(piped: str):
-    message = asked("Q", f"x{piped}")
+    message = build_question("Q", f"x{piped}")
     key = message.partition("key=")[2].partition(" ")[0]
-    assert message.count(f"</{PREFIX}:input key={key}>") == 1
-    assert message.endswith(f"</{PREFIX}:input key={key}>")
+    assert message.count(f"</{LABEL_PREFIX}:input key={key}>") == 1
+    assert message.endswith(f"</{LABEL_PREFIX}:input key={key}>")
 
 
 @given(st.text(alphabet="`a\n", max_size=40))
 def test_a_fence_is_longer_than_any_within(text: str):
-    fence, _, rest = fenced(text).partition("\n")
+    fence, _, rest = fence_text(text).partition("\n")
     assert set(fence) == {"`"}
     assert fence not in rest.removesuffix(fence)
 
 
 def test_an_empty_question_is_none():
     with pytest.raises(InvalidRequest):
-        asked(" ", " \n")
+        build_question(" ", " \n")

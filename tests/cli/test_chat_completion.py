@@ -1,4 +1,4 @@
-"""What is completed while somebody writes."""
+"""Completion in the chat prompt."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.chat.completion import Choices, Named, note_choices, suggestions
+from quire.cli.chat.completion import CompletionItem, CompletionSources, build_note_items, suggest
 
-NOTES = note_choices(
+NOTES = build_note_items(
     [
         ("places/Water mills.md", ("mills",)),
         ("places/Wind mills.md", ()),
@@ -17,18 +17,24 @@ NOTES = note_choices(
         ("The old mill.md", ()),
     ]
 )
-CHOICES = Choices(
-    commands=[Named("context", "the window"), Named("compact", "archive"), Named("undo", "take back")],
+CHOICES = CompletionSources(
+    commands=[
+        CompletionItem("context", "the window"),
+        CompletionItem("compact", "archive"),
+        CompletionItem("undo", "take back"),
+    ],
     notes=NOTES,
     files=["README.md", "src/app.py", "data/wind speed.csv"],
-    arguments=lambda command: {"pin": [Named("12", "user: hello"), Named("2", "user: hi")]}.get(command, []),
+    arguments=lambda command: {"pin": [CompletionItem("12", "user: hello"), CompletionItem("2", "user: hi")]}.get(
+        command, []
+    ),
 )
 
 
-def completed(before: str) -> list[str]:
+def suggest_texts(before: str) -> list[str]:
     """The texts as they would stand before the cursor."""
-    found = suggestions(before, CHOICES, headings=lambda note: ["Wheels", "Stones"] if note == "Water mills" else [])
-    return [f"{before[: len(before) - each.replaces]}{each.text}" for each in found]
+    found = suggest(before, CHOICES, headings=lambda note: ["Wheels", "Stones"] if note == "Water mills" else [])
+    return [f"{before[: len(before) - each.replace_length]}{each.text}" for each in found]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +65,14 @@ def completed(before: str) -> list[str]:
     ],
 )
 def test_what_is_offered(before: str, after: list[str]):
-    assert sorted(completed(before)) == sorted(after)
+    assert sorted(suggest_texts(before)) == sorted(after)
 
 
 def test_names_that_begin_so_stand_before_those_that_hold_it():
-    found = [each.shown for each in suggestions("[[mill", CHOICES)]
+    found = [each.display for each in suggest("[[mill", CHOICES)]
     assert found.index("Wind mills") < found.index("The old mill")
-    many = Choices(notes=[Named("treadmill"), Named("a mill"), Named("millstone")])
-    assert [each.shown for each in suggestions("[[mill", many)] == ["millstone", "a mill", "treadmill"]
+    many = CompletionSources(notes=[CompletionItem("treadmill"), CompletionItem("a mill"), CompletionItem("millstone")])
+    assert [each.display for each in suggest("[[mill", many)] == ["millstone", "a mill", "treadmill"]
 
 
 def test_a_name_of_several_notes_is_offered_by_path():
@@ -77,12 +83,12 @@ def test_paths_on_disk_are_offered_for_an_export(tmp_path: Path):
     (tmp_path / "notes.md").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / ".hidden").touch()
-    found = suggestions(f"/export {tmp_path}/", CHOICES)
+    found = suggest(f"/export {tmp_path}/", CHOICES)
     assert [each.text for each in found] == ["folder/", "notes.md"]
-    assert suggestions(f"/export {tmp_path}/none/", CHOICES) == []
+    assert suggest(f"/export {tmp_path}/none/", CHOICES) == []
 
 
 @given(st.text(alphabet=st.sampled_from('[]@/"# abmw\n|'), max_size=30))
 def test_no_text_fails_and_nothing_before_the_fragment_is_touched(before: str):
-    for each in suggestions(before, CHOICES):
-        assert 0 <= each.replaces <= len(before)
+    for each in suggest(before, CHOICES):
+        assert 0 <= each.replace_length <= len(before)

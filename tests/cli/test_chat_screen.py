@@ -1,67 +1,67 @@
-"""What the chat shows of each event, on a console without a terminal."""
+"""Chat screen: the output for each event, on a console without a terminal."""
 
 from textwrap import dedent
 
 import pytest
-from chatting import console, printed
+from chat_harness import make_test_console, read_output
 
-from quire.cli.chat.marker import Archived, told
-from quire.cli.chat.meter import Reading, meter_line
+from quire.cli.chat.renderables import CompactionStats, MeterReading, format_compaction_stats, render_meter
 from quire.cli.chat.screen import Screen
-from quire.errors import ModelThrottled, ModelUnavailable
+from quire.errors import ModelRateLimited, ModelUnavailable
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart, Usage
 from quire.model.entries import Author
-from quire.model.events import CompactionFailed, CompactionStarted
-from quire.model.notes import DocumentReference, Notes
-from quire.model.parts import FilePart, TextPart
-from quire.model.turns import (
-    ApprovalAsked,
-    EndReason,
-    QuestionKept,
-    ReplyKept,
+from quire.model.entry_metadata import DocumentReference, EntryMetadata
+from quire.model.events import (
+    ApprovalRequested,
+    CompactionFailed,
+    CompactionStarted,
+    QuestionRecorded,
+    ReplyRecorded,
     RequestPrepared,
-    Retrying,
-    Text,
-    Thinking,
-    ToolAnswered,
+    RetryScheduled,
+    TextChunk,
+    ThinkingChunk,
     ToolCalled,
+    ToolCompleted,
     TurnEnded,
+    TurnEndReason,
     TurnFailed,
     TurnStarted,
 )
+from quire.model.messages import FilePart, TextPart
 from quire.view.budget import UsageReport
 
 USAGE = Usage(input_tokens=120, output_tokens=9)
 CALL = ToolCallPart(id="1", name="read_document", arguments='{"path": "places/Mill.md"}')
 
 
-def kept(seq: int, message: Message, *references: DocumentReference, unfinished: bool | None = None) -> Entry:
+def make_entry(seq: int, message: Message, *references: DocumentReference, unfinished: bool | None = None) -> Entry:
     author: Author = "user" if message.role == "user" else "assistant"
-    notes = Notes(references=references or None, unfinished=unfinished)
+    notes = EntryMetadata(references=references or None, incomplete=unfinished)
     return Entry(
         "c", 0, seq, "message", message.role, author, 1_767_603_600_000_000, b"", b"", 5, "estimate",
-        message.canonical(), notes.canonical(), None,
+        message.canonical_json(), notes.canonical_json(), None,
     )  # fmt: skip
 
 
-def prepared(step: int = 1) -> RequestPrepared:
-    return RequestPrepared(step=step, tokens=120, window=1_000, trigger=850, exact=True, compacted=())
+def make_request_prepared(step: int = 1) -> RequestPrepared:
+    return RequestPrepared(step=step, tokens=120, window=1_000, trigger_tokens=850, exact=True, compactions=())
 
 
-def ended(reason: EndReason = "answered") -> TurnEnded:
+def make_turn_ended(reason: TurnEndReason = "answered") -> TurnEnded:
     return TurnEnded(reason=reason, steps=1, usage=USAGE)
 
 
-def report(total: int = 412, *, exact: bool = True) -> UsageReport:
-    return UsageReport(slots=(), total=total, window=8_192, reserved=512, trigger=6_963, exact=exact)
+def make_usage_report(total: int = 412, *, exact: bool = True) -> UsageReport:
+    return UsageReport(slots=(), total_tokens=total, window=8_192, reserved=512, trigger_tokens=6_963, exact=exact)
 
 
-def shown(*events: object, width: int = 80) -> str:
-    screen = Screen(console(width=width))
+def render_events(*events: object, width: int = 80) -> str:
+    screen = Screen(make_test_console(width=width))
     for event in events:
         screen.show(event)  # type: ignore[arg-type]
-    screen.rest()
-    return printed(screen.console)
+    screen.finish()
+    return read_output(screen.console)
 
 
 def test_a_turn_with_documents_and_a_tool():
@@ -76,20 +76,22 @@ def test_a_turn_with_documents_and_a_tool():
     broken = DocumentReference(link="[[Nowhere]]", snippet="Not found: no note is called 'Nowhere'.")
     found = DocumentReference(link="[[Mill]]", path="places/Mill.md", kind="search", snippet="The mill at the ford.")
     result = ToolResultPart(call_id="1", content=(TextPart(text="x" * 1_204),))
-    text = shown(
+    text = render_events(
         TurnStarted(message=Message.user("?")),
-        QuestionKept(entry=kept(1, Message.user("?"), mill, large, broken)),
-        prepared(),
-        Thinking("hm"),
-        Text("I look it up.\n\n"),
-        ReplyKept(entry=kept(2, Message.assistant("I look it up.")), usage=USAGE, finish="tool_calls"),
+        QuestionRecorded(entry=make_entry(1, Message.user("?"), mill, large, broken)),
+        make_request_prepared(),
+        ThinkingChunk("hm"),
+        TextChunk("I look it up.\n\n"),
+        ReplyRecorded(entry=make_entry(2, Message.assistant("I look it up.")), usage=USAGE, finish_reason="tool_calls"),
         ToolCalled(call=CALL),
-        ToolAnswered(call=CALL, result=result),
-        prepared(2),
-        Text("It **grinds"),
-        Text("** grain."),
-        ReplyKept(entry=kept(4, Message.assistant("It grinds grain."), found, mill), usage=USAGE, finish="stop"),
-        ended(),
+        ToolCompleted(call=CALL, result=result),
+        make_request_prepared(2),
+        TextChunk("It **grinds"),
+        TextChunk("** grain."),
+        ReplyRecorded(
+            entry=make_entry(4, Message.assistant("It grinds grain."), found, mill), usage=USAGE, finish_reason="stop"
+        ),
+        make_turn_ended(),
     )
     assert text == dedent("""\
         I look it up.
@@ -109,7 +111,7 @@ def test_a_turn_with_documents_and_a_tool():
 
 def test_a_tool_that_failed_says_why_in_one_line():
     result = ToolResultPart(call_id="1", content=(TextPart(text="There is no\nsuch file."),), is_error=True)
-    assert shown(ToolAnswered(call=CALL, result=result)) == (
+    assert render_events(ToolCompleted(call=CALL, result=result)) == (
         '✗ read_document(path="places/Mill.md") There is no such file.'
     )
 
@@ -117,7 +119,7 @@ def test_a_tool_that_failed_says_why_in_one_line():
 def test_a_tools_line_fits_the_screen_and_tells_of_files():
     call = ToolCallPart(id="1", name="write", arguments='{"text": "' + "y" * 500 + '"}')
     file = FilePart(blob="b" * 64, media_type="image/png")
-    line = shown(ToolAnswered(call=call, result=ToolResultPart(call_id="1", content=(file,))))
+    line = render_events(ToolCompleted(call=call, result=ToolResultPart(call_id="1", content=(file,))))
     assert len(line) <= 80
     assert line.endswith("… 1 file")
 
@@ -125,13 +127,13 @@ def test_a_tools_line_fits_the_screen_and_tells_of_files():
 @pytest.mark.parametrize("arguments", ["", "[1]", "{not json", "[" * 100_000])
 def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str):
     call = ToolCallPart(id="1", name="odd", arguments=arguments)
-    line = shown(ToolAnswered(call=call, result=ToolResultPart(call_id="1")))
+    line = render_events(ToolCompleted(call=call, result=ToolResultPart(call_id="1")))
     assert line.startswith(f"✓ odd({arguments[:20]}")
 
 
 def test_a_call_that_must_be_allowed_is_shown_whole():
     call = ToolCallPart(id="1", name="delete", arguments='{"path": "a.md", "really": true}')
-    assert shown(ApprovalAsked(call=call)) == dedent("""\
+    assert render_events(ApprovalRequested(call=call)) == dedent("""\
         Run delete?
           {
             "path": "a.md",
@@ -139,58 +141,64 @@ def test_a_call_that_must_be_allowed_is_shown_whole():
           }""")
 
 
-def test_a_call_too_long_to_be_shown_says_that_something_is_hidden():
+def test_a_long_call_is_cut_and_the_hidden_lines_are_counted():
     call = ToolCallPart(id="1", name="write", arguments='{"lines": [' + ", ".join(map(str, range(50))) + "]}")
-    assert shown(ApprovalAsked(call=call)).endswith("… and 34 more lines")
+    assert render_events(ApprovalRequested(call=call)).endswith("… and 34 more lines")
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "expected"),
     [
-        ("truncated", "The reply ends at the limit of its tokens."),
-        ("empty", "The reply is empty; /retry asks again."),
-        ("steps", "The turn has had as many replies as `max_steps` lets it; /retry goes on."),
-        ("stopped", "Stopped before anything came; /retry asks again."),
+        ("truncated", "The reply was cut off at its token limit."),
+        ("empty", "The reply is empty; type /retry to ask again."),
+        ("max_steps", "The turn reached `max_steps`; type /retry to continue."),
+        ("stopped", "Stopped before the reply; type /retry to ask again."),
     ],
 )
-def test_a_turn_that_did_not_end_well_says_so(reason: EndReason, said: str):
-    assert shown(TurnStarted(message=None), prepared(), ended(reason)).strip() == said
+def test_a_turn_that_did_not_end_well_says_so(reason: TurnEndReason, expected: str):
+    text = render_events(TurnStarted(message=None), make_request_prepared(), make_turn_ended(reason))
+    assert text.strip() == expected
 
 
-def test_a_reply_that_was_stopped_is_said_to_be_kept():
-    entry = kept(6, Message.assistant("It gri"), unfinished=True)
-    text = shown(Text("It gri"), ReplyKept(entry=entry, usage=USAGE, finish=None, unfinished=True), ended("stopped"))
+def test_a_stopped_reply_names_the_recorded_entry():
+    entry = make_entry(6, Message.assistant("It gri"), unfinished=True)
+    text = render_events(
+        TextChunk("It gri"),
+        ReplyRecorded(entry=entry, usage=USAGE, finish_reason=None, incomplete=True),
+        make_turn_ended("stopped"),
+    )
     assert text == dedent("""\
         It gri
-        Stopped; what had come is kept as #6, marked as unfinished. /retry asks again.""")
+        Stopped; the partial reply is recorded as #6 (incomplete). Type /retry to ask
+        again.""")
 
 
-def test_an_error_is_said_after_what_had_come():
+def test_an_error_is_printed_after_the_partial_reply():
     failed = TurnFailed(error=ModelUnavailable("The model is gone."), steps=0, usage=USAGE)
-    assert shown(Text("It gri"), failed) == "It gri\nThe model is gone."
+    assert render_events(TextChunk("It gri"), failed) == "It gri\nThe model is gone."
 
 
-def test_waiting_for_a_throttled_model_is_said():
-    event = Retrying(error=ModelThrottled("Too many requests.", retry_after=2), seconds=2)
-    assert shown(event) == "Too many requests. Asks again in 2 s."
+def test_a_retry_after_a_rate_limit_is_printed():
+    event = RetryScheduled(error=ModelRateLimited("Too many requests.", retry_after=2), delay_seconds=2)
+    assert render_events(event) == "Too many requests. Retrying in 2 s."
 
 
-def test_a_summary_that_failed_is_said_and_one_under_way_is_not():
-    started = CompactionStarted(conversation="c", branch=0, covers=None, tokens=5)
+def test_a_failed_summary_is_printed_and_a_running_one_is_not():
+    started = CompactionStarted(conversation="c", branch=0, covers=None, freed_tokens=5)
     failed = CompactionFailed(conversation="c", branch=0, reason="timeout", detail="It took\ntoo long.")
-    assert shown(started, failed) == "A summary failed: It took too long."
+    assert render_events(started, failed) == "The summary failed: It took too long."
 
 
-def test_nothing_that_is_shown_steers_the_terminal():
+def test_no_text_sends_control_characters_to_the_terminal():
     evil = "\x1b[2J\x07evil"
     reference = DocumentReference(link=evil, path=evil, summary=evil)
     call = ToolCallPart(id="1", name=evil, arguments=f'{{"a": "{evil}"}}')
     result = ToolResultPart(call_id="1", content=(TextPart(text=evil),), is_error=True)
-    text = shown(
-        QuestionKept(entry=kept(1, Message.user(evil), reference)),
-        ApprovalAsked(call=call),
-        ToolAnswered(call=call, result=result),
-        Text(evil),
+    text = render_events(
+        QuestionRecorded(entry=make_entry(1, Message.user(evil), reference)),
+        ApprovalRequested(call=call),
+        ToolCompleted(call=call, result=result),
+        TextChunk(evil),
         TurnFailed(error=ModelUnavailable(evil), steps=0, usage=USAGE),
     )
     assert "evil" in text
@@ -198,50 +206,60 @@ def test_nothing_that_is_shown_steers_the_terminal():
     assert "\x07" not in text
 
 
-def test_markup_in_names_is_shown_and_not_followed():
+def test_markup_in_names_is_printed_and_not_interpreted():
     reference = DocumentReference(link="[[a]]", path="[bold]x[/bold].md", injected=True)
-    text = shown(QuestionKept(entry=kept(1, Message.user("?"), reference)), ended())
+    text = render_events(QuestionRecorded(entry=make_entry(1, Message.user("?"), reference)), make_turn_ended())
     assert "[bold]x[/bold].md" in text
 
 
-def test_the_marker_says_how_much_was_archived_and_how_to_have_it_back():
-    screen = Screen(console(width=70))
-    screen.marker(Archived(number=1, messages=45, tokens=150_000))
-    assert printed(screen.console).splitlines() == [
+def test_the_marker_says_how_much_was_archived_and_how_to_undo_it():
+    screen = Screen(make_test_console(width=70))
+    screen.show_compaction(CompactionStats(number=1, archived_messages=45, freed_tokens=150_000))
+    assert read_output(screen.console).splitlines() == [
         "──────────────────────── Context compacted #1 ────────────────────────",
-        "  45 messages archived, 150,000 tokens freed; /undo brings them back",
+        "     45 messages archived, 150,000 tokens freed; undo with /undo",
         "──────────────────────────────────────────────────────────────────────",
     ]
 
 
 def test_a_compaction_that_only_shortens_says_that():
-    assert told(Archived(number=2, messages=0, tokens=9, shortened=1)) == (
-        "1 long message shortened, 9 tokens freed; /undo brings it back"
-    )
+    assert format_compaction_stats(
+        CompactionStats(number=2, archived_messages=0, freed_tokens=9, shortened_messages=1)
+    ) == ("1 long message shortened, 9 tokens freed; undo with /undo")
 
 
 def test_the_meter_in_one_line():
     usage = Usage(input_tokens=120, cache_read_tokens=100)
-    line = meter_line(Reading(report(), number=4, usage=usage, cost=0.00123, spent=0.5)).plain
+    line = render_meter(
+        MeterReading(make_usage_report(), reply_seq=4, usage=usage, turn_cost=0.00123, conversation_cost=0.5)
+    ).plain
     assert line == "#4 · ━─────────────────── 412 of 6,963 tokens · window 8,192 · 100 from cache · $0.0012 of $0.5000"
 
 
-def test_the_meter_leaves_out_what_is_not_known_and_marks_an_estimate():
-    assert meter_line(Reading(report(exact=False))).plain == "━─────────────────── ~412 of 6,963 tokens · window 8,192"
+def test_the_meter_omits_what_is_not_known_and_marks_an_estimate():
+    assert (
+        render_meter(MeterReading(make_usage_report(exact=False))).plain
+        == "━─────────────────── ~412 of 6,963 tokens · window 8,192"
+    )
 
 
-@pytest.mark.parametrize(("total", "colour"), [(412, "green"), (6_500, "yellow"), (7_000, "red")])
-def test_the_meters_bar_warns_before_a_compaction(total: int, colour: str):
-    line = meter_line(Reading(report(total)))
-    assert any(colour in str(span.style) for span in line.spans)
+def test_the_meter_above_the_limit_says_that_the_next_request_compacts():
+    line = render_meter(MeterReading(make_usage_report(7_000))).plain
+    assert line == "━━━━━━━━━━━━━━━━━━━━ 7,000 tokens; compacts first (limit 6,963)"
+
+
+@pytest.mark.parametrize(("total", "color"), [(412, "green"), (6_500, "yellow"), (7_000, "red")])
+def test_the_meters_bar_warns_before_a_compaction(total: int, color: str):
+    line = render_meter(MeterReading(make_usage_report(total)))
+    assert any(color in str(span.style) for span in line.spans)
     assert line.plain.count("━") == min(20, round(20 * total / 6_963))
 
 
-def test_what_was_said_before_is_shown_when_a_conversation_is_resumed():
-    screen = Screen(console())
-    newest = kept(4, Message.assistant("It gri"), unfinished=True)
-    screen.resumed("tuesday", branch=2, newest=newest)
-    screen.past([kept(3, Message.user("How does\nit work?")), newest])
-    lines = [line for line in printed(screen.console).splitlines() if line]
-    assert lines[0].startswith("Resumes tuesday, branch 2, at #4 of 2026-01-05")
-    assert lines[-3:] == ["› How does it work?", "It gri", "(unfinished)"]
+def test_the_last_messages_are_printed_when_a_conversation_is_resumed():
+    screen = Screen(make_test_console())
+    newest = make_entry(4, Message.assistant("It gri"), unfinished=True)
+    screen.show_resumed("tuesday", branch=2, newest=newest)
+    screen.show_history([make_entry(3, Message.user("How does\nit work?")), newest])
+    lines = [line for line in read_output(screen.console).splitlines() if line]
+    assert lines[0].startswith("Resumed tuesday, branch 2, at #4 of 2026-01-05")
+    assert lines[-3:] == ["› How does it work?", "It gri", "(incomplete)"]

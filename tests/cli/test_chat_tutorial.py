@@ -1,7 +1,7 @@
-"""The tutorial, run from its first line to its last: what stands below each command is what it prints.
+"""Runs docs/tutorial.md from start to end and compares the output of each command with the page.
 
-In the page `…` stands for anything on a line, and on a line of its own for any number of lines. Lines of a chat that
-begin with `›` are typed. `UPDATE_TUTORIAL=1` prints what came, to be pasted.
+In the page `…` matches anything on a line, and on its own line any number of lines. Lines of a chat that begin with `›`
+are typed. `UPDATE_TUTORIAL=1` prints the actual output, for pasting.
 """
 
 import os
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from serving import ScriptedServer, scripted_server
+from scripted_server import ScriptedServer, scripted_server
 
-PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
+TUTORIAL_PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 WRITTEN_URL = "http://127.0.0.1:8080/v1"
 BLOCK = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -41,50 +41,50 @@ class Command(NamedTuple):
         return "".join(f"{line.removeprefix('› ')}\n" for line in self.expected if line.startswith("› "))
 
 
-def reply(newest: str) -> str:
-    return next((said.strip() for asked, said in REPLIES.items() if asked in newest), "I do not know.")
+def script_reply(newest: str) -> str:
+    return next((reply.strip() for phrase, reply in REPLIES.items() if phrase in newest), "I do not know.")
 
 
-def commands(block: str) -> Iterator[Command]:
+def parse_commands(block: str) -> Iterator[Command]:
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         first, *rest = part.splitlines()
         yield Command(first, rest)
 
 
-def pattern(expected: list[str]) -> re.Pattern[str]:
+def build_pattern(expected: list[str]) -> re.Pattern[str]:
     lines = ["(?:.*\n)*?" if line == "…" else f"{re.escape(line).replace('…', '.*?')}\n" for line in expected]
     return re.compile("".join(lines))
 
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    with scripted_server(reply) as told:
-        told.window = 4_096
-        yield told
+    with scripted_server(script_reply) as server:
+        server.window = 4_096
+        yield server
 
 
 @pytest.mark.slow
 def test_the_tutorial_does_what_it_says(tmp_path: Path, server: ScriptedServer):
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("QUIRE_", "XDG_", "COLUMNS")) and not name.endswith("_API_KEY")
     }
-    env = {**kept, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = {**inherited, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ran = 0
-    for block in BLOCK.finditer(PAGE.read_text()):
+    for block in BLOCK.finditer(TUTORIAL_PAGE.read_text()):
         if block["title"] is not None:
             path = tmp_path / block["title"]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block["text"])
         elif block["kind"] == "console":
-            for command in commands(block["text"]):
-                check(command, env, tmp_path, server.url)
+            for command in parse_commands(block["text"]):
+                check_command(command, env, tmp_path, server.url)
                 ran += 1
     assert ran >= 8
 
 
-def check(command: Command, env: dict[str, str], folder: Path, url: str) -> None:
+def check_command(command: Command, env: dict[str, str], folder: Path, url: str) -> None:
     done = subprocess.run(
         command.line.replace(WRITTEN_URL, url),
         shell=True,
@@ -102,4 +102,4 @@ def check(command: Command, env: dict[str, str], folder: Path, url: str) -> None
         sys.__stdout__.write(f"$ {command.line}\n{came}\n")  # type: ignore[union-attr]
         return
     assert done.returncode == 0, came
-    assert pattern(command.expected).fullmatch(came), f"$ {command.line}\n{came}"
+    assert build_pattern(command.expected).fullmatch(came), f"$ {command.line}\n{came}"

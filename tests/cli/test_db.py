@@ -8,30 +8,30 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli.app import app
-from quire.log.migrate import HEAD
+from quire.log.migrate import SCHEMA_VERSION
 
 
-def run(*words: str) -> tuple[int, str]:
+def invoke_db(*words: str) -> tuple[int, str]:
     outcome = CliRunner().invoke(app, list(words))
     return outcome.exit_code, outcome.output
 
 
 def test_a_database_is_upgraded_once(tmp_path: Path):
     url = f"sqlite:///{tmp_path}/quire.db"
-    assert run("db", "status", url)[0] == 1
-    assert run("db", "upgrade", url) == (0, f"Upgraded the schema from nothing to {HEAD}.\n")
-    assert run("db", "upgrade", url) == (0, f"The schema is at {HEAD} already.\n")
-    assert run("db", "status", url)[0] == 0
+    assert invoke_db("db", "status", url)[0] == 1
+    assert invoke_db("db", "upgrade", url) == (0, f"Upgraded the schema from nothing to {SCHEMA_VERSION}.\n")
+    assert invoke_db("db", "upgrade", url) == (0, f"The schema is at {SCHEMA_VERSION} already.\n")
+    assert invoke_db("db", "status", url)[0] == 0
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])
 def test_a_role_is_let_in(admin_url: str, backend: str):
-    code, output = run("db", "upgrade", admin_url, "--role", "quire_app")
-    assert (code, output.splitlines()[-1]) == (0, "The role quire_app may use the log.")
+    code, output = invoke_db("db", "upgrade", admin_url, "--role", "quire_app")
+    assert (code, output.splitlines()[-1]) == (0, "Granted the role quire_app access to the log.")
 
 
 def test_the_version_is_printed():
-    assert run("--version")[1].startswith("quire 0.")
+    assert invoke_db("--version")[1].startswith("quire 0.")
 
 
 def test_an_error_is_one_line_that_says_what_to_do():

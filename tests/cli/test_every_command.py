@@ -1,6 +1,6 @@
-"""Every command has help, an example that runs, a JSON document that its schema describes, and a picture of its table.
+"""Every command has help, an example that runs, a JSON document that matches its schema, and a snapshot of its table.
 
-`UPDATE_SNAPSHOTS=1 pytest tests/cli/test_every_command.py` draws the pictures anew; look at what changed.
+`UPDATE_SNAPSHOTS=1 pytest tests/cli/test_every_command.py` rewrites the snapshots; look at the diff.
 """
 
 import json
@@ -12,42 +12,42 @@ from typing import Any
 
 import pytest
 import typer
+from cli_fixtures import CliHome, invoke_cli
+from json_schemas import SCHEMAS
 from jsonschema import Draft202012Validator
-from schemas import SCHEMAS
-from world import Home, run
 
-from quire.cli import reference
-from quire.cli.app import GROUPS, SINGLE
+from quire.cli import command_reference
+from quire.cli.app import COMMAND_GROUPS, SINGLE_COMMANDS
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-PAGE = Path(__file__).parents[2] / "docs/commands.md"
+COMMANDS_PAGE = Path(__file__).parents[2] / "docs/commands.md"
 
 
-def grouped() -> dict[str, Any]:
-    """The commands of all groups by their names, read from the program."""
+def load_group_commands() -> dict[str, Any]:
+    """Loads the commands of all groups by name from the program."""
     found: dict[str, Any] = {}
-    for name in GROUPS:
+    for name in COMMAND_GROUPS:
         group: Any = typer.main.get_command(import_module(f"quire.cli.{name}").app)
         found |= {f"{name} {part}": command for part, command in group.commands.items()}
     return found
 
 
-COMMANDS = grouped()
+COMMANDS = load_group_commands()
 
 
-def words(name: str) -> list[str]:
-    """The command's example, as a shell would pass it on."""
-    program, *rest = shlex.split(reference.example(COMMANDS[name]))
+def get_example_words(name: str) -> list[str]:
+    """Splits the command's example as a shell would."""
+    program, *rest = shlex.split(command_reference.get_example(COMMANDS[name]))
     assert program == "quire"
     return rest
 
 
-def snapshot(name: str) -> Path:
+def get_snapshot_path(name: str) -> Path:
     return SNAPSHOTS / f"{name.replace(' ', '_')}.txt"
 
 
-def test_the_commands_are_those_that_were_asked_for():
-    asked = {
+def test_the_commands_are_those_expected():
+    expected = {
         "context": "show summary memory stats compact undo edit clear export import replay diff why items",
         "memory": "import search relevance list retire",
         "config": "get set list path",
@@ -56,22 +56,22 @@ def test_the_commands_are_those_that_were_asked_for():
         "key": "create list revoke",
         "db": "upgrade status",
     }
-    assert set(COMMANDS) == {f"{group} {part}" for group, parts in asked.items() for part in parts.split()}
+    assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
 
 
 def test_none_lacks_help_an_example_a_schema_or_a_snapshot():
-    page = PAGE.read_text()
+    page = COMMANDS_PAGE.read_text()
     lacking = {
         name: [
             what
             for what, there in {
                 "help": bool(command.help),
                 "help of every parameter": all(each.help for each in command.params if each.name != "help"),
-                "example of itself": words(name)[:2] == name.split(),
-                "example in the docs": f"$ {reference.example(command)}\n" in page,
+                "example of itself": get_example_words(name)[:2] == name.split(),
+                "example in the docs": f"$ {command_reference.get_example(command)}\n" in page,
                 "--json": any("--json" in each.opts for each in command.params),
                 "schema": name in SCHEMAS,
-                "snapshot": snapshot(name).is_file(),
+                "snapshot": get_snapshot_path(name).is_file(),
             }.items()
             if not there
         ]
@@ -80,43 +80,45 @@ def test_none_lacks_help_an_example_a_schema_or_a_snapshot():
     assert {name: what for name, what in lacking.items() if what} == {}
 
 
-def test_what_is_kept_for_commands_is_for_commands_that_there_are():
+def test_schemas_and_snapshots_belong_to_existing_commands():
     assert set(SCHEMAS) == set(COMMANDS)
-    assert {each.stem for each in SNAPSHOTS.glob("*.txt")} == {snapshot(name).stem for name in COMMANDS}
+    assert {each.stem for each in SNAPSHOTS.glob("*.txt")} == {get_snapshot_path(name).stem for name in COMMANDS}
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", SINGLE_COMMANDS)
 def test_commands_without_a_group_have_help_and_stand_in_the_docs(name: str):
     command = import_module(f"quire.cli.{name}").command
     assert command.__doc__
-    assert f"$ {SINGLE[name]}\n" in PAGE.read_text()
+    assert f"$ {SINGLE_COMMANDS[name]}\n" in COMMANDS_PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_example_prints_what_its_snapshot_shows(name: str, home: Home):
-    outcome = run(*words(name))
+def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
+    outcome = invoke_cli(*get_example_words(name))
     assert outcome.exit_code == 0, outcome.output
     if os.environ.get("UPDATE_SNAPSHOTS"):
-        snapshot(name).write_text(outcome.stdout)
-    assert outcome.stdout == snapshot(name).read_text()
+        get_snapshot_path(name).write_text(outcome.stdout)
+    assert outcome.stdout == get_snapshot_path(name).read_text()
     assert max(map(len, outcome.stdout.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_its_json_is_one_document_that_its_schema_describes(name: str, home: Home):
+def test_its_json_is_one_document_that_its_schema_describes(name: str, home: CliHome):
     Draft202012Validator.check_schema(SCHEMAS[name])
-    outcome = run(*words(name), "--json")
+    outcome = invoke_cli(*get_example_words(name), "--json")
     assert outcome.exit_code == 0, outcome.output
     Draft202012Validator(SCHEMAS[name]).validate(json.loads(outcome.stdout))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_its_help_shows_its_example(name: str, home: Home):
-    outcome = run(*name.split(), "--help")
+def test_its_help_shows_its_example(name: str, home: CliHome):
+    outcome = invoke_cli(*name.split(), "--help")
     assert outcome.exit_code == 0
-    shown = " ".join(outcome.stdout.split())
-    assert f"Example: {' '.join(reference.example(COMMANDS[name]).split())}"[:60] in shown
+    output = " ".join(outcome.stdout.split())
+    assert f"Example: {' '.join(command_reference.get_example(COMMANDS[name]).split())}"[:60] in output
 
 
 def test_the_page_of_commands_is_what_the_program_prints():
-    assert PAGE.read_text() == reference.page(), "run `python -m quire.cli.reference > docs/commands.md`"
+    assert COMMANDS_PAGE.read_text() == command_reference.render_page(), (
+        "run `python -m quire.cli.command_reference > docs/commands.md`"
+    )

@@ -1,4 +1,4 @@
-"""`quire init`: what it finds, what it chooses, what it writes, and what it says."""
+"""`quire init`: detection, the choice of a model, the written file and the output."""
 
 import json
 import socket
@@ -10,94 +10,106 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from serving import ScriptedServer, scripted_server
+from scripted_server import ScriptedServer, scripted_server
 from typer.testing import CliRunner
 
 from quire.cli import init as module
 from quire.cli.app import app
-from quire.cli.detect import KEYS, USUAL_PLACES, Key, Place, Server, found_keys, found_servers
-from quire.cli.init import Initialised, choose, initialise
-from quire.errors import InvalidRequest, ModelInvalid
-from quire.llm import model_named
+from quire.cli.init import (
+    DEFAULT_SERVER_ADDRESSES,
+    PROVIDER_KEYS,
+    InitResult,
+    LocalModelServer,
+    ProviderKey,
+    ServerAddress,
+    choose_model,
+    find_local_servers,
+    find_provider_keys,
+    write_initial_settings,
+)
+from quire.errors import InvalidRequest, ModelRequestRejected
+from quire.llm import get_model
 from quire.settings import Settings
-from quire.settings.sources import file_layer, loaded
+from quire.settings.sources import load_settings, read_settings_file
 
-OPENAI = Key("OPENAI_API_KEY", "OpenAI", "openai:gpt-4o")
-OLLAMA = Server(Place("Ollama", "http://127.0.0.1:11434/v1"), ("llama3.2", "qwen3"), 4_096)
+OPENAI = ProviderKey("OPENAI_API_KEY", "OpenAI", "openai:gpt-4o")
+OLLAMA = LocalModelServer(ServerAddress("Ollama", "http://127.0.0.1:11434/v1"), ("llama3.2", "qwen3"), 4_096)
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No keys, no servers, and a home of its own."""
-    for key in KEYS:
+    for key in PROVIDER_KEYS:
         monkeypatch.delenv(key.variable, raising=False)
     for name in ("XDG_CONFIG_HOME", "QUIRE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(module, "initialise", lambda *args, **given: initialise(*args, usual=(), **given))
+    monkeypatch.setattr(
+        module, "write_initial_settings", lambda *args, **more: write_initial_settings(*args, addresses=(), **more)
+    )
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    with scripted_server("Hello.", models=("text-embed-3", "miller-1", "miller-2")) as told:
-        yield told
+    with scripted_server("Hello.", models=("text-embed-3", "miller-1", "miller-2")) as server:
+        yield server
 
 
-def run(*words: str) -> tuple[int, str]:
+def invoke_init(*words: str) -> tuple[int, str]:
     outcome = CliRunner().invoke(app, ["init", *words])
     return outcome.exit_code, outcome.output
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         return free.getsockname()[1]
 
 
-def settings(path: Path) -> Settings:
-    return loaded([file_layer(path)]).settings
+def load_written_settings(path: Path) -> Settings:
+    return load_settings([read_settings_file(path)]).settings
 
 
 def test_a_key_in_the_environment_chooses_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret-value")
-    code, said = run()
+    code, output = invoke_init()
     path = tmp_path / ".config/quire/quire.toml"
     assert code == 0
-    assert f"Wrote {path}." in said
-    assert "Model: anthropic:claude-sonnet-4-5 (ANTHROPIC_API_KEY is set in the environment)." in said
-    assert settings(path).model == "anthropic:claude-sonnet-4-5"
-    assert "secret-value" not in said + path.read_text()
+    assert f"Wrote {path}." in output
+    assert "Model: anthropic:claude-sonnet-4-5 (ANTHROPIC_API_KEY is set in the environment)." in output
+    assert load_written_settings(path).model == "anthropic:claude-sonnet-4-5"
+    assert "secret-value" not in output + path.read_text()
 
 
 def test_without_a_model_the_file_is_written_all_the_same(tmp_path: Path):
-    code, said = run()
+    code, output = invoke_init()
     assert code == 0
-    assert "No model was found: no key is set" in said
-    assert "Without a model everything but sending works." in said
-    assert settings(tmp_path / ".config/quire/quire.toml") == Settings()
+    assert "No model was found: no API key is set" in output
+    assert "Without a model everything works except sending messages." in output
+    assert load_written_settings(tmp_path / ".config/quire/quire.toml") == Settings()
 
 
 def test_a_file_that_is_there_is_not_written_over(tmp_path: Path):
     path = tmp_path / ".config/quire/quire.toml"
     path.parent.mkdir(parents=True)
     path.write_text('model = "mine"\n')
-    code, said = run()
+    code, output = invoke_init()
     assert code == 1
-    assert "stays as it is; `quire init --force` writes it anew" in said
+    assert "already exists; overwrite it with `quire init --force`" in output
     assert path.read_text() == 'model = "mine"\n'
-    assert run("--force")[0] == 0
+    assert invoke_init("--force")[0] == 0
     assert "mine" not in path.read_text()
 
 
 def test_a_project_can_have_a_file_of_its_own(tmp_path: Path):
     (tmp_path / "notes").mkdir()
-    assert run("--here", "--model", "gpt-4o", "--vault", "notes")[0] == 0
-    assert settings(tmp_path / "quire.toml").vault == str(tmp_path / "notes")
-    assert run("--here", "--force", "--vault", "nowhere")[0] == 1
+    assert invoke_init("--here", "--model", "gpt-4o", "--vault", "notes")[0] == 0
+    assert load_written_settings(tmp_path / "quire.toml").vault == str(tmp_path / "notes")
+    assert invoke_init("--here", "--force", "--vault", "nowhere")[0] == 1
 
 
 def test_the_file_explains_every_setting_and_can_be_read(tmp_path: Path):
-    run("--model", 'odd "name"')
+    invoke_init("--model", 'odd "name"')
     text = (tmp_path / ".config/quire/quire.toml").read_text()
     assert tomllib.loads(text) == {"model": 'odd "name"'}
     for name in Settings.model_fields:
@@ -106,56 +118,56 @@ def test_the_file_explains_every_setting_and_can_be_read(tmp_path: Path):
 
 def test_a_server_is_asked_for_its_models(tmp_path: Path, server: ScriptedServer):
     server.window = 1_536
-    code, said = run("--base-url", server.url)
+    code, output = invoke_init("--base-url", server.url)
     assert code == 0
-    assert f"Model: miller-1 (a server answers at {server.url})." in said
-    assert "Its window: 1,536 tokens" in said
-    assert f"quire init --force --base-url {server.url} --model miller-2" in said
-    written = settings(tmp_path / ".config/quire/quire.toml")
+    assert f"Model: miller-1 (a server answers at {server.url})." in output
+    assert "Context window: 1,536 tokens" in output
+    assert f"quire init --force --base-url {server.url} --model miller-2" in output
+    written = load_written_settings(tmp_path / ".config/quire/quire.toml")
     assert (written.model, written.base_url, written.context_limit) == ("miller-1", server.url, 1_536)
 
 
 def test_a_server_that_does_not_answer_is_said_and_nothing_is_written(tmp_path: Path):
-    code, said = run("--base-url", f"http://127.0.0.1:{free_port()}/v1")
+    code, output = invoke_init("--base-url", f"http://127.0.0.1:{find_free_port()}/v1")
     assert code == 1
-    assert "No OpenAI-compatible server answers" in said
+    assert "No OpenAI-compatible server answers" in output
     assert not (tmp_path / ".config").exists()
-    assert run("--base-url", f"http://127.0.0.1:{free_port()}/v1", "--model", "later")[0] == 0
+    assert invoke_init("--base-url", f"http://127.0.0.1:{find_free_port()}/v1", "--model", "later")[0] == 0
 
 
 def test_the_document_for_programs_fits_its_schema():
-    code, said = run("--json")
-    document = json.loads(said)
-    jsonschema.validate(document, Initialised.model_json_schema(mode="serialization"))
+    code, output = invoke_init("--json")
+    document = json.loads(output)
+    jsonschema.validate(document, InitResult.model_json_schema(mode="serialization"))
     assert (code, document["source"], document["model"]) == (0, "none", None)
 
 
 def test_a_key_goes_before_a_server_and_the_server_is_named():
-    chosen = choose([OPENAI], [OLLAMA])
+    chosen = choose_model([OPENAI], [OLLAMA])
     assert (chosen.source, chosen.settings) == ("key", {"model": "openai:gpt-4o"})
-    assert choose([], [OLLAMA]).settings == {
+    assert choose_model([], [OLLAMA]).settings == {
         "model": "llama3.2", "base_url": "http://127.0.0.1:11434/v1", "context_limit": 4_096,
     }  # fmt: skip
-    assert choose([OPENAI], [], model="other").settings == {"model": "other"}
+    assert choose_model([OPENAI], [], model="other").settings == {"model": "other"}
     with pytest.raises(InvalidRequest):
-        choose([], [], base_url="http://127.0.0.1:1/v1")
+        choose_model([], [], base_url="http://127.0.0.1:1/v1")
 
 
 def test_what_else_was_found_is_named_with_its_command(tmp_path: Path, server: ScriptedServer):
     environ = {"OPENAI_API_KEY": "x", "GROQ_API_KEY": "y"}
-    done = initialise(tmp_path / "q.toml", environ, usual=[Place("vLLM", server.url)])
+    done = write_initial_settings(tmp_path / "q.toml", environ, addresses=[ServerAddress("vLLM", server.url)])
     assert done.model == "openai:gpt-4o"
-    assert [each.name for each in done.also_found] == ["Groq (GROQ_API_KEY)", "miller-1 (vLLM)", "miller-2 (vLLM)"]
+    assert [each.name for each in done.alternatives] == ["Groq (GROQ_API_KEY)", "miller-1 (vLLM)", "miller-2 (vLLM)"]
 
 
 def test_an_empty_key_is_none():
-    assert found_keys({"OPENAI_API_KEY": " ", "MISTRAL_API_KEY": "x"}) == [
-        Key("MISTRAL_API_KEY", "Mistral", "mistral:mistral-large-latest")
+    assert find_provider_keys({"OPENAI_API_KEY": " ", "MISTRAL_API_KEY": "x"}) == [
+        ProviderKey("MISTRAL_API_KEY", "Mistral", "mistral:mistral-large-latest")
     ]
 
 
 def test_the_usual_places_are_on_this_machine_alone():
-    assert [place.url for place in USUAL_PLACES] == [
+    assert [place.url for place in DEFAULT_SERVER_ADDRESSES] == [
         f"http://127.0.0.1:{port}/v1" for port in (11434, 1234, 8080, 8000)
     ]
 
@@ -163,8 +175,8 @@ def test_the_usual_places_are_on_this_machine_alone():
 def test_servers_that_hang_are_not_waited_for():
     with closing(socket.create_server(("127.0.0.1", 0))) as deaf:
         began = time.monotonic()
-        places = [Place("deaf", f"http://127.0.0.1:{deaf.getsockname()[1]}/v1")] * 3
-        assert found_servers(places, seconds=0.2) == []
+        places = [ServerAddress("deaf", f"http://127.0.0.1:{deaf.getsockname()[1]}/v1")] * 3
+        assert find_local_servers(places, timeout=0.2) == []
         assert time.monotonic() - began < 2
 
 
@@ -186,31 +198,31 @@ def test_what_is_no_list_of_models_is_no_server(answer: bytes):
             connection.close()
 
         Thread(target=speak, daemon=True).start()
-        assert found_servers([Place("odd", f"http://127.0.0.1:{odd.getsockname()[1]}/v1")]) == []
+        assert find_local_servers([ServerAddress("odd", f"http://127.0.0.1:{odd.getsockname()[1]}/v1")]) == []
 
 
 def test_a_window_that_the_list_tells_is_taken(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
     def answer(url: str, seconds: float) -> object:
         return {"data": [{"id": "m", "max_model_len": 32_768}]} if url.endswith("/models") else None
 
-    monkeypatch.setattr("quire.cli.detect._json", answer)
-    assert found_servers([Place("vLLM", server.url)])[0].window == 32_768
+    monkeypatch.setattr("quire.cli.init._fetch_json", answer)
+    assert find_local_servers([ServerAddress("vLLM", server.url)])[0].window == 32_768
 
 
 def test_the_window_of_ollama_is_taken_to_be_its_usual_one(server: ScriptedServer):
-    assert found_servers([Place("Ollama", server.url)])[0].window == 4_096
-    assert found_servers([Place("LM Studio", server.url)])[0].window is None
+    assert find_local_servers([ServerAddress("Ollama", server.url)])[0].window == 4_096
+    assert find_local_servers([ServerAddress("LM Studio", server.url)])[0].window is None
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.variable)
-def test_every_model_that_is_chosen_is_one_that_can_be_asked(key: Key, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("key", PROVIDER_KEYS, ids=lambda key: key.variable)
+def test_every_model_that_is_chosen_is_one_that_can_be_asked(key: ProviderKey, monkeypatch: pytest.MonkeyPatch):
     """With its key set, the model is there, or the error names the package that its provider needs."""
     monkeypatch.setenv(key.variable, "secret")
-    assert _named(key.model) in (key.model, "a package is missing")
+    assert _name_model(key.model) in (key.model, "a package is missing")
 
 
-def _named(model: str) -> str:
+def _name_model(model: str) -> str:
     try:
-        return model_named(model).name
-    except ModelInvalid as error:
+        return get_model(model).name
+    except ModelRequestRejected as error:
         return "a package is missing" if "needs a package that is not installed" in str(error) else str(error)

@@ -1,6 +1,7 @@
 """`quire worker`, called as cron and as an init system call it."""
 
 import json
+import logging
 import os
 import signal
 import sqlite3
@@ -11,56 +12,63 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cli_fixtures import CliHome, invoke_cli
+from json_schemas import COUNT, TEXT, array_schema, object_schema
 from jsonschema import Draft202012Validator
-from schemas import NUMBER, TEXT, many, thing
 from typer.testing import CliRunner
-from world import Home, run
 
 from quire.cli.app import app
 
-SCHEMA = thing(jobs=many(thing(kind=TEXT, done=NUMBER, failed=NUMBER)))
-KINDS = ["compact", "shelve", "embed", "index", "describe", "purge"]
+SCHEMA = object_schema(jobs=array_schema(object_schema(kind=TEXT, done=COUNT, failed=COUNT)))
+KINDS = ["compact", "index_recall", "embed", "index_vault", "summarize_documents", "purge"]
 
 
-def test_once_on_sqlite_does_what_is_left_and_ends(home: Home):
-    outcome = run("worker", "--once", "--set", "retention_days=30", "--json")
+def test_once_on_sqlite_does_what_is_left_and_ends(home: CliHome):
+    outcome = invoke_cli("worker", "--once", "--set", "retention_days=30", "--json")
     assert outcome.exit_code == 0, outcome.output
     document = json.loads(outcome.stdout)
     Draft202012Validator(SCHEMA).validate(document)
     assert [each["kind"] for each in document["jobs"]] == KINDS
     done = {each["kind"]: each["done"] for each in document["jobs"]}
     # The home's vault is indexed; nothing in it is old enough to be purged.
-    assert (done["index"], done["purge"]) == (1, 0)
+    assert (done["index_vault"], done["purge"]) == (1, 0)
 
 
-def test_once_prints_a_table(home: Home):
-    outcome = run("worker", "--once")
+def test_the_loggers_are_restored_at_the_end(home: CliHome):
+    loggers = [logging.getLogger(), logging.getLogger("quire.jobs")]
+    before = [(list(each.handlers), each.level, each.propagate) for each in loggers]
+    assert "job_done" in invoke_cli("worker", "--once").stderr
+    assert [(list(each.handlers), each.level, each.propagate) for each in loggers] == before
+
+
+def test_once_prints_a_table(home: CliHome):
+    outcome = invoke_cli("worker", "--once")
     assert outcome.exit_code == 0, outcome.output
     lines = outcome.stdout.splitlines()
     assert lines[0].split() == ["kind", "done", "failed"]
     assert [line.split()[0] for line in lines[2:]] == KINDS
 
 
-def test_retention_by_the_command(home: Home):
-    before = json.loads(run("conversation", "show", "--json").stdout)
+def test_retention_by_the_command(home: CliHome):
+    before = json.loads(invoke_cli("conversation", "show", "--json").stdout)
     assert not any(entry["purged"] for entry in before["entries"])
     with closing(sqlite3.connect(home.database)) as connection, connection:
-        connection.execute("UPDATE quire_conversations SET used_at = 1")
-    assert run("worker", "--once", "--set", "retention_days=1").exit_code == 0
-    after = json.loads(run("conversation", "show", before["conversation"], "--json").stdout)
+        connection.execute("UPDATE quire_conversations SET updated_at = 1")
+    assert invoke_cli("worker", "--once", "--set", "retention_days=1").exit_code == 0
+    after = json.loads(invoke_cli("conversation", "show", before["conversation"], "--json").stdout)
     assert all(entry["purged"] for entry in after["entries"] if entry["kind"] == "message")
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])
 def test_on_postgresql_the_queue_is_needed_and_made_by_an_upgrade(
-    admin_url: str, database_url: str, backend: str, home: Home
+    admin_url: str, database_url: str, backend: str, home: CliHome
 ):
-    refused = run("worker", "--once", "--set", f"database_url={database_url}")
+    refused = invoke_cli("worker", "--once", "--set", f"database_url={database_url}")
     assert refused.exit_code == 1
     assert "`quire db upgrade`" in refused.output
     upgraded = CliRunner().invoke(app, ["db", "upgrade", admin_url, "--role", "quire_app", "--json"])
     assert json.loads(upgraded.stdout)["queue"].startswith("03.")
-    outcome = run("worker", "--once", "--set", f"database_url={database_url}", "--json")
+    outcome = invoke_cli("worker", "--once", "--set", f"database_url={database_url}", "--json")
     assert outcome.exit_code == 0, outcome.output
     assert [each["kind"] for each in json.loads(outcome.stdout)["jobs"]] == KINDS
 

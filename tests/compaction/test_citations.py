@@ -1,10 +1,10 @@
-"""Citations: found in every form, kept where they name known entries, dropped and counted where they do not."""
+"""Citations: parsed in every notation, preserved if they cite known entries, dropped and counted otherwise."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.compaction.citations import CITATION, checked, cited, without_citations
+from quire.compaction.citations import CITATION, check_citations, escape_citations, find_cited_entries
 
 KNOWN = range(1, 21)
 
@@ -23,7 +23,7 @@ KNOWN = range(1, 21)
     ],
 )
 def test_known_citations_stay_as_they_were_written(text: str, sources: tuple[int, ...]) -> None:
-    assert checked(text, KNOWN) == (text, sources, 0)
+    assert check_citations(text, KNOWN) == (text, sources, 0)
 
 
 @pytest.mark.parametrize(
@@ -41,20 +41,20 @@ def test_known_citations_stay_as_they_were_written(text: str, sources: tuple[int
 def test_unknown_citations_are_dropped_and_counted(
     text: str, left: str, sources: tuple[int, ...], dropped: int
 ) -> None:
-    assert checked(text, KNOWN) == (left, sources, dropped)
+    assert check_citations(text, KNOWN) == (left, sources, dropped)
 
 
 def test_a_range_passes_over_numbers_that_are_no_messages() -> None:
-    assert checked("[#2-#6]", {2, 3, 5, 6}) == ("[#2-#6]", (2, 3, 5, 6), 0)
+    assert check_citations("[#2-#6]", {2, 3, 5, 6}) == ("[#2-#6]", (2, 3, 5, 6), 0)
 
 
 def test_dropping_one_citation_makes_no_other() -> None:
-    assert checked("[[#99]#77]", KNOWN).text == "[[?]#77]"
-    assert checked("[[#99] [#98], #77]", KNOWN).sources == ()
+    assert check_citations("[[#99]#77]", KNOWN).text == "[[?]#77]"
+    assert check_citations("[[#99] [#98], #77]", KNOWN).sources == ()
 
 
 def test_what_a_summary_cites_ends_with_the_log() -> None:
-    assert cited("a [#3-#999999999999] b [#1]", last=5) == {1, 3, 4, 5}
+    assert find_cited_entries("a [#3-#999999999999] b [#1]", last_entry=5) == {1, 3, 4, 5}
 
 
 pieces = st.sampled_from(
@@ -65,12 +65,12 @@ texts = st.lists(pieces, max_size=40).map("".join) | st.text(max_size=60)
 
 @given(texts, st.sets(st.integers(1, 50)))
 def test_nothing_is_invented(text: str, known: set[int]) -> None:
-    found = checked(text, known)
+    found = check_citations(text, known)
     assert set(found.sources) <= known
-    assert checked(found.text, known) == (found.text, found.sources, 0)
+    assert check_citations(found.text, known) == (found.text, found.sources, 0)
     assert len(found.text) <= len(text) + 3 * text.count("[") + text.count("-") + text.count("–")
 
 
 @given(texts)
-def test_text_can_be_told_so_that_it_cites_nothing(text: str) -> None:
-    assert CITATION.search(without_citations(text)) is None
+def test_escaped_text_cites_nothing(text: str) -> None:
+    assert CITATION.search(escape_citations(text)) is None

@@ -1,4 +1,4 @@
-"""Front matter: read where it can be, said where it cannot, and never in the way of the text below it."""
+"""Front matter: fields and errors, and the body, which is usable in every case."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.context.front_matter import Front, front_matter, front_matter_end
+from quire.context.front_matter import FrontMatter, find_front_matter_end, parse_front_matter
 from quire.errors import MissingExtra
 
 WHOLE = """---
@@ -28,8 +28,8 @@ nested: {a: [1, 2.5, null, true]}
 
 
 def test_all_fields_are_read():
-    front, body = front_matter(WHOLE)
-    assert front == Front(
+    front_matter, body = parse_front_matter(WHOLE)
+    assert front_matter == FrontMatter(
         name="Style",
         description="How we write, in two lines",
         include="always",
@@ -40,7 +40,7 @@ def test_all_fields_are_read():
         extra={"title": "The style", "since": "2024-05-01", "nested": {"a": [1, 2.5, None, True]}},
     )
     assert body == "# Style\n"
-    assert Front.parse(front.canonical()) == front
+    assert FrontMatter.parse(front_matter.canonical_json()) == front_matter
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_all_fields_are_read():
     ],
 )
 def test_the_text_below_is_what_remains(text: str, body: str):
-    assert front_matter(text).body == body
+    assert parse_front_matter(text).body == body
 
 
 @pytest.mark.parametrize(
@@ -79,72 +79,77 @@ def test_the_text_below_is_what_remains(text: str, body: str):
     ],
 )
 def test_names_are_read_as_vaults_write_them(fields: str, aliases: tuple[str, ...], tags: tuple[str, ...]):
-    front = front_matter(f"---\n{fields}\n---\n").front
-    assert (front.aliases, front.tags) == (aliases, tags)
+    front_matter = parse_front_matter(f"---\n{fields}\n---\n").front_matter
+    assert (front_matter.aliases, front_matter.tags) == (aliases, tags)
 
 
 @pytest.mark.parametrize(
-    ("fields", "fault"),
+    ("fields", "error"),
     [
-        ("include: sometimes", "include: 'sometimes' is none of always, manual and agent; taken as 'manual'"),
-        ("priority: high", "priority: 'high' is not a whole number; taken as 0"),
-        ("priority: true", "priority: True is not a whole number; taken as 0"),
-        ("enabled: perhaps", "enabled: 'perhaps' is neither true nor false; taken as True"),
-        ("name: [a]", "name: a text is expected, and a list stands there; taken as None"),
+        ("include: sometimes", "include: 'sometimes' is not one of always, manual and agent; 'manual' is used"),
+        ("priority: high", "priority: 'high' is not a whole number; 0 is used"),
+        ("priority: true", "priority: True is not a whole number; 0 is used"),
+        ("enabled: perhaps", "enabled: 'perhaps' is neither true nor false; True is used"),
+        ("name: [a]", "name: expected text, not a list; None is used"),
         ("a: [1, 2", "the front matter is not YAML: "),
         ("a: b: c", "the front matter is not YAML: "),
-        ("day: 2024-02-31", "the front matter holds a value that cannot be read: "),
+        ("day: 2024-02-31", "the front matter has a value that cannot be parsed: "),
         ("a: !!python/object/apply:os.system [ls]", "the front matter is not YAML: "),
-        ("a: &x [1]\nb: *x", "the front matter uses YAML's anchors"),
-        ("a: *x", "the front matter uses YAML's anchors"),
-        ("a: !!binary aGk=", "a: binary data cannot be kept; left out"),
-        ("a: " + "[" * 25 + "]" * 25, "a: it is nested more than 20 deep; left out"),
+        ("a: &x [1]\nb: *x", "the front matter uses YAML anchors"),
+        ("a: *x", "the front matter uses YAML anchors"),
+        ("a: !!binary aGk=", "a: binary data is not supported; ignored"),
+        ("a: " + "[" * 25 + "]" * 25, "a: it is nested more than 20 levels deep; ignored"),
         ("a: " + "[" * 5_000, "the front matter "),
-        ("n: 1" + "0" * 5_000, "the front matter holds a value that cannot be read: "),
+        ("n: 1" + "0" * 5_000, "the front matter has a value that cannot be parsed: "),
         ("a: " + "x" * 70_000, "the front matter has 70,003 characters"),
-        ("text between rules", "what stands between the first two rules is text"),
-        ("- a\n- b", "what stands between the first two rules is text"),
+        ("text between rules", "the block between the first two `---` lines is text"),
+        ("- a\n- b", "the block between the first two `---` lines is text"),
     ],
 )
-def test_what_cannot_be_read_is_said_and_the_rest_stands(fields: str, fault: str):
-    front, body = front_matter(f"---\n{fields}\n---\nthe text")
-    assert front.faults
-    assert front.faults[0].startswith(fault)
+def test_an_invalid_field_is_an_error_and_the_rest_is_read(fields: str, error: str):
+    front_matter, body = parse_front_matter(f"---\n{fields}\n---\nthe text")
+    assert front_matter.errors
+    assert front_matter.errors[0].startswith(error)
     assert body.endswith("the text")
 
 
 def test_one_bad_field_spoils_no_other():
-    front, _ = front_matter("---\ninclude: maybe\nname: Good\npriority: 7\n---\n")
-    assert (front.name, front.priority, front.include, len(front.faults)) == ("Good", 7, "manual", 1)
+    front_matter, _ = parse_front_matter("---\ninclude: maybe\nname: Good\npriority: 7\n---\n")
+    assert (front_matter.name, front_matter.priority, front_matter.include, len(front_matter.errors)) == (
+        "Good",
+        7,
+        "manual",
+        1,
+    )
 
 
 def test_a_bomb_of_anchors_does_no_harm():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]" for at in range(1, 12)]
     started = time.perf_counter()
-    front, _ = front_matter("---\n" + "\n".join(lines) + "\n---\n")
-    assert "anchors" in front.faults[0]
-    assert not front.extra
+    front_matter, _ = parse_front_matter("---\n" + "\n".join(lines) + "\n---\n")
+    assert "anchors" in front_matter.errors[0]
+    assert not front_matter.extra
     assert time.perf_counter() - started < 0.5
 
 
 @pytest.mark.parametrize("innocent", ["a: Q & A", "a: 5 * 3", "a: '*bold*'", 'a: "&x"', "a: [b&c, d*]", "- &"])
 def test_signs_that_are_no_anchors_pass(innocent: str):
-    assert not any("anchors" in fault for fault in front_matter(f"---\n{innocent}\n---\n").front.faults)
+    assert not any("anchors" in error for error in parse_front_matter(f"---\n{innocent}\n---\n").front_matter.errors)
 
 
-def test_half_a_letter_is_not_kept(monkeypatch: pytest.MonkeyPatch):
-    """PyYAML's reader in C refuses it, the one in Python does not."""
+def test_a_lone_surrogate_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    """PyYAML's C parser rejects it, the Python parser does not."""
     monkeypatch.delattr("yaml.CSafeLoader", raising=False)
-    front, _ = front_matter('---\nname: "\\ud800x"\nother: ["\\udfff"]\n---\n')
-    assert (front.name, front.extra) == ("?x", {"other": ["?"]})
+    front_matter, _ = parse_front_matter('---\nname: "\\ud800x"\nother: ["\\udfff"]\n---\n')
+    assert (front_matter.name, front_matter.extra) == ("\ufffdx", {"other": ["\ufffd"]})
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert front_matter("no fields, no YAML").body
+    assert parse_front_matter("no fields, no YAML").body
     with pytest.raises(MissingExtra, match=r"quire\[vault\]"):
-        front_matter("---\nname: a\n---\n")
+        parse_front_matter("---\nname: a\n---\n")
 
 
 PIECES = [
@@ -182,10 +187,10 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=25).map("".join))
 def test_no_text_raises_and_the_result_can_be_stored(text: str):
     for whole in (text, f"---\n{text}\n---\nbody"):
-        front, body = front_matter(whole)
+        front_matter, body = parse_front_matter(whole)
         assert whole.removeprefix("\ufeff").endswith(body)
-        assert Front.parse(front.canonical()).faults == front.faults
-        front.canonical().encode()
-        if not front.faults:
-            assert (whole[front_matter_end(whole) :] or whole.removeprefix("\ufeff")).endswith(body)
-            assert front_matter_end(whole) in (0, len(whole) - len(body))
+        assert FrontMatter.parse(front_matter.canonical_json()).errors == front_matter.errors
+        front_matter.canonical_json().encode()
+        if not front_matter.errors:
+            assert (whole[find_front_matter_end(whole) :] or whole.removeprefix("\ufeff")).endswith(body)
+            assert find_front_matter_end(whole) in (0, len(whole) - len(body))

@@ -1,4 +1,4 @@
-"""Imports: `@path` brings a file or says why not; nothing that a person types raises."""
+"""Imports: `@path` gives a file or the reason why not; no input of a user raises."""
 
 import time
 from pathlib import Path
@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.context.imports import ImportLimits, Imports, expand, imports
-from quire.context.vault.globs import fixed_folder, matcher
-from quire.context.vault.mentions import mentions
+from quire.context.imports import ImportLimits, ImportResult, resolve_imports, resolve_nested_imports
+from quire.context.vault.mentions import compile_glob, find_glob_base, find_mentions
 from quire.context.vault.paths import Root
 
 SECRET = "the canary sings outside"
@@ -45,11 +44,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     return Root(folder)
 
 
-LIMITS = ImportLimits(file_bytes=2_000, total_bytes=5_000, files=5)
+LIMITS = ImportLimits(max_file_bytes=2_000, max_total_bytes=5_000, max_files=5)
 
 
-def told(found: Imports) -> tuple[list[str], list[tuple[str, str]]]:
-    return [one.path for one in found.found], [(one.link, one.reason) for one in found.failed]
+def outcome_of(result: ImportResult) -> tuple[list[str], list[tuple[str, str]]]:
+    return [one.path for one in result.imported], [(one.link, one.reason) for one in result.skipped]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def told(found: Imports) -> tuple[list[str], list[tuple[str, str]]]:
     ],
 )
 def test_a_file_is_brought(root: Root, text: str, paths: list[str], rule: str):
-    assert told(imports(text, root, limits=LIMITS))[0] == paths, rule
+    assert outcome_of(resolve_imports(text, root, limits=LIMITS))[0] == paths, rule
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_a_file_is_brought(root: Root, text: str, paths: list[str], rule: str):
     ],
 )
 def test_what_is_no_import_is_left_alone(root: Root, text: str, rule: str):
-    assert told(imports(text, root, limits=LIMITS)) == ([], []), rule
+    assert outcome_of(resolve_imports(text, root, limits=LIMITS)) == ([], []), rule
 
 
 @pytest.mark.parametrize(
@@ -140,11 +139,11 @@ def test_what_is_no_import_is_left_alone(root: Root, text: str, rule: str):
     ],
 )
 def test_what_cannot_be_brought_is_said(root: Root, text: str, reason: str):
-    found = imports(text, root, limits=LIMITS)
-    (failed,) = found.failed
+    result = resolve_imports(text, root, limits=LIMITS)
+    (failed,) = result.skipped
     assert (failed.link, failed.reason) == (text, reason)
-    assert failed.said
-    assert SECRET not in str(found)
+    assert failed.message
+    assert SECRET not in str(result)
 
 
 @pytest.mark.parametrize(
@@ -164,39 +163,39 @@ def test_what_cannot_be_brought_is_said(root: Root, text: str, reason: str):
     ],
 )
 def test_lines_are_counted_from_one(root: Root, text: str, first: int, last: int):
-    (found,) = imports(text, root).found
-    assert found.text == "\n".join(f"line {number}" for number in range(first, last + 1))
-    assert found.lines is not None
-    assert found.size == len(found.text)
+    (result,) = resolve_imports(text, root).imported
+    assert result.text == "\n".join(f"line {number}" for number in range(first, last + 1))
+    assert result.line_range is not None
+    assert result.size == len(result.text)
 
 
 def test_parts_of_a_file_are_imports_of_their_own(root: Root):
-    found = imports("@src/app.py:1-2 @src/app.py:3 @src/app.py @src/app.py:1-2", root).found
-    assert [one.lines for one in found] == [(1, 2), (3, 3), None]
+    result = resolve_imports("@src/app.py:1-2 @src/app.py:3 @src/app.py @src/app.py:1-2", root).imported
+    assert [one.line_range for one in result] == [(1, 2), (3, 3), None]
 
 
 def test_the_limits_are_said_with_sizes(root: Root):
-    (large,) = imports("@large.md", root, limits=LIMITS).failed
-    assert "3,000 bytes, and 2,000 are allowed" in large.said
+    (large,) = resolve_imports("@large.md", root, limits=LIMITS).skipped
+    assert "3,000 bytes, and 2,000 are allowed" in large.message
     assert large.path == "large.md"
-    found = imports("@docs/a.md @src/app.py @docs/b.md", root, limits=ImportLimits(total_bytes=20))
-    assert told(found) == (["docs/a.md", "docs/b.md"], [("@src/app.py", "too_large")])
-    assert "bring all imports over 20 bytes" in found.failed[0].said
-    (many,) = imports("@many/*.txt", root, limits=LIMITS).failed
-    assert many.said == "12 files are named like 'many/*.txt'; the first 5 were taken."
-    (unseen,) = imports("@**/*.nothing", root, limits=ImportLimits(looked_at=3)).failed
+    result = resolve_imports("@docs/a.md @src/app.py @docs/b.md", root, limits=ImportLimits(max_total_bytes=20))
+    assert outcome_of(result) == (["docs/a.md", "docs/b.md"], [("@src/app.py", "too_large")])
+    assert "all imports would exceed 20 bytes" in result.skipped[0].message
+    (many,) = resolve_imports("@many/*.txt", root, limits=LIMITS).skipped
+    assert many.message == "12 files match 'many/*.txt'; the first 5 were imported."
+    (unseen,) = resolve_imports("@**/*.nothing", root, limits=ImportLimits(max_scanned_files=3)).skipped
     assert unseen.reason == "too_many"
-    assert unseen.said.startswith("Only 3 files were looked at")
+    assert unseen.message.startswith("Only 3 files were searched")
 
 
 def test_a_large_file_can_be_brought_in_parts(tmp_path: Path):
     (tmp_path / "log.txt").write_text("".join(f"line {number}\n" for number in range(1_000)))
     root = Root(tmp_path)
-    assert imports("@log.txt", root, limits=LIMITS).failed[0].reason == "too_large"
-    assert imports("@log.txt:1000", root, limits=LIMITS).found[0].text == "line 999"
+    assert resolve_imports("@log.txt", root, limits=LIMITS).skipped[0].reason == "too_large"
+    assert resolve_imports("@log.txt:1000", root, limits=LIMITS).imported[0].text == "line 999"
 
 
-def write(folder: Path, files: dict[str, str]) -> Root:
+def write_files(folder: Path, files: dict[str, str]) -> Root:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -204,7 +203,7 @@ def write(folder: Path, files: dict[str, str]) -> Root:
 
 
 def test_imports_of_imports_follow_the_file_that_names_them(tmp_path: Path):
-    root = write(
+    root = write_files(
         tmp_path,
         {
             "docs/rules.md": "@style.md and @../README.md and @src/x.py",
@@ -213,19 +212,19 @@ def test_imports_of_imports_follow_the_file_that_names_them(tmp_path: Path):
             "src/x.py": "@app.route('/x.md')\ndef x(): ...",
         },
     )
-    found = expand("Keep to @docs/rules.md, then @README.md.", root, path="AGENTS.md")
-    assert [(one.path, one.by) for one in found.found] == [
+    result = resolve_nested_imports("Keep to @docs/rules.md, then @README.md.", root, path="AGENTS.md")
+    assert [(one.path, one.imported_by) for one in result.imported] == [
         ("docs/rules.md", "AGENTS.md"),
         ("docs/style.md", "docs/rules.md"),
         ("README.md", "docs/rules.md"),
         ("src/x.py", "docs/rules.md"),
     ]
-    assert found.failed == ()
+    assert result.skipped == ()
 
 
 def test_a_path_starts_at_the_folder_of_its_file_else_at_the_root(tmp_path: Path):
     files = {"docs/a.md": "here", "a.md": "above", "docs/sub/c.md": "c", "src/x.py": "x", "src/large.py": "x" * 300}
-    root = write(tmp_path, files)
+    root = write_files(tmp_path, files)
     for text, paths in (
         ("@a.md", ["docs/a.md"]),
         ("@../a.md", ["a.md"]),
@@ -238,56 +237,60 @@ def test_a_path_starts_at_the_folder_of_its_file_else_at_the_root(tmp_path: Path
         ("@../missing*.md", []),
         ("@src/large.py", []),
     ):
-        found = expand(text, root, path="docs/AGENTS.md", limits=ImportLimits(file_bytes=200))
-        assert [one.path for one in found.found] == paths, text
-        assert len(found.failed) == (not paths), text
-    found = expand("@../missing.md @src/large.py", root, path="docs/AGENTS.md", limits=ImportLimits(file_bytes=200))
-    assert [one.reason for one in found.failed] == ["missing", "too_large"]
+        result = resolve_nested_imports(text, root, path="docs/AGENTS.md", limits=ImportLimits(max_file_bytes=200))
+        assert [one.path for one in result.imported] == paths, text
+        assert len(result.skipped) == (not paths), text
+    result = resolve_nested_imports(
+        "@../missing.md @src/large.py", root, path="docs/AGENTS.md", limits=ImportLimits(max_file_bytes=200)
+    )
+    assert [one.reason for one in result.skipped] == ["missing", "too_large"]
 
 
 def test_a_pattern_says_of_each_file_why_it_did_not_come(tmp_path: Path):
-    root = write(tmp_path, {"a.txt": "a", "b.txt": "b" * 300})
+    root = write_files(tmp_path, {"a.txt": "a", "b.txt": "b" * 300})
     (tmp_path / "c.txt").write_bytes(b"\0")
-    found = imports("@*.txt", root, limits=ImportLimits(file_bytes=200))
-    assert [one.path for one in found.found] == ["a.txt"]
-    assert [(one.path, one.reason) for one in found.failed] == [("b.txt", "too_large"), ("c.txt", "binary")]
+    result = resolve_imports("@*.txt", root, limits=ImportLimits(max_file_bytes=200))
+    assert [one.path for one in result.imported] == ["a.txt"]
+    assert [(one.path, one.reason) for one in result.skipped] == [("b.txt", "too_large"), ("c.txt", "binary")]
 
 
 def test_a_bare_word_that_names_a_file_is_not_left_out_in_silence(tmp_path: Path):
-    root = write(tmp_path, {"Makefile": "x" * 300})
-    (failed,) = imports("@Makefile", root, limits=ImportLimits(file_bytes=200)).failed
+    root = write_files(tmp_path, {"Makefile": "x" * 300})
+    (failed,) = resolve_imports("@Makefile", root, limits=ImportLimits(max_file_bytes=200)).skipped
     assert (failed.path, failed.reason) == ("Makefile", "too_large")
 
 
 def test_a_circle_is_said_and_ends(tmp_path: Path):
-    root = write(tmp_path, {"AGENTS.md": "@a.md", "a.md": "@b.md @a.md", "b.md": "@a.md @AGENTS.md"})
-    found = expand("@a.md", root, path="AGENTS.md")
-    assert [one.path for one in found.found] == ["a.md", "b.md"]
-    assert [(one.link, one.reason) for one in found.failed] == [
-        ("@a.md", "circle"),
-        ("@AGENTS.md", "circle"),
-        ("@a.md", "circle"),
+    root = write_files(tmp_path, {"AGENTS.md": "@a.md", "a.md": "@b.md @a.md", "b.md": "@a.md @AGENTS.md"})
+    result = resolve_nested_imports("@a.md", root, path="AGENTS.md")
+    assert [one.path for one in result.imported] == ["a.md", "b.md"]
+    assert [(one.link, one.reason) for one in result.skipped] == [
+        ("@a.md", "cycle"),
+        ("@AGENTS.md", "cycle"),
+        ("@a.md", "cycle"),
     ]
 
 
 @pytest.mark.parametrize("path", ["", "AGENTS.md"])
 def test_imports_are_followed_five_deep(tmp_path: Path, path: str):
-    root = write(tmp_path, {f"{number}.md": f"@{number + 1}.md" for number in range(1, 9)})
-    found = expand("@1.md", root, path=path)
-    assert [one.path for one in found.found] == [f"{number}.md" for number in range(1, 6)]
-    assert [(one.path, one.reason) for one in found.failed] == [("6.md", "too_deep")]
+    root = write_files(tmp_path, {f"{number}.md": f"@{number + 1}.md" for number in range(1, 9)})
+    result = resolve_nested_imports("@1.md", root, path=path)
+    assert [one.path for one in result.imported] == [f"{number}.md" for number in range(1, 6)]
+    assert [(one.path, one.reason) for one in result.skipped] == [("6.md", "too_deep")]
 
 
 def test_the_total_counts_at_every_depth(tmp_path: Path):
-    root = write(tmp_path, {"a.md": "@b.md", "b.md": "b" * 60, "c.md": "c" * 60})
-    found = expand("@a.md @c.md", root, limits=ImportLimits(total_bytes=100))
-    assert [one.path for one in found.found] == ["a.md", "b.md"]
-    assert [(one.link, one.reason) for one in found.failed] == [("@c.md", "too_large")]
+    root = write_files(tmp_path, {"a.md": "@b.md", "b.md": "b" * 60, "c.md": "c" * 60})
+    result = resolve_nested_imports("@a.md @c.md", root, limits=ImportLimits(max_total_bytes=100))
+    assert [one.path for one in result.imported] == ["a.md", "b.md"]
+    assert [(one.link, one.reason) for one in result.skipped] == [("@c.md", "too_large")]
 
 
 def test_mentions_keep_what_was_written():
     text = 'x (@a/b.md:3-4), "@c.md" @"d e.md":5'
-    assert [(one.text, one.path, one.lines, text[one.start : one.start + len(one.text)]) for one in mentions(text)] == [
+    assert [
+        (one.text, one.path, one.line_range, text[one.start : one.start + len(one.text)]) for one in find_mentions(text)
+    ] == [
         ("@a/b.md:3-4", "a/b.md", (3, 4), "@a/b.md:3-4"),
         ("@c.md", "c.md", None, "@c.md"),
         ('@"d e.md":5', "d e.md", (5, 5), '@"d e.md":5'),
@@ -315,16 +318,16 @@ def test_mentions_keep_what_was_written():
         ("A.md", "a.md", False),
     ],
 )
-def test_a_pattern_stands_for_paths(pattern: str, path: str, matches: bool):
-    assert matcher(pattern)(path) is matches
+def test_a_pattern_matches_paths(pattern: str, path: str, matches: bool):
+    assert compile_glob(pattern)(path) is matches
 
 
 def test_a_hostile_pattern_takes_no_longer():
     started = time.perf_counter()
-    assert not matcher("/".join(["**", "*a*a*a*a*a*b"] * 20))("/".join(["a" * 200] * 30))
+    assert not compile_glob("/".join(["**", "*a*a*a*a*a*b"] * 20))("/".join(["a" * 200] * 30))
     assert time.perf_counter() - started < 1
-    assert fixed_folder("a/b/*.md") == "a/b"
-    assert fixed_folder("*/b/c.md") == fixed_folder("c.md") == ""
+    assert find_glob_base("a/b/*.md") == "a/b"
+    assert find_glob_base("*/b/c.md") == find_glob_base("c.md") == ""
 
 
 PIECES = [
@@ -364,10 +367,10 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=25).map("".join) | st.text().map("@".__add__))
 def test_nothing_that_a_person_types_raises_or_leaves_the_root(root: Root, text: str):
-    found = expand(text, root, limits=LIMITS)
-    assert SECRET not in str(found)
-    assert all(one.link in text for one in (*found.found, *found.failed))
-    assert sum(one.size for one in found.found) <= LIMITS.total_bytes
+    result = resolve_nested_imports(text, root, limits=LIMITS)
+    assert SECRET not in str(result)
+    assert all(one.link in text for one in (*result.imported, *result.skipped))
+    assert sum(one.size for one in result.imported) <= LIMITS.max_total_bytes
 
 
 @pytest.mark.parametrize("piece", ["@", "@(", "@a)", '@"', "@a:1", "@\\ ", "@a\\ b", "(@", "@**/", "@[", "[[@a]]"])
@@ -375,7 +378,7 @@ def test_a_hostile_text_is_read_in_time_that_grows_with_its_length(piece: str):
     def seconds(length: int) -> float:
         text = piece * (length // len(piece))
         started = time.perf_counter()
-        mentions(text)
+        find_mentions(text)
         return time.perf_counter() - started
 
     short = min(seconds(20_000) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Items at three levels: what the agent has, what the session holds, what one request is made of."""
+"""Items at three levels: of the agent, of the session, of a request."""
 
 from typing import Any
 
@@ -8,50 +8,59 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from quire.context.items import (
-    InSession,
     RequestItem,
-    available,
-    blocks,
-    initial_changes,
-    items_in_session,
-    mode_of,
-    request_items,
+    ResolvedSessionItem,
+    build_blocks,
+    build_initial_changes,
+    collect_request_items,
+    get_include_mode,
+    index_agent_items,
+    list_session_items,
 )
-from quire.context.names import by_name, sent_name
-from quire.context.selection import Found, SelectionSettings, Selector, candidates
+from quire.context.selection import ScoredItem, SelectionSettings, Selector, list_candidates
+from quire.context.tool_names import index_by_wire_name, wire_name
 from quire.errors import InvalidConfiguration
-from quire.model import BranchState, ContextChange, ContextItem, Coverage, fold
-from quire.model.agents import Agent, Include, OfferedTool, Reference, Rule, ToolOverride, ToolServer, effective_include
+from quire.model import ActiveCompaction, BranchState, ContextChange, ContextItem, apply_entry
+from quire.model.agents import (
+    Agent,
+    AgentTool,
+    IncludeMode,
+    Reference,
+    Rule,
+    ToolOverride,
+    ToolServer,
+    effective_include_mode,
+)
 from quire.model.tools import ToolDefinition
-from quire.view.shapes.fields import valid_name
+from quire.view.wire_formats.fields import is_valid_name, to_safe_name
 
 
-def tool(name: str, server: str | None = "s", **more: Any) -> OfferedTool:
-    return OfferedTool(definition=ToolDefinition(name=name, parameters={}, server=server), **more)
+def make_tool(name: str, server: str | None = "s", **more: Any) -> AgentTool:
+    return AgentTool(definition=ToolDefinition(name=name, parameters={}, server=server), **more)
 
 
-def rule(name: str) -> ContextItem:
+def rule_item(name: str) -> ContextItem:
     return ContextItem(type="rule", name=name)
 
 
-def reference(name: str) -> ContextItem:
+def reference_item(name: str) -> ContextItem:
     return ContextItem(type="reference", name=name)
 
 
-def told(state: BranchState, *changes: ContextChange) -> BranchState:
-    def none(seq: int) -> Coverage:
+def apply_changes(state: BranchState, *changes: ContextChange) -> BranchState:
+    def none(seq: int) -> ActiveCompaction:
         raise AssertionError(seq)
 
     for seq, change in enumerate(changes, start=1):
-        state = fold(state, seq, change, coverage_at=none)
+        state = apply_entry(state, seq, change, compaction_at=none)
     return state
 
 
-def added(item: ContextItem) -> ContextChange:
+def add_change(item: ContextItem) -> ContextChange:
     return ContextChange(action="add", item=item)
 
 
-def removed(item: ContextItem) -> ContextChange:
+def remove_change(item: ContextItem) -> ContextChange:
     return ContextChange(action="remove", item=item)
 
 
@@ -71,26 +80,26 @@ def removed(item: ContextItem) -> ContextChange:
         (None, "no server", "always"),
     ],
 )
-def test_a_tools_own_mode_stands_before_its_servers_and_always_after_both(
-    own: Include | None, server: Any, expected: Include
+def test_a_tools_own_mode_overrides_its_servers_and_always_is_the_default(
+    own: IncludeMode | None, server: Any, expected: IncludeMode
 ):
     known = None if server == "no server" else ToolServer(name="s", command="c", include=server)
-    assert effective_include(tool("t", include=own), known) == expected
-    agent = Agent(name="a", servers=() if known is None else (known,), tools=(tool("t", include=own),))
-    assert mode_of(agent, agent.tools[0]) == expected
+    assert effective_include_mode(make_tool("t", include=own), known) == expected
+    agent = Agent(name="a", servers=() if known is None else (known,), tools=(make_tool("t", include=own),))
+    assert get_include_mode(agent, agent.tools[0]) == expected
 
 
 def test_a_server_offers_its_tools_with_what_is_set_for_each():
     set_for = {"a": ToolOverride(include="manual"), "b": ToolOverride(enabled=False)}
     server = ToolServer(name="files", command="c", include="agent", tools=set_for)
-    offered = [server.offers(ToolDefinition(name=name, parameters={})) for name in "abc"]
+    offered = [server.make_tool(ToolDefinition(name=name, parameters={})) for name in "abc"]
     assert [(each.server, each.include, each.enabled) for each in offered] == [
         ("files", "manual", True),
         ("files", None, False),
         ("files", None, True),
     ]
     off = server.model_copy(update={"enabled": False})
-    assert not off.offers(ToolDefinition(name="a", parameters={})).enabled
+    assert not off.make_tool(ToolDefinition(name="a", parameters={})).enabled
 
 
 AGENT = Agent(
@@ -118,7 +127,7 @@ AGENT = Agent(
 
 
 async def test_the_flow_of_two_requests_over_one_session():
-    state = told(BranchState(), *initial_changes(AGENT), added(rule("Rule B")))
+    state = apply_changes(BranchState(), *build_initial_changes(AGENT), add_change(rule_item("Rule B")))
     assert [(each.item.name, each.include) for each in state.items] == [
         ("Reference X", "always"),
         ("Rule A", "always"),
@@ -130,15 +139,15 @@ async def test_the_flow_of_two_requests_over_one_session():
         ("How do I authenticate?", "Rule C", "Reference Y"),
         ("What's the error handling?", "Reference Y", "Rule C"),
     ]:
-        items = candidates(AGENT, present=[each.item for each in state.items])
+        items = list_candidates(AGENT, session_items=[each.item for each in state.items])
         selection = await Selector().select(message, items, recent=recent)
-        request = request_items(AGENT, state.items, selection.found)
-        *kept, last = [(each.item.name, each.include, each.score) for each in request.items]
-        assert kept == session
+        request = collect_request_items(AGENT, state.items, selection.scored)
+        *session_part, last = [(each.item.name, each.include, each.score) for each in request.items]
+        assert session_part == session
         assert last[:2] == (chosen, "agent")
         assert last[2] is not None
         assert last[2] > SelectionSettings().min_score
-        (left_out,) = request.decided
+        (left_out,) = request.decisions
         assert (left_out.name, left_out.reason, left_out.included) == (other, "below_score", False)
         assert left_out.score is not None
         recent = [message]
@@ -154,97 +163,101 @@ def test_a_new_session_has_what_is_always_there_by_priority_and_name():
             Rule(name="m", text="", include="manual", priority=9),
         ),
         references=(Reference(name="a", text="", include="always"),),
-        tools=(tool("t"), tool("n", include="agent")),
+        tools=(make_tool("t"), make_tool("n", include="agent")),
     )
-    changes = initial_changes(agent)
+    changes = build_initial_changes(agent)
     assert [change.item.name for change in changes] == ["z", "a", "b", "t"]
     assert {(change.action, change.include) for change in changes} == {("add", "always")}
 
 
 def test_what_was_taken_out_of_the_session_stays_out_and_says_so():
-    state = told(BranchState(), *initial_changes(AGENT), removed(rule("Rule A")))
-    assert [each.item.name for each in items_in_session(state, AGENT)] == ["Reference X"]
-    request = request_items(AGENT, state.items)
+    state = apply_changes(BranchState(), *build_initial_changes(AGENT), remove_change(rule_item("Rule A")))
+    assert [each.item.name for each in list_session_items(state, AGENT)] == ["Reference X"]
+    request = collect_request_items(AGENT, state.items)
     assert [each.item.name for each in request.items] == ["Reference X"]
-    assert [(row.name, row.reason, row.slot) for row in request.decided] == [("Rule A", "disabled", "system")]
+    assert [(row.name, row.reason, row.slot) for row in request.decisions] == [("Rule A", "disabled", "system")]
 
 
 def test_any_item_can_be_added_by_hand_whatever_its_mode():
-    state = told(BranchState(), added(rule("Rule C")))
-    request = request_items(AGENT, state.items, [Found(item=rule("Rule C"), score=0.9)])
-    assert request.items == (RequestItem(item=rule("Rule C"), include="manual"),)
+    state = apply_changes(BranchState(), add_change(rule_item("Rule C")))
+    request = collect_request_items(AGENT, state.items, [ScoredItem(item=rule_item("Rule C"), score=0.9)])
+    assert request.items == (RequestItem(item=rule_item("Rule C"), include="manual"),)
 
 
 def test_what_is_switched_off_or_gone_is_left_out_with_its_reason():
     off = Rule(name="off", text="", include="agent", enabled=False)
-    agent = Agent(name="a", rules=(off,), tools=(tool("t", enabled=False),))
-    state = told(BranchState(), added(rule("gone")), added(agent.tools[0].item))
-    request = request_items(agent, state.items, [Found(item=off.item, score=0.9), Found(item=rule("also"), score=0.8)])
+    agent = Agent(name="a", rules=(off,), tools=(make_tool("t", enabled=False),))
+    state = apply_changes(BranchState(), add_change(rule_item("gone")), add_change(agent.tools[0].item))
+    request = collect_request_items(
+        agent, state.items, [ScoredItem(item=off.item, score=0.9), ScoredItem(item=rule_item("also"), score=0.8)]
+    )
     assert request.items == ()
-    assert [(row.name, row.reason, row.score) for row in request.decided] == [
+    assert [(row.name, row.reason, row.score) for row in request.decisions] == [
         ("gone", "not_found", None),
         ("s__t", "disabled", None),
         ("off", "disabled", 0.9),
         ("also", "not_found", 0.8),
     ]
-    assert items_in_session(state, agent)[0] == InSession(rule("gone"), "manual", None)
+    assert list_session_items(state, agent)[0] == ResolvedSessionItem(rule_item("gone"), "manual", None)
 
 
-def test_a_reason_of_the_session_stands_before_one_of_the_search():
+def test_a_reason_of_the_session_overrides_one_of_the_search():
     off = Rule(name="off", text="", include="agent", enabled=False)
-    found = [Found(item=off.item, score=0.1, left_out="below_score")]
-    state = told(BranchState(), added(off.item))
-    (row,) = request_items(Agent(name="a", rules=(off,)), state.items, found).decided
+    scored = [ScoredItem(item=off.item, score=0.1, exclusion_reason="below_score")]
+    state = apply_changes(BranchState(), add_change(off.item))
+    (row,) = collect_request_items(Agent(name="a", rules=(off,)), state.items, scored).decisions
     assert (row.reason, row.slot, row.score) == ("disabled", "system", None)
 
 
-def test_what_was_found_stands_by_its_score():
+def test_selected_items_are_sorted_by_score():
     rules = tuple(Rule(name=name, text="", include="agent") for name in "abc")
-    found = [Found(item=each.item, score=score) for each, score in zip(rules, (0.4, 0.9, 0.4), strict=True)]
-    request = request_items(Agent(name="x", rules=rules), (), found)
+    scored = [ScoredItem(item=each.item, score=score) for each, score in zip(rules, (0.4, 0.9, 0.4), strict=True)]
+    request = collect_request_items(Agent(name="x", rules=rules), (), scored)
     assert [each.item.name for each in request.items] == ["b", "a", "c"]
 
 
 def test_tools_that_an_earlier_message_brought_are_carried():
-    agent = Agent(name="a", tools=(tool("always"), tool("found", include="agent"), tool("new", include="agent")))
-    always, found, new = (each.item for each in agent.tools)
-    brought = [ContextChange(action="add", item=item, include="agent") for item in (found, always)]
-    state = told(BranchState(), *initial_changes(agent), *brought)
-    request = request_items(agent, state.items, [Found(item=new, score=0.4)])
+    agent = Agent(
+        name="a", tools=(make_tool("always"), make_tool("found", include="agent"), make_tool("new", include="agent"))
+    )
+    always, scored, new = (each.item for each in agent.tools)
+    added = [ContextChange(action="add", item=item, include="agent") for item in (scored, always)]
+    state = apply_changes(BranchState(), *build_initial_changes(agent), *added)
+    request = collect_request_items(agent, state.items, [ScoredItem(item=new, score=0.4)])
     assert [(each.item.name, each.include) for each in request.items] == [
         ("always", "carried"),
         ("found", "carried"),
         ("new", "agent"),
     ]
-    without = told(state, ContextChange(action="remove", item=found))
-    assert found not in [each.item for each in request_items(agent, without.items).items]
+    without = apply_changes(state, ContextChange(action="remove", item=scored))
+    assert scored not in [each.item for each in collect_request_items(agent, without.items).items]
 
 
 def test_blocks_stand_where_their_items_belong():
     request = (
-        RequestItem(item=rule("Rule A"), include="always"),
-        RequestItem(item=reference("Reference X"), include="manual"),
-        RequestItem(item=rule("Rule C"), include="agent", score=0.9),
-        RequestItem(item=reference("Reference Y"), include="agent", score=0.8),
+        RequestItem(item=rule_item("Rule A"), include="always"),
+        RequestItem(item=reference_item("Reference X"), include="manual"),
+        RequestItem(item=rule_item("Rule C"), include="agent", score=0.9),
+        RequestItem(item=reference_item("Reference Y"), include="agent", score=0.8),
     )
-    made = blocks(AGENT, request, read={"errors.md": "Every error has a code."}.__getitem__)
-    assert [(block.slot, block.what, block.name, block.reason, block.required, block.score) for block in made] == [
+    blocks = build_blocks(AGENT, request, read={"errors.md": "Every error has a code."}.__getitem__)
+    assert [(block.slot, block.kind, block.name, block.reason, block.is_required, block.score) for block in blocks] == [
         ("system", "rule", "Rule A", "always", True, None),
         ("references", "reference", "Reference X", "manual", True, None),
         ("recall", "rule", "Rule C", "agent", False, 0.9),
         ("recall", "reference", "Reference Y", "agent", False, 0.8),
     ]
-    assert [block.text for block in made][::3] == ["Answer in English.", "Every error has a code."]
+    assert [block.text for block in blocks][::3] == ["Answer in English.", "Every error has a code."]
 
 
 def test_tools_make_no_blocks():
-    agent = Agent(name="a", tools=(tool("t"),))
-    assert blocks(agent, [RequestItem(item=agent.tools[0].item, include="always")], read=str) == []
+    agent = Agent(name="a", tools=(make_tool("t"),))
+    assert build_blocks(agent, [RequestItem(item=agent.tools[0].item, include="always")], read=str) == []
 
 
 NAMES = st.sampled_from("abcdef")
 MODES = st.sampled_from(["always", "manual", "agent"])
-KNOWN = {
+DEFINITIONS = {
     "name": NAMES,
     "text": st.just("t"),
     "include": MODES,
@@ -260,9 +273,9 @@ def unique(items: Any) -> Any:
 AGENTS = st.builds(
     Agent,
     name=st.just("a"),
-    rules=unique(st.builds(Rule, **KNOWN)),
-    references=unique(st.builds(Reference, **KNOWN)),
-    tools=unique(st.builds(tool, NAMES, include=MODES, enabled=st.booleans())),
+    rules=unique(st.builds(Rule, **DEFINITIONS)),
+    references=unique(st.builds(Reference, **DEFINITIONS)),
+    tools=unique(st.builds(make_tool, NAMES, include=MODES, enabled=st.booleans())),
 )
 ITEMS = st.builds(
     lambda kind, name: ContextItem(type=kind, name=name, server="s" if kind == "tool" else None),
@@ -273,44 +286,49 @@ CHANGES = st.lists(
     st.builds(ContextChange, action=st.sampled_from(["add", "remove"]), item=ITEMS, include=st.just("manual")),
     max_size=6,
 )
-FOUND = st.lists(
-    st.builds(Found, item=ITEMS, score=st.sampled_from([0.1, 0.5]), left_out=st.sampled_from([None, "below_score"])),
+SCORED_ITEMS = st.lists(
+    st.builds(
+        ScoredItem,
+        item=ITEMS,
+        score=st.sampled_from([0.1, 0.5]),
+        exclusion_reason=st.sampled_from([None, "below_score"]),
+    ),
     unique_by=lambda each: each.item,
     max_size=6,
 )
 
 
-@given(AGENTS, CHANGES, FOUND)
+@given(AGENTS, CHANGES, SCORED_ITEMS)
 def test_every_candidate_is_in_the_request_or_has_one_decision(
-    agent: Agent, changes: list[ContextChange], found: list[Found]
+    agent: Agent, changes: list[ContextChange], scored: list[ScoredItem]
 ):
-    state = told(BranchState(), *initial_changes(agent), *changes)
-    request = request_items(agent, state.items, found)
-    known = available(agent)
-    entered = [each.item for each in request.items]
-    decided = [(row.what, row.name) for row in request.decided]
-    assert len(set(entered)) == len(entered)
-    assert len(set(decided)) == len(decided)
-    named = {(item.type, sent_name(item) if item.type == "tool" else item.name): item for item in (*known, *entered)}
-    assert not {named.get((what, name or "")) for what, name in decided} & set(entered)
-    # A superset of the session: all of it that is there and switched on.
-    assert set(entered) >= {each.item for each in state.items if each.item in known and known[each.item].enabled}
-    for item in {each.item for each in state.items} | {each.item for each in found}:
-        label = (item.type, sent_name(item) if item.type == "tool" else item.name)
-        assert (item in entered) != (label in decided)
+    state = apply_changes(BranchState(), *build_initial_changes(agent), *changes)
+    request = collect_request_items(agent, state.items, scored)
+    known = index_agent_items(agent)
+    included = [each.item for each in request.items]
+    excluded = [(row.kind, row.name) for row in request.decisions]
+    assert len(set(included)) == len(included)
+    assert len(set(excluded)) == len(excluded)
+    named = {(item.type, wire_name(item) if item.type == "tool" else item.name): item for item in (*known, *included)}
+    assert not {named.get((what, name or "")) for what, name in excluded} & set(included)
+    # A superset of the session's items that exist and are enabled.
+    assert set(included) >= {each.item for each in state.items if each.item in known and known[each.item].enabled}
+    for item in {each.item for each in state.items} | {each.item for each in scored}:
+        label = (item.type, wire_name(item) if item.type == "tool" else item.name)
+        assert (item in included) != (label in excluded)
     for item, each in known.items():
         if not each.enabled:
-            assert item not in entered
+            assert item not in included
     kinds = [each.include for each in request.items]
     assert kinds == sorted(kinds, key=("always", "manual", "carried", "agent").index)
-    assert request_items(agent, state.items[::-1], found[::-1]).items == request.items
+    assert collect_request_items(agent, state.items[::-1], scored[::-1]).items == request.items
 
 
 def test_two_items_of_one_name_are_refused():
     twice = (Rule(name="a", text="1"), Rule(name="a", text="2"))
     with pytest.raises(ValidationError, match="'a'"):
         Agent(name="x", rules=twice)
-    with pytest.raises(ValidationError, match="text or a path"):
+    with pytest.raises(ValidationError, match="either `text` or `path`"):
         Reference(name="a")
 
 
@@ -330,7 +348,37 @@ def test_a_servers_secrets_are_not_in_what_is_printed():
     ],
 )
 def test_plain_names_stay_readable(server: str | None, name: str, expected: str):
-    assert sent_name(ContextItem(type="tool", name=name, server=server)) == expected
+    assert wire_name(ContextItem(type="tool", name=name, server=server)) == expected
+
+
+@pytest.mark.parametrize(
+    ("server", "name", "expected"),
+    [
+        (None, "a__b", "a__b_c8249ad608"),
+        ("a_", "b", "a___b_a00766a378"),
+        ("my files", "read", "my_files__read_185494807e"),
+        ("files", "r" * 70, f"files__{'r' * 46}_dcece64ac6"),
+        (None, "read é", "read___29c97c089d"),
+    ],
+)
+def test_other_names_get_a_digest_of_server_and_tool(server: str | None, name: str, expected: str):
+    """The literal names are in stored requests, so they must not change."""
+    assert wire_name(ContextItem(type="tool", name=name, server=server)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ok-name_1", "ok-name_1"),
+        ("mcp.tool/ü", "mcp_tool___428c0fda01"),
+        ("a" * 65, f"{'a' * 53}_635361c48b"),
+        ("", "_e3b0c44298"),
+        ("\ud800", "__91a681b998"),
+        ("x y", "x_y_887fcea6a8"),
+    ],
+)
+def test_a_safe_name_is_the_name_or_has_a_digest_of_it(name: str, expected: str):
+    assert to_safe_name(name) == expected
 
 
 TOOL_NAMES = st.text(st.sampled_from("ab_-é. "), min_size=1, max_size=40) | st.text(min_size=1, max_size=90)
@@ -339,17 +387,17 @@ TOOLS = st.builds(ContextItem, type=st.just("tool"), name=TOOL_NAMES, server=st.
 
 @given(st.lists(TOOLS, unique=True, max_size=8))
 def test_names_are_valid_for_both_providers_and_read_back(items: list[ContextItem]):
-    named = by_name(items)
-    assert [named[sent_name(item)] for item in items] == items
-    assert all(valid_name(name) for name in named)
+    named = index_by_wire_name(items)
+    assert [named[wire_name(item)] for item in items] == items
+    assert all(is_valid_name(name) for name in named)
 
 
-def test_names_that_would_run_together_are_kept_apart():
+def test_names_that_would_run_together_stay_distinct():
     pairs = [("a__b", "c"), ("a", "b__c"), (None, "a__b__c"), ("a_", "b"), ("a", "_b"), ("", "x"), ("a b", "c")]
     items = [ContextItem(type="tool", name=name, server=server) for server, name in pairs]
-    assert len(by_name(items)) == len(items)
+    assert len(index_by_wire_name(items)) == len(items)
 
 
-def test_two_tools_that_cannot_be_told_apart_are_refused():
+def test_two_tools_with_one_wire_name_are_refused():
     with pytest.raises(InvalidConfiguration, match="'x'"):
-        by_name([ContextItem(type="tool", name="x"), ContextItem(type="tool", name="x", server="")])
+        index_by_wire_name([ContextItem(type="tool", name="x"), ContextItem(type="tool", name="x", server="")])

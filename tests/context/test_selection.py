@@ -1,4 +1,4 @@
-"""Choosing items for a message: measured on a team's shelf, and the flow of three requests over one agent."""
+"""Item selection for a message: precision and recall on a team's items, and three requests to one agent."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,61 +8,71 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from selection_data import HELD_OUT, TUNED, Asked, shelf
+from selection_cases import HELD_OUT_CASES, TUNING_CASES, SelectionCase, make_shop_agent
 
-from quire.context.overlap import Described, overlap, terms
-from quire.context.selection import Candidate, Found, Selection, SelectionSettings, Selector, candidates, choose
+from quire.context.keyword_score import SearchableText, extract_keywords, score_keywords
+from quire.context.selection import (
+    ItemCandidate,
+    ItemSelection,
+    ScoredItem,
+    SelectionSettings,
+    Selector,
+    list_candidates,
+    select_items,
+)
 from quire.errors import ModelUnavailable
-from quire.llm.embeddings import local_embedder
+from quire.llm.embeddings import load_local_embedder
 from quire.model import ContextItem
-from quire.model.agents import Agent, OfferedTool, Reference, Rule, ToolServer
+from quire.model.agents import Agent, AgentTool, Reference, Rule, ToolServer
 from quire.model.tools import ToolDefinition
 from quire.testing.strategies import texts
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     precision: float
     recall: float
 
 
-def selector(by: str) -> Selector:
-    return Selector(local_embedder() if by == "meaning" else None)
+def make_selector(method: str) -> Selector:
+    return Selector(load_local_embedder() if method == "embedding" else None)
 
 
-async def measure(asked: Sequence[Asked], by: str, **settings: Any) -> Measured:
-    choosing, items = selector(by), candidates(shelf())
+async def measure(cases: Sequence[SelectionCase], method: str, **settings: Any) -> Measurement:
+    selector, items = make_selector(method), list_candidates(make_shop_agent())
     right = wrong = missing = 0
-    for each in asked:
-        selection = await choosing.select(
+    for each in cases:
+        selection = await selector.select(
             each.message, items, recent=each.recent, settings=SelectionSettings(**settings)
         )
-        chosen = {found.item.name for found in selection.chosen}
+        chosen = {scored.item.name for scored in selection.selected}
         right += len(chosen & each.expected)
         wrong += len(chosen - each.allowed)
         missing += len(each.expected - chosen)
-    return Measured(right / (right + wrong), right / (right + missing))
+    return Measurement(right / (right + wrong), right / (right + missing))
 
 
 @pytest.mark.parametrize(
-    ("asked", "by", "precision", "recall"),
+    ("cases", "method", "precision", "recall"),
     [
-        (TUNED, "words", 0.92, 0.95),
-        (TUNED, "meaning", 0.98, 0.95),
-        (HELD_OUT, "words", 0.80, 0.85),
-        (HELD_OUT, "meaning", 0.90, 0.75),
+        (TUNING_CASES, "keyword", 0.92, 0.95),
+        (TUNING_CASES, "embedding", 0.98, 0.95),
+        (HELD_OUT_CASES, "keyword", 0.80, 0.85),
+        (HELD_OUT_CASES, "embedding", 0.90, 0.75),
     ],
     ids=["tuned-words", "tuned-meaning", "held-out-words", "held-out-meaning"],
 )
-async def test_a_message_brings_in_what_bears_on_it(asked: Sequence[Asked], by: str, precision: float, recall: float):
-    measured = await measure(asked, by)
+async def test_a_message_brings_in_what_bears_on_it(
+    cases: Sequence[SelectionCase], method: str, precision: float, recall: float
+):
+    measured = await measure(cases, method)
     assert measured.precision >= precision
     assert measured.recall >= recall
 
 
-@pytest.mark.parametrize("by", ["words", "meaning"])
-async def test_the_bound_stands_where_neither_more_nor_less_would_do_better(by: str):
+@pytest.mark.parametrize("method", ["keyword", "embedding"])
+async def test_the_minimum_score_is_where_neither_more_nor_less_would_do_better(method: str):
     async def both(bound: float) -> float:
-        precision, recall = await measure(TUNED, by, min_score=bound)
+        precision, recall = await measure(TUNING_CASES, method, min_score=bound)
         return 2 * precision * recall / (precision + recall)
 
     bound = SelectionSettings().min_score
@@ -95,25 +105,25 @@ FLOW = Agent(
 )
 
 
-@pytest.mark.parametrize("by", ["words", "meaning"])
-async def test_each_message_of_the_flow_brings_in_its_own_item(by: str):
-    choosing, items = selector(by), candidates(FLOW)
+@pytest.mark.parametrize("method", ["keyword", "embedding"])
+async def test_each_message_of_the_flow_brings_in_its_own_item(method: str):
+    selector, items = make_selector(method), list_candidates(FLOW)
     assert [each.item.name for each in items] == ["Rule C", "Reference Y"]
     first, second = "How do I authenticate?", "What's the error handling?"
-    one = await choosing.select(first, items)
-    two = await choosing.select(second, items, recent=[first])
-    assert [found.item.name for found in one.chosen] == ["Rule C"]
-    assert [found.item.name for found in two.chosen] == ["Reference Y"]
-    assert one.by == two.by == by
+    one = await selector.select(first, items)
+    two = await selector.select(second, items, recent=[first])
+    assert [scored.item.name for scored in one.selected] == ["Rule C"]
+    assert [scored.item.name for scored in two.selected] == ["Reference Y"]
+    assert one.method == two.method == method
     for selection in (one, two):
-        assert selection.found[0].score > SelectionSettings().min_score + 0.1
-        assert selection.found[1].score < SelectionSettings().min_score - 0.1
-        assert selection.found[1].left_out == "below_score"
+        assert selection.scored[0].score > SelectionSettings().min_score + 0.1
+        assert selection.scored[1].score < SelectionSettings().min_score - 0.1
+        assert selection.scored[1].exclusion_reason == "below_score"
 
 
 def test_candidates_are_in_mode_agent_switched_on_and_not_in_the_session():
-    def tool(name: str, **more: Any) -> OfferedTool:
-        return OfferedTool(definition=ToolDefinition(name=name, parameters={}, server="s"), **more)
+    def tool(name: str, **more: Any) -> AgentTool:
+        return AgentTool(definition=ToolDefinition(name=name, parameters={}, server="s"), **more)
 
     agent = Agent(
         name="a",
@@ -126,8 +136,8 @@ def test_candidates_are_in_mode_agent_switched_on_and_not_in_the_session():
         servers=(ToolServer(name="s", command="c", include="agent"),),
         tools=(tool("own", include="manual"), tool("inherits"), tool("off", enabled=False)),
     )
-    found = candidates(agent, present=[ContextItem(type="rule", name="there")])
-    assert [each.item.name for each in found] == ["on", "inherits"]
+    scored = list_candidates(agent, session_items=[ContextItem(type="rule", name="there")])
+    assert [each.item.name for each in scored] == ["on", "inherits"]
 
 
 ITEMS = st.builds(
@@ -138,7 +148,10 @@ ITEMS = st.builds(
 )
 SCORES = st.dictionaries(ITEMS, st.sampled_from([0.0, 0.2, 0.35, 0.5, 0.9]), max_size=20)
 SETTINGS = st.builds(
-    SelectionSettings, top_k=st.integers(0, 6), top_n=st.integers(0, 4), min_score=st.sampled_from([0.0, 0.35, 1.0])
+    SelectionSettings,
+    top_k=st.integers(0, 6),
+    top_k_per_type=st.integers(0, 4),
+    min_score=st.sampled_from([0.0, 0.35, 1.0]),
 )
 
 
@@ -146,83 +159,88 @@ SETTINGS = st.builds(
 def test_every_candidate_has_a_verdict_within_the_bounds(
     scores: dict[ContextItem, float], settings: SelectionSettings, random: Any
 ):
-    found = choose(scores, settings)
-    assert {each.item: each.score for each in found} == scores
+    scored = select_items(scores, settings)
+    assert {each.item: each.score for each in scored} == scores
     shuffled = list(scores.items())
     random.shuffle(shuffled)
-    assert choose(dict(shuffled), settings) == found
-    assert [each.score for each in found] == sorted(scores.values(), reverse=True)
-    chosen = Selection(found).chosen
+    assert select_items(dict(shuffled), settings) == scored
+    assert [each.score for each in scored] == sorted(scores.values(), reverse=True)
+    chosen = ItemSelection(scored).selected
     assert len(chosen) <= settings.top_k
     for kind in ("rule", "reference", "tool"):
-        assert sum(each.item.type == kind for each in chosen) <= settings.top_n
+        assert sum(each.item.type == kind for each in chosen) <= settings.top_k_per_type
     assert all(each.score >= settings.min_score for each in chosen)
-    for each in found:
-        assert (each.left_out == "below_score") == (each.score < settings.min_score)
-        if each.left_out == "over_budget":
+    for each in scored:
+        assert (each.exclusion_reason == "below_score") == (each.score < settings.min_score)
+        if each.exclusion_reason == "over_budget":
             better = [other for other in chosen if other.score >= each.score]
             same_type = sum(other.item.type == each.item.type for other in better)
-            assert len(better) >= settings.top_k or same_type >= settings.top_n
+            assert len(better) >= settings.top_k or same_type >= settings.top_k_per_type
 
 
 def test_ties_go_by_name():
     scores = {ContextItem(type="rule", name=name): 0.5 for name in ("b", "c", "a")}
-    assert [each.item.name for each in choose(scores, SelectionSettings(top_n=2))] == ["a", "b", "c"]
+    assert [each.item.name for each in select_items(scores, SelectionSettings(top_k_per_type=2))] == ["a", "b", "c"]
 
 
 @given(texts(), st.lists(st.tuples(texts(), texts(), texts()), max_size=4), st.lists(texts(), max_size=2))
 def test_scores_are_from_0_to_1_and_the_same_in_any_order(
     message: str, described: list[tuple[str, str, str]], recent: list[str]
 ):
-    items = [Described(*each) for each in described]
-    scores = overlap(message, items, recent=recent)
+    items = [SearchableText(*each) for each in described]
+    scores = score_keywords(message, items, recent=recent)
     assert all(0 <= score <= 1 for score in scores)
-    assert overlap(message, items[::-1], recent=recent) == scores[::-1]
+    assert score_keywords(message, items[::-1], recent=recent) == scores[::-1]
 
 
 async def test_the_same_question_has_the_same_scores_from_a_new_selector():
     first, second = [
-        await Selector(local_embedder()).select("Which dashboard shows latency?", candidates(shelf())) for _ in range(2)
+        await Selector(load_local_embedder()).select(
+            "Which dashboard shows latency?", list_candidates(make_shop_agent())
+        )
+        for _ in range(2)
     ]
     assert first == second
-    assert all(found.score == round(found.score, 4) for found in first.found)
+    assert all(scored.score == round(scored.score, 4) for scored in first.scored)
 
 
 async def test_a_long_message_is_not_lost_in_its_own_words():
     padding = "Yesterday the ferry crossed slowly while gulls circled above quiet harbours near bright villages. " * 2
-    chosen = (await Selector().select(f"{padding} Alembic migration schema backfill.", candidates(shelf()))).chosen
-    assert [found.item.name for found in chosen][:1] == ["sql-migrations"]
+    chosen = (
+        await Selector().select(f"{padding} Alembic migration schema backfill.", list_candidates(make_shop_agent()))
+    ).selected
+    assert [scored.item.name for scored in chosen][:1] == ["sql-migrations"]
 
 
-async def test_a_message_that_only_goes_on_is_read_with_the_turn_before():
-    items = candidates(shelf())
+async def test_a_message_that_only_continues_is_read_with_the_turn_before():
+    items = list_candidates(make_shop_agent())
     alone = await Selector().select("Go on", items)
     after = await Selector().select("Go on", items, recent=["How do we invalidate Redis keys?"])
-    assert not alone.chosen
-    assert [found.item.name for found in after.chosen] == ["caching"]
+    assert not alone.selected
+    assert [scored.item.name for scored in after.selected] == ["caching"]
     changed = await Selector().select("Who gets a refund?", items, recent=["How do we invalidate Redis keys?"])
-    assert "caching" not in {found.item.name for found in changed.chosen}
+    assert "caching" not in {scored.item.name for scored in changed.selected}
 
 
 def test_the_turn_before_counts_for_more_than_those_before_it():
-    items = [Described("ferry", ""), Described("glacier", "")]
-    later, earlier = overlap("And then?", items, recent=["The ferry", "The glacier"])
+    items = [SearchableText("ferry", ""), SearchableText("glacier", "")]
+    later, earlier = score_keywords("And then?", items, recent=["The ferry", "The glacier"])
     assert later > earlier > 0
-    assert overlap("And then?", items, recent=["The glacier", "The ferry"]) == [earlier, later]
+    assert score_keywords("And then?", items, recent=["The glacier", "The ferry"]) == [earlier, later]
 
 
 def test_no_score_exceeds_1_however_much_is_found():
     words = "ferry glacier harbour island jungle kettle lantern meadow needle orchard"
-    assert overlap(words, [Described(words, ""), Described("other", "")]) == [1.0, 0.0]
+    assert score_keywords(words, [SearchableText(words, ""), SearchableText("other", "")]) == [1.0, 0.0]
 
 
-class Noting:
-    """An embedder of two numbers that notes what it is asked for."""
+class RecordingEmbedder:
+    """Embedder with two dimensions that records the texts of each call."""
 
-    name, dimensions = "noting", 2
+    name, dimensions = "recording", 2
 
     def __init__(self) -> None:
-        self.asked: list[list[str]] = []
+        self.requests: list[list[str]] = []
         self.down = False
 
     async def embed_async(self, texts: Sequence[str]) -> "np.ndarray":
@@ -231,43 +249,49 @@ class Noting:
     def embed(self, texts: Sequence[str]) -> "np.ndarray":
         if self.down:
             raise ModelUnavailable
-        self.asked.append(list(texts))
+        self.requests.append(list(texts))
         return np.array([[1.0, 0.0] if "sea" in text else [0.0, 1.0] for text in texts], dtype=np.float32)
 
 
-def about(name: str, text: str) -> Candidate:
-    return Candidate(ContextItem(type="rule", name=name), Described(name, text))
+def make_candidate(name: str, text: str) -> ItemCandidate:
+    return ItemCandidate(ContextItem(type="rule", name=name), SearchableText(name, text))
 
 
-async def test_vectors_of_items_are_kept_by_their_text():
-    embedder = Noting()
-    choosing = Selector(embedder)
-    await choosing.select("the sea", [about("a", "sea"), about("b", "land"), about("b2", "land")])
-    await choosing.select("a boat", [about("a", "sea"), about("b", "sky")])
-    assert embedder.asked == [["a: sea", "b: land", "b2: land"], ["the sea"], ["b: sky"], ["a boat"]]
+async def test_vectors_of_items_are_cached_by_their_text():
+    embedder = RecordingEmbedder()
+    selector = Selector(embedder)
+    await selector.select(
+        "the sea", [make_candidate("a", "sea"), make_candidate("b", "land"), make_candidate("b2", "land")]
+    )
+    await selector.select("a boat", [make_candidate("a", "sea"), make_candidate("b", "sky")])
+    assert embedder.requests == [["a: sea", "b: land", "b2: land"], ["the sea"], ["b: sky"], ["a boat"]]
 
 
 async def test_words_decide_where_the_endpoint_is_out_of_reach():
-    embedder = Noting()
-    choosing = Selector(embedder)
-    items = [about("harbour", "boats"), about("shore", "the sea")]
-    by_meaning = await choosing.select("waves at sea", items)
-    assert by_meaning.by == "meaning"
+    embedder = RecordingEmbedder()
+    selector = Selector(embedder)
+    items = [make_candidate("harbour", "boats"), make_candidate("shore", "the sea")]
+    by_meaning = await selector.select("waves at sea", items)
+    assert by_meaning.method == "embedding"
     embedder.down = True
-    by_words = await choosing.select("waves at sea", items)
+    by_words = await selector.select("waves at sea", items)
     assert by_words == await Selector().select("waves at sea", items)
-    assert by_words.by == "words"
+    assert by_words.method == "keyword"
 
 
-async def test_meaning_counts_besides_words():
-    found = (await Selector(Noting()).select("the sea", [about("a", "seaside"), about("b", "land")])).found
-    assert [(each.item.name, each.score) for each in found] == [("a", 0.5), ("b", 0.0)]
+async def test_embeddings_count_in_addition_to_keywords():
+    scored = (
+        await Selector(RecordingEmbedder()).select(
+            "the sea", [make_candidate("a", "seaside"), make_candidate("b", "land")]
+        )
+    ).scored
+    assert [(each.item.name, each.score) for each in scored] == [("a", 0.5), ("b", 0.0)]
 
 
 async def test_nothing_to_choose_from_asks_nothing():
-    embedder = Noting()
-    assert (await Selector(embedder).select("anything", [])).found == ()
-    assert embedder.asked == []
+    embedder = RecordingEmbedder()
+    assert (await Selector(embedder).select("anything", [])).scored == ()
+    assert embedder.requests == []
 
 
 @pytest.mark.parametrize(
@@ -286,20 +310,20 @@ async def test_nothing_to_choose_from_asks_nothing():
     ],
 )
 def test_words_that_mean_the_same_are_the_same(text: str, expected: str):
-    assert terms(text) == terms(expected)
+    assert extract_keywords(text) == extract_keywords(expected)
 
 
 def test_ideographs_are_found_by_pairs():
-    found = overlap("検索", [Described("検索の設計", ""), Described("支払い", "")])
-    assert found == [1.0, 0.0]
+    scored = score_keywords("検索", [SearchableText("検索の設計", ""), SearchableText("支払い", "")])
+    assert scored == [1.0, 0.0]
 
 
 async def test_choosing_among_a_thousand_items_is_quick():
-    items = [about(f"item {number}", f"about topic {number} and the sea") for number in range(1_000)]
-    choosing = Selector(local_embedder())
-    await choosing.select("topic 7", items)
+    items = [make_candidate(f"item {number}", f"about topic {number} and the sea") for number in range(1_000)]
+    selector = Selector(load_local_embedder())
+    await selector.select("topic 7", items)
     began = asyncio.get_running_loop().time()
-    found = (await choosing.select("tell me of topic 7", items)).found
+    scored = (await selector.select("tell me of topic 7", items)).scored
     assert asyncio.get_running_loop().time() - began < 0.5
-    assert found[0].item.name == "item 7"
-    assert isinstance(found[0], Found)
+    assert scored[0].item.name == "item 7"
+    assert isinstance(scored[0], ScoredItem)

@@ -1,241 +1,241 @@
-"""Compaction never loses and never sticks: whatever the summary call does, the log is whole and the next turn works."""
+"""Compaction loses nothing and never blocks: whatever the summary call does, the log is valid and the next turn
+works."""
 
 import asyncio
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.compaction.run import Summarizer
-from quire.engine import Conversation, Engine
+from quire.compaction.execution import Summarizer
+from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import (
     ContextOverflow,
     InvalidRequest,
-    ModelInvalid,
+    ModelRateLimited,
     ModelRefused,
-    ModelThrottled,
+    ModelRequestRejected,
     ModelUnavailable,
     SpendCapReached,
     StaleCompaction,
 )
 from quire.log import SqlStore
 from quire.model import Compaction, Message, Span
-from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted, ContextUsageUpdated, Event
+from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted, ContextEvent, ContextUsageUpdated
 from quire.settings import Settings
-from quire.testing.scripted import ScriptedModel, Slow
+from quire.testing.scripted_model import DelayedReply, ScriptedModel
 from quire.view import tokens
-from quire.view.shapes import Reply
+from quire.view.wire_formats import Reply
 
-GOOD = "Task: talk about rivers [#1].\nFacts: the mill stands at kilometre 12 [#3]."
-
-
-LONG = " ".join(f"At kilometre {number} the river turns by {number * 7 % 360} degrees." for number in range(400))
+GOOD_SUMMARY = "Task: talk about rivers [#1].\nFacts: the mill stands at kilometre 12 [#3]."
+LONG_TEXT = " ".join(f"At kilometre {number} the river turns by {number * 7 % 360} degrees." for number in range(400))
 
 
-def engine_on(store: SqlStore, model: ScriptedModel | None = None, **settings: object) -> Engine:
-    chosen = Settings.model_validate(
+def make_engine(store: SqlStore, model: ScriptedModel | None = None, **settings: object) -> Engine:
+    merged = Settings.model_validate(
         {"model": "gpt-4o", "context_limit": 2_000, "context_background_threshold": None} | settings
     )
     window = model.window if model is not None and model.window else 2_000
     summarizer = Summarizer(model=model, window=window, timeout=0.3) if model is not None else None
-    return Engine(store, settings=chosen, instructions="Be brief.", summarizer=summarizer)
+    return Engine(store, EngineConfig.create(merged, instructions="Be brief.", summarizer=summarizer))
 
 
-async def filled(conversation: Conversation, turns: int, *, words: int = 40) -> None:
+async def append_turns(conversation: Conversation, turns: int, *, words: int = 40) -> None:
     for turn in range(turns):
         await conversation.append(f"question {turn}: " + "why " * words, Message.assistant("so " * words))
 
 
-async def talked(conversation: Conversation, turns: int) -> None:
+async def record_turns(conversation: Conversation, turns: int) -> None:
     for _ in range(turns):
-        await conversation.prepare("why " * 40)
-        await conversation.record("so " * 40)
+        request = await conversation.prepare("why " * 40)
+        await conversation.record("so " * 40, request=request)
 
 
-def faults() -> dict[str, tuple[Any, str]]:
-    """What the summary call does, and the reason that is recorded."""
+def summary_failures() -> dict[str, tuple[Any, str]]:
+    """What the summary call does, and the failure reason that is recorded."""
     return {
-        "times out": (Slow(5, GOOD), "timed_out"),
-        "is throttled": (ModelThrottled("slow down"), "throttled"),
+        "times out": (DelayedReply(5, GOOD_SUMMARY), "timed_out"),
+        "is rate limited": (ModelRateLimited("slow down"), "rate_limited"),
         "refuses": (ModelRefused("no"), "refused"),
         "is unavailable": (ModelUnavailable("gone"), "unavailable"),
-        "is invalid": (ModelInvalid("no such model"), "invalid"),
+        "is invalid": (ModelRequestRejected("no such model"), "invalid"),
         "returns nothing": ("", "empty"),
         "returns blanks": (" \n ", "empty"),
-        "is cut off": (Reply(Message.assistant(GOOD), None, "length"), "truncated"),
-        "is longer than allowed": (LONG, "too_long"),
-        "returns garbage": ("@@@@ #### 1111 ---- " * 30, "garbage"),
+        "is cut off": (Reply(Message.assistant(GOOD_SUMMARY), None, "length"), "truncated"),
+        "is longer than allowed": (LONG_TEXT, "too_long"),
+        "is malformed": ("@@@@ #### 1111 ---- " * 30, "malformed"),
     }
 
 
-@pytest.mark.parametrize("fault", faults())
+@pytest.mark.parametrize("fault", summary_failures())
 async def test_a_failed_summary_changes_nothing_and_the_next_turn_works(store: SqlStore, fault: str):
-    step, reason = faults()[fault]
+    step, reason = summary_failures()[fault]
     model = ScriptedModel(step, repeat=True)
-    engine = engine_on(store, model)
-    events: list[Event] = []
+    engine = make_engine(store, model)
+    events: list[ContextEvent] = []
     engine.subscribe(events.append)
     conversation = await engine.conversation("c")
-    await filled(conversation, 20)
-    before = [entry for entry in await store.range("c") if entry.kind == "message"]
+    await append_turns(conversation, 20)
+    before = [entry for entry in await store.read_range("c") if entry.kind == "message"]
     request = await conversation.prepare("and now?")
     assert request.tokens <= 2_000 - 512
-    assert [entry for entry in await store.range("c") if entry.kind == "message"] == before
+    assert [entry for entry in await store.read_range("c") if entry.kind == "message"] == before
     assert [event.reason for event in events if isinstance(event, CompactionFailed)] == [reason]
-    window = await store.window("c")
+    window = await store.read_window("c")
     body = window.compaction.body
     assert body.failures == (reason,)
     assert body.model is None
     assert "[#" in body.summary
-    await conversation.record("this.")
+    await conversation.record("this.", request=request)
     assert (await conversation.prepare("again?")).tokens <= 2_000 - 512
-    assert await store.verify("c") == []
+    assert await store.verify_conversation("c") == []
 
 
-async def test_a_good_summary_is_kept_with_its_sources(store: SqlStore):
-    model = ScriptedModel(GOOD + " And a citation of nothing [#999].", window=4_000)
-    engine = engine_on(store, model)
-    events: list[Event] = []
+async def test_a_good_summary_is_stored_with_its_sources(store: SqlStore):
+    model = ScriptedModel(GOOD_SUMMARY + " And a citation of nothing [#999].", window=4_000)
+    engine = make_engine(store, model)
+    events: list[ContextEvent] = []
     engine.subscribe(events.append)
     conversation = await engine.conversation("c")
-    await filled(conversation, 20)
+    await append_turns(conversation, 20)
     request = await conversation.prepare("and now?")
-    body = (await store.window("c")).compaction.body
+    body = (await store.read_window("c")).compaction.body
     assert body.sources == (1, 3)
     assert "999" not in body.summary
     assert (body.trigger, body.model, body.failures) == ("threshold", "scripted", None)
     assert body.tokens_after < body.tokens_before
-    assert body.invalidated > 0
-    assert body.saves > 0
+    assert body.invalidated_tokens > 0
+    assert body.savings_per_request > 0
     assert body.usage.input_tokens > 0
     kinds = [type(event) for event in events]
     assert kinds == [CompactionStarted, ContextCompacted, ContextUsageUpdated]
     summaries = [each["content"] for each in request.to_openai()["messages"] if "kilometre 12" in str(each["content"])]
     assert len(summaries) == 1
     assert summaries[0].startswith("<quire:summary ")
-    assert model.largest <= 4_000
+    assert model.max_prompt_tokens <= 4_000
 
 
-async def test_the_previous_summary_is_folded_in(store: SqlStore):
-    model = ScriptedModel(GOOD, GOOD + " More [#30].", repeat=True)
-    conversation = await engine_on(store, model).conversation("c")
-    await filled(conversation, 20)
+async def test_the_previous_summary_is_merged_into_the_next(store: SqlStore):
+    model = ScriptedModel(GOOD_SUMMARY, GOOD_SUMMARY + " More [#30].", repeat=True)
+    conversation = await make_engine(store, model).conversation("c")
+    await append_turns(conversation, 20)
     await conversation.prepare("and now?")
-    await filled(conversation, 20)
+    await append_turns(conversation, 20)
     await conversation.prepare("and then?")
     assert any("kilometre 12" in str(message.text) for message in model.prompts[-1].messages)
-    assert (await store.window("c")).compaction.body.supersedes is not None
+    assert (await store.read_window("c")).compaction.body.supersedes is not None
 
 
 async def test_a_history_of_ten_windows_and_a_message_larger_than_one(store: SqlStore):
-    model = ScriptedModel(GOOD, window=1_200, repeat=True)
-    conversation = await engine_on(store, model).conversation("c")
-    await filled(conversation, 40, words=60)
+    model = ScriptedModel(GOOD_SUMMARY, window=1_200, repeat=True)
+    conversation = await make_engine(store, model).conversation("c")
+    await append_turns(conversation, 40, words=60)
     await conversation.append("huge: " + "x1 y2 z3 " * 3_000)
-    await filled(conversation, 10, words=60)
+    await append_turns(conversation, 10, words=60)
     request = await conversation.prepare("and now?")
     assert request.tokens <= 2_000 - 512
-    body = (await store.window("c")).compaction.body
+    body = (await store.read_window("c")).compaction.body
     assert body.model == "scripted"
     assert len(model.prompts) >= 10
-    assert model.largest <= 1_200
+    assert model.max_prompt_tokens <= 1_200
 
 
 async def test_old_tool_outputs_become_stubs_before_anything_is_cut_off(store: SqlStore):
-    conversation = await engine_on(store, ScriptedModel()).conversation("c")
+    conversation = await make_engine(store, ScriptedModel()).conversation("c")
     await conversation.append("read it all")
     for number in range(3):
         call = {"id": f"{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
         await conversation.prepare() if number == 0 else None
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        parsed = conversation.engine.meter.shape.parse({"choices": [{"message": message}]}).message
+        parsed = conversation.engine.message_counter.wire_format.parse_reply(
+            {"choices": [{"message": message}]}
+        ).message
         await conversation.append(parsed, Message.tool(f"{number}", f"output {number} " * 150))
     await conversation.append(Message.assistant("read"), "thanks", Message.assistant("welcome"))
-    await filled(conversation, 3, words=4)
+    await append_turns(conversation, 3, words=4)
     request = await conversation.prepare("what did it say?")
-    body = (await store.window("c")).compaction.body
+    body = (await store.read_window("c")).compaction.body
     assert body.covers is None
-    assert [each.limit for each in body.shortened] == [0, 0, 0]
+    assert [each.max_chars for each in body.truncations] == [0, 0, 0]
     stubs = [each["content"] for each in request.to_openai()["messages"] if each["role"] == "tool"]
     assert all("characters left out; read #" in stub for stub in stubs)
     assert {row.reason for row in request.manifest.included} >= {"cleared", "recent"}
-    reply = await conversation.record("that.")
+    reply = await conversation.record("that.", request=request)
     assert (await conversation.replay(reply.seq)).matches
-    assert await store.verify("c") == []
+    assert await store.verify_conversation("c") == []
 
 
 async def test_undo_one_by_one_gives_each_view_back_to_the_byte(store: SqlStore):
     model = ScriptedModel(*(f"Summary {number} of rivers [#1]." for number in range(5)))
-    conversation = await engine_on(store, model).conversation("c")
+    conversation = await make_engine(store, model).conversation("c")
     views = []
     for _ in range(5):
-        await filled(conversation, 14)
-        views.append(await seen(conversation))
+        await append_turns(conversation, 14)
+        views.append(await rendered_bytes(conversation))
         assert await conversation.compact() is not None
     for view in reversed(views):
-        await conversation.undo()
-        assert (await seen(conversation))[: len(view)] == view
+        await conversation.undo_compaction()
+        assert (await rendered_bytes(conversation))[: len(view)] == view
     with pytest.raises(InvalidRequest, match="no compaction"):
-        await conversation.undo()
+        await conversation.undo_compaction()
 
 
-async def seen(conversation: Conversation) -> tuple[bytes, ...]:
-    """The messages of the view, past the budget, as they would be rendered."""
-    window = await conversation.engine.store.window(conversation.id)
-    meter = conversation.engine.meter
+async def rendered_bytes(conversation: Conversation) -> tuple[bytes, ...]:
+    """The rendered messages of the window, regardless of the budget."""
+    window = await conversation.engine.store.read_window(conversation.id)
+    counter = conversation.engine.message_counter
     summary = window.compaction.body.summary if window.compaction else ""
-    return (summary.encode(), *(meter.entry(entry).encoded for entry in window.messages))
+    return (summary.encode(), *(counter.render_entry(entry).encoded for entry in window.messages))
 
 
 async def test_an_edited_summary_shows_and_the_old_one_stays(store: SqlStore):
-    conversation = await engine_on(store, ScriptedModel(GOOD, repeat=True)).conversation("c")
-    await filled(conversation, 20)
-    made = await conversation.compact(instructions="keep the kilometres")
-    assert made.body.instructions == "keep the kilometres"
+    conversation = await make_engine(store, ScriptedModel(GOOD_SUMMARY, repeat=True)).conversation("c")
+    await append_turns(conversation, 20)
+    entry = await conversation.compact(instructions="keep the kilometres")
+    assert entry.body.instructions == "keep the kilometres"
     assert "keep the kilometres" in (conversation.engine.summarizer.model.prompts[0].system or "")
     await conversation.edit_summary("In short: rivers [#2].")
     texts = str((await conversation.prepare("so?")).to_openai()["messages"])
     assert "In short: rivers" in texts
     assert "kilometre 12" not in texts
-    assert (await store.entry("c", made.seq)).body.summary == GOOD
-    await conversation.undo()
+    assert (await store.get_entry("c", entry.seq)).body.summary == GOOD_SUMMARY
+    await conversation.undo_compaction()
     assert "kilometre 12" in str((await conversation.prepare("so?")).to_openai()["messages"])
-    with pytest.raises(InvalidRequest, match="no summary"):
-        await (await engine_on(store).conversation("d")).edit_summary("x")
+    with pytest.raises(InvalidRequest, match="no active summary"):
+        await (await make_engine(store).conversation("d")).edit_summary("x")
 
 
 async def test_a_preview_changes_nothing(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
-    await filled(conversation, 10)
-    before = await store.branch("c")
-    plan = await conversation.plan()
+    conversation = await make_engine(store).conversation("c")
+    await append_turns(conversation, 10)
+    before = await store.get_branch("c")
+    plan = await conversation.plan_compaction()
     assert plan is not None
     assert plan.covers.last < 20
-    assert await store.branch("c") == before
+    assert await store.get_branch("c") == before
 
 
 async def test_what_cannot_be_reduced_is_named_without_another_call(store: SqlStore):
-    model = ScriptedModel(GOOD, repeat=True)
-    engine = engine_on(store, model)
-    engine.agent = engine.agent.model_copy(update={"instructions": "obey " * 3_000})
+    model = ScriptedModel(GOOD_SUMMARY, repeat=True)
+    engine = make_engine(store, model)
+    engine = engine.with_changes(agent=engine.agent.model_copy(update={"instructions": "obey " * 3_000}))
     conversation = await engine.conversation("c")
-    await filled(conversation, 20)
+    await append_turns(conversation, 20)
     with pytest.raises(ContextOverflow, match="instructions"):
         await conversation.prepare("and now?")
     assert len(model.prompts) <= 2
 
 
 async def test_two_compactions_race_and_one_wins(store: SqlStore):
-    model = ScriptedModel(Slow(0.05, GOOD), Slow(0.05, GOOD), GOOD, repeat=True)
-    engine = engine_on(store, model)
+    model = ScriptedModel(DelayedReply(0.05, GOOD_SUMMARY), DelayedReply(0.05, GOOD_SUMMARY), GOOD_SUMMARY, repeat=True)
+    engine = make_engine(store, model)
     conversations = [await engine.conversation("c") for _ in range(2)]
-    await filled(conversations[0], 20)
-    made = await asyncio.gather(*(each.compact() for each in conversations))
-    assert sum(entry is not None for entry in made) == 1
-    assert (await store.branch("c")).state.compactions == 1
+    await append_turns(conversations[0], 20)
+    entries = await asyncio.gather(*(each.compact() for each in conversations))
+    assert sum(entry is not None for entry in entries) == 1
+    assert (await store.get_branch("c")).state.compaction_count == 1
     with pytest.raises(StaleCompaction):
         await store.append("c", Compaction(number=2, covers=Span(first=1, last=2), supersedes=None))
 
@@ -257,106 +257,106 @@ asyncio.run(main())
         writer.append(await asyncio.create_subprocess_exec(sys.executable, "-c", script))
         await writer[0].wait()
 
-    class Waiting(ScriptedModel):
+    class WritingModel(ScriptedModel):
         async def complete(self, prompt: Any) -> Reply:
             await write_meanwhile()
-            return Reply(Message.assistant(GOOD), None, "stop")
+            return Reply(Message.assistant(GOOD_SUMMARY), None, "stop")
 
-    engine = engine_on(store)
-    engine.summarizer = Summarizer(model=Waiting(), window=100_000, timeout=60)
+    summarizer = Summarizer(model=WritingModel(), window=100_000, timeout=60)
+    engine = make_engine(store).with_changes(summarizer=summarizer)
     conversation = await engine.conversation("c")
-    await filled(conversation, 20)
+    await append_turns(conversation, 20)
     entry = await conversation.compact()
     assert entry.seq == 141
-    found = [each for each in await store.range("c") if each.kind == "message"]
-    assert [each.message.text for each in found[40:]] == [f"meanwhile {number}" for number in range(100)]
-    window = await store.window("c")
+    messages = [each for each in await store.read_range("c") if each.kind == "message"]
+    assert [each.message.text for each in messages[40:]] == [f"meanwhile {number}" for number in range(100)]
+    window = await store.read_window("c")
     assert {each.seq for each in window.messages} >= set(range(41, 141))
 
 
-async def test_from_the_lower_mark_on_it_happens_in_the_background(store: SqlStore):
-    model = ScriptedModel(Slow(0.02, GOOD), repeat=True)
-    engine = engine_on(store, model, context_background_threshold=0.5)
+async def test_above_the_lower_threshold_it_runs_in_the_background(store: SqlStore):
+    model = ScriptedModel(DelayedReply(0.02, GOOD_SUMMARY), repeat=True)
+    engine = make_engine(store, model, context_background_threshold=0.5)
     conversation = await engine.conversation("c")
-    waited: list[Event] = []
-    engine.subscribe(lambda event: waited.append(event) if isinstance(event, CompactionStarted) else None)
+    started: list[ContextEvent] = []
+    engine.subscribe(lambda event: started.append(event) if isinstance(event, CompactionStarted) else None)
     for turn in range(25):
-        before = len(waited)
-        await conversation.prepare(f"question {turn} " * 10)
-        assert len(waited) == before, "nobody waits"
-        await conversation.record("answer " * 20)
-        await engine.settle()
-    assert len(waited) >= 2
-    triggers = {entry.body.trigger for entry in await store.range("c", kinds=["compaction"])}
+        before = len(started)
+        request = await conversation.prepare(f"question {turn} " * 10)
+        assert len(started) == before, "no request waits for a compaction"
+        await conversation.record("answer " * 20, request=request)
+        await engine.wait_for_background()
+    assert len(started) >= 2
+    triggers = {entry.body.trigger for entry in await store.read_range("c", kinds=["compaction"])}
     assert triggers == {"background"}
 
 
-async def test_off_means_that_nothing_is_asked_of_the_summarizer(store: SqlStore):
+async def test_off_means_that_the_summarizer_is_not_called(store: SqlStore):
     model = ScriptedModel()
-    engine = engine_on(store, model, context_management_enabled=False, context_background_threshold=0.1)
+    engine = make_engine(store, model, context_management_enabled=False, context_background_threshold=0.1)
     conversation = await engine.conversation("c")
     with pytest.raises(ContextOverflow):
-        await talked(conversation, 60)
-    await engine.settle()
+        await record_turns(conversation, 60)
+    await engine.wait_for_background()
     assert model.prompts == []
 
 
 async def test_a_cap_stops_before_the_next_call_summaries_included(store: SqlStore):
-    model = ScriptedModel(GOOD, repeat=True, name="gpt-4o")
-    engine = engine_on(store, model, max_spend=0.02)
+    model = ScriptedModel(GOOD_SUMMARY, repeat=True, name="gpt-4o")
+    engine = make_engine(store, model, max_spend=0.02)
     conversation = await engine.conversation("c")
-    await filled(conversation, 20)
+    await append_turns(conversation, 20)
     assert await conversation.compact() is not None
-    summary = await store.spent("c")
+    summary = await store.get_cost("c")
     assert summary > 0
     usage = {"prompt_tokens": 1_000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 800}}
-    await conversation.prepare("and now?")
+    request = await conversation.prepare("and now?")
     choice = {"message": {"role": "assistant", "content": "so."}, "finish_reason": "stop"}
-    await conversation.record({"choices": [choice], "usage": usage})
-    # gpt-4o: 2.50 for a million new tokens, 1.25 for cached ones, 10.00 for the answer's.
-    assert await store.spent("c") == pytest.approx(summary + (200 * 2.5 + 800 * 1.25 + 100 * 10) / 1e6)
-    await store.spend("c", 0.02)
+    await conversation.record({"choices": [choice], "usage": usage}, request=request)
+    # gpt-4o, dollars per million tokens: 2.50 for new input, 1.25 for cached input, 10.00 for output.
+    assert await store.get_cost("c") == pytest.approx(summary + (200 * 2.5 + 800 * 1.25 + 100 * 10) / 1e6)
+    await store.add_cost("c", 0.02)
     for call in (conversation.prepare("more?"), conversation.compact()):
         with pytest.raises(SpendCapReached, match="max_spend"):
             await call
 
 
 async def test_a_refused_summary_counts_against_the_cap(store: SqlStore):
-    engine = engine_on(store, ScriptedModel("", repeat=True, name="gpt-4o"), max_spend=1.0)
+    engine = make_engine(store, ScriptedModel("", repeat=True, name="gpt-4o"), max_spend=1.0)
     conversation = await engine.conversation("c")
-    await filled(conversation, 20)
+    await append_turns(conversation, 20)
     assert (await conversation.compact()).body.failures == ("empty",)
-    assert await store.spent("c") > 0
+    assert await store.get_cost("c") > 0
 
 
 async def test_hooks_come_before_and_after(store: SqlStore):
-    engine = engine_on(store, ScriptedModel(GOOD))
-    told: list[str] = []
+    engine = make_engine(store, ScriptedModel(GOOD_SUMMARY))
+    calls: list[str] = []
 
     @engine.hooks.before_compaction
     async def before(conversation: str, plan: object) -> bool:
-        told.append("before")
-        return len(told) > 1
+        calls.append("before")
+        return len(calls) > 1
 
     @engine.hooks.after_compaction
     async def after(conversation: str, entry: object) -> None:
-        told.append("after")
+        calls.append("after")
 
     conversation = await engine.conversation("c")
-    await filled(conversation, 20)
+    await append_turns(conversation, 20)
     assert await conversation.compact() is None
     assert await conversation.compact() is not None
-    assert told == ["before", "before", "after"]
+    assert calls == ["before", "before", "after"]
 
 
 async def test_a_process_killed_during_the_summary_leaves_the_log_as_it_was(store: SqlStore, database_url: str):
-    conversation = await engine_on(store).conversation("c")
-    await filled(conversation, 20)
-    before = await store.range("c")
+    conversation = await make_engine(store).conversation("c")
+    await append_turns(conversation, 20)
+    before = await store.read_range("c")
     script = f"""
 import asyncio, os, signal
-from quire.compaction.run import Summarizer
-from quire.engine import Engine
+from quire.compaction.execution import Summarizer
+from quire.engine import Engine, EngineConfig
 from quire.log import SqlStore
 from quire.settings import Settings
 class Fatal:
@@ -366,56 +366,53 @@ class Fatal:
 async def main():
     async with SqlStore.open({database_url!r}) as store:
         settings = Settings(model="gpt-4o", context_limit=2_000)
-        engine = Engine(store, settings=settings, summarizer=Summarizer(model=Fatal(), window=100_000))
+        engine = Engine(store, EngineConfig.create(settings, summarizer=Summarizer(model=Fatal(), window=100_000)))
         await (await engine.conversation("c")).compact()
 asyncio.run(main())
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
     assert await process.wait() == -9
-    assert await store.range("c") == before
+    assert await store.read_range("c") == before
     assert (await conversation.prepare("and now?")).tokens <= 2_000 - 512
-
-
-Maker = Callable[[], ScriptedModel | None]
 
 
 @pytest.mark.parametrize("summarizer", ["extractive", "scripted"])
 async def test_planted_facts_stay_within_reach(tmp_path: Path, summarizer: str):
-    """200 values over 2,000 messages and five compactions: how many are in the view, cited, and in the log."""
+    """200 facts over 2,000 messages and five compactions: count those in the view, cited, and in the log."""
 
-    def keep(prompt: Any) -> str:
-        """A summarizer that keeps every line with a code in it, as a good one would."""
+    def summarize_codes(prompt: Any) -> str:
+        """A summary with every code and its citation, as a good model would write it."""
         text = "\n".join(message.text for message in prompt.messages)
         where: dict[str, tuple[str, str]] = {}
         for vault, code, number in re.findall(r"vault (\d+) opens with (K-\d+) \[#(\d+)\]", text):
             where[vault] = (code, number)
-        for number, said in re.findall(r"\[#(\d+)\]((?:(?!\[#).)*)", text, re.DOTALL):
-            for vault, code in re.findall(r"vault (\d+) opens with (K-\d+)\.", said):
+        for number, sentence in re.findall(r"\[#(\d+)\]((?:(?!\[#).)*)", text, re.DOTALL):
+            for vault, code in re.findall(r"vault (\d+) opens with (K-\d+)\.", sentence):
                 where.setdefault(vault, (code, number))
         return "Facts: " + " ".join(f"vault {vault} opens with {code} [#{n}]" for vault, (code, n) in where.items())
 
-    model = ScriptedModel(keep, repeat=True) if summarizer == "scripted" else None
+    model = ScriptedModel(summarize_codes, repeat=True) if summarizer == "scripted" else None
     async with SqlStore.open(f"sqlite:///{tmp_path}/quire.db") as store:
         settings = Settings(model="gpt-4o", context_limit=24_000, context_background_threshold=None)
-        given = Summarizer(model=model, window=1_000_000, timeout=60) if model else None
-        conversation = await Engine(store, settings=settings, summarizer=given).conversation("c")
+        configured = Summarizer(model=model, window=1_000_000, timeout=60) if model else None
+        conversation = await Engine(store, EngineConfig.create(settings, summarizer=configured)).conversation("c")
         values = {}
         for turn in range(1_000):
             planted = ""
             if turn % 5 == 0:
                 values[turn // 5] = f"K-{7_919 * (turn + 1) % 9_000 + 1_000}"
                 planted = f" By the way, vault {turn // 5} opens with {values[turn // 5]}."
-            asked = f"Tell me more about bend {turn} of the river, and what the water does there.{planted}"
-            await conversation.append(asked, Message.assistant(f"At bend {turn} the water slows and turns." * 2))
+            question = f"Tell me more about bend {turn} of the river, and what the water does there.{planted}"
+            await conversation.append(question, Message.assistant(f"At bend {turn} the water slows and turns." * 2))
             if turn % 200 == 199:
                 assert await conversation.compact() is not None
         request = await conversation.prepare("Which codes do you know?")
         sent = str(request.to_openai()["messages"])
         in_view = [vault for vault, code in values.items() if code in sent]
-        body = (await store.window("c")).compaction.body
+        body = (await store.read_window("c")).compaction.body
         readable = 0
         for number in body.sources:
-            readable += "opens with" in (await store.entry("c", number)).message.text
+            readable += "opens with" in (await store.get_entry("c", number)).message.text
         log = " ".join(entry.message.text for entry in await conversation.messages())
         in_log = sum(f"vault {vault} opens with {code}." in log for vault, code in values.items())
         print(f"\n{summarizer}: {len(in_view)} of 200 in the view, {readable} cited and readable, {in_log} in the log")
@@ -423,18 +420,16 @@ async def test_planted_facts_stay_within_reach(tmp_path: Path, summarizer: str):
         assert len(in_view) >= (180 if summarizer == "scripted" else 60)
 
 
-async def test_a_summary_is_counted_when_it_is_written_and_not_again_to_be_shown(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_summary_is_counted_once_when_it_is_written(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     settings = Settings(model="gpt-4o", context_limit=2_000, context_background_threshold=None, context_tools=False)
-    conversation = await Engine(store, settings=settings).conversation("c")
-    await filled(conversation, 8)
+    conversation = await Engine(store, EngineConfig.create(settings)).conversation("c")
+    await append_turns(conversation, 8)
     for change in (conversation.compact(), conversation.edit_summary("Nothing but rivers. [#1]")):
         entry = await change
         assert entry is not None
-        [shown] = [row for row in (await conversation.preview()).decisions if row.what == "summary"]
-        assert (entry.tokens, entry.counter) == (shown.tokens, conversation.engine.meter.name)
+        [decision] = [row for row in (await conversation.preview()).decisions if row.kind == "summary"]
+        assert (entry.tokens, entry.counter) == (decision.tokens, conversation.engine.message_counter.name)
     before = await conversation.preview()
     monkeypatch.setattr(tokens, "_vocabulary_encoder", lambda vocabulary: pytest.fail(f"{vocabulary} is loaded"))
-    again = await Engine(store, settings=settings).conversation("c")
+    again = await Engine(store, EngineConfig.create(settings)).conversation("c")
     assert await again.preview() == before

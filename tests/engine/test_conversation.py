@@ -1,55 +1,62 @@
-"""A conversation from the outside: asked, answered, never over budget, and on record."""
+"""The public API of a conversation: questions, replies, the budget, and the record of each request."""
 
+import asyncio
 import random
 from pathlib import Path
 
 import pytest
+from stable_prefix import encode_stable_prefix
 
 import quire
 from quire import Document, Message, ToolDefinition
-from quire.engine import Conversation, Engine
+from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ContextOverflow, EntryNotFound, InvalidRequest
+from quire.ledger import replay
 from quire.log import SqlStore
+from quire.model import Span
 from quire.settings import Settings
+from quire.view.layout import RENDERER_VERSION
 
 TOOL = ToolDefinition(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
 
 
-def engine_on(store: SqlStore, **settings: object) -> Engine:
-    chosen = Settings.model_validate({"model": "gpt-4o", "context_limit": 2_000} | settings)
-    return Engine(store, settings=chosen, instructions="Be brief.", tools=[TOOL])
+def make_engine(store: SqlStore, **settings: object) -> Engine:
+    merged = Settings.model_validate({"model": "gpt-4o", "context_limit": 2_000} | settings)
+    return Engine(store, EngineConfig.create(merged, instructions="Be brief.", tools=[TOOL]))
 
 
-def completion(text: str, **usage: int) -> dict:
-    """As OpenAI answers."""
+def make_completion(text: str, **usage: int) -> dict:
+    """A chat completion as OpenAI returns it."""
     choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     return {"choices": [choice], "usage": usage} if usage else {"choices": [choice]}
 
 
-async def talk(conversation: Conversation, turns: int, *, words: int = 30) -> list[int]:
-    """So many turns; the numbers of the replies."""
+async def record_turns(conversation: Conversation, turns: int, *, words: int = 30) -> list[int]:
+    """Records turns, and returns the numbers of the replies."""
     replies = []
     for turn in range(turns):
-        await conversation.prepare(f"question {turn}: " + "why " * words)
-        replies.append((await conversation.record(completion(f"answer {turn}: " + "so " * words))).seq)
+        request = await conversation.prepare(f"question {turn}: " + "why " * words)
+        replies.append(
+            (await conversation.record(make_completion(f"answer {turn}: " + "so " * words), request=request)).seq
+        )
     return replies
 
 
-async def test_a_turn_is_asked_answered_and_kept(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
+async def test_a_turn_is_sent_answered_and_recorded(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
     request = await conversation.prepare("hello")
     assert request.to_openai()["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "hello"},
     ]
     assert await conversation.messages() == []
-    reply = await conversation.record(completion("hi", prompt_tokens=20, completion_tokens=1))
+    reply = await conversation.record(make_completion("hi", prompt_tokens=20, completion_tokens=1), request=request)
     assert [entry.message.text for entry in await conversation.messages()] == ["hello", "hi"]
-    assert reply.notes.usage is not None
-    assert reply.notes.usage.input_tokens == 20
+    assert reply.metadata.usage is not None
+    assert reply.metadata.usage.input_tokens == 20
     manifest = await conversation.manifest(reply.seq)
-    assert manifest.total == request.tokens
-    assert [(row.what, row.reason) for row in manifest.included] == [
+    assert manifest.total_tokens == request.tokens
+    assert [(row.kind, row.reason) for row in manifest.included] == [
         ("instructions", "instructions"),
         ("tool", "always"),
         ("message", "newest"),
@@ -58,12 +65,12 @@ async def test_a_turn_is_asked_answered_and_kept(store: SqlStore):
     assert (await conversation.why("look", reply=2)).slot == "tools"
 
 
-async def test_a_tool_loop_goes_on_from_the_log(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
-    await conversation.prepare("look it up")
+async def test_a_tool_loop_continues_from_the_log(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    request = await conversation.prepare("look it up")
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    await conversation.record({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    await conversation.record({"choices": [{"message": message, "finish_reason": "tool_calls"}]}, request=request)
     await conversation.append(Message.tool("1", "it is 42"))
     request = await conversation.prepare()
     roles = [each["role"] for each in request.to_openai()["messages"]]
@@ -76,67 +83,69 @@ async def test_a_tool_loop_goes_on_from_the_log(store: SqlStore):
 
 @pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
 async def test_a_long_conversation_stays_within_its_window(store: SqlStore, strategy: str):
-    conversation = await engine_on(store, strategy=strategy).conversation("c")
+    conversation = await make_engine(store, strategy=strategy).conversation("c")
     compactions = set()
     for turn in range(60):
         request = await conversation.prepare(f"question {turn} " * 12)
         assert request.tokens <= 2_000 - 512
-        summary = [row.span for row in request.manifest.included if row.what == "summary"]
+        summary = [row.span for row in request.manifest.included if row.kind == "summary"]
         compactions.update(str(span) for span in summary)
-        await conversation.record(completion(f"answer {turn} " * 12))
+        await conversation.record(make_completion(f"answer {turn} " * 12), request=request)
     assert 2 <= len(compactions) <= 15
     assert len(await conversation.messages()) == 120
-    assert await store.verify("c") == []
+    assert await store.verify_conversation("c") == []
 
 
 async def test_the_meter_shows_the_number_that_triggers(store: SqlStore):
-    engine = engine_on(store)
+    engine = make_engine(store)
     conversation = await engine.conversation("c")
     for turn in range(40):
         usage = await conversation.usage()
         question = f"question {turn}"
-        cost = engine.meter.count(Message.user(question)) - engine.meter.count(Message.user(""))
-        before = (await store.branch("c")).state.compactions
-        await conversation.prepare(question)
-        compacted = (await store.branch("c")).state.compactions > before
-        assert compacted == (usage.total + cost > usage.trigger)
-        await conversation.record(completion("because " * 60))
+        cost = engine.message_counter.count(Message.user(question)) - engine.message_counter.count(Message.user(""))
+        before = (await store.get_branch("c")).state.compaction_count
+        request = await conversation.prepare(question)
+        compacted = (await store.get_branch("c")).state.compaction_count > before
+        assert compacted == (usage.total_tokens + cost > usage.trigger_tokens)
+        await conversation.record(make_completion("because " * 60), request=request)
     usage = await conversation.usage()
-    assert usage.trigger == 1_488
-    assert usage.available == 2_000 - 512 - usage.total
+    assert usage.trigger_tokens == 1_488
+    assert usage.available == 2_000 - 512 - usage.total_tokens
     assert {use.slot for use in usage.slots if use.used} >= {"system", "tools", "summary", "messages"}
 
 
 async def test_off_means_off(store: SqlStore):
-    conversation = await engine_on(store, context_management_enabled=False).conversation("c")
+    conversation = await make_engine(store, context_management_enabled=False).conversation("c")
     with pytest.raises(ContextOverflow, match="message #"):
-        await talk(conversation, 60)
-    assert (await store.branch("c")).state.compactions == 0
+        await record_turns(conversation, 60)
+    assert (await store.get_branch("c")).state.compaction_count == 0
 
 
 async def test_pins_stay_word_for_word_with_their_whole_batch(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
+    conversation = await make_engine(store).conversation("c")
     await conversation.append("the code is 0451")
     call = {"id": "x", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
-    await conversation.prepare()
+    request = await conversation.prepare()
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    await conversation.record({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    await conversation.record({"choices": [{"message": message, "finish_reason": "tool_calls"}]}, request=request)
     [result] = await conversation.append(Message.tool("x", "found it"))
     await conversation.pin(1)
     await conversation.pin(result.seq)
-    await talk(conversation, 30)
+    await record_turns(conversation, 30)
     request = await conversation.prepare("what was the code?")
     texts = [each.get("content") for each in request.to_openai()["messages"]]
     assert "the code is 0451" in texts
     assert "found it" in texts
     assert {row.span.first for row in request.manifest.included if row.reason == "pinned"} == {1, 2}
+    reply = await conversation.record("0451", request=request)
+    assert (await conversation.replay(reply.seq)).matches
     await conversation.unpin(1)
     texts = [each.get("content") for each in (await conversation.prepare("and now?")).to_openai()["messages"]]
     assert "the code is 0451" not in texts
 
 
 async def test_someone_else_speaks_in_between_and_nothing_is_lost(store: SqlStore):
-    engine = engine_on(store)
+    engine = make_engine(store)
     mine, theirs = await engine.conversation("c"), await engine.conversation("c")
     request = await mine.prepare("mine")
     await theirs.append("theirs")
@@ -146,41 +155,72 @@ async def test_someone_else_speaks_in_between_and_nothing_is_lost(store: SqlStor
     assert (await mine.record("answer", request=request)).seq != reply.seq
 
 
+async def test_a_replay_says_that_another_renderer_recorded_the_request(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    request = await conversation.prepare("hello")
+    reply = await conversation.record("hi", request=request)
+    manifest = await conversation.manifest(reply.seq)
+    assert (await replay(store, manifest)).mismatch is None
+    replayed = await replay(store, manifest.model_copy(update={"renderer": RENDERER_VERSION + 1}))
+    assert not replayed.matches
+    assert replayed.mismatch == "recorded by version 2 of the renderer; this is version 1"
+    assert replayed.rendered is not None
+    changed = await replay(store, manifest.model_copy(update={"digest": "0" * 64}))
+    assert changed.mismatch == "the log differs from what was sent"
+
+
+async def test_a_question_recorded_early_has_its_number_in_the_manifest(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    await record_turns(conversation, 1)
+    entries, request = await conversation.record_question(await conversation.prepare("and now?"))
+    assert [row.span for row in request.manifest.included if row.pending] == [Span(first=3, last=3)]
+    assert [entry.seq for entry in entries] == [3]
+    reply = await conversation.record("this", request=request)
+    assert await conversation.manifest(reply.seq) == request.manifest
+
+
 async def test_recording_twice_is_one_turn(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
+    conversation = await make_engine(store).conversation("c")
     request = await conversation.prepare("hello")
     first = await conversation.record("hi", request=request)
     assert await conversation.record("hi", request=request) == first
-    with pytest.raises(InvalidRequest):
-        await (await engine_on(store).conversation("d")).record("hi")
 
 
-@pytest.mark.no_cover  # Which would take as long again.
+async def test_two_requests_at_once_each_record_their_own_question_and_manifest(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    first, second = await asyncio.gather(conversation.prepare("one?"), conversation.prepare("two?"))
+    for answer, request in (("2", second), ("1", first)):
+        reply = await conversation.record(answer, request=request)
+        assert (await conversation.manifest(reply.seq)).digest == request.manifest.digest
+    assert [entry.message.text for entry in await conversation.messages()] == ["two?", "2", "one?", "1"]
+
+
+@pytest.mark.no_cover  # Coverage would double its time.
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 @pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
 async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore, strategy: str, provider: str):
-    """Over 300 turns with tool calls and recalled documents, except where a compaction is marked."""
+    """Over 300 turns with recalled documents, except at a compaction (prefix stability)."""
     chance = random.Random(7)
-    engine = engine_on(store, strategy=strategy, provider=provider, context_limit=4_000)
+    engine = make_engine(store, strategy=strategy, provider=provider, context_limit=4_000)
     conversation = await engine.conversation("c")
-    before, marked, breaks = b"", None, 0
+    before, previous_summary, breaks = b"", None, 0
     for turn in range(300):
         documents = [Document(name="note", text="remember " * chance.randrange(20), recalled=True)]
         request = await conversation.prepare(
             f"question {turn} " * chance.randrange(1, 30), documents=documents if chance.random() < 0.5 else []
         )
-        stable = request.assembly.pages.stable_bytes()
-        summary = next((row.span for row in request.manifest.included if row.what == "summary"), None)
-        if summary == marked:
+        stable = encode_stable_prefix(request)
+        summary = next((row.span for row in request.manifest.included if row.kind == "summary"), None)
+        if summary == previous_summary:
             assert stable.startswith(before), f"turn {turn}"
         else:
             breaks += 1
-        before, marked = stable, summary
-        await conversation.record(completion(f"answer {turn} " * chance.randrange(1, 30)), request=request)
+        before, previous_summary = stable, summary
+        await conversation.record(make_completion(f"answer {turn} " * chance.randrange(1, 30)), request=request)
     assert 3 <= breaks <= 40
 
 
-@pytest.mark.no_cover  # Which would take as long again.
+@pytest.mark.no_cover  # Coverage would double its time.
 async def test_a_thousand_requests_replay_after_their_files_are_gone(tmp_path: Path):
     chance = random.Random(3)
     async with quire.open(f"sqlite:///{tmp_path}/quire.db", model="gpt-4o", context_limit=3_000) as engine:
@@ -192,23 +232,26 @@ async def test_a_thousand_requests_replay_after_their_files_are_gone(tmp_path: P
             documents = [
                 Document(name=file.name, text=file.read_text(), recalled=chance.random() < 0.5) for file in quoted
             ]
-            engine.agent = engine.agent.model_copy(update={"instructions": f"Be brief, version {turn // 100}."})
-            longest = 2_000 if turn % 100 == 50 else 200
-            await conversation.prepare(
-                f"question {turn} " * chance.randrange(longest // 2, longest), documents=documents
+            agent = engine.agent.model_copy(update={"instructions": f"Be brief, version {turn // 100}."})
+            conversation = Conversation(engine.with_changes(agent=agent), "c")
+            max_repeats = 2_000 if turn % 100 == 50 else 200
+            request = await conversation.prepare(
+                f"question {turn} " * chance.randrange(max_repeats // 2, max_repeats), documents=documents
             )
-            replies.append((await conversation.record(completion("answer " * chance.randrange(1, 60)))).seq)
+            replies.append(
+                (await conversation.record(make_completion("answer " * chance.randrange(1, 60)), request=request)).seq
+            )
         for file in files:
             file.unlink(missing_ok=True)
         assert all([(await conversation.replay(reply)).matches for reply in replies])
-        manifests = dict(await engine.store.manifests("c"))
+        manifests = dict(await engine.store.list_manifests("c"))
         assert len(manifests) == 1_000
         assert any(row.reason == "excerpted" for each in manifests.values() for row in each.included)
 
 
 async def test_a_purge_shows_in_the_replay(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
-    first, second = await talk(conversation, 2)
+    conversation = await make_engine(store).conversation("c")
+    first, second = await record_turns(conversation, 2)
     await store.purge("c", [first])
     replayed = await conversation.replay(second)
     assert not replayed.matches
@@ -216,36 +259,37 @@ async def test_a_purge_shows_in_the_replay(store: SqlStore):
 
 
 async def test_why_answers_for_every_message(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
-    replies = await talk(conversation, 40)
+    conversation = await make_engine(store).conversation("c")
+    replies = await record_turns(conversation, 40)
     last = replies[-1]
     reasons = {}
     for entry in await conversation.messages():
         if entry.seq < last:
             reasons[entry.seq] = (await conversation.why(entry.seq, reply=last)).reason
-    # Of what is archived, what bears on the question is a candidate again.
-    seen = {"archived", "recent", "newest"}
-    assert seen <= set(reasons.values()) <= seen | {"recalled", "over_budget"}
+    # Archived messages that are relevant to the question are recall candidates.
+    expected = {"archived", "recent", "newest"}
+    assert expected <= set(reasons.values()) <= expected | {"recalled", "over_budget"}
     assert reasons[1] in ("archived", "recalled", "over_budget")
     assert reasons[last - 1] == "newest"
     with pytest.raises(EntryNotFound, match="after the request"):
         await conversation.why(last + 5, reply=last)
-    with pytest.raises(EntryNotFound, match="no candidate"):
+    with pytest.raises(EntryNotFound, match="not a candidate"):
         await conversation.why("nothing", reply=last)
 
 
 async def test_diff_names_exactly_what_changed(store: SqlStore):
-    engine = engine_on(store)
+    engine = make_engine(store)
     conversation = await engine.conversation("c")
-    await conversation.prepare(
+    request = await conversation.prepare(
         "one", documents=[Document(name="a.md", text="first"), Document(name="b.md", text="same")]
     )
-    first = (await conversation.record("1")).seq
-    engine.agent = engine.agent.model_copy(update={"instructions": "Be long."})
-    await conversation.prepare(
+    first = (await conversation.record("1", request=request)).seq
+    agent = engine.agent.model_copy(update={"instructions": "Be long."})
+    conversation = Conversation(engine.with_changes(agent=agent), "c")
+    request = await conversation.prepare(
         "two", documents=[Document(name="a.md", text="second"), Document(name="b.md", text="same")]
     )
-    second = (await conversation.record("2")).seq
+    second = (await conversation.record("2", request=request)).seq
     changes = await conversation.diff(first, second)
     assert [(each.name, each.span and (each.span.first, each.span.last)) for each in changes] == [
         ("instructions", None),
@@ -254,46 +298,50 @@ async def test_diff_names_exactly_what_changed(store: SqlStore):
         (None, (2, 2)),
         (None, (3, 3)),
     ]
-    asked, answered, new = changes[2:]
-    assert (asked.before.reason, asked.after.reason) == ("newest", "recent")
-    assert (answered.before, answered.after.reason) == (None, "recent")
+    question, answer, new = changes[2:]
+    assert (question.before.reason, question.after.reason) == ("newest", "recent")
+    assert (answer.before, answer.after.reason) == (None, "recent")
     assert (new.before, new.after.reason) == (None, "newest")
     assert await conversation.diff(second, second) == []
 
 
-async def test_another_model_recounts_what_is_seen_and_refits(store: SqlStore):
-    engine = engine_on(store, context_limit=8_000)
+async def test_another_model_recounts_the_window_and_refits(store: SqlStore):
+    engine = make_engine(store, context_limit=8_000)
     conversation = await engine.conversation("c")
-    await talk(conversation, 30)
-    engine.use(model="claude-sonnet-4-5", context_limit=1_500)
+    await record_turns(conversation, 30)
+    conversation = Conversation(engine.with_changes(model="claude-sonnet-4-5", context_limit=1_500), "c")
     request = await conversation.prepare("and you?")
     assert request.tokens <= 1_500 - 512
     assert request.manifest.counter == "anthropic:estimate"
     assert not request.manifest.exact
     assert request.to_anthropic()["system"] == "Be brief."
-    assert (await conversation.record({"content": [{"type": "text", "text": "me"}], "role": "assistant"})).seq
+    assert (
+        await conversation.record({"content": [{"type": "text", "text": "me"}], "role": "assistant"}, request=request)
+    ).seq
 
 
 async def test_reported_usage_corrects_the_next_budget(store: SqlStore):
-    engine = engine_on(store, model="claude-sonnet-4-5", context_limit=4_000)
+    engine = make_engine(store, model="claude-sonnet-4-5", context_limit=4_000)
     conversation = await engine.conversation("c")
     for _ in range(12):
         request = await conversation.prepare("why " * 50)
-        await conversation.record(completion("so", prompt_tokens=int(request.tokens * 1.5), completion_tokens=1))
+        await conversation.record(
+            make_completion("so", prompt_tokens=int(request.tokens * 1.5), completion_tokens=1), request=request
+        )
     assert 1.2 < request.manifest.ratio <= 1.5
-    assert request.manifest.room < 4_000 - 512
-    again = await engine_on(store, model="claude-sonnet-4-5").calibration("claude-sonnet-4-5")
-    assert again.ratio == (await engine.calibration("claude-sonnet-4-5")).ratio > 1.2
+    assert request.manifest.max_input_tokens < 4_000 - 512
+    again = await make_engine(store, model="claude-sonnet-4-5").load_calibration("claude-sonnet-4-5")
+    assert again.ratio == (await engine.load_calibration("claude-sonnet-4-5")).ratio > 1.2
 
 
 async def test_a_branch_goes_its_own_way(store: SqlStore):
-    conversation = await engine_on(store).conversation("c")
-    await talk(conversation, 3)
+    conversation = await make_engine(store).conversation("c")
+    await record_turns(conversation, 3)
     other = await conversation.fork(4, name="what if")
     request = await other.prepare("instead?")
     assert [each["content"][:10] for each in request.to_openai()["messages"][1:]] == [
         "question 0", "answer 0: ", "question 1", "answer 1: ", "instead?",
     ]  # fmt: skip
-    reply = await other.record("yes")
+    reply = await other.record("yes", request=request)
     assert (await other.replay(reply.seq)).matches
     assert len(await conversation.messages()) == 6

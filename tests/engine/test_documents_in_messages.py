@@ -1,12 +1,13 @@
-"""Documents that messages name: injected or listed, kept on the message, replayed when the files have changed."""
+"""Documents that messages name: injected or listed, recorded with the message, replayed after the files have
+changed."""
 
 from pathlib import Path
 
 import pytest
 
-from quire.engine import Conversation, Engine
+from quire.engine import Conversation, Engine, EngineConfig
 from quire.log import SqlStore
-from quire.model import Message, ToolCallPart
+from quire.model import Message, ToolCallPart, ToolResultPart
 from quire.settings import Settings
 
 
@@ -22,19 +23,19 @@ def vault(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def engine_on(store: SqlStore, vault: Path, **changes: object) -> Engine:
+def make_engine(store: SqlStore, vault: Path, **changes: object) -> Engine:
     settings = Settings.model_validate({"model": "gpt-4o", "context_limit": 16_000, **changes})
-    return Engine(store, settings=settings, instructions="Be brief.", vault=vault)
+    return Engine(store, EngineConfig.create(settings, instructions="Be brief.", vault=vault))
 
 
 async def ask(conversation: Conversation, text: str) -> tuple[dict, int]:
     request = await conversation.prepare(text)
-    reply = await conversation.record("Yes.")
+    reply = await conversation.record("Yes.", request=request)
     return request.to_openai(), reply.seq
 
 
 async def test_a_small_document_comes_along_and_a_large_one_is_listed(store: SqlStore, vault: Path):
-    conversation = await engine_on(store, vault).conversation("c")
+    conversation = await make_engine(store, vault).conversation("c")
     request = await conversation.prepare(
         "Compare [[water mills#Wheels]] and [[Long]] with @data.csv:2-2 and [[Nowhere]]."
     )
@@ -46,18 +47,18 @@ async def test_a_small_document_comes_along_and_a_large_one_is_listed(store: Sql
     assert "1300" not in text
     assert "- [[Long]] (Long.md): A long story about many mills and rivers." in text
     assert "- [[Nowhere]]: Not found" in text
-    assert [(row.name, row.included, row.reason) for row in request.manifest.decisions if row.what == "document"] == [
+    assert [(row.name, row.included, row.reason) for row in request.manifest.decisions if row.kind == "document"] == [
         ("mills/Water mills.md", True, "referenced"),
         ("Long.md", False, "listed"),
         ("[[Nowhere]]", False, "not_found"),
         ("data.csv", True, "imported"),
     ]
     assert sum(row.tokens for row in request.manifest.included) + 3 == request.tokens
-    await conversation.record("Yes.")
-    asked, _ = await conversation.messages()
-    assert asked.message.text.startswith("Compare")
-    assert "Overshot" not in asked.message.text
-    assert [(each.link, each.path, each.injected) for each in asked.notes.references or ()] == [
+    await conversation.record("Yes.", request=request)
+    question, _ = await conversation.messages()
+    assert question.message.text.startswith("Compare")
+    assert "Overshot" not in question.message.text
+    assert [(each.link, each.path, each.injected) for each in question.metadata.references or ()] == [
         ("[[water mills#Wheels]]", "mills/Water mills.md", True),
         ("[[Long]]", "Long.md", None),
         ("[[Nowhere]]", None, None),
@@ -66,41 +67,41 @@ async def test_a_small_document_comes_along_and_a_large_one_is_listed(store: Sql
 
 
 async def test_what_was_decided_stays_on_the_message_so_that_the_prefix_holds(store: SqlStore, vault: Path):
-    conversation = await engine_on(store, vault).conversation("c")
+    conversation = await make_engine(store, vault).conversation("c")
     first = await conversation.prepare("What is in [[Water mills]]?")
-    reply = await conversation.record("Wheels.")
+    reply = await conversation.record("Wheels.", request=first)
     (vault / "mills" / "Water mills.md").write_text("All is different now.")
     second = await conversation.prepare("And in it now? [[Water mills]]")
     assert second.to_openai()["messages"][: len(first.to_openai()["messages"])] == first.to_openai()["messages"]
     assert "All is different now." in second.to_openai()["messages"][-1]["content"]
-    await conversation.record("It changed.")
+    await conversation.record("It changed.", request=second)
     (vault / "mills" / "Water mills.md").unlink()
-    later = await Engine(store, settings=Settings(model="gpt-4o")).conversation("c")
+    later = await Engine(store, EngineConfig.create(Settings(model="gpt-4o"))).conversation("c")
     replayed = await later.replay(reply.seq)
     assert replayed.matches
-    assert replayed.pages is not None
-    assert replayed.pages.payload() == first.to_openai()
+    assert replayed.rendered is not None
+    assert replayed.rendered.to_payload() == first.to_openai()
 
 
 async def test_the_budget_that_is_left_decides(store: SqlStore, vault: Path):
     (vault / "Middling.md").write_text("river wheel mill " * 300)
     for limit, whole in ((16_000, True), (4_000, False)):
-        conversation = await engine_on(store, vault, context_limit=limit).conversation(f"c{limit}")
+        conversation = await make_engine(store, vault, context_limit=limit).conversation(f"c{limit}")
         request = await conversation.prepare("See [[Middling]].")
-        [row] = [row for row in request.manifest.decisions if row.what == "document"]
+        [row] = [row for row in request.manifest.decisions if row.kind == "document"]
         assert row.included is whole
     # A file that the user imports by name may take more of it.
     request = await conversation.prepare("See @Middling.md.")
-    [row] = [row for row in request.manifest.decisions if row.what == "document"]
+    [row] = [row for row in request.manifest.decisions if row.kind == "document"]
     assert (row.included, row.reason) == (True, "imported")
 
 
 async def test_links_in_code_and_hostile_paths_bring_nothing_in(store: SqlStore, vault: Path):
     (vault.parent / "secret.txt").write_text("the canary")
-    conversation = await engine_on(store, vault).conversation("c")
+    conversation = await make_engine(store, vault).conversation("c")
     text = "Look: `[[Long]]` and ```\n@data.csv\n``` and [[../secret]] and @../secret.txt and @/etc/passwd"
     request = await conversation.prepare(text)
-    assert [(row.name, row.reason) for row in request.manifest.decisions if row.what == "document"] == [
+    assert [(row.name, row.reason) for row in request.manifest.decisions if row.kind == "document"] == [
         ("[[../secret]]", "not_found"),
         ("@../secret.txt", "not_found"),
         ("@/etc/passwd", "not_found"),
@@ -108,75 +109,88 @@ async def test_links_in_code_and_hostile_paths_bring_nothing_in(store: SqlStore,
     assert "the canary" not in str(request.to_openai())
 
 
-def call(name: str, arguments: str) -> ToolCallPart:
+def make_call(name: str, arguments: str) -> ToolCallPart:
     return ToolCallPart(id="1", name=name, arguments=arguments)
 
 
+async def run_tool(conversation: Conversation, name: str, arguments: str) -> ToolResultPart:
+    request = await conversation.prepare("Look it up.")
+    [result] = (await conversation.run_tool(make_call(name, arguments), request=request)).message.tool_results
+    return result
+
+
 async def test_what_tools_read_and_found_is_noted_on_the_reply(store: SqlStore, vault: Path):
-    engine = engine_on(store, vault)
+    engine = make_engine(store, vault)
     assert [progress async for progress in engine.index_vault()][-1].done == 3
     conversation = await engine.conversation("c")
-    await conversation.prepare("What turns a wheel?")
+    request = await conversation.prepare("What turns a wheel?")
     calls = {
         "find_documents": '{"query": "stream wheel"}',
         "find_excerpts": '{"query": "stream wheel"}',
         "read_document": '{"path": "mills/Water mills.md"}',
         "resolve_wikilink": '{"link": "[[long]]"}',
     }
-    said = {name: (await conversation.run_tool(call(name, given))).tool_results[0] for name, given in calls.items()}
-    texts = {name: result.content[0].text for name, result in said.items()}
+    outcomes = {
+        name: await conversation.run_tool(make_call(name, arguments), request=request)
+        for name, arguments in calls.items()
+    }
+    texts = {name: each.message.tool_results[0].content[0].text for name, each in outcomes.items()}
     assert texts["find_documents"].startswith("- mills/Water mills.md: A wheel turned by a stream.")
     assert "mills/Water mills.md (Water mills" in texts["find_excerpts"]
     assert texts["read_document"].startswith("# Water mills")
     assert texts["resolve_wikilink"] == "Long.md"
-    reply = await conversation.record("A stream.")
-    found = reply.notes.references or ()
-    assert {(each.kind, each.path) for each in found} == {("search", "mills/Water mills.md"), ("search", "Long.md")}
-    await conversation.prepare("Thanks!")
-    assert (await conversation.record("Welcome.")).notes.references is None
+    read = [reference for each in outcomes.values() for reference in each.references]
+    reply = await conversation.record("A stream.", request=request, references=read)
+    references = reply.metadata.references or ()
+    assert {(each.kind, each.path) for each in references} == {
+        ("search", "mills/Water mills.md"),
+        ("search", "Long.md"),
+    }
+    request = await conversation.prepare("Thanks!")
+    assert (await conversation.record("Welcome.", request=request)).metadata.references is None
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
-        ("read_document", '{"path": "../secret.txt"}', "leaves"),
+        ("read_document", '{"path": "../secret.txt"}', "outside the root"),
         ("read_document", '{"path": "none.md"}', "none.md"),
         ("read_document", "{}", "path: Field required"),
-        ("read_document", "{", "no valid JSON"),
-        ("resolve_wikilink", '{"link": "[[none]]"}', "leads nowhere"),
-        ("history_read", '{"first": 99}', "no message from #99"),
+        ("read_document", "{", "not valid JSON"),
+        ("resolve_wikilink", '{"link": "[[none]]"}', "link is broken"),
+        ("history_read", '{"first": 99}', "no message between #99"),
         ("launch", "{}", "no tool 'launch'"),
-        ("remember", '{"text": "x"}', "keeps no memories"),
+        ("remember", '{"text": "x"}', "has no memory"),
     ],
 )
-async def test_what_goes_wrong_is_said_to_the_model(store: SqlStore, vault: Path, name: str, arguments: str, said: str):
-    conversation = await engine_on(store, vault).conversation("c")
-    [result] = (await conversation.run_tool(call(name, arguments))).tool_results
+async def test_errors_are_returned_to_the_model(store: SqlStore, vault: Path, name: str, arguments: str, message: str):
+    conversation = await make_engine(store, vault).conversation("c")
+    result = await run_tool(conversation, name, arguments)
     assert result.is_error
-    assert said in result.content[0].text
+    assert message in result.content[0].text
 
 
 async def test_a_long_document_is_read_piece_by_piece(store: SqlStore, vault: Path):
-    conversation = await engine_on(store, vault).conversation("c")
+    conversation = await make_engine(store, vault).conversation("c")
     whole = (vault / "Long.md").read_text()
-    first = (await conversation.run_tool(call("read_document", '{"path": "Long.md"}'))).tool_results[0].content[0].text
-    assert "go on with start=20000" in first
-    more = await conversation.run_tool(call("read_document", '{"path": "Long.md", "start": 20000}'))
-    assert more.tool_results[0].content[0].text[:20_000] == whole[20_000:40_000]
+    first = await run_tool(conversation, "read_document", '{"path": "Long.md"}')
+    assert "continue with start=20000" in first.content[0].text
+    more = await run_tool(conversation, "read_document", '{"path": "Long.md", "start": 20000}')
+    assert more.content[0].text[:20_000] == whole[20_000:40_000]
 
 
 async def test_messages_are_read_again_by_number(store: SqlStore, vault: Path):
-    conversation = await engine_on(store, vault).conversation("c")
+    conversation = await make_engine(store, vault).conversation("c")
     await conversation.append("the code is 0451", Message.assistant("noted"), "thanks")
-    [result] = (await conversation.run_tool(call("history_read", '{"first": 1, "last": 2}'))).tool_results
+    result = await run_tool(conversation, "history_read", '{"first": 1, "last": 2}')
     assert "#1 user: the code is 0451\n#2 assistant: noted" in result.content[0].text
     assert "#3" not in result.content[0].text
 
 
 async def test_the_model_is_offered_the_tools_that_can_be_answered(store: SqlStore, vault: Path):
     settings = Settings(model="gpt-4o", context_tools=True)
-    with_vault = await Engine(store, settings=settings, vault=vault).conversation("a")
-    without = await Engine(store, settings=settings).conversation("b")
+    with_vault = await Engine(store, EngineConfig.create(settings, vault=vault)).conversation("a")
+    without = await Engine(store, EngineConfig.create(settings)).conversation("b")
     offered = [
         [each["function"]["name"] for each in (await conversation.prepare("Hello")).to_openai()["tools"]]
         for conversation in (with_vault, without)

@@ -1,27 +1,27 @@
-"""Compaction with the real local model: its server refuses what exceeds its window, so an overflow could not hide."""
+"""Compaction with the real local model, whose server rejects a prompt that exceeds its window."""
 
 from dataclasses import replace
 
 import pytest
 
-from quire.compaction.run import Summarizer
-from quire.engine import Engine
-from quire.llm import Prompt, Reply, model_named
+from infra.llama import LocalModel, find_missing_packages
+from quire.compaction.execution import Summarizer
+from quire.engine import Engine, EngineConfig
+from quire.llm import Prompt, Reply, get_model
 from quire.log import SqlStore
 from quire.model import Message
-from quire.model.events import CompactionFailed, Event
+from quire.model.events import CompactionFailed, ContextEvent
 from quire.settings import Settings
-from quire.testing.llama import LocalModel, missing_packages
 
-WINDOW = 1_024
-WINDOWS = 3
+WINDOW_TOKENS = 1_024
+WINDOW_COUNT = 3
 
 
-class Watched:
-    """Every prompt goes to the real server, which refuses what is too long; the prose it lacks is put in its place."""
+class RecordingModel:
+    """Sends every prompt to the real server, which rejects one that is too long, and returns a scripted summary."""
 
     def __init__(self, url: str, name: str) -> None:
-        self._model = model_named(name, base_url=url, api_key="none")
+        self._model = get_model(name, base_url=url, api_key="none")
         self.name = name
         self.replies: list[Reply] = []
 
@@ -35,25 +35,25 @@ class Watched:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(missing_packages()), reason="THE LOCAL MODEL IS NOT INSTALLED: run `just setup`")
+@pytest.mark.skipif(bool(find_missing_packages()), reason="THE LOCAL MODEL IS NOT INSTALLED: run `just setup`")
 async def test_windows_of_history_never_exceed_the_summarizers_own():
-    """Some windows full, one message larger than a window by itself; WINDOWS = 10 takes about four minutes."""
-    failures: list[Event] = []
-    with LocalModel(context=WINDOW) as server:
-        model = Watched(server.url, server.name)
+    """Several windows of history, and one message larger than a window. WINDOW_COUNT = 10 takes about four minutes."""
+    failures: list[ContextEvent] = []
+    with LocalModel(context=WINDOW_TOKENS) as server:
+        model = RecordingModel(server.url, server.name)
         async with SqlStore.open("sqlite://") as store:
             settings = Settings(model="gpt-4o", context_limit=2_000, context_background_threshold=None)
-            summarizer = Summarizer(model=model, window=WINDOW, timeout=120)  # type: ignore[arg-type]
-            engine = Engine(store, settings=settings, summarizer=summarizer)
+            summarizer = Summarizer(model=model, window=WINDOW_TOKENS, timeout=120)  # type: ignore[arg-type]
+            engine = Engine(store, EngineConfig.create(settings, summarizer=summarizer))
             engine.subscribe(lambda event: failures.append(event) if isinstance(event, CompactionFailed) else None)
             conversation = await engine.conversation("c")
-            for turn in range(6 * WINDOWS):
+            for turn in range(6 * WINDOW_COUNT):
                 await conversation.append(f"What is at bend {turn}? " * 10, Message.assistant(f"Mill {turn}. " * 15))
             await conversation.append("A long list: " + "a wheel, a stone, a sack, " * 150)
             request = await conversation.prepare("And now?")
             assert request.tokens <= 2_000 - 512
-            assert await store.verify("c") == []
+            assert await store.verify_conversation("c") == []
     sent = [reply.usage.input_tokens for reply in model.replies if reply.usage is not None]
-    assert len(sent) >= WINDOWS
-    assert max(sent) <= WINDOW
+    assert len(sent) >= WINDOW_COUNT
+    assert max(sent) <= WINDOW_TOKENS
     assert failures == []

@@ -1,12 +1,12 @@
-"""Rules, references and tools in requests: always, by hand, or where a message calls for them; and the record of it."""
+"""Rules, references and tools in requests: always, added by the user, or selected for a message; and their record."""
 
 from pathlib import Path
 
 import pytest
 
-from quire.engine import Engine
+from quire.engine import Engine, EngineConfig
 from quire.errors import InvalidRequest
-from quire.llm.embeddings import Embedder, local_embedder
+from quire.llm.embeddings import Embedder, load_local_embedder
 from quire.log import SqlStore
 from quire.model import Manifest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent, Reference, Rule, ToolServer
@@ -35,15 +35,15 @@ FLOW = Agent(
 )
 
 
-def engine_with(store: SqlStore, agent: Agent, embedder: Embedder | None = None, **changes: object) -> Engine:
+def make_engine(store: SqlStore, agent: Agent, embedder: Embedder | None = None, **changes: object) -> Engine:
     settings = Settings.model_validate({"model": "gpt-4o", "context_limit": 16_000, **changes})
-    return Engine(store, settings=settings, agent=agent, embedder=embedder)
+    return Engine(store, EngineConfig.create(settings, agent=agent, embedder=embedder))
 
 
-def context_used(manifest: Manifest) -> list[tuple[str, str]]:
-    """What the request had of rules, references and tools, and how each came in."""
+def included_items(manifest: Manifest) -> list[tuple[str, str]]:
+    """The rules, references and tools of a request, and why each was included."""
     kinds = ("rule", "reference", "tool")
-    return sorted((row.name or "", row.reason) for row in manifest.included if row.what in kinds)
+    return sorted((row.name or "", row.reason) for row in manifest.included if row.kind in kinds)
 
 
 def score_of(manifest: Manifest, name: str) -> float:
@@ -52,43 +52,43 @@ def score_of(manifest: Manifest, name: str) -> float:
 
 @pytest.mark.parametrize("by", ["words", "meaning"])
 async def test_the_flow_of_a_session_turn_by_turn_and_from_its_manifests(store: SqlStore, by: str):
-    engine = engine_with(store, FLOW, local_embedder() if by == "meaning" else None)
+    engine = make_engine(store, FLOW, load_local_embedder() if by == "meaning" else None)
     conversation = await engine.conversation("c")
     assert [(each.item.name, each.include) for each in await conversation.items()] == [
         ("Reference X", "always"),
         ("Rule A", "always"),
     ]
-    await conversation.add("Rule B")
+    await conversation.add_item("Rule B")
     session = [("Reference X", "always"), ("Rule A", "always"), ("Rule B", "manual")]
     assert sorted((each.item.name, each.include) for each in await conversation.items()) == session
 
     first = await conversation.prepare("How do I authenticate?")
-    assert context_used(first.manifest) == sorted([*session, ("Rule C", "agent")])
+    assert included_items(first.manifest) == sorted([*session, ("Rule C", "agent")])
     assert score_of(first.manifest, "Rule C") > 0.5 > 0.35 > score_of(first.manifest, "Reference Y")
-    first_reply = await conversation.record("With a token.")
+    first_reply = await conversation.record("With a token.", request=first)
 
     second = await conversation.prepare("What's the error handling?")
-    assert context_used(second.manifest) == sorted([*session, ("Reference Y", "agent")])
+    assert included_items(second.manifest) == sorted([*session, ("Reference Y", "agent")])
     assert score_of(second.manifest, "Reference Y") > 0.5 > 0.35 > score_of(second.manifest, "Rule C")
-    second_reply = await conversation.record("Errors carry a code.")
+    second_reply = await conversation.record("Errors carry a code.", request=second)
 
-    # The same from what is stored, by someone who comes later and knows nothing of the agent.
-    later = await Engine(store, settings=Settings(model="gpt-4o")).conversation("c")
+    # The same from the store, by an engine without the agent.
+    later = await Engine(store, EngineConfig.create(Settings(model="gpt-4o"))).conversation("c")
     for request, reply in ((first, first_reply), (second, second_reply)):
-        filed = await later.manifest(reply.seq)
-        assert context_used(filed) == context_used(request.manifest)
-        assert [row.score for row in filed.decisions] == [row.score for row in request.manifest.decisions]
+        stored = await later.manifest(reply.seq)
+        assert included_items(stored) == included_items(request.manifest)
+        assert [row.score for row in stored.decisions] == [row.score for row in request.manifest.decisions]
         replayed = await later.replay(reply.seq)
         assert replayed.matches
-        assert replayed.pages is not None
-        assert replayed.pages.payload() == request.to_openai()
-    [left_out] = [row for row in (await later.manifest(second_reply.seq)).left_out if row.name == "Rule C"]
-    assert (left_out.reason, left_out.score) == ("below_score", score_of(second.manifest, "Rule C"))
+        assert replayed.rendered is not None
+        assert replayed.rendered.to_payload() == request.to_openai()
+    [excluded] = [row for row in (await later.manifest(second_reply.seq)).excluded if row.name == "Rule C"]
+    assert (excluded.reason, excluded.score) == ("below_score", score_of(second.manifest, "Rule C"))
 
 
-async def test_each_item_stands_where_it_belongs(store: SqlStore):
-    conversation = await engine_with(store, FLOW).conversation("c")
-    await conversation.add("Rule B")
+async def test_each_item_is_in_its_slot(store: SqlStore):
+    conversation = await make_engine(store, FLOW).conversation("c")
+    await conversation.add_item("Rule B")
     payload = (await conversation.prepare("How do I authenticate?")).to_openai()
     system, *others = payload["messages"]
     assert (
@@ -100,22 +100,22 @@ async def test_each_item_stands_where_it_belongs(store: SqlStore):
     assert "Authenticate with a short-lived token." in texts[1]
 
 
-async def test_what_is_taken_out_stays_out_and_names_are_checked(store: SqlStore):
-    engine = engine_with(store, FLOW)
+async def test_removed_items_stay_out_and_names_are_checked(store: SqlStore):
+    engine = make_engine(store, FLOW)
     conversation = await engine.conversation("c")
-    await conversation.remove("Rule A")
+    await conversation.remove_item("Rule A")
     again = await engine.conversation("c")
     assert [each.item.name for each in await again.items()] == ["Reference X"]
     request = await again.prepare("Hello")
-    [row] = [row for row in request.manifest.left_out if row.name == "Rule A"]
+    [row] = [row for row in request.manifest.excluded if row.name == "Rule A"]
     assert row.reason == "disabled"
-    with pytest.raises(InvalidRequest, match="'Rule Z' is not there; there is reference Reference X"):
-        await again.add("Rule Z")
-    with pytest.raises(InvalidRequest, match="'Rule A' is not there"):
-        await again.remove("Rule A")
+    with pytest.raises(InvalidRequest, match="'Rule Z' is not an item; choose one of: reference Reference X"):
+        await again.add_item("Rule Z")
+    with pytest.raises(InvalidRequest, match="'Rule A' is not an item"):
+        await again.remove_item("Rule A")
 
 
-async def test_a_reference_that_has_gone_is_said_and_does_no_harm(store: SqlStore, tmp_path: Path):
+async def test_a_missing_reference_is_recorded_and_does_no_harm(store: SqlStore, tmp_path: Path):
     agent = Agent(
         name="a",
         references=(
@@ -124,81 +124,82 @@ async def test_a_reference_that_has_gone_is_said_and_does_no_harm(store: SqlStor
         ),
     )
     (tmp_path / "here.md").write_text("I am here.")
-    engine = Engine(store, settings=Settings(model="gpt-4o"), agent=agent, vault=tmp_path)
+    engine = Engine(store, EngineConfig.create(Settings(model="gpt-4o"), agent=agent, vault=tmp_path))
     request = await (await engine.conversation("c")).prepare("Hello")
-    assert [(row.name, row.reason) for row in request.manifest.decisions if row.what == "reference"] == [
+    assert [(row.name, row.reason) for row in request.manifest.decisions if row.kind == "reference"] == [
         ("here", "always"),
         ("gone", "not_found"),
     ]
 
 
-def tool(name: str, about: str, *, words: int = 5) -> ToolDefinition:
+def make_tool(name: str, about: str, *, words: int = 5) -> ToolDefinition:
     properties = {"x": {"type": "string", "description": "word " * words}}
     return ToolDefinition(name=name, description=about, parameters={"type": "object", "properties": properties})
 
 
-def offering(*tools: ToolDefinition, include: str = "agent") -> Agent:
+def make_agent(*tools: ToolDefinition, include: str = "agent") -> Agent:
     server = ToolServer(name="s", command="x", include=include)  # type: ignore[arg-type]
-    return Agent(name="a", servers=(server,), tools=tuple(server.offers(each) for each in tools))
+    return Agent(name="a", servers=(server,), tools=tuple(server.make_tool(each) for each in tools))
 
 
-WEATHER = tool("weather", "Tells the weather forecast for a city.")
-MAIL = tool("mail", "Sends an e-mail message to somebody.")
-TRAINS = tool("trains", "Looks up train connections and timetables.")
+WEATHER = make_tool("weather", "Reports the weather forecast for a city.")
+MAIL = make_tool("mail", "Sends an e-mail message to a person.")
+TRAINS = make_tool("trains", "Looks up train connections and timetables.")
 
 
 async def test_tools_come_in_where_a_message_calls_for_them_and_then_stay(store: SqlStore):
-    conversation = await engine_with(store, offering(WEATHER, MAIL, TRAINS)).conversation("c")
-    asked = (
+    conversation = await make_engine(store, make_agent(WEATHER, MAIL, TRAINS)).conversation("c")
+    turns = (
         ("What is the weather forecast for Rome?", ["tool_search", "s__weather"]),
         ("Look up a train connection to Milan.", ["tool_search", "s__weather", "s__trains"]),
         ("Thank you!", ["tool_search", "s__weather", "s__trains"]),
     )
-    for question, sent in asked:
+    for question, names in turns:
         request = await conversation.prepare(question)
-        assert [each["function"]["name"] for each in request.to_openai()["tools"]] == sent
-        await conversation.record("Here you are.")
-    reasons = {row.name: row.reason for row in request.manifest.included if row.what == "tool"}
+        assert [each["function"]["name"] for each in request.to_openai()["tools"]] == names
+        await conversation.record("Here you are.", request=request)
+    reasons = {row.name: row.reason for row in request.manifest.included if row.kind == "tool"}
     assert reasons == {"tool_search": "always", "s__weather": "carried", "s__trains": "carried"}
-    await conversation.remove("weather")
+    await conversation.remove_item("weather")
     tools = (await conversation.prepare("And now?")).to_openai()["tools"]
     assert [each["function"]["name"] for each in tools] == ["tool_search", "s__trains"]
 
 
-async def test_a_model_finds_the_tools_that_it_was_not_told_of(store: SqlStore):
-    conversation = await engine_with(store, offering(WEATHER, MAIL, TRAINS)).conversation("c")
-    await conversation.prepare("Good morning!")
+async def test_a_model_finds_the_tools_that_its_request_omits(store: SqlStore):
+    conversation = await make_engine(store, make_agent(WEATHER, MAIL, TRAINS)).conversation("c")
+    request = await conversation.prepare("Good morning!")
     call = ToolCallPart(id="1", name="tool_search", arguments='{"query": "send an e-mail message"}')
-    await conversation.record(Message(role="assistant", parts=(call,)))
-    answer = await conversation.run_tool(call)
-    assert "s__mail" in answer.tool_results[0].content[0].text
-    await conversation.append(answer)
+    await conversation.record(Message(role="assistant", parts=(call,)), request=request)
+    answer = await conversation.run_tool(call, request=request)
+    assert "s__mail" in answer.message.tool_results[0].content[0].text
+    await conversation.append(answer.message)
     tools = (await conversation.prepare()).to_openai()["tools"]
     assert [each["function"]["name"] for each in tools] == ["tool_search", "s__mail"]
-    wrong = await conversation.run_tool(ToolCallPart(id="2", name="tool_search", arguments="{}"))
-    assert wrong.tool_results[0].is_error
+    wrong = await conversation.run_tool(ToolCallPart(id="2", name="tool_search", arguments="{}"), request=request)
+    assert wrong.message.tool_results[0].is_error
 
 
 async def test_always_tools_beyond_the_slot_are_left_out_and_can_be_found(store: SqlStore):
-    large = [tool(f"tool_{number}", f"Does the job number {number}.", words=200) for number in range(20)]
-    engine = engine_with(store, offering(*large, include="always"), context_limit=8_192)
+    large = [make_tool(f"tool_{number}", f"Does the job number {number}.", words=200) for number in range(20)]
+    engine = make_engine(store, make_agent(*large, include="always"), context_limit=8_192)
     conversation = await engine.conversation("c")
-    manifest = (await conversation.prepare("Do something.")).manifest
+    request = await conversation.prepare("Do something.")
+    manifest = request.manifest
     [slot] = [each for each in manifest.slots if each.slot == "tools"]
     assert 0 < slot.used <= slot.budget
-    left_out = [row for row in manifest.left_out if row.what == "tool"]
-    assert left_out
-    assert {row.reason for row in left_out} == {"over_budget"}
-    hidden = str(left_out[-1].name)
-    call = ToolCallPart(id="1", name="tool_search", arguments=f'{{"query": "{hidden.removeprefix("s__")}"}}')
-    await conversation.run_tool(call)
-    assert hidden in [row.name for row in (await conversation.prepare("Now?")).manifest.included]
+    excluded = [row for row in manifest.excluded if row.kind == "tool"]
+    assert excluded
+    assert {row.reason for row in excluded} == {"over_budget"}
+    omitted = str(excluded[-1].name)
+    call = ToolCallPart(id="1", name="tool_search", arguments=f'{{"query": "{omitted.removeprefix("s__")}"}}')
+    await conversation.run_tool(call, request=request)
+    assert omitted in [row.name for row in (await conversation.prepare("Now?")).manifest.included]
 
 
 async def test_the_programs_own_tools_are_there_whenever_it_offers_them(store: SqlStore):
-    plain = Engine(store, settings=Settings(model="gpt-4o"))
+    plain = Engine(store, EngineConfig.create(Settings(model="gpt-4o")))
     await (await plain.conversation("c")).append("Hello")
-    offered = Engine(store, settings=Settings(model="gpt-4o"), tools=[WEATHER, MAIL])
-    conversation = await offered.conversation("c")
+    with_tools = Engine(store, EngineConfig.create(Settings(model="gpt-4o"), tools=[WEATHER, MAIL]))
+    conversation = await with_tools.conversation("c")
     tools = (await conversation.prepare("And?")).to_openai()["tools"]
     assert [each["function"]["name"] for each in tools] == ["weather", "mail"]

@@ -1,4 +1,4 @@
-"""Jobs in the process: the same work as a worker's, once at a time, and settled at the end."""
+"""Jobs in this process: the same work as a worker's, deduplicated, and finished on exit."""
 
 import asyncio
 import logging
@@ -6,129 +6,138 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from jobbing import SECOND, Shop, compactions, eventually, filled, triggers, without_vectors
+from job_harness import (
+    SECOND_MICROSECONDS,
+    JobHarness,
+    append_turns,
+    compaction_triggers,
+    count_without_vectors,
+    list_compactions,
+    wait_until,
+)
 
 from quire.errors import ContextOverflow, ModelUnavailable
-from quire.jobs import Job, Kind, LocalJobs, Outcome, open_jobs
-from quire.jobs.trying import ATTEMPTS
+from quire.jobs import Job, JobKind, JobOutcome, LocalJobs, open_jobs
+from quire.jobs.runner import MAX_ATTEMPTS
 from quire.log import SqlStore
 
 JOB = Job("compact", "default", "c")
 
 
-class Recorded:
-    """A workshop that does nothing but what it is told to."""
+class FakeRunner:
+    """A runner that waits for `release` and then raises the scripted errors."""
 
     def __init__(self, *steps: BaseException | None) -> None:
-        self.steps, self.begun = list(steps), list[Job]()
-        self.free = asyncio.Event()
-        self.running = self.most = 0
+        self.steps: list[BaseException | None] = list(steps)
+        self.started: list[Job] = []
+        self.release = asyncio.Event()
+        self.running = self.max_running = 0
 
-    async def do(self, job: Job) -> Outcome:
-        self.begun.append(job)
+    async def run(self, job: Job) -> JobOutcome:
+        self.started.append(job)
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         try:
-            await self.free.wait()
+            await self.release.wait()
         finally:
             self.running -= 1
         step = self.steps.pop(0) if self.steps else None
         if step is not None:
             raise step
-        return Outcome()
+        return JobOutcome()
 
 
-def jobs_with(workshop: Any, **options: Any) -> LocalJobs:
-    return LocalJobs(workshop, **options)
+def make_jobs(runner: Any, **options: Any) -> LocalJobs:
+    return LocalJobs(runner, **options)
 
 
 async def test_an_engine_s_background_work_is_done_and_settled_at_the_end(store: SqlStore):
-    shop = Shop(store)
-    async with LocalJobs(shop.workshop) as jobs:
-        engine = shop.engine()
-        engine.deferrer = jobs.deferrer("default")
+    harness = JobHarness(store)
+    async with LocalJobs(harness.runner) as jobs:
+        harness.jobs = jobs
+        engine = harness.engine()
         conversation = await engine.conversation("c")
-        await filled(conversation, 12)
-        await conversation.prepare("why?")
-        await conversation.record("so.")
-        await engine.settle()
-    assert triggers(await compactions(store)) == ["background"]
-    # What was archived is ready to be found, by words and by meaning.
-    assert await store.shelves("c") != []
-    assert await without_vectors(store) == 0
-    assert dict(jobs.tally.done) == {"compact": 1, "embed": 1}
+        await append_turns(conversation, 12)
+        request = await conversation.prepare("why?")
+        await conversation.record("so.", request=request)
+        await engine.wait_for_background()
+    assert compaction_triggers(await list_compactions(store)) == ["background"]
+    # The archived messages are indexed and embedded.
+    assert await store.list_segments("c") != []
+    assert await count_without_vectors(store) == 0
+    assert dict(jobs.counts.done) == {"compact": 1, "embed": 1}
 
 
-async def test_without_a_deferrer_an_engine_does_it_itself(store: SqlStore):
-    shop = Shop(store)
-    conversation = await shop.overfull()
-    await conversation.prepare("why?")
-    await conversation.record("so.")
-    await shop.engine().settle()
-    assert triggers(await compactions(store)) == ["background"]
+async def test_without_other_jobs_an_engine_does_it_itself(store: SqlStore):
+    harness = JobHarness(store)
+    conversation = await harness.create_overfull()
+    request = await conversation.prepare("why?")
+    await conversation.record("so.", request=request)
+    await harness.engine().wait_for_background()
+    assert compaction_triggers(await list_compactions(store)) == ["background"]
 
 
 async def test_of_each_job_one_waits_and_one_is_done():
-    workshop = Recorded()
-    jobs = jobs_with(workshop, at_once=2)
+    runner = FakeRunner()
+    jobs = make_jobs(runner, max_concurrent=2)
     for _ in range(5):
         await jobs.defer([JOB])
         await asyncio.sleep(0)
-    assert workshop.begun == [JOB]
-    workshop.free.set()
-    await jobs.settle()
-    assert workshop.begun == [JOB, JOB]
-    assert workshop.most == 1
+    assert runner.started == [JOB]
+    runner.release.set()
+    await jobs.wait_until_idle()
+    assert runner.started == [JOB, JOB]
+    assert runner.max_running == 1
 
 
-async def test_no_more_are_done_at_once_than_it_is_told():
-    workshop = Recorded()
-    jobs = jobs_with(workshop, at_once=2)
+async def test_no_more_run_at_once_than_the_limit():
+    runner = FakeRunner()
+    jobs = make_jobs(runner, max_concurrent=2)
     await jobs.defer([JOB._replace(branch=number) for number in range(6)])
     await asyncio.sleep(0.01)
-    workshop.free.set()
-    await jobs.settle()
-    assert len(workshop.begun) == 6
-    assert workshop.most == 2
+    runner.release.set()
+    await jobs.wait_until_idle()
+    assert len(runner.started) == 6
+    assert runner.max_running == 2
 
 
 async def test_what_fails_is_tried_again_and_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.jobs.trying.back_off", lambda number: 0.001 * number)
-    workshop = Recorded(ModelUnavailable(), OSError("no disk"))
-    workshop.free.set()
-    jobs = jobs_with(workshop)
+    monkeypatch.setattr("quire.jobs.runner.backoff_seconds", lambda number: 0.001 * number)
+    runner = FakeRunner(ModelUnavailable(), OSError("no disk"))
+    runner.release.set()
+    jobs = make_jobs(runner)
     await jobs.defer([JOB])
-    await eventually(lambda: _is(jobs.tally.done, 1))
-    assert len(workshop.begun) == 3
-    workshop.steps = [ModelUnavailable() for _ in range(20)]
+    await wait_until(lambda: _has_total(jobs.counts.done, 1))
+    assert len(runner.started) == 3
+    runner.steps = [ModelUnavailable() for _ in range(20)]
     await jobs.defer([JOB])
-    await eventually(lambda: _is(jobs.tally.failed, 2 + ATTEMPTS))
+    await wait_until(lambda: _has_total(jobs.counts.failed, 2 + MAX_ATTEMPTS))
     await asyncio.sleep(0.05)
-    assert len(workshop.begun) == 3 + ATTEMPTS
+    assert len(runner.started) == 3 + MAX_ATTEMPTS
 
 
-async def _is(counter: Counter[Kind], total: int) -> bool:
+async def _has_total(counter: Counter[JobKind], total: int) -> bool:
     return counter.total() == total
 
 
 async def test_what_would_come_to_the_same_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.jobs.trying.back_off", lambda number: 0.001)
-    workshop = Recorded(ContextOverflow(needed=2, room=1, largest=()))
-    workshop.free.set()
-    jobs = jobs_with(workshop)
+    monkeypatch.setattr("quire.jobs.runner.backoff_seconds", lambda number: 0.001)
+    runner = FakeRunner(ContextOverflow(needed_tokens=2, available_tokens=1, largest_items=()))
+    runner.release.set()
+    jobs = make_jobs(runner)
     await jobs.defer([JOB])
-    await jobs.settle()
+    await jobs.wait_until_idle()
     await asyncio.sleep(0.05)
-    assert len(workshop.begun) == 1
+    assert len(runner.started) == 1
 
 
-async def test_what_is_told_of_a_job_has_ids_and_no_content(caplog: pytest.LogCaptureFixture):
-    workshop = Recorded(RuntimeError("the secret of the mill"))
-    workshop.free.set()
-    jobs = jobs_with(workshop)
+async def test_the_log_of_a_job_has_ids_and_no_content(caplog: pytest.LogCaptureFixture):
+    runner = FakeRunner(RuntimeError("the secret of the mill"))
+    runner.release.set()
+    jobs = make_jobs(runner)
     with caplog.at_level(logging.INFO, logger="quire.jobs"):
         await jobs.defer([JOB])
-        await jobs.settle()
+        await jobs.wait_until_idle()
     [line] = [record.getMessage() for record in caplog.records]
     assert '"conversation": "c"' in line
     assert '"error": "RuntimeError"' in line
@@ -136,19 +145,19 @@ async def test_what_is_told_of_a_job_has_ids_and_no_content(caplog: pytest.LogCa
     await jobs.__aexit__(None, None, None)
 
 
-async def test_a_sweep_runs_beside(store: SqlStore):
-    shop = Shop(store)
-    await shop.overfull()
-    shop.clock.ahead = 61 * SECOND
-    async with LocalJobs(shop.workshop, shop.sweeper, every=0.05):
-        await eventually(lambda: compactions(store))
-    assert triggers(await compactions(store)) == ["background"]
+async def test_a_sweep_runs_periodically(store: SqlStore):
+    harness = JobHarness(store)
+    await harness.create_overfull()
+    harness.clock.offset = 61 * SECOND_MICROSECONDS
+    async with LocalJobs(harness.runner, harness.sweeper, sweep_seconds=0.05):
+        await wait_until(lambda: list_compactions(store))
+    assert compaction_triggers(await list_compactions(store)) == ["background"]
 
 
 async def test_a_database_without_a_queue_has_its_jobs_done_here(store: SqlStore, database_url: str):
-    shop = Shop(store)
-    await shop.overfull()
-    async with open_jobs(database_url, store, shop.engines) as jobs:
+    harness = JobHarness(store)
+    await harness.create_overfull()
+    async with open_jobs(database_url, store, harness.engines) as jobs:
         assert isinstance(jobs, LocalJobs)
         await jobs.defer([JOB])
-    assert triggers(await compactions(store)) == ["background"]
+    assert compaction_triggers(await list_compactions(store)) == ["background"]

@@ -1,4 +1,4 @@
-"""Workers that end without a word, and a database that goes away under them: nothing is lost and nothing done twice."""
+"""Workers that are killed, and a database that restarts: no job is lost and none is done twice."""
 
 import asyncio
 import json
@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from jobbing import Shop, compactions, eventually, triggers
+from job_harness import JobHarness, compaction_triggers, list_compactions, wait_until
 
-from quire.jobs import Job, Queue, schema
-from quire.jobs.trying import ATTEMPTS
+from infra.postgres import Cluster
+from quire.jobs import Job, JobQueue, queue_schema
+from quire.jobs.runner import MAX_ATTEMPTS
 from quire.log import SqlStore, migrate
-from quire.testing.postgres import Cluster
 
 pytestmark = pytest.mark.parametrize("backend", ["postgres18"])
 
-KILLS = ATTEMPTS - 1
-"""Of workers on the same jobs; those that one more worker died of would be given up."""
+MAX_KILLS = MAX_ATTEMPTS - 1
+"""Kills of workers on the same jobs; one more would make the jobs be abandoned."""
 
 
-class Process:
+class WorkerProcess:
     def __init__(self, url: str, seconds: float, log: Path) -> None:
         self._log = log
         with log.open("ab") as stream:
@@ -35,12 +35,14 @@ class Process:
                 stderr=stream,
             )
 
-    async def asked(self) -> None:
-        """Waits until it asks for a summary."""
+    async def wait_for_summary_request(self) -> None:
+        """Waits until the worker requests a summary."""
         assert self.process.stdout is not None
-        assert await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 30) == b"asked\n", self.said()
+        assert await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 30) == b"summary requested\n", (
+            self.read_log()
+        )
 
-    def said(self) -> str:
+    def read_log(self) -> str:
         return self._log.read_text()
 
     def kill(self) -> None:
@@ -49,8 +51,8 @@ class Process:
 
 
 @contextmanager
-def worker(url: str, folder: Path, *, seconds: float = 0.0) -> Iterator[Process]:
-    started = Process(url, seconds, folder / "worker.log")
+def start_worker_process(url: str, folder: Path, *, seconds: float = 0.0) -> Iterator[WorkerProcess]:
+    started = WorkerProcess(url, seconds, folder / "worker.log")
     try:
         yield started
     finally:
@@ -59,99 +61,99 @@ def worker(url: str, folder: Path, *, seconds: float = 0.0) -> Iterator[Process]
         started.process.stdout.close()
 
 
-async def check_whole(store: SqlStore, conversation: str) -> None:
-    assert triggers(await compactions(store, conversation)) == ["background"]
-    assert len(await store.range(conversation, kinds=["message"])) == 24
-    assert await store.verify(conversation) == []
+async def assert_intact(store: SqlStore, conversation: str) -> None:
+    assert compaction_triggers(await list_compactions(store, conversation)) == ["background"]
+    assert len(await store.read_range(conversation, kinds=["message"])) == 24
+    assert await store.verify_conversation(conversation) == []
 
 
 async def test_what_a_killed_worker_was_doing_another_finishes(store: SqlStore, queue_url: str, tmp_path: Path):
-    shop = Shop(store)
-    await shop.overfull()
-    async with Queue.opened(queue_url) as queue:
+    harness = JobHarness(store)
+    await harness.create_overfull()
+    async with JobQueue.open(queue_url) as queue:
         await queue.defer([Job("compact", "default", "c")])
-    with worker(queue_url, tmp_path, seconds=60) as first:
-        await first.asked()
+    with start_worker_process(queue_url, tmp_path, seconds=60) as first:
+        await first.wait_for_summary_request()
         first.kill()
-    assert await compactions(store) == []
-    with worker(queue_url, tmp_path) as second:
-        await eventually(lambda: compactions(store))
+    assert await list_compactions(store) == []
+    with start_worker_process(queue_url, tmp_path) as second:
+        await wait_until(lambda: list_compactions(store))
         await asyncio.sleep(1.5)
-        assert "job_taken_over" in second.said()
-    await check_whole(store, "c")
+        assert "job_recovered" in second.read_log()
+    await assert_intact(store, "c")
 
 
 @pytest.mark.slow
 async def test_workers_killed_at_any_moment_leave_every_log_whole(store: SqlStore, queue_url: str, tmp_path: Path):
-    shop, moments = Shop(store), random.Random(7)
+    harness, moments = JobHarness(store), random.Random(7)
     names = [f"c{number}" for number in range(6)]
     for name in names:
-        await shop.overfull(name)
-    async with Queue.opened(queue_url) as queue:
+        await harness.create_overfull(name)
+    async with JobQueue.open(queue_url) as queue:
         await queue.defer([Job("compact", "default", name) for name in names])
-    for _ in range(KILLS):
-        with worker(queue_url, tmp_path, seconds=0.05) as started:
-            await started.asked()
+    for _ in range(MAX_KILLS):
+        with start_worker_process(queue_url, tmp_path, seconds=0.05) as started:
+            await started.wait_for_summary_request()
             await asyncio.sleep(moments.uniform(0, 0.15))
             started.kill()
-        if all([await compactions(store, name) for name in names]):
+        if all([await list_compactions(store, name) for name in names]):
             break
-    with worker(queue_url, tmp_path):
+    with start_worker_process(queue_url, tmp_path):
         for name in names:
-            await eventually(lambda name=name: compactions(store, name), within=30)
+            await wait_until(lambda name=name: list_compactions(store, name), seconds=30)
         await asyncio.sleep(1.5)
     for name in names:
-        await check_whole(store, name)
+        await assert_intact(store, name)
 
 
-async def test_a_worker_told_to_stop_ends_what_it_does_and_says_so(store: SqlStore, queue_url: str, tmp_path: Path):
-    shop = Shop(store)
-    await shop.overfull()
-    async with Queue.opened(queue_url) as queue:
+async def test_a_stopped_worker_finishes_its_job_and_logs_its_end(store: SqlStore, queue_url: str, tmp_path: Path):
+    harness = JobHarness(store)
+    await harness.create_overfull()
+    async with JobQueue.open(queue_url) as queue:
         await queue.defer([Job("compact", "default", "c")])
-    with worker(queue_url, tmp_path, seconds=0.5) as started:
-        await started.asked()
+    with start_worker_process(queue_url, tmp_path, seconds=0.5) as started:
+        await started.wait_for_summary_request()
         started.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(started.process.wait, 20) == 0
-        events = [json.loads(line)["event"] for line in started.said().splitlines()]
-    await check_whole(store, "c")
+        events = [json.loads(line)["event"] for line in started.read_log().splitlines()]
+    await assert_intact(store, "c")
     assert events[0] == "worker_started"
     assert events[-1] == "worker_stopped"
-    assert "why" not in started.said()
+    assert "why" not in started.read_log()
 
 
 @pytest.mark.slow
-async def test_a_worker_goes_on_after_the_database_was_restarted(backend: str, tmp_path: Path):
+async def test_a_worker_continues_after_the_database_was_restarted(backend: str, tmp_path: Path):
     with Cluster.start(18, fsync=True) as cluster:
         cluster.create_database("quire")
         cluster.create_role("quire_app")
         owner, url = cluster.url("quire"), cluster.url("quire", user="quire_app")
         migrate.upgrade(owner)
-        migrate.grant(owner, "quire_app")
-        schema.upgrade(owner)
-        schema.grant(owner, "quire_app")
+        migrate.grant_access(owner, "quire_app")
+        queue_schema.upgrade(owner)
+        queue_schema.grant(owner, "quire_app")
         async with SqlStore.open(url) as store:
-            shop = Shop(store)
+            harness = JobHarness(store)
             for name in ("before", "during", "after"):
-                await shop.overfull(name)
-            with worker(url, tmp_path, seconds=0.4) as started:
-                await _deferred(url, "before")
-                await eventually(lambda: compactions(store, "before"))
-                await _deferred(url, "during")
-                await started.asked()
-                await started.asked()
+                await harness.create_overfull(name)
+            with start_worker_process(url, tmp_path, seconds=0.4) as started:
+                await _defer_job(url, "before")
+                await wait_until(lambda: list_compactions(store, "before"))
+                await _defer_job(url, "during")
+                await started.wait_for_summary_request()
+                await started.wait_for_summary_request()
                 await asyncio.to_thread(cluster.immediate_restart)
                 back = time.monotonic()
-                await _deferred(url, "after")
+                await _defer_job(url, "after")
                 for name in ("during", "after"):
-                    await eventually(lambda name=name: compactions(store, name), within=60)
+                    await wait_until(lambda name=name: list_compactions(store, name), seconds=60)
                 assert time.monotonic() - back < 45
                 assert started.process.poll() is None
                 await asyncio.sleep(1.5)
             for name in ("before", "during", "after"):
-                await check_whole(store, name)
+                await assert_intact(store, name)
 
 
-async def _deferred(url: str, name: str) -> None:
-    async with Queue.opened(url) as queue:
+async def _defer_job(url: str, name: str) -> None:
+    async with JobQueue.open(url) as queue:
         await queue.defer([Job("compact", "default", name)])

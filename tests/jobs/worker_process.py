@@ -1,6 +1,6 @@
-"""A worker in a process of its own: `python worker_process.py URL SECONDS`, where a summary takes so many seconds.
+"""A worker in its own process: `python worker_process.py URL SECONDS`, where a summary takes SECONDS.
 
-It says on standard output when a summary is asked for; what it tells of its jobs goes to standard error.
+It prints a line on standard output when a summary is requested; its job log goes to standard error.
 """
 
 import asyncio
@@ -8,25 +8,32 @@ import logging
 import signal
 import sys
 
-from jobbing import Shop
+from job_harness import JobHarness
 
-from quire.jobs import Habits, Queue, Worker
+from quire.jobs import JobQueue, Worker, WorkerOptions
 from quire.llm import Prompt
 from quire.log import SqlStore
-from quire.testing.scripted import ScriptedModel, Slow
+from quire.testing.scripted_model import DelayedReply, ScriptedModel
 
-HABITS = Habits(concurrency=2, poll=0.1, heartbeat=0.2, stalled=1.0, grace=5.0, sweeps="* * * * * *")
+OPTIONS = WorkerOptions(
+    concurrency=2,
+    poll_seconds=0.1,
+    heartbeat_seconds=0.2,
+    stalled_seconds=1.0,
+    shutdown_seconds=5.0,
+    sweep_cron="* * * * * *",
+)
 
 
 async def main(url: str, seconds: float) -> None:
-    def asked(_prompt: Prompt) -> Slow:
-        sys.stdout.write("asked\n")
+    def reply_later(_prompt: Prompt) -> DelayedReply:
+        sys.stdout.write("summary requested\n")
         sys.stdout.flush()
-        return Slow(seconds, "Task: talk about rivers [#1].")
+        return DelayedReply(seconds, "Task: talk about rivers [#1].")
 
-    async with SqlStore.open(url) as store, Queue.opened(url) as queue:
-        shop = Shop(store, ScriptedModel(asked, repeat=True))
-        worker = Worker(queue, shop.workshop, shop.sweeper, HABITS)
+    async with SqlStore.open(url) as store, JobQueue.open(url) as queue:
+        harness = JobHarness(store, ScriptedModel(reply_later, repeat=True))
+        worker = Worker(queue, harness.runner, harness.sweeper, OPTIONS)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
         await worker.run()
 

@@ -1,4 +1,4 @@
-"""Backups as docs/operations.md has them: taken while others write, and whole when they are opened again."""
+"""Backups as in docs/deployment.md: taken during writes, complete when restored."""
 
 import asyncio
 import sqlite3
@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from infra.postgres import PostgresServer, find_binaries
 from quire.log import SqlStore
 from quire.model import Message
-from quire.testing.postgres import Server, find_binaries
 
 
-async def writing(store: SqlStore, until: asyncio.Event) -> int:
-    """Appends as long as it may, and says how many it was told are kept."""
+async def write_until(store: SqlStore, until: asyncio.Event) -> int:
+    """Appends messages until the event is set; returns the number of acknowledged appends."""
     number = 0
     while not until.is_set():
         await store.append("c", Message.user(f"line {number}"))
@@ -25,39 +25,39 @@ async def writing(store: SqlStore, until: asyncio.Event) -> int:
     return number
 
 
-async def whole(url: str) -> int:
-    """How many messages a copy has; each as it was written."""
+async def count_verified(url: str) -> int:
+    """Verifies a copy and returns its number of messages."""
     async with SqlStore.open(url) as store:
-        assert await store.verify("c") == []
-        texts = [entry.body.text for entry in await store.range("c") if isinstance(entry.body, Message)]
+        assert await store.verify_conversation("c") == []
+        texts = [entry.body.text for entry in await store.read_range("c") if isinstance(entry.body, Message)]
     assert texts == [f"line {number}" for number in range(len(texts))]
     return len(texts)
 
 
-def vacuumed(source: Path, copy: Path) -> None:
+def copy_by_vacuum(source: Path, copy: Path) -> None:
     with closing(sqlite3.connect(source)) as connection:
         connection.execute("VACUUM INTO ?", [str(copy)])
 
 
-def backed_up(source: Path, copy: Path) -> None:
+def copy_by_backup(source: Path, copy: Path) -> None:
     with closing(sqlite3.connect(source)) as connection, closing(sqlite3.connect(copy)) as target:
         connection.backup(target, pages=50)
 
 
-@pytest.mark.parametrize("take", [vacuumed, backed_up])
-async def test_sqlite_is_copied_while_it_is_written(take, tmp_path: Path):
+@pytest.mark.parametrize("make_copy", [copy_by_vacuum, copy_by_backup])
+async def test_sqlite_is_copied_while_it_is_written(make_copy, tmp_path: Path):
     source, copy, stop = tmp_path / "quire.db", tmp_path / "copy.db", asyncio.Event()
     async with SqlStore.open(f"sqlite:///{source}") as store:
         await store.create_conversation("c")
-        writer = asyncio.create_task(writing(store, stop))
+        writer = asyncio.create_task(write_until(store, stop))
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(take, source, copy)
+        await asyncio.to_thread(make_copy, source, copy)
         stop.set()
-        kept = await writer
-    assert 0 < await whole(f"sqlite:///{copy}") <= kept
+        acknowledged = await writer
+    assert 0 < await count_verified(f"sqlite:///{copy}") <= acknowledged
 
 
-def dumped(url: str, file: Path) -> "subprocess.CompletedProcess[str]":
+def dump_postgres(url: str, file: Path) -> "subprocess.CompletedProcess[str]":
     binaries = find_binaries(18)
     assert binaries is not None
     command = [str(binaries / "pg_dump"), "--format", "custom", "--file", str(file), url]
@@ -68,7 +68,7 @@ def dumped(url: str, file: Path) -> "subprocess.CompletedProcess[str]":
 async def test_postgres_is_dumped_by_a_role_that_sees_every_tenant_and_restored(
     backend: str, database_url: str, admin_url: str, tmp_path: Path
 ):
-    server = Server(int(admin_url.rpartition(":")[2].partition("/")[0]))
+    server = PostgresServer(int(admin_url.rpartition(":")[2].partition("/")[0]))
     role, copy = f"backup_{uuid.uuid4().hex}", f"copy_{uuid.uuid4().hex}"
     with psycopg.connect(admin_url, autocommit=True) as owner:
         owner.execute(sql.SQL("CREATE ROLE {} LOGIN BYPASSRLS").format(sql.Identifier(role)))
@@ -78,13 +78,13 @@ async def test_postgres_is_dumped_by_a_role_that_sees_every_tenant_and_restored(
         stop = asyncio.Event()
         async with SqlStore.open(database_url) as store:
             await store.create_conversation("c")
-            writer = asyncio.create_task(writing(store, stop))
+            writer = asyncio.create_task(write_until(store, stop))
             await asyncio.sleep(0.2)
             name = admin_url.rpartition("/")[2]
-            done = await asyncio.to_thread(dumped, server.url(name, user=role), tmp_path / "quire.dump")
+            dump = await asyncio.to_thread(dump_postgres, server.url(name, user=role), tmp_path / "quire.dump")
             stop.set()
-            kept = await writer
-        assert done.returncode == 0, done.stderr
+            acknowledged = await writer
+        assert dump.returncode == 0, dump.stderr
         binaries = find_binaries(18)
         restore = [
             f"{binaries}/pg_restore",
@@ -94,7 +94,7 @@ async def test_postgres_is_dumped_by_a_role_that_sees_every_tenant_and_restored(
             str(tmp_path / "quire.dump"),
         ]
         await asyncio.to_thread(subprocess.run, restore, check=True)
-        assert 0 < await whole(server.url(copy, user="quire_app")) <= kept
+        assert 0 < await count_verified(server.url(copy, user="quire_app")) <= acknowledged
     finally:
         server.drop_database(copy)
         with psycopg.connect(admin_url, autocommit=True) as owner:
@@ -102,6 +102,6 @@ async def test_postgres_is_dumped_by_a_role_that_sees_every_tenant_and_restored(
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])
-def test_a_role_that_tenants_are_kept_from_cannot_dump_half_of_them(backend: str, database_url: str, tmp_path: Path):
-    done = dumped(database_url, tmp_path / "quire.dump")
-    assert done.returncode != 0
+def test_a_role_under_row_level_security_cannot_dump(backend: str, database_url: str, tmp_path: Path):
+    dump = dump_postgres(database_url, tmp_path / "quire.dump")
+    assert dump.returncode != 0

@@ -1,10 +1,10 @@
-"""Many processes on one branch: nothing is lost, nothing is there twice, and nobody sees a lock."""
+"""Many processes on one branch: no append is lost or duplicated, and no lock error reaches a writer."""
 
 import time
 from collections import defaultdict
 
 import pytest
-from writers import writers
+from writer_processes import start_writers
 
 from quire.log import SqlStore
 from quire.model import Compaction, Entry
@@ -14,70 +14,70 @@ pytestmark = pytest.mark.slow
 PROCESSES = 8
 APPENDS = 1_000
 COMPACTORS = 2
-SECONDS = 240
+TIMEOUT_SECONDS = 240
 
 
 async def test_eight_processes_append_while_others_compact(
     store: SqlStore, database_url: str, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await store.create_conversation("busy")
-    took = run_beside_compaction(database_url)
+    seconds = run_with_compaction(database_url)
     with capsys.disabled():
-        print(f"\n{backend}: {PROCESSES} x {APPENDS} appends beside compaction in {took:.1f} s")
-    assert took < SECONDS
+        print(f"\n{backend}: {PROCESSES} x {APPENDS} appends during compaction in {seconds:.1f} s")
+    assert seconds < TIMEOUT_SECONDS
 
-    entries = await store.range("busy")
+    entries = await store.read_range("busy")
     assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
-    assert by_writer(entries) == {str(name): list(range(APPENDS)) for name in range(PROCESSES)}
+    assert group_by_writer(entries) == {str(name): list(range(APPENDS)) for name in range(PROCESSES)}
     check_compactions(entries)
-    assert await store.verify("busy") == []
+    assert await store.verify_conversation("busy") == []
 
 
-def run_beside_compaction(url: str) -> float:
-    """How long the appends took; fails if one of the writers, or of those who compact, met an error."""
+def run_with_compaction(url: str) -> float:
+    """Seconds that the appends took; fails if a writer or a compactor had an error."""
     appending = [("append", "busy", str(name), str(APPENDS)) for name in range(PROCESSES)]
     compacting = [("compact", "busy")] * COMPACTORS
-    with writers(url, appending + compacting) as started:
+    with start_writers(url, appending + compacting) as started:
         begin = time.monotonic()
         for writer in started[:PROCESSES]:
-            _, errors = writer.communicate(timeout=SECONDS)
+            _, errors = writer.communicate(timeout=TIMEOUT_SECONDS)
             assert (writer.returncode, errors) == (0, "")
-        took = time.monotonic() - begin
+        seconds = time.monotonic() - begin
         for compactor in started[PROCESSES:]:
             assert compactor.poll() is None, compactor.communicate()[1]
-    return took
+    return seconds
 
 
-def by_writer(entries: list[Entry]) -> dict[str, list[int]]:
-    """The numbers of each writer's messages, in the log's order."""
-    found = defaultdict(list)
+def group_by_writer(entries: list[Entry]) -> dict[str, list[int]]:
+    """The numbers of each writer's messages, in log order."""
+    numbers = defaultdict(list)
     for entry in entries:
         if entry.kind == "message":
             name, number = entry.message.text.split(":")
-            found[name].append(int(number))
-    return dict(found)
+            numbers[name].append(int(number))
+    return dict(numbers)
 
 
 def check_compactions(entries: list[Entry]) -> None:
-    """They came between the messages, each on top of the one before."""
-    made = [(entry.seq, entry.body) for entry in entries if entry.kind == "compaction"]
-    assert len(made) > 10, "the compactions came too late to be among the messages"
-    beneath = None
-    for number, (seq, body) in enumerate(made, start=1):
+    """Checks that the compactions came between the messages and that each supersedes the previous one."""
+    compactions = [(entry.seq, entry.body) for entry in entries if entry.kind == "compaction"]
+    assert len(compactions) > 10, "the compactions came after the messages"
+    previous = None
+    for number, (seq, body) in enumerate(compactions, start=1):
         assert isinstance(body, Compaction)
-        assert (body.number, body.supersedes) == (number, beneath)
+        assert (body.number, body.supersedes) == (number, previous)
         assert body.covers.last < seq
-        beneath = seq
+        previous = seq
 
 
 async def test_the_same_append_from_several_processes_is_one(store: SqlStore, database_url: str) -> None:
     await store.create_conversation("retried")
     times = 100
-    with writers(database_url, [("append_same", "retried", str(times))] * 2) as started:
-        answers = [writer.communicate(timeout=SECONDS) for writer in started]
+    with start_writers(database_url, [("append_idempotent", "retried", str(times))] * 2) as started:
+        answers = [writer.communicate(timeout=TIMEOUT_SECONDS) for writer in started]
     assert [writer.returncode for writer in started] == [0, 0], answers
-    entries = await store.range("retried")
+    entries = await store.read_range("retried")
     assert [entry.message.text for entry in entries] == [f"same:{number}" for number in range(times)]
     stored = [f"{entry.seq} {entry.digest.hex()}" for entry in entries]
-    assert [said.splitlines() for said, _ in answers] == [stored, stored]
-    assert await store.verify("retried") == []
+    assert [output.splitlines() for output, _ in answers] == [stored, stored]
+    assert await store.verify_conversation("retried") == []

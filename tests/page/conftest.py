@@ -1,6 +1,6 @@
-"""The page in a real browser: Debian's Chromium, driven by Playwright, against a server in this process.
+"""Fixtures: the page in a real browser (Debian's Chromium with Playwright) against a server in this process.
 
-Where the page is not built or there is no Chromium, its tests are one loud skip on a laptop and a failure in CI.
+Without a built page or Chromium, the tests are skipped on a laptop and fail in CI.
 """
 
 import sys
@@ -8,51 +8,51 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from page_parts import ARGUMENTS, CHROMIUM, WEB, need
+from browser_setup import CHROMIUM, CHROMIUM_ARGS, WEB_DIR, require_browser
 
-sys.path.insert(0, str(WEB))
+sys.path.insert(0, str(WEB_DIR))
 
 if TYPE_CHECKING:
+    from page_server import PageServer
     from playwright.sync_api import Browser, Page
-    from serving_page import Served
 
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
-    """For one file, because Playwright's blocking face keeps a loop running, with which no test can have its own."""
-    need()
+    """One per module: Playwright's sync API runs an event loop, and async tests need their own."""
+    require_browser()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGS))
         yield chromium
         chromium.close()
 
 
 @pytest.fixture
 def page(browser: "Browser") -> "Iterator[Page]":
-    """A window of its own. Whatever goes wrong in it, and every request to another machine, fails the test."""
-    from watching import watched
+    """A separate window. Errors in it, and requests to other machines, fail the test."""
+    from page_faults import collect_faults
 
     context = browser.new_context(viewport={"width": 1360, "height": 860}, reduced_motion="reduce")
-    with watched(context) as faults:
+    with collect_faults(context) as faults:
         yield context.new_page()
     context.close()
     assert faults == []
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
-    """The demo's server; tests make conversations of their own on it."""
-    from serving_page import served as serve
+def page_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[PageServer]":
+    """Server of the demo; tests create their own conversations on it."""
+    from page_server import serve_page
 
-    with serve(tmp_path_factory.mktemp("page")) as server:
+    with serve_page(tmp_path_factory.mktemp("page")) as server:
         yield server
 
 
 @pytest.fixture
-def mill(served: "Served") -> str:
-    """The demo's conversation, made anew."""
+def demo_conversation(page_server: "PageServer") -> str:
+    """ID of a new copy of the demo's conversation."""
     import demo
 
-    return served.do(demo.fill(served.shared))
+    return page_server.run(demo.create_demo_conversation(page_server.server_state))

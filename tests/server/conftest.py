@@ -1,82 +1,88 @@
-"""A server on a real database, a model that follows a script, and clients of two tenants with keys of their own."""
+"""Fixtures: a server on a real database, a scripted model, and clients of two tenants with their own API keys."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import httpx
+import httpx2
 import pytest
-from calling import Teller, key_for, served
 from fastapi import FastAPI
+from server_helpers import ScriptedAgent, create_key_for, serve_app
 
 from quire.log import SqlStore
 from quire.server.app import create_app
-from quire.server.serving import Serving
+from quire.server.state import ServerState
 from quire.settings import Settings
 
-OURS, THEIRS = "default", "elsewhere"
+OWN_TENANT, OTHER_TENANT = "default", "elsewhere"
 
 
 @pytest.fixture
-def teller() -> Teller:
-    """The server's model; `teller.says(…)` gives it its next lines."""
-    return Teller()
+def scripted() -> ScriptedAgent:
+    """The server's agent and model; `scripted.set_script(…)` sets the next replies."""
+    return ScriptedAgent()
 
 
 @pytest.fixture
 def options() -> dict[str, object]:
-    """Settings that a module changes for its tests."""
+    """Settings overrides; a test module may replace this fixture."""
     return {}
 
 
 @pytest.fixture
-async def serving(store: SqlStore, teller: Teller, options: dict[str, object]) -> AsyncIterator[Serving]:
-    chosen = Settings.model_validate({"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None} | options)
-    async with httpx.AsyncClient() as outward:
-        made = Serving(store, chosen, client=outward, agent=teller.agent, model=teller.named)
-        made.turns.runners = (teller,)
-        yield made
-        await made.turns.stop()
-        await made.settle()
+async def server_state(
+    store: SqlStore, scripted: ScriptedAgent, options: dict[str, object]
+) -> AsyncIterator[ServerState]:
+    settings = Settings.model_validate(
+        {"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None} | options
+    )
+    async with httpx2.AsyncClient() as http_client:
+        state = ServerState(
+            store, settings, http_client=http_client, agent=scripted.agent, model_factory=scripted.get_model
+        )
+        state.turns.runners = (scripted,)
+        yield state
+        await state.turns.stop_all()
+        await state.wait_for_background()
 
 
 @pytest.fixture
-def app(serving: Serving) -> FastAPI:
-    return create_app(serving)
+def app(server_state: ServerState) -> FastAPI:
+    return create_app(server_state)
 
 
 @asynccontextmanager
-async def _client(app: FastAPI, store: SqlStore, tenant: str) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": f"Bearer {await key_for(store, tenant)}"}
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://quire", headers=headers) as client:
+async def _client(app: FastAPI, store: SqlStore, tenant: str) -> AsyncIterator[httpx2.AsyncClient]:
+    headers = {"Authorization": f"Bearer {await create_key_for(store, tenant)}"}
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers) as client:
         yield client
 
 
 @pytest.fixture
-async def client(app: FastAPI, store: SqlStore) -> AsyncIterator[httpx.AsyncClient]:
-    """Asks in the process: what it is told comes when all of it is there."""
-    async with _client(app, store, OURS) as client:
+async def client(app: FastAPI, store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
+    """In-process client: a streamed response arrives only when it is complete."""
+    async with _client(app, store, OWN_TENANT) as client:
         yield client
 
 
 @pytest.fixture
-async def stranger(app: FastAPI, store: SqlStore) -> AsyncIterator[httpx.AsyncClient]:
-    """The same for another tenant."""
-    async with _client(app, store, THEIRS) as client:
+async def other_tenant_client(app: FastAPI, store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
+    """In-process client of another tenant."""
+    async with _client(app, store, OTHER_TENANT) as client:
         yield client
 
 
 @pytest.fixture
-async def live(app: FastAPI, store: SqlStore) -> AsyncIterator[httpx.AsyncClient]:
-    """Asks over a real connection: what it is told comes as it happens, and it can go away in the middle."""
-    headers = {"Authorization": f"Bearer {await key_for(store, OURS)}"}
-    async with served(app) as address, httpx.AsyncClient(base_url=address, headers=headers, timeout=10) as client:
+async def live_client(app: FastAPI, store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
+    """Client over a real connection: streams arrive live, and the client can disconnect in the middle."""
+    headers = {"Authorization": f"Bearer {await create_key_for(store, OWN_TENANT)}"}
+    async with serve_app(app) as address, httpx2.AsyncClient(base_url=address, headers=headers, timeout=10) as client:
         yield client
 
 
 @pytest.fixture
-async def conversation(client: httpx.AsyncClient) -> str:
-    """An empty conversation of ours; its path begins everything that is asked about it."""
-    made = await client.post("/api/conversations", json={"id": "c"})
-    assert made.status_code == 201, made.text
+async def conversation(client: httpx2.AsyncClient) -> str:
+    """Path of an empty conversation."""
+    response = await client.post("/api/conversations", json={"id": "c"})
+    assert response.status_code == 201, response.text
     return "/api/conversations/c"

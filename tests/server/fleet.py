@@ -1,8 +1,7 @@
-"""A small fleet on loopback: an upstream, servers and a worker as processes of their own, and clients that go on
-through whatever happens to them.
+"""A small fleet on loopback: upstream, servers and worker as processes, and clients that retry through faults.
 
-A client keeps its own list of messages, as OpenAI's clients do, and takes a turn as said only when the whole answer
-has come. What it was told is what must be found afterwards.
+A client holds its own list of messages, as OpenAI clients do, and counts a turn only when the complete reply has
+arrived. Every reply that a client received must be in the log afterwards.
 """
 
 import asyncio
@@ -15,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
+import httpx2
 
-from quire.testing.postgres import free_port
+from infra.postgres import find_free_port
 
-UPSTREAM = """
+UPSTREAM_PROGRAM = """
 import asyncio, json, sys
 import uvicorn
 from fastapi import FastAPI, Request
@@ -30,38 +29,39 @@ app = FastAPI()
 @app.post("/v1/chat/completions")
 async def complete(request: Request):
     body = await request.json()
-    asked = body["messages"][-1]["content"]
-    reply = f"You said {asked!r}."
+    question = body["messages"][-1]["content"]
+    reply = f"You said {question!r}."
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     if not body.get("stream"):
         message = {"role": "assistant", "content": reply}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return JSONResponse({"id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
                              "choices": [choice], "usage": usage})
-    async def pieces():
-        for place in range(0, len(reply), 8):
-            delta = {"content": reply[place:place + 8], **({"role": "assistant"} if place == 0 else {})}
+    async def chunks():
+        for start in range(0, len(reply), 8):
+            delta = {"content": reply[start:start + 8], **({"role": "assistant"} if start == 0 else {})}
             yield chunk({"index": 0, "delta": delta, "finish_reason": None})
             await asyncio.sleep(0.002)
         yield chunk({"index": 0, "delta": {}, "finish_reason": "stop"})
         yield "data: [DONE]\\n\\n"
     def chunk(choice):
-        made = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": body["model"], "choices": [choice]}
-        return f"data: {json.dumps(made)}\\n\\n"
-    return StreamingResponse(pieces(), media_type="text/event-stream")
+        event = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": body["model"],
+                 "choices": [choice]}
+        return f"data: {json.dumps(event)}\\n\\n"
+    return StreamingResponse(chunks(), media_type="text/event-stream")
 
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
 """
 
 
 class Process:
-    """A program of ours, its output kept for whoever looks why a test failed."""
+    """A subprocess whose output goes to a file, to explain test failures."""
 
     def __init__(self, arguments: Sequence[str], *, output: Path, environment: dict[str, str]) -> None:
         self._arguments, self._output, self._environment = list(arguments), output, environment
-        self.process = self._started()
+        self.process = self._start()
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
         with self._output.open("ab") as output:
             return subprocess.Popen(
                 self._arguments, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=self._environment
@@ -78,19 +78,18 @@ class Process:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def again(self) -> None:
-        self.process = self._started()
+    def restart(self) -> None:
+        self.process = self._start()
 
     @property
-    def said(self) -> str:
+    def logs(self) -> str:
         return self._output.read_text("utf-8", "replace")
 
 
 @dataclass
 class Fleet:
-    """`url` is the database as the application reaches it."""
-
     url: str
+    """Database URL of the application role."""
     key: str
     folder: Path
     upstream: Process = field(init=False)
@@ -99,9 +98,9 @@ class Fleet:
     worker: Process | None = None
 
     def __post_init__(self) -> None:
-        self._upstream_port = free_port()
+        self._upstream_port = find_free_port()
         program = self.folder / "upstream.py"
-        program.write_text(UPSTREAM)
+        program.write_text(UPSTREAM_PROGRAM)
         arguments = [sys.executable, str(program), str(self._upstream_port)]
         self.upstream = Process(arguments, output=self.folder / "upstream.log", environment=self.environment)
 
@@ -119,31 +118,31 @@ class Fleet:
         }
         return {**{name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}, **own}
 
-    def serve(self) -> Process:
-        port = free_port()
+    def start_server(self) -> Process:
+        port = find_free_port()
         arguments = [sys.executable, "-m", "quire", "serve", "--port", str(port), "--keys"]
         output = self.folder / f"server-{len(self.servers)}.log"
         self.servers.append(Process(arguments, output=output, environment=self.environment))
         self.ports.append(port)
         return self.servers[-1]
 
-    def work(self) -> Process:
+    def start_worker(self) -> Process:
         arguments = [sys.executable, "-m", "quire", "worker"]
         self.worker = Process(arguments, output=self.folder / "worker.log", environment=self.environment)
         return self.worker
 
-    async def ready(self, *, within: float = 60.0) -> None:
-        """Until every server says that it can work."""
-        async with httpx.AsyncClient(timeout=2.0) as client:
+    async def wait_ready(self, *, timeout_seconds: float = 60.0) -> None:
+        """Waits until every server is ready."""
+        async with httpx2.AsyncClient(timeout=2.0) as client:
             for port in self.ports:
-                end = time.monotonic() + within
+                end = time.monotonic() + timeout_seconds
                 while True:
                     try:
                         if (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200:
                             break
-                    except httpx.HTTPError:
+                    except httpx2.HTTPError:
                         pass
-                    assert time.monotonic() < end, f"no server on {port}: {self.servers[self.ports.index(port)].said}"
+                    assert time.monotonic() < end, f"no server on {port}: {self.servers[self.ports.index(port)].logs}"
                     await asyncio.sleep(0.1)
 
     def stop(self) -> None:
@@ -153,42 +152,41 @@ class Fleet:
 
 @dataclass
 class Client:
-    """One user, whose turns are numbered; what was not answered is asked again, of the next server."""
+    """One user with numbered turns; a question without a reply is retried on the next server."""
 
     fleet: Fleet
     conversation: str
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     requests: list[str] = field(default_factory=list[str])
-    """Of every answer, the id under which its record is kept."""
+    """Request IDs of all replies."""
     failures: int = 0
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """It has been answered a few times, so what happens now happens to a conversation under way."""
+    warmed_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set after a few replies, so that a fault meets a running conversation."""
 
-    async def talk(self, turns: int, *, after: asyncio.Event, leaving: bool = False) -> None:
-        """Until it happened, and so many turns more. `leaving`: now and then it goes in mid-answer."""
-        async with httpx.AsyncClient(timeout=10.0) as http:
+    async def run_turns(self, turns: int, *, after: asyncio.Event, disconnects: bool = False) -> None:
+        """Runs turns until `after` is set, then `turns` more. With `disconnects`, the client cuts some replies."""
+        async with httpx2.AsyncClient(timeout=10.0) as http:
             while turns > 0:
                 turns -= after.is_set()
                 turn = len(self.messages) // 2
-                asked = {"role": "user", "content": f"{self.conversation}, turn {turn}"}
+                question = {"role": "user", "content": f"{self.conversation}, turn {turn}"}
                 stream = turn % 2 == 1
-                gone = leaving and turn % 5 == 3
-                if gone:
-                    await self._ask(http, asked, stream=True, leave=True)
-                while (reply := await self._ask(http, asked, stream=stream)) is None:
+                if disconnects and turn % 5 == 3:
+                    await self._ask(http, question, stream=True, disconnect=True)
+                while (reply := await self._ask(http, question, stream=stream)) is None:
                     self.failures += 1
                     await asyncio.sleep(0.1)
-                assert reply == f"You said {asked['content']!r}.", reply
-                self.messages += [asked, {"role": "assistant", "content": reply}]
+                assert reply == f"You said {question['content']!r}.", reply
+                self.messages += [question, {"role": "assistant", "content": reply}]
                 if turn >= 2:
-                    self.settled.set()
+                    self.warmed_up.set()
 
     async def _ask(
-        self, http: httpx.AsyncClient, asked: dict[str, str], *, stream: bool, leave: bool = False
+        self, http: httpx2.AsyncClient, question: dict[str, str], *, stream: bool, disconnect: bool = False
     ) -> str | None:
-        """The answer; None if it did not come whole."""
+        """Returns the reply; None if it did not arrive completely."""
         port = self.fleet.ports[(len(self.messages) + self.failures) % len(self.fleet.ports)]
-        body = {"model": "echo", "messages": [*self.messages, asked], "stream": stream}
+        body = {"model": "echo", "messages": [*self.messages, question], "stream": stream}
         headers = {"Authorization": f"Bearer {self.fleet.key}", "X-Quire-Conversation": self.conversation}
         try:
             async with http.stream(
@@ -197,20 +195,20 @@ class Client:
                 if response.status_code != 200:
                     assert response.status_code in (500, 502, 503, 504), await response.aread()
                     return None
-                if leave:
+                if disconnect:
                     await anext(response.aiter_bytes(), b"")
                     return None
                 data = await response.aread()
-                answer = _streamed(data) if stream else json.loads(data)["choices"][0]["message"]["content"]
-                if answer is not None:
+                reply = _parse_stream(data) if stream else json.loads(data)["choices"][0]["message"]["content"]
+                if reply is not None:
                     self.requests.append(response.headers["x-quire-request"])
-                return answer
-        except httpx.HTTPError:
+                return reply
+        except httpx2.HTTPError:
             return None
 
 
-def _streamed(data: bytes) -> str | None:
-    """The text of a stream that came to its end."""
+def _parse_stream(data: bytes) -> str | None:
+    """Returns the text of a complete stream, else None."""
     lines = [line.removeprefix("data: ") for line in data.decode().splitlines() if line.startswith("data: ")]
     if not lines or lines[-1] != "[DONE]":
         return None

@@ -1,66 +1,68 @@
-"""Keys over the API: a tenant's own, made once, revoked for good, and none stronger than the one that makes it."""
+"""Routes for API keys: own tenant only, text returned once, no more scopes than the creating key."""
 
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
-from quire.log import SCOPES, SqlStore
+from quire.log import KEY_SCOPES, SqlStore
 from quire.server.app import create_app
-from quire.server.serving import Serving
+from quire.server.state import ServerState
 from quire.settings import Settings
 
 
 @pytest.fixture
-async def client(store: SqlStore) -> AsyncIterator[httpx.AsyncClient]:
-    """Asks with a key of tenant a that has every scope."""
-    _, text = await store.for_tenant("a").create_key("chief", SCOPES)
-    async with httpx.AsyncClient() as upstream:
-        app = create_app(Serving(store, Settings(), client=upstream))
+async def client(store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
+    """Client with a key of tenant a that has every scope."""
+    _, text = await store.for_tenant("a").create_key("chief", KEY_SCOPES)
+    async with httpx2.AsyncClient() as upstream:
+        app = create_app(ServerState(store, Settings(), http_client=upstream))
         headers = {"Authorization": f"Bearer {text}"}
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://quire.example", headers=headers) as made:
-            yield made
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://quire.example", headers=headers) as client:
+            yield client
 
 
-async def test_a_key_is_made_shown_once_used_and_revoked(client: httpx.AsyncClient, store: SqlStore):
-    made = await client.post("/api/keys", json={"name": "script", "scopes": ["chat", "read"], "requests_per_minute": 9})
-    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
-    text = made.json()["key"]
-    found = await store.key_shown(text)
-    assert found is not None
-    assert (found.tenant, found.id, found.requests_per_minute) == ("a", made.json()["id"], 9)
+async def test_a_key_is_created_returned_once_used_and_revoked(client: httpx2.AsyncClient, store: SqlStore):
+    created = await client.post(
+        "/api/keys", json={"name": "script", "scopes": ["chat", "read"], "requests_per_minute": 9}
+    )
+    assert (created.status_code, created.headers["cache-control"]) == (201, "no-store")
+    text = created.json()["key"]
+    verified = await store.verify_key(text)
+    assert verified is not None
+    assert (verified.tenant, verified.id, verified.requests_per_minute) == ("a", created.json()["id"], 9)
     listed = await client.get("/api/keys")
     assert [each["name"] for each in listed.json()["items"]] == ["script", "chief"]
-    assert listed.json()["items"][0] == {name: value for name, value in made.json().items() if name != "key"}
+    assert listed.json()["items"][0] == {name: value for name, value in created.json().items() if name != "key"}
     assert text[33:] not in listed.text
-    assert (await client.delete(f"/api/keys/{found.id}")).status_code == 204
-    assert await store.key_shown(text) is None
+    assert (await client.delete(f"/api/keys/{verified.id}")).status_code == 204
+    assert await store.verify_key(text) is None
     assert (await client.get("/api/keys")).json()["items"][0]["revoked_at"] is not None
 
 
-async def test_keys_are_listed_in_pages(client: httpx.AsyncClient, store: SqlStore):
+async def test_keys_are_listed_in_pages(client: httpx2.AsyncClient, store: SqlStore):
     for number in range(4):
         await store.for_tenant("a").create_key(f"key {number}", ["read"])
     names, cursor = [], None
     while True:
         page = (await client.get("/api/keys", params={"limit": 2, **({"cursor": cursor} if cursor else {})})).json()
         names += [each["name"] for each in page["items"]]
-        if (cursor := page["next"]) is None:
+        if (cursor := page["next_cursor"]) is None:
             break
     assert sorted(names) == ["chief", "key 0", "key 1", "key 2", "key 3"]
 
 
-async def test_another_tenants_keys_are_not_there(client: httpx.AsyncClient, store: SqlStore):
+async def test_another_tenants_keys_are_not_there(client: httpx2.AsyncClient, store: SqlStore):
     theirs, text = await store.for_tenant("b").create_key("theirs", ["read"])
     assert "theirs" not in (await client.get("/api/keys")).text
     answer = await client.delete(f"/api/keys/{theirs.id}")
     assert (answer.status_code, answer.json()["code"]) == (404, "key_not_found")
-    assert await store.key_shown(text) is not None
+    assert await store.verify_key(text) is not None
 
 
-async def test_a_key_gives_no_scope_that_it_lacks(client: httpx.AsyncClient, store: SqlStore):
+async def test_a_key_gives_no_scope_that_it_lacks(client: httpx2.AsyncClient, store: SqlStore):
     _, clerk = await store.for_tenant("a").create_key("clerk", ["admin", "read"])
     headers = {"Authorization": f"Bearer {clerk}"}
     for scopes, status in ((["read"], 201), (["admin", "read"], 201), (["read", "chat"], 403), (["write"], 403)):
@@ -69,19 +71,19 @@ async def test_a_key_gives_no_scope_that_it_lacks(client: httpx.AsyncClient, sto
 
 
 @pytest.mark.parametrize("scope", ["read", "write", "chat"])
-async def test_without_admin_nobody_touches_keys(client: httpx.AsyncClient, store: SqlStore, scope: str):
-    made, text = await store.for_tenant("a").create_key("limited", [scope])
+async def test_managing_keys_needs_the_admin_scope(client: httpx2.AsyncClient, store: SqlStore, scope: str):
+    key, text = await store.for_tenant("a").create_key("limited", [scope])
     headers = {"Authorization": f"Bearer {text}"}
     answers = [
         await client.get("/api/keys", headers=headers),
         await client.post("/api/keys", json={"name": "n", "scopes": [scope]}, headers=headers),
-        await client.delete(f"/api/keys/{made.id}", headers=headers),
+        await client.delete(f"/api/keys/{key.id}", headers=headers),
     ]
-    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(403, "key_scope_missing")] * 3
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(403, "insufficient_scope")] * 3
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "fields",
     [
         {"name": ""},
         {"name": " "},
@@ -97,12 +99,12 @@ async def test_without_admin_nobody_touches_keys(client: httpx.AsyncClient, stor
         {"requests_per_minute": 2**31},
     ],
 )
-async def test_what_cannot_be_a_key_is_refused(client: httpx.AsyncClient, store: SqlStore, wanted: dict[str, Any]):
-    answer = await client.post("/api/keys", json={"name": "n", "scopes": ["read"], **wanted})
+async def test_what_cannot_be_a_key_is_refused(client: httpx2.AsyncClient, store: SqlStore, fields: dict[str, Any]):
+    answer = await client.post("/api/keys", json={"name": "n", "scopes": ["read"], **fields})
     assert answer.status_code in (400, 422)
-    assert len(await store.for_tenant("a").keys()) == 1
+    assert len(await store.for_tenant("a").list_keys()) == 1
 
 
 @pytest.mark.parametrize("id", ["x", "0" * 25, "0" * 27, "%00" * 26, "%F0%9F%94%91", "A" * 26, "0" * 26 + "%0A"])
-async def test_what_cannot_be_an_id_is_refused(client: httpx.AsyncClient, id: str):
+async def test_what_cannot_be_an_id_is_refused(client: httpx2.AsyncClient, id: str):
     assert (await client.delete(f"/api/keys/{id}")).status_code == 422

@@ -1,6 +1,6 @@
-"""OpenAPI is the contract: a change of it shows, every answer has a model, every event is in it.
+"""The OpenAPI document is the contract: changes show in a snapshot; every response and event has a schema.
 
-`UPDATE_SNAPSHOTS=1 pytest tests/server/test_openapi.py` writes the document anew; look at what changed.
+`UPDATE_SNAPSHOTS=1 pytest tests/server/test_openapi.py` rewrites the snapshot; review the diff.
 """
 
 import json
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from contract_document import Operation, document, operations
+from openapi_helpers import Operation, list_operations, load_document
 
 from quire.model.entries import EntryKind
-from quire.model.turns import TurnEvent
-from quire.server.problems import code_of
-from quire.server.stopping import EVENT
+from quire.model.events import TurnEvent
+from quire.server.lifecycle import SHUTDOWN_EVENT_NAME
+from quire.server.problems import error_code
 
 SNAPSHOT = Path(__file__).parent / "snapshots/openapi.json"
-NO_JSON = {
+NON_JSON_OPERATIONS = {
     "get /api/blobs/{digest}",
     "get /api/conversations/{conversation}/events",
     "get /api/conversations/{conversation}/export",
@@ -28,88 +28,88 @@ NO_JSON = {
     "post /v1/chat/completions",
     "get /v1/models",
 }
-"""Bytes, streams, and what others have laid down."""
+"""Bytes, streams, and responses in OpenAI's format."""
 
 
-def named(value: str) -> str:
+def snake_case(value: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", value).lower()
 
 
-def references(value: Any) -> Iterator[str]:
-    """Every schema that is referred to, anywhere inside."""
+def iter_references(value: Any) -> Iterator[str]:
+    """Yields every schema reference, at any depth."""
     match value:
         case dict():
             if isinstance(value.get("$ref"), str):
                 yield value["$ref"]
             for each in value.values():
-                yield from references(each)
+                yield from iter_references(each)
         case list():
             for each in value:
-                yield from references(each)
+                yield from iter_references(each)
         case _:
             pass
 
 
-def schema(name: str) -> dict[str, Any]:
-    return document()["components"]["schemas"][name]
+def get_schema(name: str) -> dict[str, Any]:
+    return load_document()["components"]["schemas"][name]
 
 
 def test_the_contract_is_the_one_that_was_agreed_on():
-    text = json.dumps(document(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json.dumps(load_document(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     if os.environ.get("UPDATE_SNAPSHOTS"):
         SNAPSHOT.write_text(text)
     assert text == SNAPSHOT.read_text()
 
 
 def test_whatever_is_referred_to_is_there():
-    for reference in set(references(document())):
-        assert reference.removeprefix("#/components/schemas/") in document()["components"]["schemas"]
+    for reference in set(iter_references(load_document())):
+        assert reference.removeprefix("#/components/schemas/") in load_document()["components"]["schemas"]
 
 
 def test_every_model_has_a_name_of_its_own():
-    """Two classes of one name become long names, or one for input and one for output."""
+    """FastAPI gives two classes of one name long names, and splits schemas for input and output."""
     assert [
-        name for name in document()["components"]["schemas"] if not re.fullmatch(r"[A-Za-z]+(_[A-Za-z]+_)?", name)
+        name for name in load_document()["components"]["schemas"] if not re.fullmatch(r"[A-Za-z]+(_[A-Za-z]+_)?", name)
     ] == []
 
 
-@pytest.mark.parametrize("operation", operations(), ids=str)
+@pytest.mark.parametrize("operation", list_operations(), ids=str)
 def test_every_answer_has_a_model_and_every_problem_is_one(operation: Operation):
-    for status, answer in operation.about["responses"].items():
+    for status, answer in operation.spec["responses"].items():
         content = answer.get("content", {})
         if not status.startswith("2"):
             problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
             assert content.get("application/problem+json") == problem, f"{status}: {content}"
-        elif status != "204" and f"{operation.method} {operation.path}" not in NO_JSON:
+        elif status != "204" and f"{operation.method} {operation.path}" not in NON_JSON_OPERATIONS:
             assert list(content) == ["application/json"]
             assert content["application/json"]["schema"].keys() & {"$ref", "anyOf", "oneOf"}
 
 
 def test_what_every_event_holds_is_in_the_contract():
-    kept = {named(kind.__name__) for kind in get_args(TurnEvent)}
-    turn = schema("TurnEventShown")["discriminator"]
-    live = schema("LiveEventShown")["discriminator"]
+    names = {snake_case(kind.__name__).removesuffix("_chunk") for kind in get_args(TurnEvent)}
+    turn = get_schema("TurnEventSchema")["discriminator"]
+    live = get_schema("LiveEventSchema")["discriminator"]
     assert turn["propertyName"] == live["propertyName"] == "event"
-    assert set(turn["mapping"]) == kept
-    assert set(live["mapping"]) == kept | {"changed"}
-    for path, method, union in (("send", "post", "TurnEventShown"), ("events", "get", "LiveEventShown")):
-        operation = document()["paths"][f"/api/conversations/{{conversation}}/{path}"][method]
-        assert f"#/components/schemas/{union}" in set(references(operation["responses"]["200"]))
-        assert EVENT in operation["description"]
+    assert set(turn["mapping"]) == names
+    assert set(live["mapping"]) == names | {"branch_changed"}
+    for path, method, union in (("send", "post", "TurnEventSchema"), ("events", "get", "LiveEventSchema")):
+        operation = load_document()["paths"][f"/api/conversations/{{conversation}}/{path}"][method]
+        assert f"#/components/schemas/{union}" in set(iter_references(operation["responses"]["200"]))
+        assert SHUTDOWN_EVENT_NAME in operation["description"]
 
 
 def test_what_every_kind_of_entry_holds_is_in_the_contract():
-    entry = schema("EntryShown")["discriminator"]
+    entry = get_schema("EntrySchema")["discriminator"]
     assert entry["propertyName"] == "kind"
     assert set(entry["mapping"]) == set(get_args(EntryKind))
     for reference in entry["mapping"].values():
-        shown = schema(reference.rpartition("/")[2])
-        assert set(shown["required"]) == set(shown["properties"])
-        assert "$ref" in shown["properties"]["body"]
+        schema = get_schema(reference.rpartition("/")[2])
+        assert set(schema["required"]) == set(schema["properties"])
+        assert "$ref" in schema["properties"]["body"]
 
 
 def test_a_problem_s_code_is_its_error_s_name():
     from quire import errors
 
-    assert code_of(errors.TurnUnderWay()) == "turn_under_way"
-    assert code_of(errors.ConversationNotFound()) == "conversation_not_found"
+    assert error_code(errors.TurnInProgress()) == "turn_in_progress"
+    assert error_code(errors.ConversationNotFound()) == "conversation_not_found"

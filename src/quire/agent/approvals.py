@@ -1,6 +1,7 @@
-"""Who allows the calls of tools that ask for it, and what was allowed for good.
+"""Approval of tool calls: decisions about single calls, and tools that are always allowed.
 
-One value lasts as long as its permissions should: a session, usually. With nobody to ask, such a call is denied.
+An `Approvals` value lives as long as its permissions should, usually a session. Without a callback, every call that
+needs approval is denied.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -11,44 +12,45 @@ from quire.model import ToolCallPart
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """This call may be run."""
+    """Run this call."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowAlways:
-    """This call, and every later one of the same tool."""
+    """Run this call and every later call of the same tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """This call is not run; the model is told so, and the reason."""
+    """Do not run this call. The model gets an error result with the reason."""
 
     reason: str | None = None
 
 
-Verdict = Allow | AllowAlways | Deny
-Ask = Callable[[ToolCallPart], Awaitable[Verdict]]
+ApprovalDecision = Allow | AllowAlways | Deny
+ApprovalCallback = Callable[[ToolCallPart], Awaitable[ApprovalDecision]]
 
 
 class Approvals:
-    def __init__(self, ask: Ask | None = None, *, always: Iterable[str] = ()) -> None:
+    def __init__(self, ask: ApprovalCallback | None = None, *, always_allowed: Iterable[str] = ()) -> None:
         self._ask = ask
-        self._always = set(always)
+        self._always_allowed = set(always_allowed)
 
     @property
-    def always(self) -> frozenset[str]:
-        """The tools, by the names under which models call them, that nobody is asked about any more."""
-        return frozenset(self._always)
+    def always_allowed(self) -> frozenset[str]:
+        """Wire names of the tools whose calls run without a further approval."""
+        return frozenset(self._always_allowed)
 
-    def granted(self, call: ToolCallPart) -> bool:
-        return call.name in self._always
+    def is_allowed(self, call: ToolCallPart) -> bool:
+        return call.name in self._always_allowed
 
-    async def verdict(self, call: ToolCallPart) -> Verdict:
-        if self.granted(call):
+    async def decide(self, call: ToolCallPart) -> ApprovalDecision:
+        """Requests a decision, unless the tool is always allowed, and remembers `AllowAlways`."""
+        if self.is_allowed(call):
             return Allow()
         if self._ask is None:
-            return Deny("It needs to be allowed, and nobody is here to ask.")
-        verdict = await self._ask(call)
-        if isinstance(verdict, AllowAlways):
-            self._always.add(call.name)
-        return verdict
+            return Deny("It needs approval, and this session has no way to request one.")
+        decision = await self._ask(call)
+        if isinstance(decision, AllowAlways):
+            self._always_allowed.add(call.name)
+        return decision

@@ -1,32 +1,71 @@
-"""How long MCP servers may take, how often they are started again, and how much they may send."""
+"""Limits of MCP servers and of turns: timeouts, retries with exponential backoff, restarts and sizes."""
 
 from pydantic import Field
 
-from quire.agent.outcomes import LARGEST_RESULT
-from quire.model.value import Value
+from quire.agent.tool_results import MAX_RESULT_CHARS
+from quire.errors import ModelRateLimited
+from quire.model.base import FrozenModel
 from quire.settings import Settings
 
 
-class ServerLimits(Value):
-    start_seconds: float = Field(default=30.0, gt=0, description="Seconds until a server must have answered its start.")
-    list_seconds: float = Field(default=30.0, gt=0, description="Seconds until a server must have listed its tools.")
-    call_seconds: float = Field(default=120.0, gt=0, description="Seconds that one call of a tool may take.")
+class MCPLimits(FrozenModel):
+    start_seconds: float = Field(default=30.0, gt=0, description="Seconds a server may take to start.")
+    list_seconds: float = Field(default=30.0, gt=0, description="Seconds a server may take to list its tools.")
+    call_seconds: float = Field(default=120.0, gt=0, description="Seconds one tool call may take.")
     close_seconds: float = Field(
-        default=2.0, ge=0, description="Seconds that a server is given to end by itself before it is ended."
+        default=2.0, ge=0, description="Seconds a server has to exit by itself before it is terminated."
     )
-    restarts: int = Field(default=3, ge=0, description="How often in a row a server that failed is started again.")
-    largest_result: int = Field(
-        default=LARGEST_RESULT, gt=0, description="Characters of a result that are kept; the rest is cut."
+    max_restarts: int = Field(default=3, ge=0, description="Maximum restarts in a row of a server that failed.")
+    max_result_chars: int = Field(
+        default=MAX_RESULT_CHARS, gt=0, description="Maximum characters of a result; the rest is cut."
     )
-    largest_message: int = Field(
-        default=64_000_000, gt=0, description="Bytes of one message of a server; a larger one is dropped."
+    max_message_bytes: int = Field(
+        default=64_000_000, gt=0, description="Maximum bytes of one message from a server; a larger one is dropped."
     )
 
 
-def server_limits(settings: Settings) -> ServerLimits:
-    """The limits that the settings name; the others are at their defaults."""
-    return ServerLimits(
-        start_seconds=settings.server_timeout,
-        list_seconds=settings.server_timeout,
+class TurnLimits(FrozenModel):
+    max_steps: int = Field(default=50, gt=0, description="Maximum replies in a turn.")
+    max_reply_tokens: int | None = Field(
+        default=None, gt=0, description="Maximum tokens of a reply; the provider's default if not set."
+    )
+    model_idle_seconds: float | None = Field(
+        default=300.0, gt=0, description="Seconds to wait for a reply to begin, and for each chunk of it."
+    )
+    tool_seconds: float | None = Field(default=600.0, gt=0, description="Seconds one tool call may take.")
+    stop_grace_seconds: float = Field(default=2.0, ge=0, description="Seconds a tool has to end after it is cancelled.")
+    max_retries: int = Field(default=4, ge=0, description="Maximum retries of a rate-limited model call.")
+    initial_backoff_seconds: float = Field(
+        default=1.0, ge=0, description="Seconds before the first retry; doubled for each further one."
+    )
+    max_backoff_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="Maximum seconds before a retry; if the provider asks for a longer wait, the turn fails.",
+    )
+
+    def get_retry_delay(self, error: ModelRateLimited, *, attempt: int) -> float | None:
+        """Exponential backoff in seconds before the next retry, or None for no retry; `attempt` counts the retries so
+        far. A provider's Retry-After can lengthen the delay."""
+        backoff = min(self.max_backoff_seconds, self.initial_backoff_seconds * 2**attempt)
+        delay = max(error.retry_after or 0.0, backoff)
+        return delay if attempt < self.max_retries and delay <= self.max_backoff_seconds else None
+
+
+def build_mcp_limits(settings: Settings) -> MCPLimits:
+    """Takes limits from the settings that name them; the others have their defaults."""
+    return MCPLimits(
+        start_seconds=settings.mcp_server_timeout,
+        list_seconds=settings.mcp_server_timeout,
         call_seconds=settings.tool_timeout,
+    )
+
+
+def build_turn_limits(settings: Settings, *, max_reply_tokens: int | None = None) -> TurnLimits:
+    """Takes limits from the settings that name them; the others have their defaults."""
+    return TurnLimits(
+        max_steps=settings.max_steps,
+        max_reply_tokens=max_reply_tokens,
+        model_idle_seconds=settings.model_timeout,
+        tool_seconds=settings.tool_timeout,
     )

@@ -1,10 +1,10 @@
-"""The command line. Each group of commands has a file; what they do, the library does."""
+"""The command line. Each group of commands has a module; the commands call the library."""
 
 import sys
 
 
 def main() -> None:
-    # Before anything is imported: the version is asked for by scripts, which wait for it.
+    # Before any other import, because scripts wait for the version.
     if sys.argv[1:] == ["--version"]:
         from quire import __version__
 
@@ -12,7 +12,7 @@ def main() -> None:
         return
     import gc
 
-    # What is imported stays; looking through it for garbage, again and again, would only make a short command longer.
+    # Imported objects live until the end; collecting among them again and again would only slow a short command.
     gc.disable()
     try:
         from quire.cli.app import app
@@ -21,15 +21,15 @@ def main() -> None:
             raise
         from quire.errors import MissingExtra
 
-        sys.exit(str(MissingExtra(extra="cli", needed_for="The command line")))
+        sys.exit(str(MissingExtra(extra="cli", feature="The command line")))
     try:
         app(prog_name="quire")
     finally:
-        _flush()
+        _flush_stdout()
 
 
-def _flush() -> None:
-    """Whoever read our output may have gone, as `head` does; then there is nobody left to tell."""
+def _flush_stdout() -> None:
+    """Flushes standard output; a reader that has closed the pipe, as `head` does, is no error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,6 +1,6 @@
-"""The commands, joined by name: a group's module is imported when one of its commands is called.
+"""The root command: imports a command's module lazily, when the command is called.
 
-Errors of the library end here, as one line on standard error and an exit code (see `quire.cli.running`).
+Errors of the library end here, as one line on standard error and an exit code (see `quire.cli.common`).
 """
 
 from importlib import import_module
@@ -11,14 +11,14 @@ import typer
 from typer.core import TyperGroup
 
 from quire import __version__
-from quire.cli.output import note
-from quire.cli.running import collect_garbage, example_of, exit_code
+from quire.cli.common import enable_garbage_collection, format_example, to_exit_code
+from quire.cli.output import print_note
 from quire.errors import QuireError
 
-GROUPS = ("context", "memory", "config", "agent", "conversation", "key", "db")
+COMMAND_GROUPS = ("context", "memory", "config", "agent", "conversation", "key", "db")
 """Modules with a Typer `app` of several commands."""
 
-SINGLE = {
+SINGLE_COMMANDS = {
     "chat": "quire chat",
     "ask": 'quire ask "Where do we stand?"',
     "init": "quire init",
@@ -28,44 +28,44 @@ SINGLE = {
 """Modules with one function, `command`, and an example of it."""
 
 
-class Commands(TyperGroup):
-    """The commands by name; those whose module is not installed are not there."""
+class LazyCommandGroup(TyperGroup):
+    """Command group that loads a command on first use and omits commands whose module is not installed."""
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
-        single = [name for name in SINGLE if find_spec(f"quire.cli.{name}") is not None]
-        self._modules = (*single, *GROUPS)
-        self.commands = cast(Any, {**dict.fromkeys(self._modules), **self.commands})
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        installed = [name for name in SINGLE_COMMANDS if find_spec(f"quire.cli.{name}") is not None]
+        self._module_names = (*installed, *COMMAND_GROUPS)
+        self.commands = cast(Any, {**dict.fromkeys(self._module_names), **self.commands})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in self._modules and self.commands[cmd_name] is None:
-            self.commands[cmd_name] = _loaded(cmd_name)
+        if cmd_name in self._module_names and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _load_command(cmd_name)
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except QuireError as error:
-            note(f"quire: {error}")
-            raise typer.Exit(exit_code(error)) from error
+            print_note(f"quire: {error}")
+            raise typer.Exit(to_exit_code(error)) from error
 
 
-def _loaded(name: str) -> Any:
+def _load_command(name: str) -> Any:
     module = import_module(f"quire.cli.{name}")
-    if name in GROUPS:
-        made: Any = typer.main.get_command(module.app)
+    if name in COMMAND_GROUPS:
+        command: Any = typer.main.get_command(module.app)
     else:
-        collect_garbage()
-        alone = typer.Typer(add_completion=False)
-        alone.command(name, epilog=example_of(SINGLE[name]))(module.command)
-        made = typer.main.get_command(alone)
-    made.name = name
-    return made
+        enable_garbage_collection()
+        single = typer.Typer(add_completion=False)
+        single.command(name, epilog=format_example(SINGLE_COMMANDS[name]))(module.command)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
 
 
 app = typer.Typer(
     help="A context engine for LLM chat and agents.",
-    cls=Commands,
+    cls=LazyCommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

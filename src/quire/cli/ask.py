@@ -1,10 +1,11 @@
-"""`quire ask`: one question from a script. The reply goes to standard output, and everything else beside it.
+"""`quire ask`: one question from a script. The reply goes to standard output, everything else to standard error.
 
+Exit codes:
 0    answered
 1    failed
-3    there is no such conversation, agent or file
-4    the reply is not whole: cut at the limit of its tokens, empty, or out of steps
-130  stopped by Ctrl-C; what had come is kept
+3    no such conversation, agent or file
+4    incomplete reply: truncated at the token limit, empty, or out of steps
+130  stopped by Ctrl-C; the partial reply is recorded
 """
 
 import sys
@@ -12,79 +13,86 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.chat import AgentName, ReplyTokens, Vault
-from quire.cli.completing import conversation_ids
-from quire.cli.running import AsJson, Given, run
+from quire.cli.chat import AgentOption, ReplyTokensOption, VaultOption
+from quire.cli.common import AsJson, SetOptions, complete_conversation_ids, run_async
 from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from quire.cli.answering import Answer
-    from quire.cli.chat.talk import Wanted
-    from quire.cli.opening import Options
+    from quire.cli.ask_result import AskResult
+    from quire.cli.chat.runtime import ChatOptions
+    from quire.cli.engine_setup import SettingOverrides
 
-NOT_WHOLE = 4
-STOPPED = 130
+EXIT_INCOMPLETE = 4
+EXIT_INTERRUPTED = 130
 
-_SHORT = {
-    "truncated": "The reply ends at the limit of its tokens.",
+_INCOMPLETE_MESSAGES = {
+    "truncated": "The reply was cut off at its token limit.",
     "empty": "The reply is empty.",
-    "steps": "The turn has had as many replies as `max_steps` lets it; ask on with --continue.",
+    "max_steps": "The turn reached `max_steps`; continue it with --continue.",
 }
 
 
 def command(
     question: Annotated[
-        str | None, typer.Argument(help="What to ask; else standard input.", show_default=False)
+        str | None, typer.Argument(help="The question; default: standard input.", show_default=False)
     ] = None,
     *,
-    show_context: Annotated[bool, typer.Option("--show-context", help="Say what the model was shown.")] = False,
+    show_context: Annotated[bool, typer.Option("--show-context", help="Print what the model saw.")] = False,
     conversation: Annotated[
         str | None,
-        typer.Option(help="Ask in this conversation; it is made if it is not there.", autocompletion=conversation_ids),
+        typer.Option(
+            help="Ask in this conversation; created if it does not exist.", autocompletion=complete_conversation_ids
+        ),
     ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Ask in a conversation of its own, as without these.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Ask in a new conversation (the default).")] = False,
     resume: Annotated[
-        bool, typer.Option("--continue", "-c", help="Ask in the conversation that was used last.")
+        bool, typer.Option("--continue", "-c", help="Ask in the most recently used conversation.")
     ] = False,
-    agent: AgentName = None,
-    vault: Vault = None,
-    reply_tokens: ReplyTokens = None,
+    agent: AgentOption = None,
+    vault: VaultOption = None,
+    reply_tokens: ReplyTokensOption = None,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Ask one question; text that is piped in goes with it, as data.
+    """Ask one question; piped text is sent with it as data.
 
-    The exit code is 4 if the reply is not whole, and 130 if it was stopped.
+    The exit code is 4 if the reply is incomplete, and 130 if it was stopped.
     """
-    from quire.cli.chat.talk import Wanted, options_from
+    from quire.cli.chat.runtime import ChatOptions, build_overrides
 
     if sum((conversation is not None, new, resume)) > 1:
         raise InvalidRequest("Choose one of --conversation, --new and --continue.")
-    text = asked(question, "" if sys.stdin.isatty() else sys.stdin.read())
-    wanted = Wanted(conversation=conversation, new=new, resume=resume, reply_tokens=reply_tokens, asks=True)
-    options = options_from(given or (), agent=agent, vault=vault)
-    done = run(_answered(text, options, wanted, as_json=as_json, show_context=show_context))
-    code = _code(done)
+    text = build_question(question, "" if sys.stdin.isatty() else sys.stdin.read())
+    chat_options = ChatOptions(
+        conversation=conversation, new=new, resume=resume, reply_tokens=reply_tokens, requires_model=True
+    )
+    setting_overrides = build_overrides(overrides or (), agent=agent, vault=vault)
+    result = run_async(_ask(text, setting_overrides, chat_options, as_json=as_json, show_context=show_context))
+    code = _to_exit_code(result)
     if code:
         raise typer.Exit(code)
 
 
-def asked(question: str | None, piped: str) -> str:
-    """The message: a question with what was piped in as labelled data, or what was piped in as the question.
+def build_question(question: str | None, piped_text: str) -> str:
+    """Builds the message: the question with the piped text as labelled data, or the piped text as the question.
 
-    Data stands in a fence of code as well, so that what looks like a link or a path in it refers to nothing.
+    The data is also in a code fence, so that links and @paths in it are not resolved.
     """
-    from quire.view.labels import labelled
+    from quire.view.labels import label_text
 
     if question is None or not question.strip():
-        if not piped.strip():
-            raise InvalidRequest('There is no question: write it as `quire ask "…"`, or pipe it in.')
-        return piped.strip()
-    return f"{question}\n\n{labelled('input', fenced(piped), source='standard input')}" if piped.strip() else question
+        if not piped_text.strip():
+            raise InvalidRequest('There is no question: pass it as `quire ask "…"`, or pipe it in.')
+        return piped_text.strip()
+    return (
+        f"{question}\n\n{label_text('input', fence_text(piped_text), source='standard input')}"
+        if piped_text.strip()
+        else question
+    )
 
 
-def fenced(text: str) -> str:
-    """The text in a fence that is longer than any within."""
+def fence_text(text: str) -> str:
+    """Wraps text in a code fence that is longer than any run of backticks in it."""
     longest = run_ = 0
     for sign in text:
         run_ = run_ + 1 if sign == "`" else 0
@@ -93,37 +101,39 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
-async def _answered(text: str, options: "Options", wanted: "Wanted", *, as_json: bool, show_context: bool) -> "Answer":
-    from quire.cli.answering import answer, context_lines
-    from quire.cli.chat.talk import opened_talk
-    from quire.cli.output import note, print_json
+async def _ask(
+    text: str, overrides: "SettingOverrides", chat_options: "ChatOptions", *, as_json: bool, show_context: bool
+) -> "AskResult":
+    from quire.cli.ask_result import ask_question, format_context_lines
+    from quire.cli.chat.runtime import open_chat
+    from quire.cli.output import print_json, print_note
 
-    async with opened_talk(options, wanted) as talk:
-        done = await answer(talk, text, say=None if as_json else _say)
+    async with open_chat(overrides, chat_options) as runtime:
+        result = await ask_question(runtime, text, write=None if as_json else _write_reply)
     if as_json:
-        print_json(done.model_dump(mode="json"))
-    elif done.reply and not done.reply.endswith("\n"):
-        _say("\n")
-    if done.reason in _SHORT:
-        note(_SHORT[done.reason])
+        print_json(result.model_dump(mode="json"))
+    elif result.reply and not result.reply.endswith("\n"):
+        _write_reply("\n")
+    if result.reason in _INCOMPLETE_MESSAGES:
+        print_note(_INCOMPLETE_MESSAGES[result.reason])
     if show_context:
-        note("\n".join(context_lines(done)))
-    return done
+        print_note("\n".join(format_context_lines(result)))
+    return result
 
 
-def _say(text: str) -> None:
-    """To a terminal without what would steer it; to a program as it is."""
-    from quire.cli.output import plain
+def _write_reply(text: str) -> None:
+    """Writes to a terminal without control characters, and to a pipe unchanged."""
+    from quire.cli.output import sanitize
 
-    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
+    sys.stdout.write(sanitize(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
-def _code(done: "Answer") -> int:
-    match done.reason:
+def _to_exit_code(result: "AskResult") -> int:
+    match result.reason:
         case "answered":
             return 0
         case "stopped":
-            return STOPPED
-        case "truncated" | "empty" | "steps":
-            return NOT_WHOLE
+            return EXIT_INTERRUPTED
+        case "truncated" | "empty" | "max_steps":
+            return EXIT_INCOMPLETE

@@ -1,4 +1,4 @@
-"""`quire config`: the settings that hold here, where each comes from, and changes to the files that set them."""
+"""`quire config`: prints the effective settings and their origins, and edits settings files."""
 
 import os
 import re
@@ -8,51 +8,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli import places
-from quire.cli.completing import setting_names
-from quire.cli.opening import as_options, database_url, settings_from
-from quire.cli.output import fields, give, note, table, text
-from quire.cli.running import AsJson, Given, command, group
+from quire.cli import paths
+from quire.cli.common import AsJson, SetOptions, command, complete_setting_names, create_group
+from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_overrides
+from quire.cli.output import make_field_table, make_table, make_text, print_note, print_result
 from quire.errors import InvalidConfiguration, NotFound
 from quire.settings import Settings
-from quire.settings.sources import Layer, environment_layers, file_layer, loaded, option_layer
+from quire.settings.sources import SettingsLayer, load_settings, parse_options, read_environment, read_settings_file
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-app = group("See the settings and where they come from, and change them.")
+app = create_group("Show the settings and where they come from, and change them.")
 
-SettingName = Annotated[str, typer.Argument(help="The setting's name.", autocompletion=setting_names)]
-Unset = Annotated[bool, typer.Option("--unset", help="Take it out of the file, so that the default holds again.")]
+SettingName = Annotated[str, typer.Argument(help="The setting's name.", autocompletion=complete_setting_names)]
+UnsetOption = Annotated[bool, typer.Option("--unset", help="Remove it from the file, so that the default applies.")]
 
 
-def shown_path(path: Path) -> str:
-    """A path for people: from home, where it lies there."""
+def format_path(path: Path) -> str:
+    """Formats a path for people, with `~` for the home folder."""
     home = os.environ.get("HOME")
     return f"~/{path.relative_to(home)}" if home and path.is_relative_to(home) else str(path)
 
 
-def without_password(url: str) -> str:
+def mask_password(url: str) -> str:
     return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", url)
 
 
 @command(app, "quire config get strategy")
-def get(name: SettingName, *, as_json: AsJson = False, given: Given = None) -> None:
+def get(name: SettingName, *, as_json: AsJson = False, overrides: SetOptions = None) -> None:
     """Print the value of one setting."""
     _check_name(name)
-    found = settings_from(as_options(given or ()))
-    value = found.settings.model_dump(mode="json")[name]
-    document = {"name": name, "value": value, "origin": found.origins.get(name, "default")}
-    give(document, lambda _: [text(_said(value))], as_json=as_json)
+    loaded = load_cli_settings(to_overrides(overrides or ()))
+    value = loaded.settings.model_dump(mode="json")[name]
+    document = {"name": name, "value": value, "origin": loaded.origins.get(name, "default")}
+    print_result(document, lambda _: [make_text(_format_value(value))], as_json=as_json)
 
 
 def _check_name(name: str) -> None:
     if name not in Settings.model_fields:
-        raise NotFound(f"There is no setting {name!r}; `quire config list` shows those that there are.")
+        raise NotFound(f"There is no setting {name!r}; run `quire config list` to see all settings.")
 
 
-def _said(value: Any) -> str:
-    from quire.settings.written import toml_value
+def _format_value(value: Any) -> str:
+    from quire.settings.toml_template import to_toml
 
     match value:
         case None:
@@ -60,130 +59,128 @@ def _said(value: Any) -> str:
         case str():
             return value
         case _:
-            return toml_value(value)
+            return to_toml(value)
 
 
 @command(app, "quire config set strategy discard", name="set")
 def set_(
     name: SettingName,
-    value: Annotated[
-        str | None, typer.Argument(help="Its value; a table is written as JSON.", show_default=False)
-    ] = None,
+    value: Annotated[str | None, typer.Argument(help="The new value; a table as JSON.", show_default=False)] = None,
     *,
-    project: Annotated[bool, typer.Option("--project", help="In the project's file, not in your own.")] = False,
-    unset: Unset = False,
+    project: Annotated[bool, typer.Option("--project", help="Write the project's file instead of your own.")] = False,
+    unset: UnsetOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set one setting in your settings file, or in the project's; the rest of the file stays as it is."""
+    """Set one setting in your settings file, or in the project's; the rest of the file is preserved."""
     _check_name(name)
     if (value is None) != unset:
-        raise typer.BadParameter("give a value, or --unset.")
-    path = _file(project=project)
-    typed = None if value is None else _typed(path, name, value)
-    rewrite(path, name, typed)
-    _warn_of_environment(name)
-    document = {"name": name, "value": typed, "path": str(path)}
-    said = f"{name} is at its default in" if unset else f"{name} = {_said(typed)} in"
-    give(document, lambda _: [text(f"{said} {shown_path(path)}")], as_json=as_json)
+        raise typer.BadParameter("pass either a value or --unset.")
+    path = _find_settings_file(project=project)
+    parsed = None if value is None else _parse_value(path, name, value)
+    write_setting(path, name, parsed)
+    _warn_if_overridden(name)
+    document = {"name": name, "value": parsed, "path": str(path)}
+    change = f"{name} is at its default in" if unset else f"{name} = {_format_value(parsed)} in"
+    print_result(document, lambda _: [make_text(f"{change} {format_path(path)}")], as_json=as_json)
 
 
-def _file(*, project: bool) -> Path:
+def _find_settings_file(*, project: bool) -> Path:
     if not project:
-        return places.user_settings(os.environ)
-    return places.project_settings(Path.cwd()) or Path.cwd() / places.SETTINGS_FILE
+        return paths.get_user_settings_path(os.environ)
+    return paths.find_project_settings_path(Path.cwd()) or Path.cwd() / paths.SETTINGS_FILENAME
 
 
-def _typed(path: Path, name: str, value: str) -> Any:
-    """The value as the file will hold it, checked together with what the file says besides."""
-    given = option_layer([f"{name}={value}"]).values
-    settings = loaded([file_layer(path), Layer(str(path), given)]).settings
+def _parse_value(path: Path, name: str, value: str) -> Any:
+    """Parses the value as the file will hold it, and validates it with the other settings of the file."""
+    change = parse_options([f"{name}={value}"]).values
+    settings = load_settings([read_settings_file(path), SettingsLayer(str(path), change)]).settings
     if name == "strategy":
         _check_strategy(settings.strategy)
     return settings.model_dump(mode="json", exclude_none=True).get(name)
 
 
 def _check_strategy(name: str) -> None:
-    """Only a program can register others; here there are those that Quire has."""
-    from quire.view.strategies import strategy_named
+    """Accepts built-in strategies only: the command line cannot register others."""
+    from quire.view.strategies import get_strategy
 
-    strategy_named(name)
-
-
-def rewrite(path: Path, name: str, value: Any) -> None:
-    """Sets one value in a settings file, or takes it out with None; the rest of the file stays as it is."""
-    from quire.cli import tomls
-
-    present = path.read_text("utf-8") if path.is_file() else ""
-    file_layer(path)  # Refuses what is no TOML with the name of the file.
-    new = tomls.without(present, name) if value is None else tomls.changed(present, name, value)
-    _check_written(path, new, name, value)
-    tomls.write(path, new)
+    get_strategy(name)
 
 
-def _check_written(path: Path, new: str, name: str, value: Any) -> None:
-    """What is about to be written says what was meant, and nothing else has changed."""
+def write_setting(path: Path, name: str, value: Any) -> None:
+    """Sets one value in a settings file, or removes it with None; the rest of the file is preserved."""
+    from quire.cli import toml_edit
+
+    old_text = path.read_text("utf-8") if path.is_file() else ""
+    read_settings_file(path)  # Rejects invalid TOML with an error that names the file.
+    new_text = toml_edit.remove_value(old_text, name) if value is None else toml_edit.set_value(old_text, name, value)
+    _verify_rewrite(path, new_text, name, value)
+    toml_edit.write_atomically(path, new_text)
+
+
+def _verify_rewrite(path: Path, new_text: str, name: str, value: Any) -> None:
+    """Checks before writing that the new text changes this setting and nothing else."""
     import tomllib
 
-    before = dict(file_layer(path).values)
+    before = dict(read_settings_file(path).values)
     before.pop(name, None)
-    after = tomllib.loads(new)
+    after = tomllib.loads(new_text)
     if after.pop(name, None) != value or after != before:
-        raise InvalidConfiguration(f"{path} is written in a way that cannot be changed safely; set {name} by hand.")
+        raise InvalidConfiguration(f"Cannot edit {path} without changing more than {name}; set {name} by hand.")
 
 
-def _warn_of_environment(name: str) -> None:
-    for layer in environment_layers(os.environ):
+def _warn_if_overridden(name: str) -> None:
+    for layer in read_environment(os.environ):
         if name in layer.values:
-            note(f"{layer.where} is set in the environment, which goes before the file.")
+            print_note(f"{layer.source} is set in the environment and overrides the file.")
 
 
 @command(app, "quire config list --changed", name="list")
 def list_(
     *,
-    changed: Annotated[bool, typer.Option("--changed", help="Only those that something sets.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that are set somewhere.")] = False,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """List all settings with their values and where these come from."""
-    found = settings_from(as_options(given or ()))
-    values = found.settings.model_dump(mode="json")
-    listed = [
+    """List all settings with their values and origins."""
+    loaded = load_cli_settings(to_overrides(overrides or ()))
+    values = loaded.settings.model_dump(mode="json")
+    rows = [
         {
             "name": name,
-            "value": _masked(values[name]),
-            "origin": found.origins.get(name, "default"),
+            "value": _mask_value(values[name]),
+            "origin": loaded.origins.get(name, "default"),
             "description": field.description,
         }
         for name, field in Settings.model_fields.items()
-        if name in found.origins or not changed
+        if name in loaded.origins or not changed
     ]
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        yield table(
+        yield make_table(
             "setting", "value", "from",
-            rows=[(each["name"], _said(each["value"]), _origin(each)) for each in listed],
-            wide=("value", "from"),
-        ) if listed else text("Every setting is at its default.")  # fmt: skip
+            rows=[(each["name"], _format_value(each["value"]), _format_origin(each)) for each in rows],
+            wrapped=("value", "from"),
+        ) if rows else make_text("Every setting is at its default.")  # fmt: skip
 
-    give({"settings": listed}, draw, as_json=as_json)
-
-
-def _masked(value: Any) -> Any:
-    return without_password(value) if isinstance(value, str) else value
+    print_result({"settings": rows}, draw, as_json=as_json)
 
 
-def _origin(row: Mapping[str, Any]) -> str:
+def _mask_value(value: Any) -> Any:
+    return mask_password(value) if isinstance(value, str) else value
+
+
+def _format_origin(row: Mapping[str, Any]) -> str:
     origin = str(row["origin"])
-    return shown_path(Path(origin)) if origin.startswith("/") else origin
+    return format_path(Path(origin)) if origin.startswith("/") else origin
 
 
 @command(app, "quire config path")
-def path(*, as_json: AsJson = False, given: Given = None) -> None:
-    """Print where the settings, the log and the agents are."""
-    project = places.project_settings(Path.cwd())
-    url = without_password(database_url(settings_from(as_options(given or ())).settings))
-    user, agents = places.user_settings(os.environ), places.agents_folder(os.environ)
-    found = {
+def path(*, as_json: AsJson = False, overrides: SetOptions = None) -> None:
+    """Print the paths of the settings, the log and the agents."""
+    project = paths.find_project_settings_path(Path.cwd())
+    url = mask_password(resolve_database_url(load_cli_settings(to_overrides(overrides or ())).settings))
+    user, agents = paths.get_user_settings_path(os.environ), paths.get_agents_folder()
+    document = {
         "user": {"path": str(user), "exists": user.is_file()},
         "project": None if project is None else {"path": str(project), "exists": True},
         "database": url,
@@ -191,17 +188,17 @@ def path(*, as_json: AsJson = False, given: Given = None) -> None:
     }
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        yield fields(
+        yield make_field_table(
             [
-                ("your settings", _place(user, exists=user.is_file())),
-                ("the project's", shown_path(project) if project is not None else "none from here upwards"),
+                ("your settings", _format_location(user, exists=user.is_file())),
+                ("the project's", format_path(project) if project is not None else "none in this folder or above"),
                 ("the log", url.replace(f"sqlite:///{os.environ.get('HOME')}/", "~/")),
-                ("agents", _place(agents, exists=agents.is_dir())),
+                ("agents", _format_location(agents, exists=agents.is_dir())),
             ]
         )
 
-    give(found, draw, as_json=as_json)
+    print_result(document, draw, as_json=as_json)
 
 
-def _place(where: Path, *, exists: bool) -> str:
-    return shown_path(where) if exists else f"{shown_path(where)} (not there yet)"
+def _format_location(path: Path, *, exists: bool) -> str:
+    return format_path(path) if exists else f"{format_path(path)} (does not exist)"

@@ -1,6 +1,6 @@
-"""`quire context`, what only looks: the window, its summary, its memory, its numbers, its items.
+"""`quire context`, the read commands: window, summary, memory and session items.
 
-`show` and `why` are about the next request, unless a reply names an earlier one; nothing is changed by asking.
+`show` describes the next request, or with `--reply` an earlier one, and writes nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,146 +9,146 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from quire.cli import context_changes, context_ledger, context_stats, context_transfer
-from quire.cli.compactions import compaction_document, compaction_said
-from quire.cli.manifests import manifest_of
-from quire.cli.output import give, moment, one_line, table, text
-from quire.cli.running import (
-    About,
+from quire.cli.common import (
     AsJson,
+    CommandTarget,
     ReplyNumber,
     WithServers,
     branch_command,
-    group,
-    opened_conversation,
-    run,
+    create_group,
+    open_conversation,
+    run_async,
 )
-from quire.cli.servers import enabled_servers, not_started_said
+from quire.cli.context_changes import load_active_compaction
+from quire.cli.context_ledger import load_manifest
+from quire.cli.mcp_servers import format_not_started, list_enabled_servers
+from quire.cli.output import (
+    format_compaction,
+    format_local_time,
+    make_table,
+    make_text,
+    print_result,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quire.context.items import InSession
-    from quire.model import Entry, Manifest
+    from quire.model import Manifest
+    from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema
 
-app = group("See what the model sees of a conversation, and change it.")
+app = create_group("Show what the model sees of a conversation, and change it.")
 
 
 @branch_command(app, "quire context show")
 def show(
-    target: About,
+    target: CommandTarget,
     *,
     reply: ReplyNumber = None,
-    all_rows: Annotated[bool, typer.Option("--all", help="List what is in the request as well.")] = False,
+    all_rows: Annotated[bool, typer.Option("--all", help="Also list what is included.")] = False,
     servers: WithServers = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the window by slot: what the next request holds, what it leaves out and why."""
-    manifest, missing = run(_shown(target, reply, servers=servers))
+    """Draw the context window by slot: what the next request includes, what it omits and why."""
+    manifest, missing = run_async(_load_window(target, reply, servers=servers))
 
     def draw(console: Any) -> "Iterable[RenderableType]":
-        from quire.cli.window import drawn
+        from quire.cli.context_window import render_window
 
         policy = manifest.policy
-        asked = "the next request" if reply is None else f"the request that #{reply} answered"
+        request = "the next request" if reply is None else f"the request that #{reply} answered"
         counts = "counts are exact" if manifest.exact else "counts are estimates"
-        yield text(f"{manifest.conversation}, branch {manifest.branch}: {asked}")
-        yield text(f"{policy.model}, strategy {policy.strategy}, {counts}\n", style="dim")
-        yield from drawn(manifest, console, all_rows=all_rows)
+        yield make_text(f"{manifest.conversation}, branch {manifest.branch}: {request}")
+        yield make_text(f"{policy.model}, strategy {policy.strategy}, {counts}\n", style="dim")
+        yield from render_window(manifest, console, show_included=all_rows)
         if missing:
-            yield text(f"\n{not_started_said(missing)}")
+            yield make_text(f"\n{format_not_started(missing)}")
 
-    give(_window(manifest, reply) | {"servers_not_started": missing}, draw, as_json=as_json)
-
-
-async def _shown(target: About, reply: int | None, *, servers: bool) -> "tuple[Manifest, list[str]]":
-    """The record, and the servers whose tools are not in it because they were not started."""
-    next_one = reply is None
-    async with opened_conversation(target, servers=servers and next_one) as conversation:
-        missing = enabled_servers(conversation.engine.agent) if next_one and not servers else []
-        return await manifest_of(conversation, reply), missing
-
-
-def _window(manifest: "Manifest", reply: int | None) -> dict[str, Any]:
-    policy = manifest.policy
-    return {
+    document = {
         "conversation": manifest.conversation,
         "branch": manifest.branch,
         "reply": reply,
-        "model": policy.model,
-        "strategy": policy.strategy,
-        "exact": manifest.exact,
-        "window": policy.window,
-        "reserved": policy.reserved_response_tokens,
-        "trigger": manifest.trigger,
-        "total": manifest.total,
-        "wanted": manifest.wanted,
-        "slots": [use.model_dump(mode="json", exclude_none=True) for use in manifest.slots],
-        "included": [row.model_dump(mode="json", exclude_none=True) for row in manifest.included],
-        "left_out": [row.model_dump(mode="json", exclude_none=True) for row in manifest.left_out],
+        "manifest": manifest.model_dump(mode="json"),
+        "servers_not_started": missing,
     }
+    print_result(document, draw, as_json=as_json)
+
+
+async def _load_window(target: CommandTarget, reply: int | None, *, servers: bool) -> "tuple[Manifest, list[str]]":
+    """Loads the manifest, and the servers whose tools are missing from it because they were not started."""
+    is_next = reply is None
+    async with open_conversation(target, servers=servers and is_next) as conversation:
+        missing = list_enabled_servers(conversation.engine.agent) if is_next and not servers else []
+        return await load_manifest(conversation, reply), missing
 
 
 @branch_command(app, "quire context summary")
 def summary(
-    target: About,
+    target: CommandTarget,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Print the summary that stands in place of archived messages, and how it came about."""
-    named, entry = run(_active(target))
-    found = compaction_document(entry)
+    """Print the summary that replaces archived messages, and how it was made."""
+    conversation_id, active = run_async(_load_active(target))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        if found is None:
-            yield text("Nothing is compacted: the model sees every message.")
+        if active is None:
+            yield make_text("Nothing is compacted: the model sees every message.")
             return
-        yield text(compaction_said(found), style="bold")
-        by = f"written by {found['model']}" if found["model"] else "extracts, made without a model"
-        yield text(f"{moment(entry.at if entry else None)}, {found['trigger']}; {by}", style="dim")
-        yield text(f"\n{found['summary'] or 'Without a summary: the messages are left out.'}")
+        compaction = active.compaction
+        yield make_text(format_compaction(compaction), style="bold")
+        by = f"written by {compaction.model}" if compaction.model else "extracted without a model"
+        yield make_text(f"{format_local_time(active.created_at)}, {compaction.trigger}; {by}", style="dim")
+        yield make_text(f"\n{compaction.summary or 'No summary: the messages are archived without one.'}")
 
-    give({"conversation": named, "branch": target.branch, "compaction": found}, draw, as_json=as_json)
+    document = {
+        "conversation": conversation_id,
+        "branch": target.branch,
+        "active": active.model_dump(mode="json") if active is not None else None,
+    }
+    print_result(document, draw, as_json=as_json)
 
 
-async def _active(target: About) -> "tuple[str, Entry | None]":
-    async with opened_conversation(target) as conversation:
-        store = conversation.engine.store
-        window = await store.window(conversation.id, branch=conversation.branch, max_tokens=0)
-        return conversation.id, window.compaction
+async def _load_active(target: CommandTarget) -> "tuple[str, ActiveCompactionSchema | None]":
+    async with open_conversation(target) as conversation:
+        return conversation.id, await load_active_compaction(conversation)
 
 
 @branch_command(app, "quire context memory")
 def memory(
-    target: About,
+    target: CommandTarget,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Print what the next request carries from memory: the project's files, and what the agent remembers."""
-    named, found = run(_remembered(target))
+    """Print what the next request includes from memory: the project's files and the agent's memories."""
+    conversation_id, rows = run_async(_load_memory_rows(target))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        if not found:
-            yield text("Nothing from memory: there is no agent with memories, and no memory file in the vault.")
+        if not rows:
+            yield make_text("No memory: there is no agent with memories, and no memory file in the vault.")
             return
-        yield table(
+        yield make_table(
             "name", "in", "why", "tokens",
-            rows=[(each["name"], each["included"], each["reason"], each["tokens"]) for each in found],
-            right=("tokens",), wide=("name",),
+            rows=[(each["name"], each["included"], each["reason"], each["tokens"]) for each in rows],
+            right_aligned=("tokens",), wrapped=("name",),
         )  # fmt: skip
-        for each in found:
+        for each in rows:
             if each["text"]:
-                yield text(f"\n{each['name']}", style="bold")
-                yield text(each["text"])
+                yield make_text(f"\n{each['name']}", style="bold")
+                yield make_text(each["text"])
 
-    give({"conversation": named, "branch": target.branch, "memory": found}, draw, as_json=as_json)
+    document = {"conversation": conversation_id, "branch": target.branch, "memory": rows}
+    print_result(document, draw, as_json=as_json)
 
 
-async def _remembered(target: About) -> tuple[str, list[dict[str, Any]]]:
-    async with opened_conversation(target) as conversation:
+async def _load_memory_rows(target: CommandTarget) -> tuple[str, list[dict[str, Any]]]:
+    from quire.engine.context_gatherer import ContextGatherer
+
+    async with open_conversation(target) as conversation:
         engine = conversation.engine
-        branch = await engine.store.branch(conversation.id, conversation.branch)
-        around = await engine.gatherer.around(branch, "", recent=tuple)
-        texts = {block.name: block.text for block in around.blocks if block.what == "memory"}
+        branch = await engine.store.get_branch(conversation.id, conversation.branch)
+        request_context = await ContextGatherer(engine).gather(branch, "", recent=tuple)
+        texts = {block.name: block.text for block in request_context.blocks if block.kind == "memory"}
         return conversation.id, [
             {
                 "name": row.name,
@@ -158,68 +158,55 @@ async def _remembered(target: About) -> tuple[str, list[dict[str, Any]]]:
                 "text": texts.get(row.name or ""),
             }
             for row in (await conversation.preview()).decisions
-            if row.what == "memory"
+            if row.kind == "memory"
         ]
 
 
 @branch_command(app, "quire context items")
 def items(
-    target: About,
+    target: CommandTarget,
     *,
-    add: Annotated[list[str] | None, typer.Option(help="Bring an item of the agent's into the session.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="Take an item out of the session.")] = None,
-    pin: Annotated[list[int] | None, typer.Option(min=1, help="Keep this message in view, word for word.")] = None,
-    unpin: Annotated[list[int] | None, typer.Option(min=1, help="Keep it no longer.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="Add an item of the agent to the session.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove an item from the session.")] = None,
+    pin: Annotated[
+        list[int] | None, typer.Option(min=1, help="Pin this message, so that no compaction archives it.")
+    ] = None,
+    unpin: Annotated[list[int] | None, typer.Option(min=1, help="Unpin this message.")] = None,
     servers: WithServers = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the rules, references and tools of the session, and the pinned messages; or change them."""
-    changes = Changes(add or (), remove or (), pin or (), unpin or ())
-    named, found, pins, missing = run(_items(target, changes, servers=servers))
-    listed = [
-        {
-            "type": each.item.type,
-            "name": each.item.name,
-            "server": each.item.server,
-            "include": each.include,
-            "known": each.known is not None,
-            "description": _description(each),
-        }
-        for each in found
-    ]
+    """List the session's rules, references, tools and pinned messages, or change them."""
+    changes = ItemChanges(add or (), remove or (), pin or (), unpin or ())
+    conversation_id, session_items, pins, missing = run_async(_apply_item_changes(target, changes, servers=servers))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        yield table(
-            "type", "name", "came in", "description",
-            rows=[(row["type"], row["name"], row["include"], _note(row, missing)) for row in listed],
-            wide=("name", "description"),
-        ) if listed else text("The session has no items.")  # fmt: skip
-        yield text(f"Pinned: {', '.join(f'#{number}' for number in pins) or 'nothing'}")
+        yield make_table(
+            "type", "name", "include", "description",
+            rows=[(row.type, row.name, row.session_mode, _format_item_note(row, missing)) for row in session_items],
+            wrapped=("name", "description"),
+        ) if session_items else make_text("The session has no items.")  # fmt: skip
+        yield make_text(f"Pinned: {', '.join(f'#{number}' for number in pins) or 'nothing'}")
         if missing:
-            yield text(not_started_said(missing))
+            yield make_text(format_not_started(missing))
 
-    document = {"conversation": named, "branch": target.branch, "items": listed, "pins": list(pins)}
-    give(document | {"servers_not_started": missing}, draw, as_json=as_json)
-
-
-def _note(row: dict[str, Any], not_started: Sequence[str]) -> str:
-    if row["known"]:
-        return one_line(row["description"])
-    return "(its server is not started)" if row["server"] in not_started else "(the agent has it no longer)"
-
-
-def _description(each: "InSession") -> str:
-    from quire.model.agents import OfferedTool
-
-    if each.known is None:
-        return ""
-    if isinstance(each.known, OfferedTool):
-        return each.known.definition.description or ""
-    return each.known.description
+    document = {
+        "conversation": conversation_id,
+        "branch": target.branch,
+        "items": [each.model_dump(mode="json") for each in session_items],
+        "pins": list(pins),
+        "servers_not_started": missing,
+    }
+    print_result(document, draw, as_json=as_json)
 
 
-class Changes(NamedTuple):
-    """What is to change in a session: items by name, messages by number."""
+def _format_item_note(item: "ContextItemSchema", not_started: Sequence[str]) -> str:
+    if item.agent_mode is not None:
+        return to_one_line(item.description)
+    return "(its server is not started)" if item.server in not_started else "(the agent no longer has it)"
+
+
+class ItemChanges(NamedTuple):
+    """Changes to a session: items by name, messages by number."""
 
     added: Sequence[str]
     removed: Sequence[str]
@@ -227,21 +214,27 @@ class Changes(NamedTuple):
     unpinned: Sequence[int]
 
 
-async def _items(
-    target: About, changes: Changes, *, servers: bool
-) -> "tuple[str, list[InSession], tuple[int, ...], list[str]]":
-    async with opened_conversation(target, servers=servers) as conversation:
+async def _apply_item_changes(
+    target: CommandTarget, changes: ItemChanges, *, servers: bool
+) -> "tuple[str, list[ContextItemSchema], tuple[int, ...], list[str]]":
+    from quire.schemas.context import ContextItemSchema
+
+    async with open_conversation(target, servers=servers) as conversation:
         for name in changes.added:
-            await conversation.add(name)
+            await conversation.add_item(name)
         for name in changes.removed:
-            await conversation.remove(name)
+            await conversation.remove_item(name)
         for number in changes.pinned:
             await conversation.pin(number)
         for number in changes.unpinned:
             await conversation.unpin(number)
-        state = (await conversation.engine.store.branch(conversation.id, conversation.branch)).state
-        missing = [] if servers else enabled_servers(conversation.engine.agent)
-        return conversation.id, await conversation.items(), state.pins, missing
+        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
+        agent = conversation.engine.agent
+        items = [
+            ContextItemSchema.from_item(each.item, agent, session_mode=each.include)
+            for each in await conversation.items()
+        ]
+        return conversation.id, items, state.pins, [] if servers else list_enabled_servers(agent)
 
 
 for _part in (context_stats, context_changes, context_transfer, context_ledger):

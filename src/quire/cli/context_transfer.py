@@ -1,4 +1,4 @@
-"""`quire context export` and `import`: a conversation as JSON Lines, to keep or to take elsewhere."""
+"""`quire context export` and `import`: a conversation as JSON Lines, for backups and transfers."""
 
 import json
 import sys
@@ -11,23 +11,22 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.output import counted, give, print_json, text
-from quire.cli.progress import Progress, progress
-from quire.cli.running import (
-    About,
+from quire.cli.common import (
     AsJson,
+    CommandTarget,
     ConversationId,
-    Given,
-    about,
+    SetOptions,
     command,
-    conversation_named,
-    group,
-    opened_store,
-    run,
+    create_group,
+    make_target,
+    open_store,
+    resolve_conversation_id,
+    run_async,
 )
+from quire.cli.output import ProgressBar, make_text, pluralize, print_json, print_result, show_progress
 from quire.errors import DocumentNotFound, ImportFailed, InvalidRequest
 
-app = group("")
+app = create_group("")
 
 
 @command(app, "quire context export --output gannet.jsonl")
@@ -35,86 +34,93 @@ def export(
     conversation: ConversationId = None,
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default: standard output.")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Overwrite the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Write a conversation out as JSON Lines: all branches, every entry, the ledger, and what it quotes."""
-    target = about(conversation, given=given)
+    """Export a conversation as JSON Lines: all branches and entries, the manifests, and the blobs they reference."""
+    target = make_target(conversation, overrides=overrides)
     if output is None:
-        run(_to_stdout(target, as_json=as_json))
+        run_async(_export_to_stdout(target, as_json=as_json))
         return
     if output.exists() and not force:
-        raise InvalidRequest(f"{output} is there already; choose another name, or overwrite it with --force.")
-    named, lines = run(_to_file(target, output))
-    document = {"conversation": named, "path": str(output), "lines": lines}
-    give(document, lambda _: [text(f"Wrote {counted(lines, 'line')} of {named} to {output}.")], as_json=as_json)
+        raise InvalidRequest(f"{output} already exists; choose another name, or overwrite it with --force.")
+    conversation_id, count = run_async(_export_to_file(target, output))
+    document = {"conversation": conversation_id, "path": str(output), "lines": count}
+    summary = f"Wrote {pluralize(count, 'line')} of {conversation_id} to {output}."
+    print_result(document, lambda _: [make_text(summary)], as_json=as_json)
 
 
-async def _to_stdout(target: About, *, as_json: bool) -> None:
-    async with opened_store(target) as store:
-        named = await conversation_named(store, target.conversation)
+async def _export_to_stdout(target: CommandTarget, *, as_json: bool) -> None:
+    async with open_store(target) as store:
+        conversation_id = await resolve_conversation_id(store, target.conversation)
         if as_json:
-            print_json({"conversation": named, "lines": [json.loads(line) async for line in store.export(named)]})
+            lines = [json.loads(line) async for line in store.export_conversation(conversation_id)]
+            print_json({"conversation": conversation_id, "lines": lines})
             return
-        async for line in store.export(named):
+        async for line in store.export_conversation(conversation_id):
             sys.stdout.write(f"{line}\n")
 
 
-async def _to_file(target: About, path: Path) -> tuple[str, int]:
-    """Under another name until it is whole, so that no half of an export is taken for one."""
-    async with opened_store(target) as store:
-        named = await conversation_named(store, target.conversation)
+async def _export_to_file(target: CommandTarget, path: Path) -> tuple[str, int]:
+    """Writes to a temporary `.part` file and renames it at the end, so that no partial export has the final name."""
+    async with open_store(target) as store:
+        conversation_id = await resolve_conversation_id(store, target.conversation)
         part = path.with_name(f"{path.name}.part")
-        total = sum(branch.head_seq - branch.fork_seq for branch in await store.branches(named))
-        lines = 0
+        total = sum(branch.head_seq - branch.fork_seq for branch in await store.list_branches(conversation_id))
+        count = 0
         try:
-            with part.open("w", encoding="utf-8") as file, progress("Exporting") as so_far:
-                async for line in store.export(named):
+            with part.open("w", encoding="utf-8") as file, show_progress("Exporting") as progress:
+                async for line in store.export_conversation(conversation_id):
                     file.write(f"{line}\n")
-                    lines += 1
-                    so_far.at(min(lines, total), total)
+                    count += 1
+                    progress.update(min(count, total), total)
             part.replace(path)
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be written: {error.strerror}.") from error
         finally:
             part.unlink(missing_ok=True)
-        return named, lines
+        return conversation_id, count
 
 
 @command(app, "quire context import tides.jsonl --as tides-again", name="import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote; - reads standard input.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `export`; - reads standard input.")],
     *,
-    rename: Annotated[str | None, typer.Option("--as", metavar="ID", help="Keep it under another id.")] = None,
+    rename: Annotated[str | None, typer.Option("--as", metavar="ID", help="Import it under another id.")] = None,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Take an exported conversation in: all of it or nothing, every digest checked."""
-    # Standard input is read before anything else: Ctrl-C must end the waiting for it.
+    """Import an exported conversation: all of it or nothing, with every digest verified."""
+    # Read standard input before the event loop starts, so that Ctrl-C ends the wait for it.
     piped = sys.stdin.readlines() if str(file) == "-" else None
-    named, title = run(_imported(about(given=given), file, piped, rename))
-    give({"conversation": named, "title": title}, lambda _: [text(f"Imported {named}.")], as_json=as_json)
+    conversation_id, title = run_async(_import_conversation(make_target(overrides=overrides), file, piped, rename))
+    document = {"conversation": conversation_id, "title": title}
+    print_result(document, lambda _: [make_text(f"Imported {conversation_id}.")], as_json=as_json)
 
 
-async def _imported(target: About, path: Path, piped: list[str] | None, rename: str | None) -> tuple[str, str]:
+async def _import_conversation(
+    target: CommandTarget, path: Path, piped: list[str] | None, rename: str | None
+) -> tuple[str, str]:
     stopped = Event()
-    async with opened_store(target) as store:
-        with progress("Importing") as so_far, _lines(path, piped) as (lines, size):
+    async with open_store(target) as store:
+        with show_progress("Importing") as progress, _open_lines(path, piped) as (lines, size):
             try:
-                made = await store.import_(_told(lines, size, so_far, stopped), rename=rename)
+                imported = await store.import_conversation(
+                    _track_progress(lines, size, progress, stopped), as_id=rename
+                )
             except CancelledError:
-                # The database works in a thread of its own, which would otherwise go on to the end, and keep it.
+                # The database runs in its own thread, which would otherwise finish the import and commit it.
                 stopped.set()
                 raise
-        return made.id, made.title
+        return imported.id, imported.title
 
 
 @contextmanager
-def _lines(path: Path, piped: list[str] | None) -> Generator[tuple[Iterable[str], int]]:
-    """The lines, and how many characters they have together, or about so many."""
+def _open_lines(path: Path, piped: list[str] | None) -> Generator[tuple[Iterable[str], int]]:
+    """Yields the lines and their total size: characters of piped text, bytes of a file."""
     if piped is not None:
         yield piped, sum(map(len, piped))
         return
@@ -128,7 +134,7 @@ def _lines(path: Path, piped: list[str] | None) -> Generator[tuple[Iterable[str]
         yield file, path.stat().st_size
 
 
-def _told(lines: Iterable[str], size: int, so_far: Progress, stopped: Event) -> Generator[str]:
+def _track_progress(lines: Iterable[str], size: int, progress_bar: ProgressBar, stopped: Event) -> Generator[str]:
     read = 0
     try:
         for line in lines:
@@ -136,6 +142,6 @@ def _told(lines: Iterable[str], size: int, so_far: Progress, stopped: Event) -> 
                 raise ImportFailed("The import was stopped. Nothing was imported.")
             yield line
             read += len(line)
-            so_far.at(min(read, size), size)
+            progress_bar.update(min(read, size), size)
     except UnicodeDecodeError as error:
-        raise ImportFailed(f"The file is no text in UTF-8: {error}. Nothing was imported.") from error
+        raise ImportFailed(f"The file is not UTF-8 text: {error}. Nothing was imported.") from error

@@ -1,4 +1,4 @@
-"""`quire conversation`: the conversations that there are, forked, renamed, checked, purged."""
+"""`quire conversation`: lists, forks, renames, verifies and purges conversations."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -7,99 +7,104 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.cli import conversation_search, conversation_show
-from quire.cli.completing import conversation_ids
-from quire.cli.output import counted, give, moment, one_line, table, text, timestamp
-from quire.cli.progress import progress, waiting
-from quire.cli.running import (
-    FAILED,
-    MAIN,
-    About,
+from quire.cli.common import (
+    EXIT_FAILED,
+    MAIN_BRANCH,
     AsJson,
     BranchNumber,
+    CommandTarget,
     ConversationId,
-    Given,
     Limit,
-    about,
-    all_conversations,
+    SetOptions,
     branch_command,
     command,
-    conversation_named,
-    group,
-    opened_store,
-    run,
+    complete_conversation_ids,
+    create_group,
+    list_conversation_ids,
+    make_target,
+    open_store,
+    resolve_conversation_id,
+    run_async,
+)
+from quire.cli.output import (
+    format_local_time,
+    make_table,
+    make_text,
+    pluralize,
+    print_result,
+    show_progress,
+    show_spinner,
+    to_one_line,
 )
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quire.log import Branch, Conversation, Fault
+    from quire.log import Branch, ConversationRecord, IntegrityFault
 
-app = group("List, read, search and look after conversations.")
+app = create_group("List, read, search and manage conversations.")
 
 
 @command(app, "quire conversation list", name="list")
-def list_(*, limit: Limit = 20, as_json: AsJson = False, given: Given = None) -> None:
-    """List conversations, the one used last first."""
-    found = run(_listed(about(given=given), limit))
+def list_(*, limit: Limit = 20, as_json: AsJson = False, overrides: SetOptions = None) -> None:
+    """List conversations, the most recently used first."""
+    from quire.schemas.records import BranchSchema, ConversationSchema
+
+    conversations = run_async(_load_conversations(make_target(overrides=overrides), limit))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        yield table(
-            "id", "title", "used", "entries", "branches",
+        yield make_table(
+            "id", "title", "updated", "entries", "branches",
             rows=[
-                (each.id, one_line(each.title), moment(each.used_at), entries, branches)
-                for each, entries, branches in found
+                (each.id, to_one_line(each.title), format_local_time(each.updated_at), _count_entries(own), len(own))
+                for each, own in conversations
             ],
-            right=("entries", "branches"), wide=("title",),
-        ) if found else text("There is no conversation yet; `quire chat` begins one.")  # fmt: skip
+            right_aligned=("entries", "branches"), wrapped=("title",),
+        ) if conversations else make_text("There is no conversation yet; start one with `quire chat`.")  # fmt: skip
 
-    listed = [
-        {
-            "id": each.id,
-            "title": each.title,
-            "entries": entries,
-            "branches": branches,
-            "created_at": timestamp(each.created_at),
-            "used_at": timestamp(each.used_at),
+    rows = [
+        ConversationSchema.from_record(each).model_dump(mode="json")
+        | {
+            "entries": _count_entries(own),
+            "branches": [BranchSchema.from_record(branch).model_dump(mode="json") for branch in own],
         }
-        for each, entries, branches in found
+        for each, own in conversations
     ]
-    give({"conversations": listed}, draw, as_json=as_json)
+    print_result({"conversations": rows}, draw, as_json=as_json)
 
 
-async def _listed(target: About, limit: int) -> "list[tuple[Conversation, int, int]]":
-    """Conversations, each with the number of its entries and of its branches."""
-    async with opened_store(target) as store:
-        found: list[tuple[Conversation, int, int]] = []
-        for each in await store.titled(*await store.conversations(limit=limit)):
-            branches = await store.branches(each.id)
-            found.append((each, sum(branch.head_seq - branch.fork_seq for branch in branches), len(branches)))
-        return found
+async def _load_conversations(target: CommandTarget, limit: int) -> "list[tuple[ConversationRecord, list[Branch]]]":
+    """Loads conversations, each with its branches."""
+    async with open_store(target) as store:
+        records = await store.fill_titles(*await store.list_conversations(limit=limit))
+        return [(each, await store.list_branches(each.id)) for each in records]
+
+
+def _count_entries(branches: "Sequence[Branch]") -> int:
+    return sum(branch.head_seq - branch.fork_seq for branch in branches)
 
 
 @branch_command(app, "quire conversation fork --at 4 --name 'without the storm'")
 def fork(
-    target: About,
+    target: CommandTarget,
     *,
-    at: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="The last entry that both lines share.")],
-    name: Annotated[str | None, typer.Option(help="What to call the new branch.")] = None,
+    at: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="The last entry that both branches share.")],
+    name: Annotated[str | None, typer.Option(help="The name of the new branch.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Begin another line that shares everything up to an entry; the old one stays as it is."""
-    made = run(_forked(target, at, name))
-    document = {
-        "conversation": made.conversation,
-        "branch": made.number,
-        "name": made.name,
-        "from": {"branch": target.branch, "number": at},
-    }
-    said = f"Branch {made.number} ({made.name}) goes on from #{at}; reach it with --branch {made.number}."
-    give(document, lambda _: [text(said)], as_json=as_json)
+    """Fork a branch that shares everything up to an entry; the old branch is unchanged."""
+    from quire.schemas.records import BranchSchema
+
+    branch = run_async(_fork_branch(target, at, name))
+    document = {"conversation": branch.conversation} | BranchSchema.from_record(branch).model_dump(mode="json")
+    line = f"Forked branch {branch.number} ({branch.name}) from #{at}; select it with --branch {branch.number}."
+    print_result(document, lambda _: [make_text(line)], as_json=as_json)
 
 
-async def _forked(target: About, at: int, name: str | None) -> "Branch":
-    async with opened_store(target) as store:
-        named = await conversation_named(store, target.conversation)
-        return await store.fork(named, at=at, branch=target.branch, name=name)
+async def _fork_branch(target: CommandTarget, at: int, name: str | None) -> "Branch":
+    async with open_store(target) as store:
+        conversation_id = await resolve_conversation_id(store, target.conversation)
+        return await store.fork(conversation_id, at=at, branch=target.branch, name=name)
 
 
 @command(app, "quire conversation rename 'Tides and storms'")
@@ -108,104 +113,115 @@ def rename(
     conversation: ConversationId = None,
     *,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Give a conversation another title."""
-    named = run(_renamed(about(conversation, given=given), title))
-    document = {"conversation": named, "title": title}
-    give(document, lambda _: [text(f"{named} is now called {one_line(title)!r}.")], as_json=as_json)
+    """Change a conversation's title."""
+    conversation_id = run_async(_rename_conversation(make_target(conversation, overrides=overrides), title))
+    document = {"conversation": conversation_id, "title": title}
+    line = f"Renamed {conversation_id} to {to_one_line(title)!r}."
+    print_result(document, lambda _: [make_text(line)], as_json=as_json)
 
 
-async def _renamed(target: About, title: str) -> str:
-    async with opened_store(target) as store:
-        named = await conversation_named(store, target.conversation)
-        await store.rename(named, title)
-        return named
+async def _rename_conversation(target: CommandTarget, title: str) -> str:
+    async with open_store(target) as store:
+        conversation_id = await resolve_conversation_id(store, target.conversation)
+        await store.rename_conversation(conversation_id, title)
+        return conversation_id
 
 
 @command(app, "quire conversation verify")
 def verify(
     conversation: ConversationId = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Every conversation, not only one.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Verify every conversation.")] = False,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Check every entry against the chain of digests; the exit code is 1 if one is not as it was written."""
-    checked, faults = run(_verified(about(conversation, given=given), everything=everything))
-    listed = [
-        {"conversation": named, "branch": fault.branch, "number": fault.seq, "problem": fault.problem}
-        for named, fault in faults
+    """Verify the hash chain of every entry; the exit code is 1 if an entry was changed."""
+    from quire.schemas.records import IntegrityFaultSchema
+
+    checked, faults = run_async(
+        _verify_conversations(make_target(conversation, overrides=overrides), everything=everything)
+    )
+    rows = [
+        {"conversation": conversation_id} | IntegrityFaultSchema.from_record(fault).model_dump(mode="json")
+        for conversation_id, fault in faults
     ]
 
     def draw(_: Any) -> "Iterable[RenderableType]":
         if not faults:
-            yield text(f"Every entry of {counted(len(checked), 'conversation')} is as it was written.")
+            yield make_text(f"Verified {pluralize(len(checked), 'conversation')}: no entry was changed.")
             return
-        yield table(
+        yield make_table(
             "conversation", "branch", "entry", "problem",
-            rows=[(named, fault.branch, f"#{fault.seq}", fault.problem) for named, fault in faults],
-            right=("branch",), wide=("problem",),
+            rows=[(each, fault.branch, f"#{fault.seq}", fault.problem) for each, fault in faults],
+            right_aligned=("branch",), wrapped=("problem",),
         )  # fmt: skip
 
-    give({"conversations": checked, "faults": listed}, draw, as_json=as_json)
+    print_result({"conversations": checked, "faults": rows}, draw, as_json=as_json)
     if faults:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
-async def _verified(target: About, *, everything: bool) -> "tuple[list[str], list[tuple[str, Fault]]]":
-    async with opened_store(target) as store:
+async def _verify_conversations(
+    target: CommandTarget, *, everything: bool
+) -> "tuple[list[str], list[tuple[str, IntegrityFault]]]":
+    async with open_store(target) as store:
         if everything:
-            wanted = await all_conversations(store)
+            ids = await list_conversation_ids(store)
         else:
-            wanted = [await conversation_named(store, target.conversation)]
-        found: list[tuple[str, Fault]] = []
-        with progress("Verifying") as so_far:
-            for done, each in enumerate(wanted):
-                so_far.at(done, len(wanted))
-                found += [(each, fault) for fault in await store.verify(each)]
-        return wanted, found
+            ids = [await resolve_conversation_id(store, target.conversation)]
+        faults: list[tuple[str, IntegrityFault]] = []
+        with show_progress("Verifying") as progress:
+            for done, each in enumerate(ids):
+                progress.update(done, len(ids))
+                faults += [(each, fault) for fault in await store.verify_conversation(each)]
+        return ids, faults
 
 
 @command(app, "quire conversation purge 01ke6p8kt00000000000000003 --message 3 --yes")
 def purge(
     conversation: Annotated[
-        str, typer.Argument(metavar="CONVERSATION", help="The conversation's id.", autocompletion=conversation_ids)
+        str,
+        typer.Argument(metavar="CONVERSATION", help="The conversation's id.", autocompletion=complete_conversation_ids),
     ],
     *,
     message: Annotated[
-        list[int] | None, typer.Option(metavar="NUMBER", min=1, help="Only this message; may be given several times.")
+        list[int] | None, typer.Option(metavar="NUMBER", min=1, help="Purge only this message; repeatable.")
     ] = None,
-    branch: BranchNumber = MAIN,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    branch: BranchNumber = MAIN_BRANCH,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Remove what was said, for good: from the log, summaries, memories and search. The digests stay.
+    """Erase messages permanently: from the log, summaries, memories and search. The digests stay.
 
-    The whole conversation, unless messages are named. This cannot be undone.
+    Erases the whole conversation, unless `--message` names messages. This cannot be undone.
     """
-    which = f"{counted(len(message), 'message')} of" if message else "all that was said in"
+    subject = f"{pluralize(len(message), 'message')} of" if message else "all messages of"
     if not yes:
-        _confirm(f"Remove {which} {conversation} for good?")
-    gone = run(_purged(about(conversation, branch=branch, given=given), message))
-    document = {"conversation": conversation, "purged": [{"branch": each[0], "number": each[1]} for each in gone]}
-    said = f"Removed the content of {counted(len(gone), 'entry')} of {conversation}."
-    give(document, lambda _: [text(said)], as_json=as_json)
+        _confirm(f"Permanently erase {subject} {conversation}?")
+    purged = run_async(_purge_messages(make_target(conversation, branch=branch, overrides=overrides), message))
+    document = {
+        "conversation": conversation,
+        "purged": [{"branch": number, "seq": seq} for number, seq in purged],
+    }
+    line = f"Erased the content of {pluralize(len(purged), 'entry')} of {conversation}."
+    print_result(document, lambda _: [make_text(line)], as_json=as_json)
 
 
 def _confirm(question: str) -> None:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody is there to ask; say --yes.")
+        raise typer.BadParameter("cannot ask for confirmation without a terminal; pass --yes.")
     typer.confirm(question, abort=True, err=True)
 
 
-async def _purged(target: About, numbers: Sequence[int] | None) -> list[tuple[int, int]]:
-    async with opened_store(target) as store:
-        named = await conversation_named(store, target.conversation)
-        with waiting("Purging"):
-            gone = await store.purge(named, numbers or None, branch=target.branch)
-        return [(entry.branch, entry.seq) for entry in gone]
+async def _purge_messages(target: CommandTarget, numbers: Sequence[int] | None) -> list[tuple[int, int]]:
+    async with open_store(target) as store:
+        conversation_id = await resolve_conversation_id(store, target.conversation)
+        with show_spinner("Purging"):
+            purged = await store.purge(conversation_id, numbers or None, branch=target.branch)
+        return [(entry.branch, entry.seq) for entry in purged]
 
 
 for _part in (conversation_show, conversation_search):

@@ -1,129 +1,142 @@
-"""`quire conversation show`: the whole story, archived messages too, with a marker where something was compacted."""
+"""`quire conversation show`: the transcript, including archived messages, with a marker at each compaction."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, assert_never
 
 import typer
 
-from quire.cli.compactions import compaction_document, compaction_said
-from quire.cli.output import give, moment, one_line, text, timestamp
-from quire.cli.running import About, AsJson, branch_command, conversation_named, group, opened_store, run
+from quire.cli.common import (
+    AsJson,
+    CommandTarget,
+    branch_command,
+    create_group,
+    open_store,
+    resolve_conversation_id,
+    run_async,
+)
+from quire.cli.output import (
+    format_compaction,
+    format_local_time,
+    make_text,
+    print_result,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quire.log import Branch
-    from quire.model import Entry, Message, Part
+    from quire.model import BranchState, Entry, Message, Part
 
-app = group("")
+app = create_group("")
 
-NEWEST = 20
+DEFAULT_ENTRY_LIMIT = 20
+"""Entries that are printed without `--limit`."""
 
 
 @branch_command(app, "quire conversation show --first 1")
 def show(
-    target: About,
+    target: CommandTarget,
     *,
     first: Annotated[
-        int | None, typer.Option(metavar="NUMBER", min=1, help="Begin with this entry; else with the newest few.")
+        int | None, typer.Option(metavar="NUMBER", min=1, help="Start at this entry; default: the newest entries.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most entries that are shown.")] = NEWEST,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = DEFAULT_ENTRY_LIMIT,
     as_json: AsJson = False,
 ) -> None:
-    """Print what was said: archived messages are marked, and so is where something was compacted."""
-    line, entries, title = run(_read(target, first, limit))
-    active = line.state.active
-    covers = active.covers if active is not None else None
-    shown = [_document(entry, archived=covers is not None and entry.seq in covers, line=line) for entry in entries]
+    """Print the messages; archived messages and compactions are marked."""
+    from quire.schemas.entries import entry_to_schema
+
+    branch, entries, title = run_async(_load_entries(target, first, limit))
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        yield text(f"{line.conversation}{f' ({one_line(title)})' if title else ''}, branch {line.number}", style="bold")
-        for entry, row in zip(entries, shown, strict=True):
-            yield from _drawn(entry, row)
-        if entries and entries[-1].seq < line.head_seq:
-            yield text(f"\n… up to #{line.head_seq:,}; go on with --first {entries[-1].seq + 1}", style="dim")
+        yield make_text(
+            f"{branch.conversation}{f' ({to_one_line(title)})' if title else ''}, branch {branch.number}", style="bold"
+        )
+        for entry in entries:
+            yield from _render_entry(entry, branch.state)
+        if entries and entries[-1].seq < branch.head_seq:
+            next_seq = entries[-1].seq + 1
+            yield make_text(f"\n… up to #{branch.head_seq:,}; continue with --first {next_seq}", style="dim")
 
-    document = {"conversation": line.conversation, "title": title, "branch": line.number, "head": line.head_seq}
-    give(document | {"entries": shown}, draw, as_json=as_json)
-
-
-async def _read(target: About, first: int | None, limit: int) -> "tuple[Branch, list[Entry], str]":
-    async with opened_store(target) as store:
-        named = await conversation_named(store, target.conversation)
-        branch = await store.branch(named, target.branch)
-        if first is None:
-            entries = await store.tail(named, limit, branch=branch.number)
-        else:
-            entries = await store.range(named, branch=branch.number, first=first, limit=limit)
-        [whole] = await store.titled(await store.conversation(named))
-        return branch, entries, whole.title
-
-
-def _document(entry: "Entry", *, archived: bool, line: "Branch") -> dict[str, Any]:
-    from quire.model import Message
-
-    body = entry.body
-    notes = entry.notes
-    return {
-        "number": entry.seq,
-        "kind": entry.kind,
-        "role": entry.role,
-        "name": body.name if isinstance(body, Message) else None,
-        "at": timestamp(entry.at),
-        "tokens": entry.tokens,
-        "archived": archived,
-        "pinned": entry.seq in line.state.pins,
-        "purged": entry.purged_at is not None,
-        "unfinished": bool(notes.unfinished),
-        "references": [each.link for each in notes.references or ()],
-        "body": body.model_dump(mode="json", exclude_none=True),
+    document = {
+        "conversation": branch.conversation,
+        "title": title,
+        "branch": branch.number,
+        "head": branch.head_seq,
+        "state": branch.state.model_dump(mode="json"),
+        "entries": [entry_to_schema(entry).model_dump(mode="json") for entry in entries],
     }
+    print_result(document, draw, as_json=as_json)
 
 
-def _drawn(entry: "Entry", row: dict[str, Any]) -> "Iterable[RenderableType]":
+async def _load_entries(target: CommandTarget, first: int | None, limit: int) -> "tuple[Branch, list[Entry], str]":
+    async with open_store(target) as store:
+        conversation_id = await resolve_conversation_id(store, target.conversation)
+        branch = await store.get_branch(conversation_id, target.branch)
+        if first is None:
+            entries = await store.read_tail(conversation_id, limit, branch=branch.number)
+        else:
+            entries = await store.read_range(conversation_id, branch=branch.number, first=first, limit=limit)
+        [record] = await store.fill_titles(await store.get_conversation(conversation_id))
+        return branch, entries, record.title
+
+
+def _render_entry(entry: "Entry", state: "BranchState") -> "Iterable[RenderableType]":
     if entry.kind != "message":
-        yield text(f"\n── #{entry.seq} {_event(entry)} ──", style="yellow")
+        yield make_text(f"\n── #{entry.seq} {_format_event(entry)} ──", style="yellow")
         return
-    marks = [mark for mark in ("archived", "pinned", "purged", "unfinished") if row[mark]]
-    speaker = f"{row['role']} {row['name']}" if row["name"] else row["role"]
-    marked = f"  ({', '.join(marks)})" if marks else ""
-    yield text(f"\n#{entry.seq} {speaker}  {moment(entry.at)}{marked}", style="dim" if row["archived"] else "bold")
-    yield text(said(entry.message), style="dim" if row["archived"] else "")
-    if row["references"]:
-        yield text(f"refers to {', '.join(row['references'])}", style="cyan")
+    message, metadata, active = entry.message, entry.metadata, state.active_compaction
+    archived = active is not None and active.covers is not None and entry.seq in active.covers
+    marks = {
+        "archived": archived,
+        "pinned": entry.seq in state.pins,
+        "purged": entry.purged_at is not None,
+        "incomplete": bool(metadata.incomplete),
+    }
+    names = ", ".join(name for name, is_set in marks.items() if is_set)
+    speaker = f"{message.role} {message.name}" if message.name else message.role
+    suffix = f"  ({names})" if names else ""
+    yield make_text(
+        f"\n#{entry.seq} {speaker}  {format_local_time(entry.created_at)}{suffix}",
+        style="dim" if archived else "bold",
+    )
+    yield make_text(format_message(message), style="dim" if archived else "")
+    if metadata.references:
+        yield make_text(f"refers to {', '.join(each.link for each in metadata.references)}", style="cyan")
 
 
-def said(message: "Message") -> str:
-    return "\n".join(_part(part) for part in message.parts)
+def format_message(message: "Message") -> str:
+    return "\n".join(_format_part(part) for part in message.parts)
 
 
-def _part(part: "Part") -> str:
+def _format_part(part: "Part") -> str:
     from quire.model import FilePart, ImagePart, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 
     match part:
-        case TextPart(text=words):
-            return words
-        case ThinkingPart(text=words):
-            return f"(thinking) {one_line(words)}"
+        case TextPart(text=text):
+            return text
+        case ThinkingPart(text=text):
+            return f"(thinking) {to_one_line(text)}"
         case ToolCallPart(name=name, arguments=arguments):
-            return f"→ {name}({one_line(arguments)})"
+            return f"→ {name}({to_one_line(arguments)})"
         case ToolResultPart(is_error=is_error):
-            return f"{'✗' if is_error else '←'} {one_line(part.text)}"
+            return f"{'✗' if is_error else '←'} {to_one_line(part.text)}"
         case ImagePart() | FilePart():
             return f"[{part.type} {part.media_type or part.url or ''}]"
     assert_never(part)
 
 
-def _event(entry: "Entry") -> str:
-    """What an entry changed that is no message."""
+def _format_event(entry: "Entry") -> str:
+    """Describes an entry that is not a message."""
     from quire.model import Compaction, ContextChange, Message, Pin, Restore, Unpin
 
     body = entry.body
     match body:
         case Compaction():
-            return compaction_said(compaction_document(entry) or {})
+            return format_compaction(body)
         case Restore(compaction=number):
-            return f"Took the compaction in #{number} back"
+            return f"Undid the compaction in #{number}"
         case Pin(message=number):
             return f"Pinned #{number}"
         case Unpin(message=number):

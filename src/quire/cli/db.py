@@ -1,73 +1,73 @@
-"""`quire db`: the database's schema."""
+"""`quire db`: database schema migrations."""
 
 import os
 from typing import Annotated
 
 import typer
 
-from quire.cli.config import without_password
-from quire.cli.output import give, text
-from quire.cli.running import FAILED, AsJson, command, group
+from quire.cli.common import EXIT_FAILED, AsJson, command, create_group
+from quire.cli.config import mask_password
+from quire.cli.output import make_text, print_result
 
-app = group("Look after the database that holds the log.")
+app = create_group("Manage the database that holds the log.")
 
-Url = Annotated[
+DatabaseUrl = Annotated[
     str | None,
-    typer.Argument(help="sqlite:///path or postgresql://…; else the one in the settings.", show_default=False),
+    typer.Argument(help="sqlite:///path or postgresql://…; default: the settings.", show_default=False),
 ]
 
 
-def _url(url: str | None) -> str:
-    from quire.cli.opening import Options, database_url, settings_from
+def _resolve_url(url: str | None) -> str:
+    from quire.cli.engine_setup import SettingOverrides, load_cli_settings, resolve_database_url
 
-    return url if url is not None else database_url(settings_from(Options()).settings)
+    return url if url is not None else resolve_database_url(load_cli_settings(SettingOverrides()).settings)
 
 
 @command(app, "quire db upgrade")
 def upgrade(
-    url: Url = None,
+    url: DatabaseUrl = None,
     *,
-    role: Annotated[str | None, typer.Option(help="Also let this role of PostgreSQL use the log.")] = None,
+    role: Annotated[str | None, typer.Option(help="Also grant this PostgreSQL role access to the log.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the schema to what this version of Quire needs."""
-    from quire.jobs import schema
+    """Upgrade the schema to what this version of Quire needs."""
+    from quire.jobs import queue_schema
     from quire.log import migrate
 
-    where = _url(url)
-    _make_folder(where)
-    before = migrate.upgrade(where)
-    said = [
-        f"The schema is at {migrate.HEAD} already."
-        if before == migrate.HEAD
-        else f"Upgraded the schema from {before or 'nothing'} to {migrate.HEAD}."
+    database_url = _resolve_url(url)
+    _create_parent_folder(database_url)
+    previous = migrate.upgrade(database_url)
+    lines = [
+        f"The schema is at {migrate.SCHEMA_VERSION} already."
+        if previous == migrate.SCHEMA_VERSION
+        else f"Upgraded the schema from {previous or 'nothing'} to {migrate.SCHEMA_VERSION}."
     ]
-    queue = _upgrade_queue(where)
+    queue = _upgrade_queue(database_url)
     if queue is not None:
-        said.append(f"The queue of jobs is at {queue}.")
+        lines.append(f"The job queue is at {queue}.")
     if role is not None:
-        migrate.grant(where, role)
-        said.append(f"The role {role} may use the log.")
+        migrate.grant_access(database_url, role)
+        lines.append(f"Granted the role {role} access to the log.")
     if role is not None and queue is not None:
-        schema.grant(where, role)
+        queue_schema.grant(database_url, role)
     document = {
-        "database": without_password(where),
-        "before": before,
-        "now": migrate.HEAD,
+        "database": mask_password(database_url),
+        "previous": previous,
+        "version": migrate.SCHEMA_VERSION,
         "queue": queue,
         "role": role,
     }
-    give(document, lambda _: map(text, said), as_json=as_json)
+    print_result(document, lambda _: map(make_text, lines), as_json=as_json)
 
 
 def _upgrade_queue(url: str) -> str | None:
-    """Where jobs are kept for workers: in PostgreSQL, if Procrastinate is installed."""
-    from quire.jobs import schema
+    """Upgrades the job queue and returns its version; None without PostgreSQL or Procrastinate."""
+    from quire.jobs import queue_schema
 
-    return schema.upgrade(url) if url.startswith("postgresql") and schema.is_installed() else None
+    return queue_schema.upgrade(url) if url.startswith("postgresql") and queue_schema.is_installed() else None
 
 
-def _make_folder(url: str) -> None:
+def _create_parent_folder(url: str) -> None:
     from pathlib import Path
 
     if url.startswith("sqlite:///"):
@@ -75,20 +75,25 @@ def _make_folder(url: str) -> None:
 
 
 @command(app, "quire db status")
-def status(url: Url = None, *, as_json: AsJson = False) -> None:
-    """Say which version the schema has; the exit code is 1 if it is not the one that is needed."""
+def status(url: DatabaseUrl = None, *, as_json: AsJson = False) -> None:
+    """Print the schema version; the exit code is 1 if it is not the required one."""
     from quire.log import migrate
 
-    where = _url(url)
-    found = migrate.status(where) if _is_there(where) else None
-    said = f"The schema is at {found or 'nothing'}; this version of Quire needs {migrate.HEAD}."
-    current = found == migrate.HEAD
-    document = {"database": without_password(where), "found": found, "needed": migrate.HEAD, "current": current}
-    give(document, lambda _: [text(said)], as_json=as_json)
+    database_url = _resolve_url(url)
+    version = migrate.get_version_at_url(database_url) if _database_exists(database_url) else None
+    line = f"The schema is at {version or 'nothing'}; this version of Quire needs {migrate.SCHEMA_VERSION}."
+    current = version == migrate.SCHEMA_VERSION
+    document = {
+        "database": mask_password(database_url),
+        "version": version,
+        "required": migrate.SCHEMA_VERSION,
+        "current": current,
+    }
+    print_result(document, lambda _: [make_text(line)], as_json=as_json)
     if not current:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _is_there(url: str) -> bool:
-    """Asking makes no file."""
+def _database_exists(url: str) -> bool:
+    """Checks a SQLite file without creating it."""
     return not url.startswith("sqlite:///") or os.path.exists(url.removeprefix("sqlite:///"))  # noqa: PTH110 (a URL's)

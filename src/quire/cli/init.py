@@ -1,27 +1,162 @@
-"""`quire init`: writes a settings file that explains itself, with a model that was found; says what it did."""
+"""`quire init`: detects a model and writes a settings file.
 
+A model comes from a provider's API key in the environment, or from an OpenAI-compatible server on this machine. API
+keys are only checked for presence, never printed or stored; servers are probed on loopback only, each with a timeout.
+"""
+
+import http.client
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import typer
 
-from quire.cli import places
-from quire.cli.detect import USUAL_PLACES, Key, Place, Server, found_keys, found_servers
+from quire.cli import paths
 from quire.errors import InvalidConfiguration, InvalidRequest
-from quire.model.value import Value
-from quire.settings.written import commented
+from quire.model.base import FrozenModel
+from quire.settings.toml_template import render_settings_template
+
+PROBE_TIMEOUT_SECONDS = 1.0
+"""Timeout of one probe; a local server answers within a few milliseconds."""
+MAX_RESPONSE_BYTES = 1_000_000
+"""Bytes of a probe's response that are read."""
+LOOPBACK = "127.0.0.1"
+
+_OLLAMA_DEFAULT_WINDOW = 4_096
+"""Tokens of Ollama's default context window."""
+_NON_CHAT_NAME_PARTS = ("embed", "bge-", "rerank", "whisper", "tts", "clip", "moderation", "guard")
+"""A model with one of these in its name is no chat model."""
 
 
-class Alternative(Value):
-    """Something else that could be used, and the command that would."""
+class ProviderKey(NamedTuple):
+    """Environment variable of a provider's API key, and a default model of that provider."""
+
+    variable: str
+    provider: str
+    model: str
+
+
+PROVIDER_KEYS = (
+    ProviderKey("OPENAI_API_KEY", "OpenAI", "openai:gpt-4o"),
+    ProviderKey("ANTHROPIC_API_KEY", "Anthropic", "anthropic:claude-sonnet-4-5"),
+    ProviderKey("GOOGLE_API_KEY", "Google", "google:gemini-2.5-flash"),
+    ProviderKey("GEMINI_API_KEY", "Google", "google:gemini-2.5-flash"),
+    ProviderKey("OPENROUTER_API_KEY", "OpenRouter", "openrouter:openai/gpt-4o"),
+    ProviderKey("MISTRAL_API_KEY", "Mistral", "mistral:mistral-large-latest"),
+    ProviderKey("GROQ_API_KEY", "Groq", "groq:llama-3.3-70b-versatile"),
+    ProviderKey("DEEPSEEK_API_KEY", "DeepSeek", "deepseek:deepseek-chat"),
+    ProviderKey("XAI_API_KEY", "xAI", "xai:grok-4"),
+    ProviderKey("CO_API_KEY", "Cohere", "cohere:command-r-plus-08-2024"),
+    ProviderKey("CEREBRAS_API_KEY", "Cerebras", "cerebras:gpt-oss-120b"),
+    ProviderKey("MOONSHOTAI_API_KEY", "Moonshot AI", "moonshotai:kimi-latest"),
+    ProviderKey("ZAI_API_KEY", "Z.AI", "zai:glm-4.5"),
+    ProviderKey("TOGETHER_API_KEY", "Together AI", "together:meta-llama/Llama-3.3-70B-Instruct-Turbo"),
+    ProviderKey("FIREWORKS_API_KEY", "Fireworks AI", "fireworks:accounts/fireworks/models/llama-v3p3-70b-instruct"),
+    ProviderKey("HF_TOKEN", "Hugging Face", "huggingface:meta-llama/Llama-3.3-70B-Instruct"),
+)
+"""The first variable that is set wins."""
+
+
+class ServerAddress(NamedTuple):
+    """URL of a local model server, and the program that listens there by default."""
+
+    program: str
+    url: str
+
+
+DEFAULT_SERVER_ADDRESSES = tuple(
+    ServerAddress(program, f"http://{LOOPBACK}:{port}/v1")
+    for program, port in (("Ollama", 11434), ("LM Studio", 1234), ("llama.cpp", 8080), ("vLLM", 8000))
+)
+
+
+class LocalModelServer(NamedTuple):
+    address: ServerAddress
+    models: tuple[str, ...]
+    """Chat models, by name."""
+    window: int | None = None
+    """Tokens of the context window, if the server reports it."""
+
+
+def find_provider_keys(environ: Mapping[str, str]) -> list[ProviderKey]:
+    return [key for key in PROVIDER_KEYS if environ.get(key.variable, "").strip()]
+
+
+def find_local_servers(
+    addresses: Sequence[ServerAddress] = DEFAULT_SERVER_ADDRESSES, *, timeout: float = PROBE_TIMEOUT_SECONDS
+) -> list[LocalModelServer]:
+    """Probes the addresses in parallel; returns the servers that answer and have a chat model."""
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        probed = threads.map(partial(_probe_server, timeout=timeout), addresses)
+        return [server for server in probed if server is not None]
+
+
+def _probe_server(address: ServerAddress, *, timeout: float) -> LocalModelServer | None:
+    models = list(_parse_models(_fetch_json(f"{address.url.rstrip('/')}/models", timeout)))
+    chat_models = tuple(name for name, _ in models if not any(part in name.lower() for part in _NON_CHAT_NAME_PARTS))
+    if not chat_models:
+        return None
+    window = next((window for name, window in models if name == chat_models[0]), None)
+    return LocalModelServer(address, chat_models, window or _probe_window(address, timeout))
+
+
+def _parse_models(response: object) -> Iterator[tuple[str, int | None]]:
+    """Yields model names, with the context window where the list has it, as vLLM's does."""
+    data = _get_field(response, "data")
+    for each in cast("list[object]", data) if isinstance(data, list) else ():
+        name = _get_field(each, "id")
+        if isinstance(name, str) and name:
+            yield name, _to_positive_int(_get_field(each, "max_model_len"))
+
+
+def _probe_window(address: ServerAddress, timeout: float) -> int | None:
+    """Probes llama.cpp's `/props`. Ollama truncates long prompts silently, so its default window is assumed."""
+    root = address.url.rstrip("/").removesuffix("/v1")
+    generation = _get_field(_fetch_json(f"{root}/props", timeout), "default_generation_settings")
+    return _to_positive_int(_get_field(generation, "n_ctx")) or (
+        _OLLAMA_DEFAULT_WINDOW if address.program == "Ollama" else None
+    )
+
+
+def _fetch_json(url: str, timeout: float) -> object:
+    """Fetches JSON, or None on any failure. Connects directly: proxy settings are for remote hosts."""
+    parts = urlsplit(url)
+    try:
+        connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = connect(parts.hostname or "", parts.port, timeout=timeout)
+        try:
+            connection.request("GET", parts.path, headers={"accept": "application/json"})
+            response = connection.getresponse()
+            return json.loads(response.read(MAX_RESPONSE_BYTES)) if response.status == http.client.OK else None
+        finally:
+            connection.close()
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):
+        return None
+
+
+def _get_field(value: object, name: str) -> object:
+    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+
+
+def _to_positive_int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+class ModelAlternative(FrozenModel):
+    """Another model that was found, and the command that selects it."""
 
     name: str
     command: str
 
 
-class Initialised(Value):
+class InitResult(FrozenModel):
     """What `quire init --json` prints."""
 
     path: str
@@ -31,105 +166,109 @@ class Initialised(Value):
     context_limit: int | None
     vault: str | None
     source: Literal["option", "key", "server", "none"]
-    said: str
-    """Where the model comes from, or what to do to have one."""
-    also_found: tuple[Alternative, ...]
-    next: tuple[str, ...]
+    explanation: str
+    """Where the model comes from, or what to do to get one."""
+    alternatives: tuple[ModelAlternative, ...]
+    next_steps: tuple[str, ...]
 
 
-class Chosen(NamedTuple):
+class ModelChoice(NamedTuple):
     source: Literal["option", "key", "server", "none"]
-    said: str
+    explanation: str
     settings: dict[str, Any]
 
 
 def command(
     *,
-    force: Annotated[bool, typer.Option("--force", help="Write over a settings file that is there.")] = False,
-    here: Annotated[bool, typer.Option("--here", help="Write ./quire.toml, for this project alone.")] = False,
-    model: Annotated[str | None, typer.Option(help="Use this model, whatever else is found.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="Ask this OpenAI-compatible server.")] = None,
-    vault: Annotated[Path | None, typer.Option(help="The folder that links and @paths lead into.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing settings file.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Write ./quire.toml, for this project only.")] = False,
+    model: Annotated[str | None, typer.Option(help="Use this model instead of a detected one.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="Use this OpenAI-compatible server.")] = None,
+    vault: Annotated[Path | None, typer.Option(help="The folder of notes that links and @paths refer to.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Write a settings file, with a model that a key or a local server offers."""
-    path = Path.cwd() / places.SETTINGS_FILE if here else places.user_settings(os.environ)
+    """Write a settings file, with a model detected from API keys or local servers."""
+    path = Path.cwd() / paths.SETTINGS_FILENAME if here else paths.get_user_settings_path(os.environ)
     if path.exists() and not force:
-        raise InvalidConfiguration(f"{path} is there already, and stays as it is; `quire init --force` writes it anew.")
-    done = initialise(path, os.environ, model=model, base_url=base_url, vault=vault)
-    typer.echo(done.model_dump_json(indent=2) if json else told(done))
+        raise InvalidConfiguration(f"{path} already exists; overwrite it with `quire init --force`.")
+    result = write_initial_settings(path, os.environ, model=model, base_url=base_url, vault=vault)
+    typer.echo(result.model_dump_json(indent=2) if as_json else format_init_result(result))
 
 
-def initialise(
+def write_initial_settings(
     path: Path,
     environ: Mapping[str, str],
     *,
     model: str | None = None,
     base_url: str | None = None,
     vault: Path | None = None,
-    usual: Sequence[Place] = USUAL_PLACES,
-) -> Initialised:
-    """Looks, chooses and writes."""
-    keys = found_keys(environ)
-    asked = [Place("a server", base_url)] if base_url is not None else [] if model is not None else usual
-    servers = found_servers(asked)
-    chosen = choose(keys, servers, model=model, base_url=base_url)
-    settings = dict(chosen.settings)
+    addresses: Sequence[ServerAddress] = DEFAULT_SERVER_ADDRESSES,
+) -> InitResult:
+    """Detects keys and servers, chooses a model, and writes the settings file."""
+    keys = find_provider_keys(environ)
+    probed = [ServerAddress("a server", base_url)] if base_url is not None else [] if model is not None else addresses
+    servers = find_local_servers(probed)
+    choice = choose_model(keys, servers, model=model, base_url=base_url)
+    settings = dict(choice.settings)
     if vault is not None:
-        settings["vault"] = str(_folder(vault))
-    _write(path, commented(settings))
-    return Initialised(
+        settings["vault"] = str(_resolve_vault(vault))
+    _write_settings(path, render_settings_template(settings))
+    return InitResult(
         path=str(path),
         written=True,
         model=settings.get("model"),
         base_url=settings.get("base_url"),
         context_limit=settings.get("context_limit"),
         vault=settings.get("vault"),
-        source=chosen.source,
-        said=chosen.said,
-        also_found=_alternatives(keys, servers, settings),
-        next=_next(chosen, settings),
+        source=choice.source,
+        explanation=choice.explanation,
+        alternatives=_list_alternatives(keys, servers, settings),
+        next_steps=_suggest_next_steps(choice, settings),
     )
 
 
-def choose(
-    keys: Sequence[Key], servers: Sequence[Server], *, model: str | None = None, base_url: str | None = None
-) -> Chosen:
-    """What is asked for goes before what is found, and a key before a server. Pure."""
+def choose_model(
+    keys: Sequence[ProviderKey],
+    servers: Sequence[LocalModelServer],
+    *,
+    model: str | None = None,
+    base_url: str | None = None,
+) -> ModelChoice:
+    """Chooses a model: options before detected ones, an API key before a local server. Pure function."""
     if base_url is not None:
-        return _at_server(base_url, servers[0] if servers else None, model)
+        return _choose_server_model(base_url, servers[0] if servers else None, model)
     if model is not None:
-        return Chosen("option", "as you asked", {"model": model})
+        return ModelChoice("option", "from --model", {"model": model})
     if keys:
-        return Chosen("key", f"{keys[0].variable} is set in the environment", {"model": keys[0].model})
+        return ModelChoice("key", f"{keys[0].variable} is set in the environment", {"model": keys[0].model})
     if servers:
-        return _at_server(servers[0].place.url, servers[0], None)
-    return Chosen(
+        return _choose_server_model(servers[0].address.url, servers[0], None)
+    return ModelChoice(
         "none",
-        "no key is set in the environment, and no local server answers. Set OPENAI_API_KEY, ANTHROPIC_API_KEY or "
+        "no API key is set in the environment, and no local server answers. Set OPENAI_API_KEY, ANTHROPIC_API_KEY or "
         "another provider's key, or start Ollama, LM Studio, llama.cpp or vLLM; then run `quire init --force`",
         {},
     )
 
 
-def _at_server(url: str, server: Server | None, model: str | None) -> Chosen:
+def _choose_server_model(url: str, server: LocalModelServer | None, model: str | None) -> ModelChoice:
     if server is None and model is None:
-        raise InvalidRequest(f"No OpenAI-compatible server answers at {url}; start it, or name its model by --model.")
+        raise InvalidRequest(f"No OpenAI-compatible server answers at {url}; start it, or pass its model as --model.")
     name = model or (server.models[0] if server else "")
     settings: dict[str, Any] = {"model": name, "base_url": url}
     if server is not None and server.window is not None:
         settings["context_limit"] = server.window
-    said = f"{server.place.program} answers at {url}" if server else f"as you asked; nothing answers at {url} yet"
-    return Chosen("server" if server else "option", said, settings)
+    explanation = f"{server.address.program} answers at {url}" if server else f"from --model; no server at {url} yet"
+    return ModelChoice("server" if server else "option", explanation, settings)
 
 
-def _folder(vault: Path) -> Path:
+def _resolve_vault(vault: Path) -> Path:
     if not vault.is_dir():
-        raise InvalidConfiguration(f"{vault} is no folder; make it first, or name another by --vault.")
+        raise InvalidConfiguration(f"{vault} is not a folder; create it, or choose another with --vault.")
     return vault.resolve()
 
 
-def _write(path: Path, text: str) -> None:
+def _write_settings(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -137,41 +276,45 @@ def _write(path: Path, text: str) -> None:
         raise InvalidConfiguration(f"{path} cannot be written: {error}.") from error
 
 
-def _alternatives(
-    keys: Sequence[Key], servers: Sequence[Server], settings: Mapping[str, Any]
-) -> tuple[Alternative, ...]:
+def _list_alternatives(
+    keys: Sequence[ProviderKey], servers: Sequence[LocalModelServer], settings: Mapping[str, Any]
+) -> tuple[ModelAlternative, ...]:
     by_key = [
-        Alternative(name=f"{key.provider} ({key.variable})", command=f"quire init --force --model {key.model}")
+        ModelAlternative(name=f"{key.provider} ({key.variable})", command=f"quire init --force --model {key.model}")
         for key in keys
         if key.model != settings.get("model")
     ]
     by_server = [
-        Alternative(
-            name=f"{name} ({server.place.program})",
-            command=f"quire init --force --base-url {server.place.url} --model {name}",
+        ModelAlternative(
+            name=f"{name} ({server.address.program})",
+            command=f"quire init --force --base-url {server.address.url} --model {name}",
         )
         for server in servers
         for name in server.models
-        if (name, server.place.url) != (settings.get("model"), settings.get("base_url"))
+        if (name, server.address.url) != (settings.get("model"), settings.get("base_url"))
     ]
     return (*by_key, *by_server)
 
 
-def _next(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    ways = ["quire chat", 'quire ask "What can you do?"'] if chosen.source != "none" else ["quire init --force"]
-    return (*ways, *([] if "vault" in settings else ["quire chat --vault ~/notes"]), "quire config list")
+def _suggest_next_steps(choice: ModelChoice, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    first = ["quire chat", 'quire ask "What can you do?"'] if choice.source != "none" else ["quire init --force"]
+    return (*first, *([] if "vault" in settings else ["quire chat --vault ~/notes"]), "quire config list")
 
 
-def told(done: Initialised) -> str:
-    """The same for people."""
-    model = f"Model: {done.model} ({done.said})." if done.model else f"No model was found: {done.said}."
-    lines = [f"Wrote {done.path}.", model]
-    if done.context_limit is not None:
-        lines.append(f"Its window: {done.context_limit:,} tokens; `context_limit` changes that.")
-    if done.model is None:
-        lines.append("Without a model everything but sending works.")
-    if done.vault is not None:
-        lines.append(f"Vault: {done.vault}.")
-    if done.also_found:
-        lines += ["Also found:", *(f"  {each.name}: {each.command}" for each in done.also_found)]
-    return "\n".join([*lines, "Next:", *(f"  {each}" for each in done.next)])
+def format_init_result(result: InitResult) -> str:
+    """Formats the result as text."""
+    model = (
+        f"Model: {result.model} ({result.explanation})."
+        if result.model
+        else f"No model was found: {result.explanation}."
+    )
+    lines = [f"Wrote {result.path}.", model]
+    if result.context_limit is not None:
+        lines.append(f"Context window: {result.context_limit:,} tokens; change it with `context_limit`.")
+    if result.model is None:
+        lines.append("Without a model everything works except sending messages.")
+    if result.vault is not None:
+        lines.append(f"Vault: {result.vault}.")
+    if result.alternatives:
+        lines += ["Also found:", *(f"  {each.name}: {each.command}" for each in result.alternatives)]
+    return "\n".join([*lines, "Next:", *(f"  {each}" for each in result.next_steps)])

@@ -1,4 +1,4 @@
-"""`quire key`: who may ask the server, for which tenant, and for what."""
+"""`quire key`: API keys of the server, with tenant, scopes, expiry and rate limit."""
 
 import re
 import sys
@@ -7,138 +7,164 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.output import give, moment, note, print_json, table, text, timestamp
-from quire.cli.running import About, AsJson, Given, Limit, about, command, group, opened_store, run
+from quire.cli.common import (
+    AsJson,
+    CommandTarget,
+    Limit,
+    SetOptions,
+    command,
+    create_group,
+    make_target,
+    open_store,
+    run_async,
+)
+from quire.cli.output import (
+    format_local_time,
+    make_table,
+    make_text,
+    print_json,
+    print_note,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quire.log import Key
+    from quire.log import ApiKey
+    from quire.schemas.records import KeySchema
 
-app = group("Look after the keys that let programs ask the server.")
+app = create_group("Manage API keys of the server.")
 
-_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
-_FOREVER = 100 * 366 * _SECONDS["d"]
+_UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
+_MAX_PERIOD_SECONDS = 100 * 366 * _UNIT_SECONDS["d"]
+"""Longest validity of a key: a hundred years."""
 
-Tenant = Annotated[
-    str, typer.Option("--tenant", metavar="NAME", help="Whose keys; a tenant is there once something is its own.")
+TenantOption = Annotated[
+    str, typer.Option("--tenant", metavar="NAME", help="The tenant of the keys; created on first use.")
 ]
 DEFAULT_TENANT = "default"
 """As in the log."""
 
 
-def _period(said: str) -> int:
-    """Seconds in a period such as `12h`, `90d` or `4w`."""
-    found = re.fullmatch(r"([1-9][0-9]{0,8})([hdw])", said, re.ASCII)
-    seconds = int(found[1]) * _SECONDS[found[2]] if found is not None else 0
-    if not 0 < seconds <= _FOREVER:
-        raise typer.BadParameter("give hours, days or weeks, such as 12h, 90d or 4w.")
+def _parse_period(period: str) -> int:
+    """Parses a period such as `12h`, `90d` or `4w` into seconds."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([hdw])", period, re.ASCII)
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match is not None else 0
+    if not 0 < seconds <= _MAX_PERIOD_SECONDS:
+        raise typer.BadParameter("use hours, days or weeks, such as 12h, 90d or 4w.")
     return seconds
-
-
-def key_document(key: "Key") -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "tenant": key.tenant,
-        "name": key.name,
-        "scopes": _scopes(key),
-        "requests_per_minute": key.requests_per_minute,
-        "created_at": timestamp(key.created_at),
-        "expires_at": timestamp(key.expires_at),
-        "revoked_at": timestamp(key.revoked_at),
-    }
-
-
-def _scopes(key: "Key") -> list[str]:
-    from quire.log import SCOPES
-
-    return [scope for scope in SCOPES if scope in key.scopes]
 
 
 @command(app, "quire key create telescope --scope read --scope chat --expires 90d")
 def create(
-    name: Annotated[str, typer.Argument(help="What to know it by, such as the program that uses it.")],
+    name: Annotated[str, typer.Argument(help="A label, such as the program that uses the key.")],
     *,
     scope: Annotated[
         list[str],
-        typer.Option(metavar="SCOPE", help="What it may do: read, write, chat or admin; may be given several times."),
+        typer.Option(metavar="SCOPE", help="A scope: read, write, chat or admin; repeatable."),
     ],
-    tenant: Tenant = DEFAULT_TENANT,
+    tenant: TenantOption = DEFAULT_TENANT,
     expires: Annotated[
         str | None,
-        typer.Option(
-            metavar="PERIOD", help="For how long: 12h, 90d, 4w; else until it is revoked.", show_default=False
-        ),
+        typer.Option(metavar="PERIOD", help="Validity: 12h, 90d, 4w; default: until revoked.", show_default=False),
     ] = None,
     requests_per_minute: Annotated[
         int | None,
-        typer.Option(min=1, help="How often it may ask; else as often as the settings say.", show_default=False),
+        typer.Option(min=1, help="Rate limit; default: the settings.", show_default=False),
     ] = None,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Make a key, and print it this once: only its digest is stored."""
-    seconds = _period(expires) if expires is not None else None
-    made, shown = run(_created(about(given=given), tenant, name, scope, seconds, requests_per_minute))
+    """Create an API key and print it once: only its digest is stored."""
+    from quire.schemas.records import CreatedKeySchema
+
+    seconds = _parse_period(expires) if expires is not None else None
+    key, secret = run_async(
+        _create_key(make_target(overrides=overrides), tenant, name, scope, seconds, requests_per_minute)
+    )
     if as_json:
-        print_json(key_document(made) | {"key": shown})
+        print_json({"tenant": tenant} | CreatedKeySchema.from_secret(key, secret).model_dump(mode="json"))
     else:
-        # As it is: a table would break it over two lines where the terminal is narrow.
-        sys.stdout.write(f"{shown}\n")
-    until = f"until {moment(made.expires_at)}" if made.expires_at is not None else "until it is revoked"
-    note(f"This is the key {made.name!r} of tenant {tenant}, good {until}. Keep it now: it is not shown again.")
+        # Without a table, which would wrap the key on a narrow terminal.
+        sys.stdout.write(f"{secret}\n")
+    until = f"until {format_local_time(key.expires_at)}" if key.expires_at is not None else "until revoked"
+    print_note(f"API key {key.name!r} of tenant {tenant}, valid {until}. Copy it now: it cannot be printed again.")
 
 
-async def _created(
-    target: About, tenant: str, name: str, scopes: list[str], seconds: int | None, requests_per_minute: int | None
-) -> "tuple[Key, str]":
-    from quire.log.fresh import now
+async def _create_key(
+    target: CommandTarget,
+    tenant: str,
+    name: str,
+    scopes: list[str],
+    seconds: int | None,
+    requests_per_minute: int | None,
+) -> "tuple[ApiKey, str]":
+    from quire.log.ids import now
 
     expires_at = now() + seconds * 1_000_000 if seconds is not None else None
-    async with opened_store(target) as store:
+    async with open_store(target) as store:
         return await store.for_tenant(tenant).create_key(
             name, scopes, expires_at=expires_at, requests_per_minute=requests_per_minute
         )
 
 
 @command(app, "quire key list", name="list")
-def list_(*, tenant: Tenant = DEFAULT_TENANT, limit: Limit = 50, as_json: AsJson = False, given: Given = None) -> None:
-    """List a tenant's keys, the newest first; their secrets are nowhere to be seen."""
-    found = run(_listed(about(given=given), tenant, limit))
+def list_(
+    *, tenant: TenantOption = DEFAULT_TENANT, limit: Limit = 50, as_json: AsJson = False, overrides: SetOptions = None
+) -> None:
+    """List a tenant's API keys without their secrets, the newest first."""
+    from quire.schemas.records import KeySchema
+
+    keys = run_async(_load_keys(make_target(overrides=overrides), tenant, limit))
+    schemas = [KeySchema.from_record(each) for each in keys]
 
     def draw(_: Any) -> "Iterable[RenderableType]":
-        yield table(
-            "id", "name", "scopes", "since", "until", "a minute",
-            rows=[_row(each) for each in found],
-            right=("a minute",), wide=("name",),
-        ) if found else text(f"The tenant {tenant} has no keys; `quire key create` makes one.")  # fmt: skip
+        yield make_table(
+            "id", "name", "scopes", "created", "until", "per minute",
+            rows=[_format_row(each) for each in schemas],
+            right_aligned=("per minute",), wrapped=("name",),
+        ) if keys else make_text(f"The tenant {tenant} has no keys; create one with `quire key create`.")  # fmt: skip
 
-    give({"tenant": tenant, "keys": [key_document(each) for each in found]}, draw, as_json=as_json)
-
-
-def _row(key: "Key") -> tuple[Any, ...]:
-    until = moment(key.expires_at) if key.revoked_at is None else f"revoked {moment(key.revoked_at)}"
-    return key.id, key.name, " ".join(_scopes(key)), moment(key.created_at), until, key.requests_per_minute
+    document = {"tenant": tenant, "keys": [each.model_dump(mode="json") for each in schemas]}
+    print_result(document, draw, as_json=as_json)
 
 
-async def _listed(target: About, tenant: str, limit: int) -> "list[Key]":
-    async with opened_store(target) as store:
-        return await store.for_tenant(tenant).keys(limit=limit)
+def _format_row(key: "KeySchema") -> tuple[Any, ...]:
+    until = (
+        format_local_time(key.expires_at) if key.revoked_at is None else f"revoked {format_local_time(key.revoked_at)}"
+    )
+    return (
+        key.id,
+        key.name,
+        " ".join(key.scopes),
+        format_local_time(key.created_at),
+        until,
+        key.requests_per_minute,
+    )
+
+
+async def _load_keys(target: CommandTarget, tenant: str, limit: int) -> "list[ApiKey]":
+    async with open_store(target) as store:
+        return await store.for_tenant(tenant).list_keys(limit=limit)
 
 
 @command(app, "quire key revoke 01ke6pfy600000000000000005")
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `list` shows it.")],
     *,
-    tenant: Tenant = DEFAULT_TENANT,
+    tenant: TenantOption = DEFAULT_TENANT,
     as_json: AsJson = False,
-    given: Given = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Let nobody in with a key any more; a running server notices within ten seconds."""
-    gone = run(_revoked(about(given=given), tenant, key))
-    give(key_document(gone), lambda _: [text(f"Revoked {gone.id} ({gone.name}).")], as_json=as_json)
+    """Revoke an API key; a running server rejects it within ten seconds."""
+    from quire.schemas.records import KeySchema
+
+    revoked = run_async(_revoke_key(make_target(overrides=overrides), tenant, key))
+    line = f"Revoked {revoked.id} ({revoked.name})."
+    document = {"tenant": tenant} | KeySchema.from_record(revoked).model_dump(mode="json")
+    print_result(document, lambda _: [make_text(line)], as_json=as_json)
 
 
-async def _revoked(target: About, tenant: str, id: str) -> "Key":
-    async with opened_store(target) as store:
+async def _revoke_key(target: CommandTarget, tenant: str, id: str) -> "ApiKey":
+    async with open_store(target) as store:
         return await store.for_tenant(tenant).revoke_key(id)

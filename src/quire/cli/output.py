@@ -1,125 +1,133 @@
-"""What a command prints: tables for people, one JSON document for programs, errors on the other stream.
+"""Output of the commands: tables for people, one JSON document for programs, notes and progress on standard error.
 
-Text that comes from a log, a file or a model is shown as text: it can neither style the terminal nor steer it. Rich is
-imported when something is drawn.
+Text from a log, a file or a model is sanitized: it can neither style the terminal nor send control sequences to it.
+Rich is imported only when something is drawn.
 """
 
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.progress import Progress as RichProgress
     from rich.table import Table
     from rich.text import Text
 
-PIPE_WIDTH = 100
-"""Columns where nobody says how wide the output is."""
-NARROW = 60
-"""Below so many columns a table leaves out what is only nice to know."""
+    from quire.model import Compaction
 
-Document = Mapping[str, Any]
-Draw = Callable[["Console"], "Iterable[RenderableType]"]
-Cell = "str | int | float | Text | None"
+PIPE_COLUMNS = 100
+"""Width of the output where it is unknown."""
+NARROW_COLUMNS = 60
+"""Below this width tables omit optional columns."""
+PROGRESS_DELAY_SECONDS = 1.0
+"""Delay before a progress bar appears; shorter work needs none."""
 
-_UNSHOWABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, by which a text could move the cursor or set colours, and those that turn its direction."""
+JsonDocument = Mapping[str, Any]
+DrawFunction = Callable[["Console"], "Iterable[RenderableType]"]
+
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, which could move the cursor or set colors, and characters that change the text direction."""
 
 
-def give(document: Document, draw: Draw, *, as_json: bool) -> None:
-    """The outcome of a command, in the form that was asked for."""
+def print_result(document: JsonDocument, draw: DrawFunction, *, as_json: bool) -> None:
+    """Prints the result of a command, as JSON or drawn for people."""
     if as_json:
         print_json(document)
         return
-    console = console_on(sys.stdout)
+    console = make_console(sys.stdout)
     if console.is_terminal:
-        for drawn in draw(console):
-            console.print(drawn)
+        for renderable in draw(console):
+            console.print(renderable)
         return
     with console.capture() as captured:
-        for drawn in draw(console):
-            console.print(drawn)
-    # Tables are filled up with spaces, which a pipe has no use for.
+        for renderable in draw(console):
+            console.print(renderable)
+    # Strip the spaces with which tables pad their lines.
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def print_json(document: Document) -> None:
-    written = json.dumps(document, ensure_ascii=False, indent=2)
-    sys.stdout.write(_UNSHOWABLE.sub(_escaped, written) + "\n")
+def print_json(document: JsonDocument) -> None:
+    text = json.dumps(document, ensure_ascii=False, indent=2)
+    sys.stdout.write(_CONTROL_CHARACTERS.sub(_escape_character, text) + "\n")
 
 
-def _escaped(sign: "re.Match[str]") -> str:
-    return f"\\u{ord(sign[0]):04x}"
+def _escape_character(match: "re.Match[str]") -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
-def console_on(stream: IO[str]) -> "Console":
-    """Colours only on a terminal, and none where `NO_COLOR` is set."""
+def make_console(stream: IO[str]) -> "Console":
+    """Creates a console with colors on a terminal only, and none where `NO_COLOR` is set."""
     from rich.console import Console
 
     known_width = stream.isatty() or os.environ.get("COLUMNS")
-    return Console(file=stream, width=None if known_width else PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    return Console(file=stream, width=None if known_width else PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
 
 
-def note(text: str) -> None:
-    """Something that is not the outcome itself: on the other stream, so that a pipe does not carry it."""
-    print(plain(text), file=sys.stderr)  # noqa: T201 (this is where the command line prints)
+def print_note(text: str) -> None:
+    """Prints to standard error what is not part of the result, so that pipes do not receive it."""
+    print(sanitize(text), file=sys.stderr)  # noqa: T201 (this is where the command line prints)
 
 
-def plain(text: str) -> str:
-    """The text with a sign in place of every character that would steer the terminal."""
-    return _UNSHOWABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+def sanitize(text: str) -> str:
+    """Replaces every control character by U+FFFD."""
+    return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
-def one_line(text: str, limit: int = 200) -> str:
-    """The beginning of a text, on one line."""
-    flat = " ".join(plain(text[: 4 * limit]).split())
+def to_one_line(text: str, limit: int = 200) -> str:
+    """Joins a text into one line of at most `limit` characters."""
+    flat = " ".join(sanitize(text[: 4 * limit]).split())
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
 
-def text(said: str, style: str = "") -> "Text":
+def make_text(content: str, style: str = "") -> "Text":
     from rich.text import Text
 
-    return Text(plain(said), style=style)
+    return Text(sanitize(content), style=style)
 
 
-def table(*columns: str, rows: Iterable[Sequence[Any]], right: Sequence[str] = (), wide: Sequence[str] = ()) -> "Table":
-    """Columns in `right` hold numbers; those in `wide` may be broken over several lines, the others may not."""
+def make_table(
+    *columns: str, rows: Iterable[Sequence[Any]], right_aligned: Sequence[str] = (), wrapped: Sequence[str] = ()
+) -> "Table":
+    """Creates a table; cells of `wrapped` columns may take several lines, others are cut with an ellipsis."""
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for name in columns:
-        folded = name in wide
-        made.add_column(
+        fold = name in wrapped
+        table.add_column(
             name,
-            justify="right" if name in right else "left",
-            no_wrap=not folded,
-            overflow="fold" if folded else "ellipsis",
+            justify="right" if name in right_aligned else "left",
+            no_wrap=not fold,
+            overflow="fold" if fold else "ellipsis",
             ratio=None,
         )
     for row in rows:
-        made.add_row(*map(_cell, row))
-    return made
+        table.add_row(*map(_to_cell, row))
+    return table
 
 
-def fields(pairs: Iterable[tuple[str, Any]]) -> "Table":
-    """Names and values, one pair a line; those without a value are left out."""
+def make_field_table(pairs: Iterable[tuple[str, Any]]) -> "Table":
+    """Creates a table with one name and value per line; pairs without a value are omitted."""
     from rich.table import Table
 
-    made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(no_wrap=True, style="dim")
-    made.add_column(overflow="fold")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
     for name, value in pairs:
         if value is not None:
-            made.add_row(name, _cell(value))
-    return made
+            table.add_row(name, _to_cell(value))
+    return table
 
 
-def _cell(value: Any) -> "Text":
+def _to_cell(value: Any) -> "Text":
     from rich.text import Text
 
     match value:
@@ -134,26 +142,83 @@ def _cell(value: Any) -> "Text":
         case float():
             return Text(f"{value:.3f}")
         case _:
-            return Text(plain(str(value)))
+            return Text(sanitize(str(value)))
 
 
-def moment(microseconds: int | None) -> str:
-    """A time of the log for people: where they are."""
+def format_local_time(microseconds: int | None) -> str:
+    """Formats a timestamp of the log for people, in local time."""
     if microseconds is None:
         return ""
     return datetime.fromtimestamp(microseconds / 1_000_000, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def timestamp(microseconds: int | None) -> str | None:
-    """The same for programs."""
-    if microseconds is None:
-        return None
-    return datetime.fromtimestamp(microseconds / 1_000_000, tz=UTC).isoformat(timespec="microseconds")
-
-
-def counted(number: int, thing: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """`1 message`, `2 messages`, `3 memories`."""
-    if number == 1:
-        return f"1 {thing}"
-    plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
-    return f"{number:,} {plural}"
+    if count == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {plural}"
+
+
+class ProgressBar:
+    """Progress bar that appears after `PROGRESS_DELAY_SECONDS`, and never where it is not visible."""
+
+    def __init__(self, label: str, *, visible: bool) -> None:
+        self._label, self._visible = label, visible
+        self._started_at = time.monotonic()
+        self._rich_progress: RichProgress | None = None
+
+    def update(self, completed: float, total: float | None = None) -> None:
+        """Sets the completed amount; without a total the bar is indeterminate."""
+        if not self._visible or (
+            self._rich_progress is None and time.monotonic() - self._started_at < PROGRESS_DELAY_SECONDS
+        ):
+            return
+        if self._rich_progress is None:
+            self._rich_progress = _create_rich_progress()
+            self._rich_progress.start()
+            self._rich_progress.add_task(self._label, total=total)
+        self._rich_progress.update(self._rich_progress.task_ids[0], completed=completed, total=total)
+
+    def close(self) -> None:
+        if self._rich_progress is not None:
+            self._rich_progress.stop()
+
+
+def _create_rich_progress() -> "RichProgress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
+
+
+@contextmanager
+def show_progress(label: str) -> Generator[ProgressBar]:
+    bar = ProgressBar(label, visible=sys.stderr.isatty())
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+@contextmanager
+def show_spinner(label: str) -> Generator[None]:
+    """Shows a spinner for work without known progress."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(file=sys.stderr).status(label):
+        yield
+
+
+def format_compaction(compaction: "Compaction") -> str:
+    covers = compaction.covers
+    freed = max(0, compaction.tokens_before - compaction.tokens_after)
+    change = f"#{covers.first} to #{covers.last} archived" if covers else "long messages shortened"
+    if covers and compaction.trigger == "edit":
+        change = f"you edited the summary of #{covers.first} to #{covers.last}"
+    saving = f", {pluralize(freed, 'token')} freed" if freed else ""
+    return f"Compaction {compaction.number}: {change}{saving}"

@@ -1,4 +1,4 @@
-"""`quire serve`: the server, for one user of this machine or for many with keys."""
+"""`quire serve`: runs the server, for the local user with a token or for many users with API keys."""
 
 import sys
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.chat import AgentName, Vault
-from quire.cli.output import note
-from quire.cli.running import FAILED, Given, run
+from quire.cli.chat import AgentOption, VaultOption
+from quire.cli.common import EXIT_FAILED, SetOptions, run_async
+from quire.cli.output import print_note
 from quire.errors import InvalidConfiguration, MissingExtra
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quire.model.agents import Agent
-    from quire.server.telemetry.logs import Format
+    from quire.server.telemetry.logs import LogLineFormat
     from quire.settings import Settings
 
 
@@ -27,73 +27,76 @@ class LogFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What each process of a server is to do; it is handed to processes that begin afresh."""
+class ServeOptions:
+    """Options of a server process; picklable, because they are passed to spawned processes."""
 
     settings: "Settings"
-    url: str
+    database_url: str
     agent: "Agent | None"
-    token: str | None
-    """Of the one user of this machine; None where keys are asked for."""
-    grace: float
-    log_format: "Format"
+    local_token: str | None
+    """Token of the local user; None if requests need API keys."""
+    grace_seconds: float
+    log_format: "LogLineFormat"
 
 
 def command(
     *,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen at; 0 for any that is free.")] = 8300,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that serve; more than one on PostgreSQL alone.")] = 1,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 for a free port.")] = 8300,
+    workers: Annotated[int, typer.Option(min=1, help="Server processes; more than one needs PostgreSQL.")] = 1,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     keys: Annotated[
         bool | None,
         typer.Option(
             "--keys/--no-keys",
-            help="Whether requests need a key of `quire key create`; else only where other machines can ask.",
+            help="Require API keys (`quire key create`); default: only if other machines can connect.",
             show_default=False,
         ),
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Let turns and streams go on for so long when told to stop.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Graceful shutdown: time for running turns and streams.")
     ] = 20.0,
     log_format: Annotated[
         LogFormat | None,
-        typer.Option(help="How lines on standard error look; else text on a terminal.", show_default=False),
+        typer.Option(help="Log format; default: text on a terminal, else json.", show_default=False),
     ] = None,
-    agent: AgentName = None,
-    vault: Vault = None,
-    given: Given = None,
+    agent: AgentOption = None,
+    vault: VaultOption = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Serve the page, the interface under /api, and the gateway for OpenAI's clients under /v1.
+    """Serve the web interface, the API under /api, and the gateway for OpenAI clients under /v1.
 
-    On this machine alone, the address that is printed has a token in it, which is the key to everything. Where other
-    machines can ask, every request needs a key. SIGTERM or Ctrl-C lets what is under way end; a second one does not.
+    On loopback, the printed address contains a token that grants full access. Where other machines can connect, every
+    request needs an API key. SIGTERM or Ctrl-C shuts down gracefully; a second one stops at once.
     """
     try:
-        from quire.server.running import bind
+        from quire.server.lifecycle import bind_socket
     except ModuleNotFoundError as missing:
-        raise MissingExtra(extra="server", needed_for="Serving") from missing
-    from quire.cli.chat.talk import options_from
-    from quire.server.telemetry.logs import configure
+        raise MissingExtra(extra="server", feature="Serving") from missing
+    from quire.cli.chat.runtime import build_overrides
+    from quire.server.telemetry.logs import configure_logging
 
-    local = _is_local(host, keys=keys)
     as_text = log_format is LogFormat.text or (log_format is None and sys.stderr.isatty())
-    form = "text" if as_text else "json"
-    plan = _plan(options_from(given or (), agent=agent, vault=vault), local=local, grace=grace, log_format=form)
-    _check_workers(plan, workers)
-    configure(plan.log_format)
-    # Before an address is told: a database that cannot be used is said here, once, and not by every process.
-    run(_check_database(plan.url))
-    with bind(host, port) as listening:
-        _welcome(plan, host, listening.getsockname()[1], browse=open_)
-        ended_well = _serve(plan, listening, workers)
-    if not ended_well:
-        raise typer.Exit(FAILED)
+    options = _build_options(
+        build_overrides(overrides or (), agent=agent, vault=vault),
+        local=_is_local(host, keys=keys),
+        grace_seconds=grace,
+        log_format="text" if as_text else "json",
+    )
+    _check_workers(options, workers)
+    configure_logging(options.log_format)
+    # Before the address is printed: an unusable database is reported here, once, and not by every process.
+    run_async(_check_database(options.database_url))
+    with bind_socket(host, port) as listener:
+        _print_address(options, host, listener.getsockname()[1], open_browser=open_)
+        succeeded = _run_server(options, listener, workers)
+    if not succeeded:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _is_local(host: str, *, keys: bool | None) -> bool:
-    """Whether the server is for the user of this machine alone. Without keys, other machines cannot ask."""
-    from quire.server.local import check_loopback
+    """Whether the server is for the local user only; it must then listen on loopback."""
+    from quire.server.local_auth import check_loopback
 
     if keys:
         return False
@@ -106,27 +109,33 @@ def _is_local(host: str, *, keys: bool | None) -> bool:
     return True
 
 
-def _plan(options: Any, *, local: bool, grace: float, log_format: "Format") -> Plan:
+def _build_options(overrides: Any, *, local: bool, grace_seconds: float, log_format: "LogLineFormat") -> ServeOptions:
     from pathlib import Path
 
-    from quire.cli.opening import database_url, settings_from
-    from quire.context.agents import load_agent
-    from quire.server.local import new_token
-    from quire.settings.sources import option_layer
+    from quire.cli.engine_setup import load_cli_settings, resolve_database_url
+    from quire.context.agent_loader import load_agent
+    from quire.server.local_auth import generate_token
+    from quire.settings.sources import parse_options
 
-    found = settings_from(options).settings
-    agent = load_agent(Path(found.agent)) if found.agent is not None else None
+    settings = load_cli_settings(overrides).settings
+    agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
     if agent is not None:
-        values = {**found.model_dump(), **agent.own_settings, **option_layer(options.given).values}
-        found = type(found).model_validate(values)
-    token = new_token() if local else None
-    return Plan(settings=found, url=database_url(found), agent=agent, token=token, grace=grace, log_format=log_format)
+        values = {**settings.model_dump(), **agent.setting_overrides, **parse_options(overrides.pairs).values}
+        settings = type(settings).model_validate(values)
+    return ServeOptions(
+        settings=settings,
+        database_url=resolve_database_url(settings),
+        agent=agent,
+        local_token=generate_token() if local else None,
+        grace_seconds=grace_seconds,
+        log_format=log_format,
+    )
 
 
-def _check_workers(plan: Plan, workers: int) -> None:
-    if workers > 1 and not plan.url.startswith("postgresql"):
+def _check_workers(options: ServeOptions, workers: int) -> None:
+    if workers > 1 and not options.database_url.startswith("postgresql"):
         raise InvalidConfiguration(
-            "Several processes share PostgreSQL, not SQLite: serve with one, or set `database_url` to a postgresql://…"
+            "Several workers need PostgreSQL, not SQLite: use --workers 1, or set `database_url` to postgresql://…"
         )
 
 
@@ -137,71 +146,72 @@ async def _check_database(url: str) -> None:
         await store.check()
 
 
-def _welcome(plan: Plan, host: str, port: int, *, browse: bool) -> None:
-    from quire.server.local import address
+def _print_address(options: ServeOptions, host: str, port: int, *, open_browser: bool) -> None:
+    from quire.server.local_auth import server_url
 
-    opened = address(host, port, plan.token)
-    sys.stdout.write(f"{opened}\n")
+    url = server_url(host, port, options.local_token)
+    sys.stdout.write(f"{url}\n")
     sys.stdout.flush()
-    if plan.token is None:
-        note("Requests need a key: `quire key create NAME --scope read --scope chat` makes one.")
+    if options.local_token is None:
+        print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
     else:
-        note(f"Open this address. For OpenAI's clients: {address(host, port)}v1, with the token as their key.")
-    if browse:
+        print_note(f"Open this address. For OpenAI clients: {server_url(host, port)}v1, with the token as API key.")
+    if open_browser:
         import webbrowser
 
-        webbrowser.open(opened)
+        webbrowser.open(url)
 
 
-def _serve(plan: Plan, listening: "socket.socket", workers: int) -> bool:
+def _run_server(options: ServeOptions, listener: "socket.socket", workers: int) -> bool:
     if workers == 1:
-        run(served(plan, listening))
+        run_async(serve_app(options, listener))
         return True
-    from quire.server.supervising import Supervisor
+    from quire.server.supervisor import Supervisor
 
-    return Supervisor(serve_process, plan, listening, workers=workers, grace=plan.grace).run()
-
-
-def serve_process(plan: Plan, listening: "socket.socket") -> None:
-    """One of several processes."""
-    from quire.server.telemetry.logs import configure
-
-    configure(plan.log_format)
-    run(served(plan, listening))
+    return Supervisor(serve_in_process, options, listener, workers=workers, grace_seconds=options.grace_seconds).run()
 
 
-async def served(plan: Plan, listening: "socket.socket") -> None:
+def serve_in_process(options: ServeOptions, listener: "socket.socket") -> None:
+    """Entry point of one of several server processes."""
+    from quire.server.telemetry.logs import configure_logging
+
+    configure_logging(options.log_format)
+    run_async(serve_app(options, listener))
+
+
+async def serve_app(options: ServeOptions, listener: "socket.socket") -> None:
     import os
     from contextlib import suppress
     from importlib import import_module
 
-    from quire.cli.opening import embedder_from, summarizer_from
+    from quire.cli.engine_setup import build_embedder, build_summarizer
     from quire.server.app import create_app
-    from quire.server.running import run as run_app
-    from quire.server.serving import serving
+    from quire.server.lifecycle import run_server
+    from quire.server.state import open_server_state
 
     with suppress(ImportError):
-        # It takes a second or two, for which the first to ask would otherwise hold everybody up.
-        import_module("quire.llm.direct")
-    async with serving(
-        plan.url,
-        plan.settings,
-        agent=plan.agent,
-        summarizer=summarizer_from(plan.settings),
-        embedder=await embedder_from(plan.settings),
+        # The import takes a second or two and would otherwise block the event loop at the first model request.
+        import_module("quire.llm.pydantic_ai_model")
+    async with open_server_state(
+        options.database_url,
+        options.settings,
+        agent=options.agent,
+        summarizer=build_summarizer(options.settings),
+        embedder=await build_embedder(options.settings),
         environ=os.environ,
-        local=plan.token is not None,
-        save=_save if plan.token is not None else None,
-    ) as shared:
-        await run_app(create_app(shared, token=plan.token), listening, grace=plan.grace)
+        is_local=options.local_token is not None,
+        save_settings=_save_settings if options.local_token is not None else None,
+    ) as state:
+        app = create_app(state, token=options.local_token)
+        await run_server(app, listener, grace_seconds=options.grace_seconds)
 
 
-def _save(changes: "Mapping[str, Any]") -> None:
-    """What is changed on the page stands in the user's own file, as if `quire config set` had written it."""
+def _save_settings(changes: "Mapping[str, Any]") -> None:
+    """Saves settings changed in the web interface to the user's file, like `quire config set`."""
     import os
 
-    from quire.cli import places
-    from quire.cli.config import rewrite
+    from quire.cli import paths
+    from quire.cli.config import write_setting
 
     for name, value in changes.items():
-        rewrite(places.user_settings(os.environ), name, value)
+        write_setting(paths.get_user_settings_path(os.environ), name, value)

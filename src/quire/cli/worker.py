@@ -1,141 +1,143 @@
-"""`quire worker`: does the jobs that others leave: in PostgreSQL's queue, or, on SQLite, what a sweep finds."""
+"""`quire worker`: runs background jobs: from the queue in PostgreSQL, or on SQLite those that a sweep finds."""
 
 import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.output import give, table
-from quire.cli.running import FAILED, AsJson, Given, run
+from quire.cli.common import EXIT_FAILED, AsJson, SetOptions, run_async
+from quire.cli.output import make_table, print_result
 
 if TYPE_CHECKING:
     from quire.engine.tenants import TenantEngines
-    from quire.jobs import Tally
+    from quire.jobs import JobCounts
     from quire.log import SqlStore
     from quire.settings import Settings
 
-Once = Annotated[bool, typer.Option("--once", help="End when nothing is left to be done now, as for cron.")]
-Everything = Annotated[
-    bool, typer.Option("--all", help="Look at every conversation first, not only at those used since the last look.")
+OnceOption = Annotated[bool, typer.Option("--once", help="Exit when no job is pending, for cron.")]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Sweep every conversation first, not only those used since the last sweep.")
 ]
-Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="So many jobs at a time.")]
-Poll = Annotated[
+ConcurrencyOption = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent jobs.")]
+PollOption = Annotated[
     float,
-    typer.Option("--poll", min=0.1, metavar="SECONDS", help="Look for jobs so often, besides being told of them."),
+    typer.Option("--poll", min=0.1, metavar="SECONDS", help="Polling interval, in addition to notifications."),
 ]
-Grace = Annotated[
-    float, typer.Option("--grace", min=0, metavar="SECONDS", help="Let jobs go on for so long when told to stop.")
+GraceOption = Annotated[
+    float, typer.Option("--grace", min=0, metavar="SECONDS", help="Graceful shutdown: time for running jobs.")
 ]
 
 
 def command(
     *,
-    once: Once = False,
-    everything: Everything = False,
-    concurrency: Concurrency = 4,
-    poll: Poll = 5.0,
-    grace: Grace = 30.0,
-    given: Given = None,
+    once: OnceOption = False,
+    sweep_all: AllOption = False,
+    concurrency: ConcurrencyOption = 4,
+    poll: PollOption = 5.0,
+    grace: GraceOption = 30.0,
+    overrides: SetOptions = None,
     as_json: AsJson = False,
 ) -> None:
-    """Do what nobody waits for: background compaction, the recall index, vectors, the vault's index and summaries,
-    retention.
+    """Run background jobs: compaction, the recall index, embeddings, the vault's index and summaries, retention.
 
-    On PostgreSQL any number of workers share the queue that servers put jobs into. One line of JSON about every job
-    goes to standard error, without content. SIGTERM lets the jobs under way end. The exit code is 1 if a job failed
-    with `--once`, or if the worker could not start.
+    On PostgreSQL any number of workers share the job queue of the servers. Each job logs one line of JSON to standard
+    error, without content. SIGTERM shuts down gracefully. The exit code is 1 if a job failed with `--once`, or if the
+    worker could not start.
     """
-    _log_to(sys.stderr)
-    options = {"concurrency": concurrency, "poll": poll, "grace": grace}
-    tally = run(_work(tuple(given or ()), once=once, everything=everything, options=options))
+    options = {"concurrency": concurrency, "poll_seconds": poll, "shutdown_seconds": grace}
+    with _log_jobs_to(sys.stderr):
+        counts = run_async(_run_worker(tuple(overrides or ()), once=once, sweep_all=sweep_all, options=options))
     if once:
-        _report(tally, as_json=as_json)
-        if tally.failed.total():
-            raise typer.Exit(FAILED)
+        _print_report(counts, as_json=as_json)
+        if counts.failed.total():
+            raise typer.Exit(EXIT_FAILED)
 
 
-def _report(tally: "Tally", *, as_json: bool) -> None:
-    from quire.jobs import KINDS
+def _print_report(counts: "JobCounts", *, as_json: bool) -> None:
+    from quire.jobs import JOB_KINDS
 
-    counts = [{"kind": kind, "done": tally.done[kind], "failed": tally.failed[kind]} for kind in KINDS]
-    rows = [tuple(each.values()) for each in counts]
-    document = {"jobs": counts}
-    give(document, lambda _: [table("kind", "done", "failed", rows=rows, right=("done", "failed"))], as_json=as_json)
+    jobs = [{"kind": kind, "done": counts.done[kind], "failed": counts.failed[kind]} for kind in JOB_KINDS]
+    rows = [tuple(each.values()) for each in jobs]
+    print_result(
+        {"jobs": jobs},
+        lambda _: [make_table("kind", "done", "failed", rows=rows, right_aligned=("done", "failed"))],
+        as_json=as_json,
+    )
 
 
-async def _work(given: Sequence[str], *, once: bool, everything: bool, options: dict[str, Any]) -> "Tally":
-    from quire.cli.opening import as_options, database_url, settings_from
-    from quire.jobs import Sweeper, Workshop
+async def _run_worker(overrides: Sequence[str], *, once: bool, sweep_all: bool, options: dict[str, Any]) -> "JobCounts":
+    from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_overrides
+    from quire.jobs import JobRunner, Sweeper
     from quire.log import SqlStore
 
-    settings = settings_from(as_options(given)).settings
-    url = database_url(settings)
+    settings = load_cli_settings(to_overrides(overrides)).settings
+    url = resolve_database_url(settings)
     async with SqlStore.open(url) as store:
-        engines = await _engines(store, settings)
-        sweeper, workshop = Sweeper(store, engines), Workshop(store, engines)
-        if everything:
-            await sweeper.forget()
-        carry = _in_the_queue if url.startswith("postgresql") else _here
-        return await carry(url, workshop, sweeper, once=once, options=options)
+        engines = await _build_engines(store, settings)
+        sweeper, runner = Sweeper(store, engines), JobRunner(store, engines)
+        if sweep_all:
+            await sweeper.reset()
+        run = _run_with_queue if url.startswith("postgresql") else _run_locally
+        return await run(url, runner, sweeper, once=once, options=options)
 
 
-async def _engines(store: "SqlStore", settings: "Settings") -> "TenantEngines":
+async def _build_engines(store: "SqlStore", settings: "Settings") -> "TenantEngines":
     from pathlib import Path
 
-    from quire.cli.opening import embedder_from, summarizer_from
-    from quire.context.agents import load_agent
+    from quire.cli.engine_setup import build_embedder, build_summarizer
+    from quire.context.agent_loader import load_agent
     from quire.engine.tenants import TenantEngines
 
     agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
     if agent is not None:
-        settings = settings.model_validate({**settings.model_dump(), **agent.own_settings})
+        settings = settings.model_validate({**settings.model_dump(), **agent.setting_overrides})
     return TenantEngines(
         store,
         settings,
         agent=agent,
-        summarizer=summarizer_from(settings),
-        embedder=await embedder_from(settings),
+        summarizer=build_summarizer(settings),
+        embedder=await build_embedder(settings),
     )
 
 
-async def _in_the_queue(url: str, workshop: Any, sweeper: Any, *, once: bool, options: dict[str, Any]) -> "Tally":
-    from quire.jobs import Habits, Queue, Worker, schema
+async def _run_with_queue(url: str, runner: Any, sweeper: Any, *, once: bool, options: dict[str, Any]) -> "JobCounts":
+    from quire.jobs import JobQueue, Worker, WorkerOptions, queue_schema
 
-    await asyncio.to_thread(schema.check, url)
-    async with Queue.opened(url) as queue:
-        worker = Worker(queue, workshop, sweeper, Habits(**options))
-        async with _stopped_by_signals(worker.stop):
+    await asyncio.to_thread(queue_schema.check_queue, url)
+    async with JobQueue.open(url) as queue:
+        worker = Worker(queue, runner, sweeper, WorkerOptions(**options))
+        async with _stop_on_signals(worker.stop):
             if once:
-                return await worker.once()
+                return await worker.run_once()
             await worker.run()
-        return worker.tally
+        return worker.counts
 
 
-async def _here(_url: str, workshop: Any, sweeper: Any, *, once: bool, options: dict[str, Any]) -> "Tally":
+async def _run_locally(_url: str, runner: Any, sweeper: Any, *, once: bool, options: dict[str, Any]) -> "JobCounts":
     from quire.jobs import LocalJobs
-    from quire.jobs.telling import tell
+    from quire.jobs.base import log_event
 
-    at_once, stop = options["concurrency"], asyncio.Event()
+    concurrency, stop = options["concurrency"], asyncio.Event()
     if once:
-        jobs = LocalJobs(workshop, at_once=at_once)
+        jobs = LocalJobs(runner, max_concurrent=concurrency)
         await sweeper.sweep(jobs.defer)
-        await jobs.settle()
-        return jobs.tally
-    async with _stopped_by_signals(stop.set):
-        async with LocalJobs(workshop, sweeper, at_once=at_once) as jobs:
-            tell("worker_started", concurrency=at_once)
+        await jobs.wait_until_idle()
+        return jobs.counts
+    async with _stop_on_signals(stop.set):
+        async with LocalJobs(runner, sweeper, max_concurrent=concurrency) as jobs:
+            log_event("worker_started", concurrency=concurrency)
             await stop.wait()
-        tell("worker_stopped", done=jobs.tally.done.total(), failed=jobs.tally.failed.total())
-    return jobs.tally
+        log_event("worker_stopped", done=jobs.counts.done.total(), failed=jobs.counts.failed.total())
+    return jobs.counts
 
 
 @asynccontextmanager
-async def _stopped_by_signals(stop: Callable[[], None]) -> AsyncGenerator[None]:
+async def _stop_on_signals(stop: Callable[[], None]) -> AsyncGenerator[None]:
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     for each in signals:
@@ -147,10 +149,20 @@ async def _stopped_by_signals(stop: Callable[[], None]) -> AsyncGenerator[None]:
             loop.remove_signal_handler(each)
 
 
-def _log_to(stream: Any) -> None:
-    """Ours alone: what other packages log may quote what was said."""
-    logging.getLogger().addHandler(logging.NullHandler())
-    ours = logging.getLogger("quire.jobs")
-    ours.handlers = [logging.StreamHandler(stream)]
-    ours.setLevel(logging.INFO)
-    ours.propagate = False
+@contextmanager
+def _log_jobs_to(stream: Any) -> Generator[None]:
+    """Logs job events to the stream, and nothing of other packages, since that may quote content.
+
+    Restores the loggers at the end, so that a caller in the same process never logs to a closed stream.
+    """
+    root, jobs, silent = logging.getLogger(), logging.getLogger("quire.jobs"), logging.NullHandler()
+    previous = jobs.handlers, jobs.level, jobs.propagate
+    root.addHandler(silent)
+    jobs.handlers, jobs.propagate = [logging.StreamHandler(stream)], False
+    jobs.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        jobs.handlers, level, jobs.propagate = previous
+        jobs.setLevel(level)
+        root.removeHandler(silent)

@@ -1,4 +1,4 @@
-"""Compaction: older messages folded into a summary, by a model or without one.
+"""Compaction: replaces older messages by a summary, written by a model or extracted without one.
 
-Only `run` writes to the log; the other modules make texts, and leave everything as it was.
+Only `execution` writes to the log; the other modules are free of side effects there.
 """

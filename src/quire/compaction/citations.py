@@ -1,6 +1,6 @@
 """Citations in summaries: `[#12]`, `[#12, #14]`, `[#12-#15]`, `[#12–15]`.
 
-A citation that names no known entry is taken out of the text and counted. What is left names known entries only.
+A citation of an unknown entry is removed from the text and counted. The others cite known entries only.
 """
 
 import re
@@ -12,93 +12,97 @@ _DASH = "[-–—]"
 _NUMBER = "#?[0-9]+"
 _ITEM = rf"{_NUMBER}(?:[ \t]*{_DASH}[ \t]*{_NUMBER})?"
 CITATION = re.compile(rf"\[[ \t]*#[0-9]+(?:[ \t]*{_DASH}[ \t]*{_NUMBER})?(?:[ \t]*[,;][ \t]*{_ITEM})*[ \t]*\]")
-_ITEMS = re.compile(rf"([0-9]+)(?:[ \t]*{_DASH}[ \t]*#?([0-9]+))?")
+_RANGE = re.compile(rf"([0-9]+)(?:[ \t]*{_DASH}[ \t]*#?([0-9]+))?")
 
-_DIGITS = 15
-"""Longer numbers name nothing, and the longest of them Python refuses to read."""
-_CONTINUES = "#,;-–—0123456789"
-_FOLLOWING = re.compile(r"[ \t]*[\]#,;–—0-9-]")
-"""What could go on with a citation that was opened before."""
-_UNKNOWN = "[?]"
-_MARKED = re.compile(b"\1")
+_MAX_NUMBER_DIGITS = 15
+"""Longer numbers cite nothing, and Python refuses to parse the longest of them."""
+_CONTINUATION_CHARS = "#,;-–—0123456789"
+_CONTINUATION = re.compile(r"[ \t]*[\]#,;–—0-9-]")
+"""Text that could continue a citation before it."""
+_UNKNOWN_CITATION = "[?]"
+_CITED_FLAG = re.compile(b"\1")
 
 
-class Checked(NamedTuple):
+class CheckedCitations(NamedTuple):
     text: str
     sources: tuple[int, ...]
-    """The known entries that the text cites, in order."""
-    dropped: int
-    """How many numbers and ranges were taken out, or made smaller, because they named unknown entries."""
+    """Known entries that the text cites, in order."""
+    dropped_count: int
+    """Numbers and ranges that were removed, or narrowed, because they cite unknown entries."""
 
 
-def checked(text: str, known: Iterable[int]) -> Checked:
-    """The text with citations to known entries only. A range stays if both of its ends are known."""
-    numbers = known if isinstance(known, range) and known.step == 1 else sorted(set(known))
+def check_citations(text: str, known_entries: Iterable[int]) -> CheckedCitations:
+    """Removes citations of unknown entries. A range stays unchanged if both of its ends are known."""
+    numbers = (
+        known_entries if isinstance(known_entries, range) and known_entries.step == 1 else sorted(set(known_entries))
+    )
     cited = bytearray(len(numbers))
-    kept: list[str] = []
-    dropped = place = 0
+    pieces: list[str] = []
+    dropped = position = 0
     for match in CITATION.finditer(text):
-        items, lost = _known_items(match[0], numbers, cited)
-        kept.append(text[place : match.start()])
-        place = match.end()
-        dropped += lost
-        if not lost:
-            kept.append(match[0])
+        items, lost_count = _filter_known(match[0], numbers, cited)
+        pieces.append(text[position : match.start()])
+        position = match.end()
+        dropped += lost_count
+        if not lost_count:
+            pieces.append(match[0])
         elif items:
-            kept.append(f"[{', '.join(items)}]")
+            pieces.append(f"[{', '.join(items)}]")
         else:
-            _close_gap(kept, _FOLLOWING.match(text, place))
-    kept.append(text[place:])
-    return Checked("".join(kept), tuple(numbers[at.start()] for at in _MARKED.finditer(cited)), dropped)
+            _close_gap(pieces, _CONTINUATION.match(text, position))
+    pieces.append(text[position:])
+    return CheckedCitations(
+        "".join(pieces), tuple(numbers[flag.start()] for flag in _CITED_FLAG.finditer(cited)), dropped
+    )
 
 
-def cited(text: str, *, last: int) -> set[int]:
-    """All numbers from 1 to `last` that the text cites, ranges written out."""
-    return set(checked(text, range(1, last + 1)).sources)
+def find_cited_entries(text: str, *, last_entry: int) -> set[int]:
+    """All numbers from 1 to `last_entry` that the text cites, with ranges expanded."""
+    return set(check_citations(text, range(1, last_entry + 1)).sources)
 
 
-def without_citations(text: str) -> str:
-    """The text with what looks like a citation in other brackets, so that it cites nothing."""
+def escape_citations(text: str) -> str:
+    """Puts citations into round brackets, so that they cite nothing."""
     return CITATION.sub(lambda match: f"({match[0][1:-1]})", text)
 
 
-def _known_items(citation: str, numbers: Sequence[int], cited: bytearray) -> tuple[list[str], int]:
-    """What remains of a citation, as written, and how much of it does not; marks what it cites."""
+def _filter_known(citation: str, numbers: Sequence[int], cited: bytearray) -> tuple[list[str], int]:
+    """Known items of a citation, and the number of dropped ones; sets the flags in `cited`."""
     items: list[str] = []
-    lost = 0
-    for first, last in _spans(citation):
+    lost_count = 0
+    for first, last in _parse_ranges(citation):
         start, end = bisect_left(numbers, first), bisect_right(numbers, last)
         if start >= end:
-            lost += 1
+            lost_count += 1
             continue
         cited[start:end] = b"\1" * (end - start)
         low, high = numbers[start], numbers[end - 1]
-        lost += (low, high) != (first, last)
+        lost_count += (low, high) != (first, last)
         items.append(f"#{low}" if low == high else f"#{low}-#{high}")
-    return items, lost
+    return items, lost_count
 
 
-def _spans(citation: str) -> Iterator[tuple[int, int]]:
-    """Each number, or range of numbers, from its lower to its upper end; (1, 0), which holds none, for absurd ones."""
-    for first, last in _ITEMS.findall(citation):
-        if max(len(first), len(last)) > _DIGITS:
+def _parse_ranges(citation: str) -> Iterator[tuple[int, int]]:
+    """Lower and upper end of each number or range; (1, 0), an empty range, for numbers that are too long."""
+    for first, last in _RANGE.findall(citation):
+        if max(len(first), len(last)) > _MAX_NUMBER_DIGITS:
             yield 1, 0
         else:
             ends = int(first), int(last or first)
             yield min(ends), max(ends)
 
 
-def _close_gap(kept: list[str], following: re.Match[str] | None) -> None:
-    """Takes the blanks before a dropped citation away; where its neighbours would join to a new one, a mark parts them.
+def _close_gap(pieces: list[str], following: re.Match[str] | None) -> None:
+    """Removes blanks before a dropped citation, except indentation.
 
-    Blanks that begin a line stay.
+    Inserts a mark if the text before and after would join to a new citation.
     """
-    while kept and not kept[-1].strip(" \t"):
-        kept.pop()
-    if not kept:
+    while pieces and not pieces[-1].strip(" \t"):
+        pieces.pop()
+    if not pieces:
         return
-    before = kept[-1].rstrip(" \t")
-    if following and before.endswith((*_CONTINUES, "[")):
-        kept.append(_UNKNOWN)
+    before = pieces[-1].rstrip(" \t")
+    if following and before.endswith((*_CONTINUATION_CHARS, "[")):
+        pieces.append(_UNKNOWN_CITATION)
     elif not before.endswith("\n"):
-        kept[-1] = before
+        pieces[-1] = before

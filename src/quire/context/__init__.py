@@ -1,1 +1,1 @@
-"""What enters a request besides its messages: rules, references, imports, memory, tools, and what is recalled."""
+"""Everything in a request other than its messages: rules, references, imports, memory, tools and recall."""

@@ -1,7 +1,7 @@
-"""The front matter of Markdown files: the YAML between two `---` lines at the very beginning.
+"""Parses the front matter of Markdown files: the YAML between two `---` lines at the very beginning.
 
-Whatever stands there, the text after it can be used: what cannot be read is said in `faults`, and defaults take its
-place. YAML's anchors are refused, because a few lines of them can stand for gigabytes.
+The text after it is always usable: invalid fields are listed in `errors` and get their defaults. YAML anchors are
+rejected, because a few lines of them can expand to gigabytes.
 """
 
 import re
@@ -13,198 +13,195 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 from pydantic import Field, JsonValue
 
 from quire.errors import MissingExtra
-from quire.model.agents import Include
-from quire.model.value import Foreign, Value
+from quire.model.agents import IncludeMode
+from quire.model.base import FrozenModel, JsonObject
+from quire.model.text import replace_lone_surrogates
 
-LIMIT_CHARACTERS = 64_000
-DEEPEST = 20
+MAX_FRONT_MATTER_CHARS = 64_000
+MAX_NESTING_DEPTH = 20
+"""Levels of nesting that an extra field may have."""
 
 T = TypeVar("T")
 
-_BLOCK = re.compile(
+_FRONT_MATTER = re.compile(
     r"\A\ufeff?---[ \t]*\r?\n(.*?)(?:\r?\n)?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE
 )
-_PERHAPS_ANCHORS = re.compile(r"(?:^|[\s\[{,:-])[&*][^\s,\]}]", re.MULTILINE)
-_OWN = frozenset(["name", "description", "include", "priority", "enabled", "aliases", "alias", "tags", "tag"])
+_POSSIBLE_ANCHOR = re.compile(r"(?:^|[\s\[{,:-])[&*][^\s,\]}]", re.MULTILINE)
+_KNOWN_KEYS = frozenset(["name", "description", "include", "priority", "enabled", "aliases", "alias", "tags", "tag"])
 
 
-class Front(Value):
+class FrontMatter(FrozenModel):
     name: str | None = None
     description: str | None = None
-    include: Include = "manual"
+    include: IncludeMode = "manual"
     priority: int = 0
     enabled: bool = True
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    extra: Foreign = Field(default_factory=dict)
-    """All other keys, as JSON has them: dates are written out."""
-    faults: tuple[str, ...] = ()
-    """What could not be read, a sentence each; empty if all is well."""
+    extra: JsonObject = Field(default_factory=dict)
+    """All other keys as JSON; dates are ISO strings."""
+    errors: tuple[str, ...] = ()
+    """One sentence for each field that could not be read."""
 
 
-class Fronted(NamedTuple):
-    front: Front
+class ParsedMarkdown(NamedTuple):
+    front_matter: FrontMatter
     body: str
 
 
-def front_matter(text: str) -> Fronted:
-    """What the front matter says, and the text without it. Between two rules that are no fields stands plain text."""
-    block = _BLOCK.match(text)
+def parse_front_matter(text: str) -> ParsedMarkdown:
+    """Splits a text into its front matter and body. A block between two `---` lines that is no mapping is body text."""
+    block = _FRONT_MATTER.match(text)
     if block is None:
-        return Fronted(Front(), text.removeprefix("\ufeff"))
-    fields, fault = _fields(block[1])
+        return ParsedMarkdown(FrontMatter(), text.removeprefix("\ufeff"))
+    fields, error = _parse_fields(block[1])
     if fields is None:
-        return Fronted(Front(faults=(fault,) if fault else ()), text.removeprefix("\ufeff"))
+        return ParsedMarkdown(FrontMatter(errors=(error,) if error else ()), text.removeprefix("\ufeff"))
     body = text[block.end() :]
-    return Fronted(Front(faults=(fault,)) if fault else _Reader(fields).front(), body)
+    return ParsedMarkdown(FrontMatter(errors=(error,)) if error else _FieldReader(fields).read(), body)
 
 
-def front_matter_end(text: str) -> int:
-    """Where the text after the front matter begins; what stands in it is not read."""
-    block = _BLOCK.match(text)
+def find_front_matter_end(text: str) -> int:
+    """Position at which the body begins; does not parse the YAML."""
+    block = _FRONT_MATTER.match(text)
     return block.end() if block else 0
 
 
-def _fields(text: str) -> tuple[dict[str, object] | None, str]:
-    """The fields, and what is wrong with them; None for what is no front matter at all."""
-    if len(text) > LIMIT_CHARACTERS:
-        return {}, f"the front matter has {len(text):,} characters, and {LIMIT_CHARACTERS:,} are read at most"
-    yaml = _yaml()
+def _parse_fields(text: str) -> tuple[dict[str, object] | None, str]:
+    """The fields and an error, or ""; None as fields if the block is not front matter."""
+    if len(text) > MAX_FRONT_MATTER_CHARS:
+        return {}, f"the front matter has {len(text):,} characters; the maximum is {MAX_FRONT_MATTER_CHARS:,}"
+    yaml = _import_yaml()
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if _PERHAPS_ANCHORS.search(text) and any(map(_names_anchor, yaml.parse(text, Loader=loader))):
-            return {}, "the front matter uses YAML's anchors (& and *), which are not read; write the value out"
+        if _POSSIBLE_ANCHOR.search(text) and any(map(_has_anchor, yaml.parse(text, Loader=loader))):
+            return {}, "the front matter uses YAML anchors (& and *), which are not supported; write the value out"
         loaded: object = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
-        return {}, f"the front matter is not YAML: {_one_line(str(error))}"
+        return {}, f"the front matter is not YAML: {_to_single_line(str(error))}"
     except (ValueError, TypeError, RecursionError, OverflowError, AttributeError) as error:
-        # A date of the 31st of April, a number of 5,000 digits, brackets without end: PyYAML lets these through.
-        return {}, f"the front matter holds a value that cannot be read: {_one_line(str(error))}"
+        # PyYAML does not catch these: a date of 31 April, a number of 5,000 digits, endless brackets.
+        return {}, f"the front matter has a value that cannot be parsed: {_to_single_line(str(error))}"
     if isinstance(loaded, dict):
         fields = cast("dict[object, object]", loaded)
-        return {_sound(str(key)): value for key, value in fields.items()}, ""
-    return ({}, "") if loaded is None else (None, "what stands between the first two rules is text, not fields")
+        return {replace_lone_surrogates(str(key)): value for key, value in fields.items()}, ""
+    return ({}, "") if loaded is None else (None, "the block between the first two `---` lines is text, not fields")
 
 
-def _yaml() -> Any:
+def _import_yaml() -> Any:
     try:
         return import_module("yaml")
     except ModuleNotFoundError as error:
-        raise MissingExtra(extra="vault", needed_for="front matter") from error
+        raise MissingExtra(extra="vault", feature="front matter") from error
 
 
-def _names_anchor(event: Any) -> bool:
+def _has_anchor(event: Any) -> bool:
     return getattr(event, "anchor", None) is not None
 
 
-class _Reader:
-    """Reads field by field, and keeps what is wrong with each."""
+class _FieldReader:
+    """Converts field by field and collects the errors."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         self._fields = fields
-        self._faults: list[str] = []
+        self._errors: list[str] = []
 
-    def front(self) -> Front:
-        known = Front(
-            name=self._read("name", _line, None),
-            description=self._read("description", _line, None),
-            include=self._read("include", _include, "manual"),
-            priority=self._read("priority", _number, 0),
-            enabled=self._read("enabled", _switch, True),
-            aliases=(*self._read("aliases", _names, ()), *self._read("alias", _names, ())),
-            tags=(*self._read("tags", _tags, ()), *self._read("tag", _tags, ())),
-            extra={key: self._kept(key, value) for key, value in self._fields.items() if key not in _OWN},
+    def read(self) -> FrontMatter:
+        front_matter = FrontMatter(
+            name=self._read_field("name", _to_line, None),
+            description=self._read_field("description", _to_line, None),
+            include=self._read_field("include", _to_include, "manual"),
+            priority=self._read_field("priority", _to_int, 0),
+            enabled=self._read_field("enabled", _to_bool, True),
+            aliases=(*self._read_field("aliases", _to_names, ()), *self._read_field("alias", _to_names, ())),
+            tags=(*self._read_field("tags", _to_tags, ()), *self._read_field("tag", _to_tags, ())),
+            extra={key: self._read_extra(key, value) for key, value in self._fields.items() if key not in _KNOWN_KEYS},
         )
-        return known.model_copy(update={"faults": tuple(self._faults)})
+        return front_matter.model_copy(update={"errors": tuple(self._errors)})
 
-    def _read(self, key: str, reading: Callable[[object], T], default: T) -> T:
+    def _read_field(self, key: str, convert: Callable[[object], T], default: T) -> T:
         value = self._fields.get(key)
         if value is None:
             return default
         try:
-            return reading(value)
+            return convert(value)
         except ValueError as error:
-            self._faults.append(f"{key}: {error}; taken as {default!r}")
+            self._errors.append(f"{key}: {error}; {default!r} is used")
             return default
 
-    def _kept(self, key: str, value: object) -> JsonValue:
+    def _read_extra(self, key: str, value: object) -> JsonValue:
         try:
-            return _plain(value)
+            return _to_json(value)
         except ValueError as error:
-            self._faults.append(f"{key}: {error}; left out")
+            self._errors.append(f"{key}: {error}; ignored")
             return None
 
 
-def _line(value: object) -> str:
+def _to_line(value: object) -> str:
     if isinstance(value, (str, int, float, date)):
-        return _one_line(str(value))
-    raise ValueError(f"a text is expected, and {_kind(value)} stands there")
+        return _to_single_line(str(value))
+    raise ValueError(f"expected text, not {_type_name(value)}")
 
 
-def _include(value: object) -> Include:
-    for mode in get_args(Include):
+def _to_include(value: object) -> IncludeMode:
+    for mode in get_args(IncludeMode):
         if isinstance(value, str) and value.strip().lower() == mode:
             return mode
-    raise ValueError(f"{_clipped(value)} is none of always, manual and agent")
+    raise ValueError(f"{_short_repr(value)} is not one of always, manual and agent")
 
 
-def _number(value: object) -> int:
+def _to_int(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**9:
         return value
-    raise ValueError(f"{_clipped(value)} is not a whole number")
+    raise ValueError(f"{_short_repr(value)} is not a whole number")
 
 
-def _switch(value: object) -> bool:
+def _to_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    switched = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-    if isinstance(value, str) and value.strip().lower() in switched:
-        return switched[value.strip().lower()]
-    raise ValueError(f"{_clipped(value)} is neither true nor false")
+    values = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if isinstance(value, str) and value.strip().lower() in values:
+        return values[value.strip().lower()]
+    raise ValueError(f"{_short_repr(value)} is neither true nor false")
 
 
-def _names(value: object) -> tuple[str, ...]:
-    """A list, or one line with commas, as older vaults have it."""
-    items = cast("list[object]", value) if isinstance(value, list) else _line(value).split(",")
-    return tuple(filter(None, (_line(item) for item in items if item is not None)))
+def _to_names(value: object) -> tuple[str, ...]:
+    """A list, or one comma-separated line, as in older vaults."""
+    items = cast("list[object]", value) if isinstance(value, list) else _to_line(value).split(",")
+    return tuple(filter(None, (_to_line(item) for item in items if item is not None)))
 
 
-def _tags(value: object) -> tuple[str, ...]:
-    """As names; blanks part tags too, and a leading # says nothing."""
-    return tuple(filter(None, (tag.lstrip("#") for name in _names(value) for tag in name.split())))
+def _to_tags(value: object) -> tuple[str, ...]:
+    """As `_to_names`; whitespace separates tags too, and a leading # is dropped."""
+    return tuple(filter(None, (tag.lstrip("#") for name in _to_names(value) for tag in name.split())))
 
 
-def _plain(value: object, depth: int = 0) -> JsonValue:
-    """A value of YAML as JSON has it."""
-    if depth > DEEPEST:
-        raise ValueError(f"it is nested more than {DEEPEST} deep")
+def _to_json(value: object, depth: int = 0) -> JsonValue:
+    """Converts a YAML value to JSON."""
+    if depth > MAX_NESTING_DEPTH:
+        raise ValueError(f"it is nested more than {MAX_NESTING_DEPTH} levels deep")
     if isinstance(value, str):
-        return _sound(value)
+        return replace_lone_surrogates(value)
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (date, datetime)):
         return value.isoformat()
     if isinstance(value, dict):
         fields = cast("dict[object, object]", value)
-        return {_sound(str(key)): _plain(item, depth + 1) for key, item in fields.items()}
+        return {replace_lone_surrogates(str(key)): _to_json(item, depth + 1) for key, item in fields.items()}
     if isinstance(value, (list, tuple, set)):
-        return [_plain(item, depth + 1) for item in cast("list[object]", value)]
-    raise ValueError(f"{_kind(value)} cannot be kept")
+        return [_to_json(item, depth + 1) for item in cast("list[object]", value)]
+    raise ValueError(f"{_type_name(value)} is not supported")
 
 
-def _kind(value: object) -> str:
-    named: dict[str, str] = {"dict": "a table", "list": "a list", "bytes": "binary data", "set": "a set"}
-    return named.get(type(value).__name__, type(value).__name__)
+def _type_name(value: object) -> str:
+    names: dict[str, str] = {"dict": "a table", "list": "a list", "bytes": "binary data", "set": "a set"}
+    return names.get(type(value).__name__, type(value).__name__)
 
 
-def _clipped(value: object) -> str:
+def _short_repr(value: object) -> str:
     return repr(value)[:60]
 
 
-def _one_line(text: str) -> str:
-    return " ".join(_sound(text).split())
-
-
-def _sound(text: str) -> str:
-    """Without halves of letters, which YAML can write and no store can keep."""
-    return text.encode("utf-8", "replace").decode()
+def _to_single_line(text: str) -> str:
+    return " ".join(replace_lone_surrogates(text).split())

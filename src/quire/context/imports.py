@@ -1,229 +1,250 @@
-"""Files that a text brings in with `@path`: their text, or why there is none.
+"""Imports files that a text mentions as `@path`: their text, or the reason why an import was skipped.
 
-Nothing that a person types raises an error: what is missing, refused or too large is said, mention by mention. A word
-behind an `@` that neither looks like a path nor names a file is left alone.
+Nothing that a user types raises an error: each mention that is missing, refused or too large gives a `SkippedImport`. A
+word after an `@` that neither looks like a path nor names a file is ignored.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quire.context.vault.catalogue import is_note
-from quire.context.vault.globs import fixed_folder, is_pattern, matcher
-from quire.context.vault.mentions import Mention, mentions
-from quire.context.vault.paths import File, Root, place
-from quire.errors import DocumentNotFound, PathRefused, Refusal
+from quire.context.vault.mentions import Mention, compile_glob, find_glob_base, find_mentions, is_glob
+from quire.context.vault.paths import Root, TextFile, split_path
+from quire.context.vault.wikilinks import is_note
+from quire.errors import DocumentNotFound, PathRefusalReason, PathRefused
 
-Failure = Refusal | Literal["missing", "too_many", "no_such_lines", "circle", "too_deep"]
+ImportFailureReason = PathRefusalReason | Literal["missing", "too_many", "no_such_lines", "cycle", "too_deep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportLimits:
-    file_bytes: int = 200_000
-    """About 50,000 tokens; what is larger is better read in parts."""
-    total_bytes: int = 1_000_000
-    files: int = 50
-    """How many files one pattern may bring."""
-    looked_at: int = 20_000
-    """How many files are looked at for one pattern."""
-    depth: int = 5
-    """How many files deep an imported file's own imports are followed."""
+    max_file_bytes: int = 200_000
+    """About 50,000 tokens; a larger file is better read in parts."""
+    max_total_bytes: int = 1_000_000
+    max_files: int = 50
+    """Maximum files that one glob pattern may import."""
+    max_scanned_files: int = 20_000
+    """Maximum files that are scanned for one glob pattern."""
+    max_depth: int = 5
+    """Maximum depth of nested imports."""
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
+class ImportedFile:
     link: str
-    """The mention, as it was written."""
+    """The mention, as written."""
     path: str
     text: str
-    lines: tuple[int, int] | None = None
-    """Which lines of the file, counted from 1; all of them if None."""
+    line_range: tuple[int, int] | None = None
+    """First and last line, from 1; None for the whole file."""
     size: int = 0
     """Bytes of the text."""
-    by: str | None = None
-    """The file that imports it; None for the text at hand."""
+    imported_by: str | None = None
+    """The file that imports it; None for the text itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class NotImported:
+class SkippedImport:
     link: str
-    reason: Failure
-    said: str
-    """What happened, in a sentence."""
+    reason: ImportFailureReason
+    message: str
+    """What happened, as a sentence for the user."""
     path: str | None = None
-    """The file, where there is one."""
+    """The file, if the mention resolves to one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Imports:
-    found: tuple[Import, ...] = ()
-    failed: tuple[NotImported, ...] = ()
+class ImportResult:
+    imported: tuple[ImportedFile, ...] = ()
+    skipped: tuple[SkippedImport, ...] = ()
 
 
-DEFAULT_LIMITS = ImportLimits()
+DEFAULT_IMPORT_LIMITS = ImportLimits()
 
 
-def imports(text: str, root: Root, *, folder: str = "", limits: ImportLimits = DEFAULT_LIMITS) -> Imports:
-    """What a text imports, in order, each file or part of one once. Paths start in `folder`, else at the root."""
-    return _Importing(root, limits).of(text, folder)
+def resolve_imports(
+    text: str, root: Root, *, folder: str = "", limits: ImportLimits = DEFAULT_IMPORT_LIMITS
+) -> ImportResult:
+    """Resolves the imports of a text in order, without duplicates. Paths are relative to `folder`, then to the root."""
+    return _ImportResolver(root, limits).resolve(text, folder)
 
 
-def expand(text: str, root: Root, *, path: str = "", limits: ImportLimits = DEFAULT_LIMITS) -> Imports:
-    """What the file at `path` imports, and what the Markdown files among that import in turn; each follows the file
-    that names it.
+def resolve_nested_imports(
+    text: str, root: Root, *, path: str = "", limits: ImportLimits = DEFAULT_IMPORT_LIMITS
+) -> ImportResult:
+    """Resolves the imports of the file at `path` and, recursively, of the Markdown files that it imports.
+
+    Each import follows the file that names it.
     """
-    importing = _Importing(root, limits)
-    importing.follow(text, (path,))
-    return importing.result()
+    resolver = _ImportResolver(root, limits)
+    resolver.resolve_nested(text, (path,))
+    return resolver.to_result()
 
 
 @dataclass(slots=True)
-class _Importing:
+class _ImportResolver:
     root: Root
     limits: ImportLimits
-    total: int = 0
-    found: list[Import] = field(default_factory=list[Import])
-    failed: list[NotImported] = field(default_factory=list[NotImported])
+    total_bytes: int = 0
+    imported: list[ImportedFile] = field(default_factory=list[ImportedFile])
+    skipped: list[SkippedImport] = field(default_factory=list[SkippedImport])
     seen: set[tuple[str, tuple[int, int] | None]] = field(default_factory=set[tuple[str, tuple[int, int] | None]])
 
-    def result(self) -> Imports:
-        return Imports(tuple(self.found), tuple(self.failed))
+    def to_result(self) -> ImportResult:
+        return ImportResult(tuple(self.imported), tuple(self.skipped))
 
-    def of(self, text: str, folder: str) -> Imports:
-        for mention in mentions(text):
-            for outcome in self._outcomes(mention, folder):
-                self._keep(outcome)
-        return self.result()
+    def resolve(self, text: str, folder: str) -> ImportResult:
+        for mention in find_mentions(text):
+            for outcome in self._resolve_mention(mention, folder):
+                self._record(outcome)
+        return self.to_result()
 
-    def follow(self, text: str, chain: tuple[str, ...]) -> None:
-        """As `of`, and on into what was found; `chain` is the files that led here."""
+    def resolve_nested(self, text: str, chain: tuple[str, ...]) -> None:
+        """As `resolve`, and recursively into imported notes; `chain` is the files that led here, to detect cycles."""
         folder = chain[-1].rpartition("/")[0]
-        for mention in mentions(text):
-            for outcome in self._outcomes(mention, folder, chain):
-                self._keep(outcome)
-                if isinstance(outcome, Import) and is_note(outcome.path):
-                    self.follow(outcome.text, (*chain, outcome.path))
+        for mention in find_mentions(text):
+            for outcome in self._resolve_mention(mention, folder, chain):
+                self._record(outcome)
+                if isinstance(outcome, ImportedFile) and is_note(outcome.path):
+                    self.resolve_nested(outcome.text, (*chain, outcome.path))
 
-    def _keep(self, outcome: Import | NotImported) -> None:
-        if isinstance(outcome, NotImported):
-            self.failed.append(outcome)
+    def _record(self, outcome: ImportedFile | SkippedImport) -> None:
+        if isinstance(outcome, SkippedImport):
+            self.skipped.append(outcome)
         else:
-            self.found.append(outcome)
+            self.imported.append(outcome)
 
-    def _outcomes(self, mention: Mention, folder: str, chain: tuple[str, ...] = ()) -> Iterator[Import | NotImported]:
+    def _resolve_mention(
+        self, mention: Mention, folder: str, chain: tuple[str, ...] = ()
+    ) -> Iterator[ImportedFile | SkippedImport]:
         try:
-            file = self._file(mention, folder)
+            file = self._read_file(mention, folder)
         except (DocumentNotFound, PathRefused) as error:
-            if not mention.sure and _names_no_file(error):
+            if not mention.is_path_like and _names_no_file(error):
                 return
-            if isinstance(error, DocumentNotFound) and is_pattern(mention.path):
-                yield from self._matching(mention, folder, chain)
+            if isinstance(error, DocumentNotFound) and is_glob(mention.path):
+                yield from self._expand_glob(mention, folder, chain)
             else:
-                yield _failure(mention, error)
+                yield _to_skipped(mention, error)
             return
-        yield from self._one(mention, file, chain)
+        yield from self._import_file(mention, file, chain)
 
-    def _file(self, mention: Mention, folder: str) -> File:
-        # Of a large file some lines may be wanted; how much they are is looked at when they are cut out.
-        limit = max(self.root.limit_bytes, self.limits.file_bytes) if mention.lines else self.limits.file_bytes
+    def _read_file(self, mention: Mention, folder: str) -> TextFile:
+        # A mention may select a few lines of a large file; `_check_limits` checks their size.
+        limit = (
+            max(self.root.max_file_bytes, self.limits.max_file_bytes)
+            if mention.line_range
+            else self.limits.max_file_bytes
+        )
         try:
-            return self.root.read(mention.path, folder=folder, limit_bytes=limit)
+            return self.root.read(mention.path, folder=folder, max_bytes=limit)
         except DocumentNotFound as missing:
             if not folder:
                 raise
             try:
-                return self.root.read(mention.path, limit_bytes=limit)
+                return self.root.read(mention.path, max_bytes=limit)
             except PathRefused as refusal:
-                if _names_no_file(refusal):  # From the root it would lead outside; from its folder it does not.
+                if _names_no_file(refusal):  # Relative to the root it is outside; relative to its folder it is not.
                     raise missing from None
                 raise
 
-    def _matching(self, mention: Mention, folder: str, chain: tuple[str, ...]) -> Iterator[Import | NotImported]:
-        paths, cut = self._paths(mention.path, folder)
-        for path in paths[: self.limits.files]:
+    def _expand_glob(
+        self, mention: Mention, folder: str, chain: tuple[str, ...]
+    ) -> Iterator[ImportedFile | SkippedImport]:
+        paths, is_truncated = self._list_matches(mention.path, folder)
+        for path in paths[: self.limits.max_files]:
             try:
-                file = self.root.read(path, limit_bytes=self.limits.file_bytes)
+                file = self.root.read(path, max_bytes=self.limits.max_file_bytes)
             except (DocumentNotFound, PathRefused) as error:
-                yield _failure(mention, error)
+                yield _to_skipped(mention, error)
             else:
-                yield from self._one(mention, file, chain)
-        if len(paths) > self.limits.files:
-            left = f"{len(paths):,} files are named like {mention.path!r}; the first {self.limits.files:,} were taken."
-            yield NotImported(mention.text, "too_many", left)
-        elif cut:
-            unseen = f"Only {self.limits.looked_at:,} files were looked at for {mention.path!r}; name a folder in it."
-            yield NotImported(mention.text, "too_many", unseen)
+                yield from self._import_file(mention, file, chain)
+        if len(paths) > self.limits.max_files:
+            message = f"{len(paths):,} files match {mention.path!r}; the first {self.limits.max_files:,} were imported."
+            yield SkippedImport(mention.text, "too_many", message)
+        elif is_truncated:
+            scanned = f"{self.limits.max_scanned_files:,}"
+            message = f"Only {scanned} files were searched for {mention.path!r}; add a folder to the pattern."
+            yield SkippedImport(mention.text, "too_many", message)
         elif not paths:
-            yield NotImported(mention.text, "missing", f"No file is named like {mention.path!r}.")
+            yield SkippedImport(mention.text, "missing", f"No file matches {mention.path!r}; check the pattern.")
 
-    def _paths(self, pattern: str, folder: str) -> tuple[list[str], bool]:
-        """The files that a pattern stands for, and whether there may be more; from the folder, else from the root."""
-        cut = False
+    def _list_matches(self, pattern: str, folder: str) -> tuple[list[str], bool]:
+        """Files that match a pattern in the folder or else in the root, and whether the scan was truncated."""
+        is_truncated = False
         for start in dict.fromkeys((folder, "")):
             try:
-                whole = "/".join(place(pattern, folder=start))
-                listed = self.root.files(fixed_folder(whole), most=self.limits.looked_at)
-            except PathRefused:  # From here it would lead outside.
+                full_pattern = "/".join(split_path(pattern, folder=start))
+                listed = self.root.list_files(find_glob_base(full_pattern), limit=self.limits.max_scanned_files)
+            except PathRefused:  # Relative to this folder the pattern is outside the root.
                 continue
-            matches = matcher(whole)
-            cut = cut or len(listed) >= self.limits.looked_at
+            matches = compile_glob(full_pattern)
+            is_truncated = is_truncated or len(listed) >= self.limits.max_scanned_files
             if paths := [file.path for file in listed if matches(file.path)]:
-                return paths, cut
-        return [], cut
+                return paths, is_truncated
+        return [], is_truncated
 
-    def _one(self, mention: Mention, file: File, chain: tuple[str, ...]) -> Iterator[Import | NotImported]:
+    def _import_file(
+        self, mention: Mention, file: TextFile, chain: tuple[str, ...]
+    ) -> Iterator[ImportedFile | SkippedImport]:
         if file.path in chain:
-            yield NotImported(mention.text, "circle", f"{file.path!r} is what imports it.", file.path)
+            yield SkippedImport(
+                mention.text, "cycle", f"{file.path!r} is in a cycle of imports; remove one of them.", file.path
+            )
             return
-        if (file.path, mention.lines) in self.seen:
+        if (file.path, mention.line_range) in self.seen:
             return
-        if len(chain) > self.limits.depth:
-            said = f"{file.path!r} is more than {self.limits.depth} imports deep."
-            yield NotImported(mention.text, "too_deep", said, file.path)
+        if len(chain) > self.limits.max_depth:
+            message = f"{file.path!r} is nested more than {self.limits.max_depth} imports deep."
+            yield SkippedImport(mention.text, "too_deep", message, file.path)
             return
-        text = _chosen(file.text, mention.lines)
+        text = _slice_lines(file.text, mention.line_range)
         if text is None:
-            said = f"{file.path!r} has {_count(file.text):,} lines, counted from 1."
-            yield NotImported(mention.text, "no_such_lines", said, file.path)
+            message = f"{file.path!r} has {_count_lines(file.text):,} lines, counted from 1; correct the line range."
+            yield SkippedImport(mention.text, "no_such_lines", message, file.path)
             return
-        yield self._within_limits(mention, file, text, chain)
+        yield self._check_limits(mention, file, text, chain)
 
-    def _within_limits(self, mention: Mention, file: File, text: str, chain: tuple[str, ...]) -> Import | NotImported:
+    def _check_limits(
+        self, mention: Mention, file: TextFile, text: str, chain: tuple[str, ...]
+    ) -> ImportedFile | SkippedImport:
         size = len(text.encode())
-        if size > self.limits.file_bytes:
-            said = f"{mention.text} has {size:,} bytes, and {self.limits.file_bytes:,} are allowed; name fewer lines."
-            return NotImported(mention.text, "too_large", said, file.path)
-        if self.total + size > self.limits.total_bytes:
-            said = f"{file.path!r} ({size:,} bytes) would bring all imports over {self.limits.total_bytes:,} bytes."
-            return NotImported(mention.text, "too_large", said, file.path)
-        self.total += size
-        self.seen.add((file.path, mention.lines))
-        return Import(mention.text, file.path, text, mention.lines, size, (chain or ("",))[-1] or None)
+        if size > self.limits.max_file_bytes:
+            limit = f"{self.limits.max_file_bytes:,}"
+            message = f"{mention.text} has {size:,} bytes, and {limit} are allowed; name fewer lines."
+            return SkippedImport(mention.text, "too_large", message, file.path)
+        if self.total_bytes + size > self.limits.max_total_bytes:
+            limit = f"{self.limits.max_total_bytes:,}"
+            message = f"With {file.path!r} ({size:,} bytes) all imports would exceed {limit} bytes; import fewer files."
+            return SkippedImport(mention.text, "too_large", message, file.path)
+        self.total_bytes += size
+        self.seen.add((file.path, mention.line_range))
+        return ImportedFile(mention.text, file.path, text, mention.line_range, size, (chain or ("",))[-1] or None)
 
 
 def _names_no_file(error: DocumentNotFound | PathRefused) -> bool:
     return not isinstance(error, PathRefused) or error.path is None
 
 
-def _failure(mention: Mention, error: DocumentNotFound | PathRefused) -> NotImported:
+def _to_skipped(mention: Mention, error: DocumentNotFound | PathRefused) -> SkippedImport:
     if isinstance(error, PathRefused):
-        return NotImported(mention.text, error.reason, str(error), error.path)
-    return NotImported(mention.text, "missing", str(error))
+        return SkippedImport(mention.text, error.reason, str(error), error.path)
+    return SkippedImport(mention.text, "missing", str(error))
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def _count(text: str) -> int:
-    return len(_lines(text))
+def _count_lines(text: str) -> int:
+    return len(_split_lines(text))
 
 
-def _chosen(text: str, lines: tuple[int, int] | None) -> str | None:
-    """The lines from the first to the last, as far as there are any; None if there are none."""
-    if lines is None:
+def _slice_lines(text: str, line_range: tuple[int, int] | None) -> str | None:
+    """Lines from the first to the last that exist; None if none do."""
+    if line_range is None:
         return text
-    first, last = lines
-    chosen = _lines(text)[max(first, 1) - 1 : last]
-    return "\n".join(chosen) if chosen else None
+    first, last = line_range
+    lines = _split_lines(text)[max(first, 1) - 1 : last]
+    return "\n".join(lines) if lines else None

@@ -1,139 +1,149 @@
-"""Rules, references and tools on their way into a request: available to the agent, in the session, in the request.
+"""Rules, references and tools at three levels: available to the agent, in the session, in the request.
 
-A request's items are the session's, and what its message calls for besides. The session changes only by what the log
-says, so an item that was taken out stays out. Every candidate is either an item of the request or has a decision.
+A request has the items of the session and those selected for its message. The session changes only by entries of the
+log, so an item that was removed stays removed. Invariant: every candidate is either an item of the request or has a
+decision.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
-from quire.context.names import sent_name
-from quire.context.selection import Found
+from quire.context.selection import ScoredItem
+from quire.context.tool_names import wire_name
 from quire.model import BranchState, ContextChange, ContextItem, Decision, SessionItem, Slot
-from quire.model.agents import Agent, Include, OfferedTool, Reference, Rule
-from quire.model.entries import SessionInclude
-from quire.model.manifest import Reason
-from quire.model.value import Value
-from quire.view.material import Block
+from quire.model.agents import Agent, AgentTool, IncludeMode, Reference, Rule
+from quire.model.base import FrozenModel
+from quire.model.entries import SessionIncludeMode
+from quire.model.manifest import DecisionReason
+from quire.view.inputs import ContextBlock
 
-Available = Rule | Reference | OfferedTool
-Entered = Literal["always", "manual", "agent", "carried"]
+AgentItem = Rule | Reference | AgentTool
+InclusionReason = Literal["always", "manual", "agent", "carried"]
 
-_TYPES = ("rule", "reference", "tool")
-_ENTERED: tuple[Entered, ...] = ("always", "manual", "carried", "agent")
-
-
-class InSession(NamedTuple):
-    """An item of the session, and what the agent has under its name: None if it is gone."""
-
-    item: ContextItem
-    include: SessionInclude
-    known: Available | None
+_TYPE_ORDER = ("rule", "reference", "tool")
+_INCLUSION_ORDER: tuple[InclusionReason, ...] = ("always", "manual", "carried", "agent")
 
 
-class RequestItem(Value):
-    """An item in one request, how it came in, and the score where a search brought it."""
+class ResolvedSessionItem(NamedTuple):
+    """An item of the session with the agent's definition of it; None if the agent no longer has one."""
 
     item: ContextItem
-    include: Entered
+    include: SessionIncludeMode
+    definition: AgentItem | None
+
+
+class RequestItem(FrozenModel):
+    """An item of a request, the reason for its inclusion, and its score if selection added it."""
+
+    item: ContextItem
+    include: InclusionReason
     score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestItems:
-    """In the order in which they stand; `decided` has what was left out, and why."""
+    """Items in request order; `decisions` has one for each excluded item."""
 
     items: tuple[RequestItem, ...] = ()
-    decided: tuple[Decision, ...] = ()
-
-    def of_type(self, type: Literal["rule", "reference", "tool"]) -> tuple[RequestItem, ...]:
-        return tuple(each for each in self.items if each.item.type == type)
+    decisions: tuple[Decision, ...] = ()
 
 
-def available(agent: Agent) -> dict[ContextItem, Available]:
+def index_agent_items(agent: Agent) -> dict[ContextItem, AgentItem]:
     return {known.item: known for known in (*agent.rules, *agent.references, *agent.tools)}
 
 
-def mode_of(agent: Agent, known: Available) -> Include:
-    return agent.include_of(known) if isinstance(known, OfferedTool) else known.include
+def get_include_mode(agent: Agent, definition: AgentItem) -> IncludeMode:
+    return agent.include_mode_of(definition) if isinstance(definition, AgentTool) else definition.include
 
 
-def initial_changes(agent: Agent) -> list[ContextChange]:
-    """What a new session begins with: all that is always there."""
-    known = [known for known in available(agent).values() if known.enabled and mode_of(agent, known) == "always"]
-    items = sorted((each.item for each in known), key=_stable(agent))
+def build_initial_changes(agent: Agent) -> list[ContextChange]:
+    """The changes that add the enabled `always` items to a new session."""
+    definitions = [
+        each for each in index_agent_items(agent).values() if each.enabled and get_include_mode(agent, each) == "always"
+    ]
+    items = sorted((each.item for each in definitions), key=_priority_key(agent))
     return [ContextChange(action="add", item=item, include="always") for item in items]
 
 
-def items_in_session(state: BranchState, agent: Agent) -> list[InSession]:
-    """The session as people are shown it: always, then manual, each by priority and name."""
-    known = available(agent)
-    stable = _stable(agent)
-    ordered = sorted(state.items, key=lambda each: (_ENTERED.index(_entered(each)), stable(each.item)))
-    return [InSession(each.item, each.include, known.get(each.item)) for each in ordered]
+def list_session_items(state: BranchState, agent: Agent) -> list[ResolvedSessionItem]:
+    """The session in display order: always, then manual, each by priority and name."""
+    definitions = index_agent_items(agent)
+    priority = _priority_key(agent)
+    ordered = sorted(
+        state.items, key=lambda each: (_INCLUSION_ORDER.index(_inclusion_reason(each)), priority(each.item))
+    )
+    return [ResolvedSessionItem(each.item, each.include, definitions.get(each.item)) for each in ordered]
 
 
-def request_items(agent: Agent, session: Sequence[SessionItem], found: Sequence[Found] = ()) -> RequestItems:
-    """The session's items and what the message calls for."""
-    known = available(agent)
-    entered: dict[ContextItem, RequestItem] = {}
-    decided: dict[ContextItem, Decision] = {}
+def collect_request_items(
+    agent: Agent, session: Sequence[SessionItem], scored: Sequence[ScoredItem] = ()
+) -> RequestItems:
+    """Combines the session's items with those selected for the message."""
+    definitions = index_agent_items(agent)
+    included: dict[ContextItem, RequestItem] = {}
+    excluded: dict[ContextItem, Decision] = {}
     for each in session:
         item = each.item
-        if (fault := _unusable(known.get(item))) is not None:
-            decided.setdefault(item, left_out(item, fault))
+        if (reason := _unusable_reason(definitions.get(item))) is not None:
+            excluded.setdefault(item, build_exclusion(item, reason))
         else:
-            entered.setdefault(item, RequestItem(item=item, include=_entered(each)))
-    for each in found:
-        if each.item in entered or each.item in decided:
+            included.setdefault(item, RequestItem(item=item, include=_inclusion_reason(each)))
+    for each in scored:
+        if each.item in included or each.item in excluded:
             continue
-        if (fault := each.left_out or _unusable(known.get(each.item))) is not None:
-            decided[each.item] = left_out(each.item, fault, score=each.score)
+        if (reason := each.exclusion_reason or _unusable_reason(definitions.get(each.item))) is not None:
+            excluded[each.item] = build_exclusion(each.item, reason, score=each.score)
         else:
-            entered[each.item] = RequestItem(item=each.item, include="agent", score=each.score)
-    for item, each in known.items():
-        if item not in entered and item not in decided and (not each.enabled or mode_of(agent, each) == "always"):
-            decided[item] = left_out(item, "disabled")
-    return RequestItems(_ordered(agent, entered.values()), tuple(decided.values()))
+            included[each.item] = RequestItem(item=each.item, include="agent", score=each.score)
+    for item, each in definitions.items():
+        if (
+            item not in included
+            and item not in excluded
+            and (not each.enabled or get_include_mode(agent, each) == "always")
+        ):
+            excluded[item] = build_exclusion(item, "disabled")
+    return RequestItems(_sort_items(agent, included.values()), tuple(excluded.values()))
 
 
-def blocks(agent: Agent, items: Iterable[RequestItem], *, read: Callable[[str], str]) -> list[Block]:
-    """Rules and references as the view takes them. `read` gives the text of a reference that has only a path.
+def build_blocks(agent: Agent, items: Iterable[RequestItem], *, read: Callable[[str], str]) -> list[ContextBlock]:
+    """Context blocks of rules and references. `read` returns the text of a reference that has only a path.
 
-    What the session holds stands in the stable part; what was found for this message, after it.
+    Items of the session are in the stable part; items selected for this message come after it.
     """
-    known = available(agent)
-    made: list[Block] = []
+    definitions = index_agent_items(agent)
+    blocks: list[ContextBlock] = []
     for each in items:
-        match known[each.item]:
+        match definitions[each.item]:
             case Rule(name=name, text=text):
                 pass
             case Reference(name=name, text=text, path=path):
                 text = text if text is not None else read(path or name)
-            case OfferedTool():
+            case AgentTool():
                 continue
-        chosen = each.include == "agent"
-        made.append(
-            Block(
-                slot=slot_of(each.item, chosen=chosen),
-                what=each.item.type,
+        selected = each.include == "agent"
+        blocks.append(
+            ContextBlock(
+                slot=slot_for(each.item, selected=selected),
+                kind=each.item.type,
                 name=name,
                 text=text,
                 reason=each.include,
                 score=each.score,
-                required=not chosen,
+                is_required=not selected,
             )
         )
-    return made
+    return blocks
 
 
-def left_out(item: ContextItem, reason: Reason, *, score: float | None = None, tokens: int = 0) -> Decision:
-    name = sent_name(item) if item.type == "tool" else item.name
-    chosen = score is not None
+def build_exclusion(
+    item: ContextItem, reason: DecisionReason, *, score: float | None = None, tokens: int = 0
+) -> Decision:
+    name = wire_name(item) if item.type == "tool" else item.name
+    selected = score is not None
     return Decision(
-        slot=slot_of(item, chosen=chosen),
-        what=item.type,
+        slot=slot_for(item, selected=selected),
+        kind=item.type,
         included=False,
         reason=reason,
         tokens=tokens,
@@ -142,40 +152,42 @@ def left_out(item: ContextItem, reason: Reason, *, score: float | None = None, t
     )
 
 
-def slot_of(item: ContextItem, *, chosen: bool) -> Slot:
-    """Where an item stands; `chosen` says that it is there for this message alone."""
+def slot_for(item: ContextItem, *, selected: bool) -> Slot:
+    """The slot of an item; a `selected` one is included for this message alone."""
     match item.type:
         case "tool":
             return "tools"
         case "rule":
-            return "recall" if chosen else "system"
+            return "recall" if selected else "system"
         case "reference":
-            return "recall" if chosen else "references"
+            return "recall" if selected else "references"
     assert_never(item.type)
 
 
-def _entered(each: SessionItem) -> Entered:
-    """A tool that an earlier message or a search of the model's brought in is carried on."""
+def _inclusion_reason(each: SessionItem) -> InclusionReason:
+    """`carried` for a tool that an earlier message or a `tool_search` added to the session."""
     return "carried" if each.include == "agent" else each.include
 
 
-def _unusable(known: Available | None) -> Reason | None:
-    if known is None:
+def _unusable_reason(definition: AgentItem | None) -> DecisionReason | None:
+    if definition is None:
         return "not_found"
-    return None if known.enabled else "disabled"
+    return None if definition.enabled else "disabled"
 
 
-def _ordered(agent: Agent, items: Iterable[RequestItem]) -> tuple[RequestItem, ...]:
-    stable = _stable(agent)
-    return tuple(sorted(items, key=lambda each: (_ENTERED.index(each.include), -(each.score or 0), stable(each.item))))
+def _sort_items(agent: Agent, items: Iterable[RequestItem]) -> tuple[RequestItem, ...]:
+    priority = _priority_key(agent)
+    return tuple(
+        sorted(items, key=lambda each: (_INCLUSION_ORDER.index(each.include), -(each.score or 0), priority(each.item)))
+    )
 
 
-def _stable(agent: Agent) -> Callable[[ContextItem], tuple[int, str, int, str]]:
-    """By priority, the highest first, then by name."""
-    known = available(agent)
+def _priority_key(agent: Agent) -> Callable[[ContextItem], tuple[int, str, int, str]]:
+    """Sort key: highest priority first, then name."""
+    definitions = index_agent_items(agent)
 
-    def place(item: ContextItem) -> tuple[int, str, int, str]:
-        priority = getattr(known.get(item), "priority", 0)
-        return -priority, item.name, _TYPES.index(item.type), item.server or ""
+    def sort_key(item: ContextItem) -> tuple[int, str, int, str]:
+        priority = getattr(definitions.get(item), "priority", 0)
+        return -priority, item.name, _TYPE_ORDER.index(item.type), item.server or ""
 
-    return place
+    return sort_key

@@ -1,124 +1,133 @@
-"""What a project and an agent remember, as a request carries it.
+"""Memory blocks of a request: a project's memory files and an agent's memory entries.
 
-The project's files stand whole in the stable part, with what they import. Of an agent's entries those that were there
-when the conversation began stand there too, so that the prefix holds; later ones come in where a message calls for
-them. What a request recalls is never remembered anew.
+Project files are in the stable part in full, with their imports. The agent's entries from before the conversation are
+there too, for prefix stability; later entries are recalled where a message needs them. Recalled text is never stored as
+a new memory.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from quire.context.imports import DEFAULT_LIMITS, ImportLimits, NotImported, expand
+from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportLimits, SkippedImport, resolve_nested_imports
 from quire.context.vault.paths import Root
 from quire.errors import DocumentNotFound, InvalidRequest, PathRefused
-from quire.log.found import Hit, Memory
+from quire.log.types import Memory, SearchHit
 from quire.model.manifest import Decision
-from quire.view.material import Block
+from quire.view.inputs import ContextBlock
 
-ENTRIES = "memories"
-"""The name of the block in which an agent's entries stand."""
+MEMORIES_BLOCK_NAME = "memories"
+"""Name of the block with an agent's memory entries."""
 
 
 class ProjectMemory(NamedTuple):
-    blocks: tuple[Block, ...] = ()
-    decided: tuple[Decision, ...] = ()
-    """What could not be brought in, by name."""
+    blocks: tuple[ContextBlock, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    """One decision for each file or import that was excluded."""
 
 
-def project_memory(
-    root: Root, files: Sequence[str], *, longest: int, limits: ImportLimits = DEFAULT_LIMITS
+def load_project_memory(
+    root: Root, files: Sequence[str], *, max_chars: int, limits: ImportLimits = DEFAULT_IMPORT_LIMITS
 ) -> ProjectMemory:
-    """These files of the project, as far as they are there; one with more than `longest` characters is cut short."""
-    blocks: dict[str, Block] = {}
-    decided: dict[str, Decision] = {}
+    """Loads the project files that exist, with their imports; each file is truncated to `max_chars` characters."""
+    blocks: dict[str, ContextBlock] = {}
+    decisions: dict[str, Decision] = {}
     for path in files:
         try:
             file = root.read(path)
         except DocumentNotFound:
             continue
         except PathRefused:
-            decided[path] = _left_out(path)
+            decisions[path] = _exclude_file(path)
             continue
-        blocks[path] = _block(path, _cut(file.text, path, longest), imported=False)
-        brought = expand(file.text, root, path=path, limits=limits)
-        for each in brought.found:
-            blocks.setdefault(each.path, _block(each.path, each.text, imported=True))
-        decided |= {failed.link: _failed(failed) for failed in brought.failed}
-    return ProjectMemory(tuple(blocks.values()), tuple(decided.values()))
+        blocks[path] = _build_file_block(path, _truncate(file.text, path, max_chars), imported=False)
+        imports = resolve_nested_imports(file.text, root, path=path, limits=limits)
+        for each in imports.imported:
+            blocks.setdefault(each.path, _build_file_block(each.path, each.text, imported=True))
+        decisions |= {skipped.link: _exclude_import(skipped) for skipped in imports.skipped}
+    return ProjectMemory(tuple(blocks.values()), tuple(decisions.values()))
 
 
-def _block(path: str, text: str, *, imported: bool) -> Block:
+def _build_file_block(path: str, text: str, *, imported: bool) -> ContextBlock:
     reason = "imported" if imported else "memory"
-    return Block(slot="memory", what="memory", name=path, text=text, reason=reason, required=not imported)
+    return ContextBlock(slot="memory", kind="memory", name=path, text=text, reason=reason, is_required=not imported)
 
 
-def _cut(text: str, path: str, longest: int) -> str:
-    if len(text) <= longest:
+def _truncate(text: str, path: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
         return text
-    return f"{text[:longest]}\n[… {len(text) - longest} of {len(text)} characters left out; read {path} …]"
+    return f"{text[:max_chars]}\n[… {len(text) - max_chars} of {len(text)} characters left out; read {path} …]"
 
 
-def _left_out(name: str) -> Decision:
-    return Decision(slot="memory", what="memory", included=False, reason="not_found", name=name)
+def _exclude_file(name: str) -> Decision:
+    return Decision(slot="memory", kind="memory", included=False, reason="not_found", name=name)
 
 
-def _failed(failed: NotImported) -> Decision:
-    reason = "over_budget" if failed.reason in ("too_large", "too_many", "too_deep") else "not_found"
-    return Decision(slot="memory", what="memory", included=False, reason=reason, name=failed.link)
+def _exclude_import(skipped: SkippedImport) -> Decision:
+    reason = "over_budget" if skipped.reason in ("too_large", "too_many", "too_deep") else "not_found"
+    return Decision(slot="memory", kind="memory", included=False, reason=reason, name=skipped.link)
 
 
-def lasting(memories: Iterable[Memory]) -> tuple[Block, ...]:
-    """An agent's entries in one block, oldest first."""
-    lines = [_line(memory) for memory in sorted(memories, key=lambda each: each.id)]
+def build_memory_blocks(memories: Iterable[Memory]) -> tuple[ContextBlock, ...]:
+    """One block with an agent's memory entries, oldest first; none without entries."""
+    lines = [_format_memory(memory) for memory in sorted(memories, key=lambda each: each.id)]
     if not lines:
         return ()
-    return (Block(slot="memory", what="memory", name=ENTRIES, text="\n".join(lines), reason="memory", required=False),)
+    return (
+        ContextBlock(
+            slot="memory",
+            kind="memory",
+            name=MEMORIES_BLOCK_NAME,
+            text="\n".join(lines),
+            reason="memory",
+            is_required=False,
+        ),
+    )
 
 
-def _line(memory: Memory) -> str:
-    """On one line, so that no entry can pass for two."""
-    source = f"#{memory.cites.seq}" if memory.cites is not None else memory.source
-    return f"- {_flat(memory.text)} [{_flat(source or memory.id)}]"
+def _format_memory(memory: Memory) -> str:
+    """One line per entry, so that no entry can look like two."""
+    source = f"#{memory.citation.seq}" if memory.citation is not None else memory.source
+    return f"- {_to_single_line(memory.text)} [{_to_single_line(source or memory.id)}]"
 
 
-def recalled(hits: Iterable[Hit], *, shown: Iterable[str] = ()) -> list[Block]:
-    """Entries that a message calls for, but for those that are shown already; a memory goes by its id."""
-    there = set(shown)
+def build_recalled_blocks(hits: Iterable[SearchHit], *, included_ids: Iterable[str] = ()) -> list[ContextBlock]:
+    """One block per recalled memory, named by its id, except those that the request already includes."""
+    present = set(included_ids)
     return [
-        Block(
+        ContextBlock(
             slot="recall",
-            what="memory",
+            kind="memory",
             name=hit.key,
             text=hit.text,
             reason="recalled",
             score=round(hit.score, 4),
-            required=False,
+            is_required=False,
         )
         for hit in hits
-        if hit.key not in there
+        if hit.key not in present
     ]
 
 
-def check_new(text: str, *, known: Iterable[str], recalled: Iterable[str]) -> str:
-    """The text as it may be remembered; refused if it is empty, known already, or only repeats what was recalled."""
-    said = text.strip()
-    bare = _bare(said)
-    if not bare:
-        raise InvalidRequest("There is nothing in the text to remember.")
-    if any(_bare(each) == bare for each in known):
+def validate_new_memory(text: str, *, existing: Iterable[str], recalled_texts: Iterable[str]) -> str:
+    """The stripped text; raises `InvalidRequest` if it is empty, a duplicate, or only repeats recalled text."""
+    stripped = text.strip()
+    normalized = _normalize(stripped)
+    if not normalized:
+        raise InvalidRequest("The text to remember is empty; write what to remember.")
+    if any(_normalize(each) == normalized for each in existing):
         raise InvalidRequest("This is remembered already; correct the entry if it has changed.")
-    if any(bare in _bare(each) for each in recalled):
+    if any(normalized in _normalize(each) for each in recalled_texts):
         raise InvalidRequest(
-            "This only repeats what was recalled for the request, and recalled text is not remembered anew; "
+            "This only repeats text that was recalled for the request, and recalled text is not stored again; "
             "remember what the user says now."
         )
-    return said
+    return stripped
 
 
-def _bare(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def _flat(text: str) -> str:
+def _to_single_line(text: str) -> str:
     return " ".join(text.split())

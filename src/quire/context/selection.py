@@ -1,7 +1,7 @@
-"""Which of the agent-mode items a message calls for, by likeness of words and, with an embedder, of meaning.
+"""Selects the agent-mode items for a message by keyword score and, with an embedder, by cosine similarity.
 
-Every candidate gets a score from 0 to 1 and a verdict. Scores are rounded and ties go by name, so that the same message
-over the same items gives the same choice. Where an endpoint is out of reach, words alone decide.
+Every candidate gets a score from 0 to 1 and is included or excluded with a reason. Scores are rounded and ties go by
+name, so that selection is deterministic. If the embedding endpoint fails, selection falls back to keywords alone.
 """
 
 from collections import Counter
@@ -10,163 +10,172 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
+from cachetools import LRUCache
 from pydantic import Field
 
-from quire.context.overlap import EARLIER, READ, Described, overlap
+from quire.context.keyword_score import MAX_MESSAGE_CHARS, RECENT_TURN_WEIGHT, SearchableText, score_keywords
 from quire.errors import ModelError
-from quire.llm.embeddings import Embedder, embedded
+from quire.llm.embeddings import Embedder, embed_texts
 from quire.model import ContextItem
-from quire.model.agents import Agent, OfferedTool, Reference, Rule
-from quire.model.value import Value
+from quire.model.agents import Agent, AgentTool, Reference, Rule
+from quire.model.base import FrozenModel
 
 if TYPE_CHECKING:
     from quire.llm.embeddings import Vectors
 
-DIGITS = 4
-BEGINNING = 400
-"""Characters of an item's text that are looked at besides its name and description."""
-WORDS, MEANING = 0.5, 0.5
-"""What the two likenesses weigh where there are both."""
-_CACHED = 10_000
+SCORE_DECIMALS = 4
+MAX_ITEM_TEXT_CHARS = 400
+"""Characters of an item's text that are scored, in addition to its name and description."""
+KEYWORD_WEIGHT, EMBEDDING_WEIGHT = 0.5, 0.5
+"""Weights of the two scores where both exist."""
+_MAX_CACHED_VECTORS = 10_000
+"""Vectors of items in the LRU cache."""
 
 
-class SelectionSettings(Value):
-    """How many items a message may bring in.
+class SelectionSettings(FrozenModel):
+    """Limits on the items that a message may add.
 
-    The least score was chosen on the examples in the tests. The two counts are caps on cost: those examples never
-    reach them, so they say nothing on what the best would be.
+    `min_score` was tuned on the cases in the tests. The two counts are caps on cost: those cases never reach them, so
+    they say nothing about the best values.
     """
 
-    top_k: int = Field(default=8, ge=0, description="At most so many items in all.")
-    top_n: int = Field(default=3, ge=0, description="At most so many of one type: rules, references, tools.")
-    min_score: float = Field(default=0.35, ge=0, le=1, description="Only items with at least this score.")
+    top_k: int = Field(default=8, ge=0, description="Maximum items of all types.")
+    top_k_per_type: int = Field(default=3, ge=0, description="Maximum items of one type: rules, references, tools.")
+    min_score: float = Field(default=0.35, ge=0, le=1, description="Minimum score of a selected item.")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ItemCandidate:
     item: ContextItem
-    described: Described
+    searchable: SearchableText
 
     @property
-    def text(self) -> str:
-        """What stands for the item where meanings are compared: its description, else how it begins."""
-        name = self.described.name.replace("_", " ").replace("-", " ")
-        return f"{name}: {self.described.description or self.described.text}"
+    def embedding_text(self) -> str:
+        """Text that is embedded for the item: its name with its description, or else the start of its text."""
+        name = self.searchable.name.replace("_", " ").replace("-", " ")
+        return f"{name}: {self.searchable.description or self.searchable.text}"
 
 
-class Found(Value):
-    """A candidate with its score, and whether it comes in; `left_out` says why it does not."""
+class ScoredItem(FrozenModel):
+    """A candidate with its score; it is selected unless it has an `exclusion_reason`."""
 
     item: ContextItem
     score: float
-    left_out: Literal["below_score", "over_budget"] | None = None
+    exclusion_reason: Literal["below_score", "over_budget"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """All candidates, the best first."""
+class ItemSelection:
+    """All candidates, best first."""
 
-    found: tuple[Found, ...] = ()
-    by: Literal["words", "meaning"] = "words"
+    scored: tuple[ScoredItem, ...] = ()
+    method: Literal["keyword", "embedding"] = "keyword"
 
     @property
-    def chosen(self) -> tuple[Found, ...]:
-        return tuple(each for each in self.found if each.left_out is None)
+    def selected(self) -> tuple[ScoredItem, ...]:
+        return tuple(each for each in self.scored if each.exclusion_reason is None)
 
 
-def candidate(known: Rule | Reference | OfferedTool) -> Candidate:
-    match known:
-        case OfferedTool(definition=definition):
-            described = Described(definition.name, definition.description, known.server or "")
+def to_candidate(item: Rule | Reference | AgentTool) -> ItemCandidate:
+    match item:
+        case AgentTool(definition=definition):
+            searchable = SearchableText(definition.name, definition.description, item.server or "")
         case Rule() | Reference():
-            described = Described(known.name, known.description, (known.text or "")[:BEGINNING])
-    return Candidate(known.item, described)
+            searchable = SearchableText(item.name, item.description, (item.text or "")[:MAX_ITEM_TEXT_CHARS])
+    return ItemCandidate(item.item, searchable)
 
 
-def candidates(agent: Agent, *, present: Iterable[ContextItem] = ()) -> list[Candidate]:
-    """The items that only a message can bring in: in mode `agent`, switched on, and not in the session yet."""
-    there = set(present)
+def list_candidates(agent: Agent, *, session_items: Iterable[ContextItem] = ()) -> list[ItemCandidate]:
+    """Items that only a message can add: in mode `agent`, enabled, and not in the session yet."""
+    present = set(session_items)
     texts = [known for known in (*agent.rules, *agent.references) if known.include == "agent"]
-    tools = [tool for tool in agent.tools if agent.include_of(tool) == "agent"]
-    return [candidate(known) for known in (*texts, *tools) if known.enabled and known.item not in there]
+    tools = [tool for tool in agent.tools if agent.include_mode_of(tool) == "agent"]
+    return [to_candidate(known) for known in (*texts, *tools) if known.enabled and known.item not in present]
 
 
-def choose(scores: Mapping[ContextItem, float], settings: SelectionSettings) -> tuple[Found, ...]:
-    """All of them in order of their scores, each with its verdict."""
-    taken: Counter[str] = Counter()
-    found: list[Found] = []
-    for item, score in sorted(scores.items(), key=lambda scored: (-scored[1], *_by_name(scored[0]))):
-        left_out = None
+def select_items(scores: Mapping[ContextItem, float], settings: SelectionSettings) -> tuple[ScoredItem, ...]:
+    """All items by descending score, each selected or with the reason for its exclusion."""
+    selected: Counter[str] = Counter()
+    results: list[ScoredItem] = []
+    for item, score in sorted(scores.items(), key=lambda scored: (-scored[1], *_name_key(scored[0]))):
+        reason = None
         if score < settings.min_score:
-            left_out = "below_score"
-        elif taken.total() >= settings.top_k or taken[item.type] >= settings.top_n:
-            left_out = "over_budget"
+            reason = "below_score"
+        elif selected.total() >= settings.top_k or selected[item.type] >= settings.top_k_per_type:
+            reason = "over_budget"
         else:
-            taken[item.type] += 1
-        found.append(Found(item=item, score=score, left_out=left_out))
-    return tuple(found)
+            selected[item.type] += 1
+        results.append(ScoredItem(item=item, score=score, exclusion_reason=reason))
+    return tuple(results)
 
 
-def _by_name(item: ContextItem) -> tuple[str, str, str]:
+def _name_key(item: ContextItem) -> tuple[str, str, str]:
     return item.name, item.server or "", item.type
 
 
 class Selector:
-    """Scores items for messages, and keeps the items' vectors by the digest of their text."""
+    """Scores items for messages, and caches the vectors of items by the digest of their text."""
 
     def __init__(self, embedder: Embedder | None = None) -> None:
         self.embedder = embedder
-        self._vectors: dict[str, Vectors] = {}
+        self._vectors: LRUCache[str, Vectors] = LRUCache(_MAX_CACHED_VECTORS)
 
     async def select(
         self,
         message: str,
-        items: Sequence[Candidate],
+        items: Sequence[ItemCandidate],
         *,
         recent: Sequence[str] = (),
         settings: SelectionSettings | None = None,
-    ) -> Selection:
-        """`recent` are the turns before the message, the latest first: a short message may only go on from them."""
-        scores, by = await self.scores(message, items, recent=recent)
-        return Selection(choose(scores, settings or SelectionSettings()), by)
+    ) -> ItemSelection:
+        """Selects items. `recent` are the turns before the message, the latest first: a short message may only continue
+        them.
+        """
+        scores, method = await self.score(message, items, recent=recent)
+        return ItemSelection(select_items(scores, settings or SelectionSettings()), method)
 
-    async def scores(
-        self, message: str, items: Sequence[Candidate], *, recent: Sequence[str] = ()
-    ) -> tuple[dict[ContextItem, float], Literal["words", "meaning"]]:
-        words = overlap(message, [each.described for each in items], recent=recent)
-        meaning = await self._likeness(message, items, recent)
-        if meaning is None:
-            fused = words
+    async def score(
+        self, message: str, items: Sequence[ItemCandidate], *, recent: Sequence[str] = ()
+    ) -> tuple[dict[ContextItem, float], Literal["keyword", "embedding"]]:
+        keyword_scores = score_keywords(message, [each.searchable for each in items], recent=recent)
+        similarities = await self._similarities(message, items, recent)
+        if similarities is None:
+            fused = keyword_scores
         else:
-            fused = [WORDS * word + MEANING * like for word, like in zip(words, meaning, strict=True)]
-        rounded = {each.item: round(score, DIGITS) for each, score in zip(items, fused, strict=True)}
-        return rounded, "words" if meaning is None else "meaning"
+            fused = [
+                KEYWORD_WEIGHT * keyword + EMBEDDING_WEIGHT * similarity
+                for keyword, similarity in zip(keyword_scores, similarities, strict=True)
+            ]
+        rounded = {each.item: round(score, SCORE_DECIMALS) for each, score in zip(items, fused, strict=True)}
+        return rounded, "keyword" if similarities is None else "embedding"
 
-    async def _likeness(self, message: str, items: Sequence[Candidate], recent: Sequence[str]) -> list[float] | None:
-        """Cosines from 0 to 1; None where there is no embedder, or none within reach."""
+    async def _similarities(
+        self, message: str, items: Sequence[ItemCandidate], recent: Sequence[str]
+    ) -> list[float] | None:
+        """Cosine similarities from 0 to 1; None without an embedder, or when its endpoint fails."""
         if self.embedder is None or not items:
             return None
         import numpy as np
 
         try:
-            rows = await self._item_rows(self.embedder, [each.text for each in items])
-            asked = await embedded(self.embedder, [turn[:READ] for turn in (message, *recent)])
+            rows = await self._item_vectors(self.embedder, [each.embedding_text for each in items])
+            turns = await embed_texts(self.embedder, [turn[:MAX_MESSAGE_CHARS] for turn in (message, *recent)])
         except ModelError:
             return None
-        weights = np.array([1.0, *(EARLIER / 2**age for age in range(len(recent)))])
-        question = weights @ asked.astype(np.float64)
-        length = float(np.linalg.norm(question))
-        likeness = rows.astype(np.float64) @ question / (length or 1.0)
-        return [float(each) for each in np.clip(likeness, 0.0, 1.0)]
+        weights = np.array([1.0, *(RECENT_TURN_WEIGHT / 2**age for age in range(len(recent)))])
+        query = weights @ turns.astype(np.float64)
+        length = float(np.linalg.norm(query))
+        similarities = rows.astype(np.float64) @ query / (length or 1.0)
+        return [float(each) for each in np.clip(similarities, 0.0, 1.0)]
 
-    async def _item_rows(self, embedder: Embedder, texts: Sequence[str]) -> "Vectors":
+    async def _item_vectors(self, embedder: Embedder, texts: Sequence[str]) -> "Vectors":
         import numpy as np
 
         keys = [sha256(f"{embedder.name}\n{text}".encode("utf-8", "surrogatepass")).hexdigest() for text in texts]
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._vectors}
+        vectors = {key: self._vectors[key] for key in keys if key in self._vectors}
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
         if missing:
-            rows = await embedded(embedder, list(missing.values()))
-            if len(self._vectors) + len(missing) > _CACHED:
-                self._vectors = {key: self._vectors[key] for key in keys if key in self._vectors}
-            self._vectors |= dict(zip(missing, rows, strict=True))
-        return np.stack([self._vectors[key] for key in keys])
+            embedded = dict(zip(missing, await embed_texts(embedder, list(missing.values())), strict=True))
+            self._vectors.update(embedded)
+            vectors |= embedded
+        return np.stack([vectors[key] for key in keys])

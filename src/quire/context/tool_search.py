@@ -1,21 +1,22 @@
-"""`tool_search`: how a model finds the tools that it was not told of, and gets them from the next request on.
+"""The `tool_search` tool: a model finds tools that the request omits, and can call them from the next request on.
 
-What it finds is named only if it has room in the slot; what has none is said to have none, so that no model waits for a
-tool that never comes.
+A hit is added to the session only if it fits into the slot; one that does not is marked "no room", so that the model
+does not wait for it.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-from quire.context.names import sent_name
+from quire.context.tool_names import wire_name
 from quire.model import ContextItem, ToolDefinition
-from quire.model.agents import OfferedTool
-from quire.model.value import Value
+from quire.model.agents import AgentTool
+from quire.model.base import FrozenModel
+from quire.view.wire_formats.fields import parse_object
 
-FOUND, MOST = 5, 20
-LEAST_SCORE = 0.15
-"""Lower than for a message: who asks for a tool by name or purpose wants the nearest there is."""
+DEFAULT_TOOL_RESULTS, MAX_TOOL_RESULTS = 5, 20
+MIN_TOOL_SCORE = 0.15
+"""Lower than for a message: a search by name or purpose should return the nearest tools."""
 
 TOOL_SEARCH = ToolDefinition(
     name="tool_search",
@@ -27,20 +28,25 @@ TOOL_SEARCH = ToolDefinition(
         "type": "object",
         "properties": {
             "query": {"type": "string", "description": "What the tool should do, in a few words, or its name."},
-            "limit": {"type": "integer", "minimum": 1, "maximum": MOST, "description": f"At most so many; {FOUND}."},
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_TOOL_RESULTS,
+                "description": f"Maximum number of results; default {DEFAULT_TOOL_RESULTS}.",
+            },
         },
         "required": ["query"],
     },
 )
 
 
-class SearchCall(NamedTuple):
+class ToolSearchCall(NamedTuple):
     query: str
-    limit: int = FOUND
+    limit: int = DEFAULT_TOOL_RESULTS
 
 
-class ToolHit(Value):
-    """A tool that was found, under the name that the model calls it by; without `fits` there is no room for it."""
+class ToolHit(FrozenModel):
+    """A search hit under its wire name; `fits` is false if the slot has no room for it."""
 
     name: str
     server: str | None = None
@@ -50,64 +56,60 @@ class ToolHit(Value):
     item: ContextItem
 
 
-def read_call(arguments: str) -> SearchCall | None:
-    """What the model asks for; None where its arguments hold no query."""
-    try:
-        given: object = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(given, dict):
-        return None
-    fields = cast("dict[str, Any]", given)
+def parse_tool_search(arguments: str) -> ToolSearchCall | None:
+    """The arguments of a call; None without a query."""
+    fields = parse_object(arguments) or {}
     query, limit = fields.get("query"), fields.get("limit")
     if not isinstance(query, str) or not query.strip():
         return None
-    wanted = limit if isinstance(limit, int) and not isinstance(limit, bool) else FOUND
-    return SearchCall(query, min(MOST, max(1, wanted)))
+    requested = limit if isinstance(limit, int) and not isinstance(limit, bool) else DEFAULT_TOOL_RESULTS
+    return ToolSearchCall(query, min(MAX_TOOL_RESULTS, max(1, requested)))
 
 
-def found_tools(
+def find_tools(
     scores: Mapping[ContextItem, float],
-    omitted: Sequence[OfferedTool],
+    omitted: Sequence[AgentTool],
     *,
-    room: int,
-    tokens: Callable[[ToolDefinition], int],
-    limit: int = FOUND,
+    free_tokens: int,
+    count_tokens: Callable[[ToolDefinition], int],
+    limit: int = DEFAULT_TOOL_RESULTS,
 ) -> list[ToolHit]:
-    """The best of the omitted tools, as far as they fit together; `scores` are those of the query."""
+    """The omitted tools with the best scores for the query; each fits if it has room after those before it."""
     ranked = sorted(omitted, key=lambda tool: (-scores.get(tool.item, 0.0), tool.name, tool.server or ""))
     hits: list[ToolHit] = []
     for tool in ranked[:limit]:
         score = scores.get(tool.item, 0.0)
-        if score < LEAST_SCORE:
+        if score < MIN_TOOL_SCORE:
             break
-        name = sent_name(tool.item)
-        price = tokens(tool.definition.model_copy(update={"name": name}))
-        fits = price <= room
-        room -= price if fits else 0
-        about = tool.definition.description
-        hits.append(ToolHit(name=name, server=tool.server, description=about, score=score, fits=fits, item=tool.item))
+        name = wire_name(tool.item)
+        tokens = count_tokens(tool.definition.model_copy(update={"name": name}))
+        fits = tokens <= free_tokens
+        free_tokens -= tokens if fits else 0
+        description = tool.definition.description
+        hits.append(
+            ToolHit(name=name, server=tool.server, description=description, score=score, fits=fits, item=tool.item)
+        )
     return hits
 
 
-def brought(hits: Sequence[ToolHit]) -> tuple[ContextItem, ...]:
-    """What enters the session by a search."""
+def list_fitting_items(hits: Sequence[ToolHit]) -> tuple[ContextItem, ...]:
+    """Items that a search adds to the session."""
     return tuple(hit.item for hit in hits if hit.fits)
 
 
-def told(hits: Sequence[ToolHit]) -> str:
-    """The result as the model reads it."""
+def format_tool_hits(hits: Sequence[ToolHit]) -> str:
+    """Tool result text for the model."""
     if not hits:
-        return "No tool was found. Try other words, or go on without one."
-    lines = [json.dumps(_shown(hit), ensure_ascii=False) for hit in hits]
+        return "No tool was found. Try other words, or continue without one."
+    lines = [json.dumps(_hit_to_dict(hit), ensure_ascii=False) for hit in hits]
     note = "These tools can be called from your next step on."
     if not all(hit.fits for hit in hits):
         note += " Those with a `note` have no room in this conversation."
     return "\n".join([note, *lines])
 
 
-def _shown(hit: ToolHit) -> dict[str, str]:
-    shown = {"name": hit.name, "description": hit.description}
+def _hit_to_dict(hit: ToolHit) -> dict[str, str]:
+    fields = {"name": hit.name, "description": hit.description}
     if hit.server is not None:
-        shown["server"] = hit.server
-    return shown if hit.fits else {**shown, "note": "no room"}
+        fields["server"] = hit.server
+    return fields if hit.fits else {**fields, "note": "no room"}

@@ -1,7 +1,8 @@
-"""Which tools a model is told of, within the tokens that the slot may take.
+"""Fits tool definitions into the token budget of the tools slot.
 
-The list only grows within a session, and only at its end, because every change in it makes the provider read anew all
-that follows. What has no room is left out with a decision, and can be found again by `tool_search`.
+Within a session the list only grows, and only at its end, for prefix stability: any other change would invalidate the
+provider's prompt cache for everything after it. A tool without room is excluded with a decision, and `tool_search` can
+find it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,48 +10,46 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from quire.context.items import Entered, RequestItem, left_out
-from quire.context.names import by_name, sent_name
+from quire.context.items import InclusionReason, RequestItem, build_exclusion
+from quire.context.tool_names import wire_name
 from quire.context.tool_search import TOOL_SEARCH
 from quire.model import ContextItem, Decision, ToolDefinition
-from quire.model.agents import Agent, Include, OfferedTool
+from quire.model.agents import Agent, AgentTool, IncludeMode
 
 ALWAYS_SHARE = 0.75
-"""Where the tools that are always there exceed the slot, they get this part of it: the rest is for what is found."""
+"""Share of the slot for `always` tools where they exceed it; the rest is for tools that are selected or searched."""
 
-Tokens = Callable[[ToolDefinition], int]
+TOOL_SEARCH_ITEM = ContextItem(type="tool", name=TOOL_SEARCH.name)
+
+ToolTokenCounter = Callable[[ToolDefinition], int]
 
 
 @dataclass(frozen=True, slots=True)
-class SentTool:
-    """A tool as the model is told of it, under a name of its own."""
+class IncludedTool:
+    """A tool in the request, under its wire name."""
 
     definition: ToolDefinition
     item: ContextItem
-    reason: Entered
+    reason: InclusionReason
     tokens: int
     score: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSet:
-    tools: tuple[SentTool, ...] = ()
-    decided: tuple[Decision, ...] = ()
-    """What had no room."""
-    entered: tuple[ContextItem, ...] = ()
-    """What this message brought in: to be kept in the session, so that the next request has it too."""
-    omitted: tuple[OfferedTool, ...] = ()
-    """What `tool_search` looks through."""
-    room: int = 0
-    """Tokens of the slot that are left."""
+    tools: tuple[IncludedTool, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    """One for each tool without room."""
+    added_items: tuple[ContextItem, ...] = ()
+    """Tools that this message added: recorded in the session, so that the next request has them too."""
+    omitted: tuple[AgentTool, ...] = ()
+    """Tools that `tool_search` searches."""
+    free_tokens: int = 0
+    """Unused tokens of the slot."""
 
     @property
     def definitions(self) -> tuple[ToolDefinition, ...]:
         return tuple(tool.definition for tool in self.tools)
-
-    def called(self, name: str) -> ContextItem | None:
-        """Which tool it is that a model calls by this name."""
-        return by_name(tool.item for tool in self.tools).get(name)
 
 
 NO_TOOLS = ToolSet()
@@ -60,74 +59,73 @@ def fit_tools(
     agent: Agent,
     items: Iterable[RequestItem],
     *,
-    ceiling: int,
-    tokens: Tokens,
-    order: Sequence[ContextItem] = (),
+    max_tokens: int,
+    count_tokens: ToolTokenCounter,
+    session_order: Sequence[ContextItem] = (),
 ) -> ToolSet:
-    """Takes tools in order while they fit.
+    """Adds tools in order while they fit.
 
-    `order` is the session's own, from the log: items in it come first and keep their places; what it lacks comes after,
-    as it stands in `items`. So with the same ceiling and definitions, adding to `order` only adds to the list.
+    Items of `session_order`, which comes from the log, are first and keep their positions; the others follow in the
+    order of `items`. So with the same budget and definitions, a longer `session_order` only extends the list.
     """
-    offered = {tool.item: _Offer.of(tool, agent, tokens) for tool in agent.tools if tool.enabled}
-    always = sum(offer.tokens for offer in offered.values() if offer.include == "always")
-    filling = _Filling(ceiling, for_always=ceiling if always <= ceiling else int(ceiling * ALWAYS_SHARE))
-    # By what the agent has and not by what is sent, so that within a session the answer stays the same.
-    if always > ceiling or any(offer.include == "agent" for offer in offered.values()):
-        filling.take(TOOL_SEARCH, RequestItem(item=SEARCH_ITEM, include="always"), tokens(TOOL_SEARCH))
-    for each in _in_order([each for each in items if each.item.type == "tool"], order):
-        filling.take(offered[each.item].definition, each, offered[each.item].tokens)
-    sent = frozenset(tool.item for tool in filling.taken)
-    by_message = (item for item, offer in offered.items() if offer.include == "agent")
-    findable = frozenset(chain(filling.refused, by_message))
+    measured = {tool.item: _MeasuredTool.measure(tool, agent, count_tokens) for tool in agent.tools if tool.enabled}
+    always_tokens = sum(tool.tokens for tool in measured.values() if tool.include == "always")
+    filler = _SlotFiller(
+        max_tokens, max_always_tokens=max_tokens if always_tokens <= max_tokens else int(max_tokens * ALWAYS_SHARE)
+    )
+    # Decided by what the agent has, not by what is sent, so that the decision is stable within a session.
+    if always_tokens > max_tokens or any(tool.include == "agent" for tool in measured.values()):
+        filler.add(TOOL_SEARCH, RequestItem(item=TOOL_SEARCH_ITEM, include="always"), count_tokens(TOOL_SEARCH))
+    for each in _sort_by_session([each for each in items if each.item.type == "tool"], session_order):
+        filler.add(measured[each.item].definition, each, measured[each.item].tokens)
+    included = frozenset(tool.item for tool in filler.included)
+    selectable = (item for item, tool in measured.items() if tool.include == "agent")
+    findable = frozenset(chain(filler.rejected, selectable))
     return ToolSet(
-        tools=tuple(filling.taken),
-        decided=tuple(filling.decided),
-        entered=tuple(tool.item for tool in filling.taken if tool.reason == "agent"),
-        omitted=tuple(tool for tool in agent.tools if tool.item in findable and tool.item not in sent),
-        room=max(0, ceiling - filling.used),
+        tools=tuple(filler.included),
+        decisions=tuple(filler.decisions),
+        added_items=tuple(tool.item for tool in filler.included if tool.reason == "agent"),
+        omitted=tuple(tool for tool in agent.tools if tool.item in findable and tool.item not in included),
+        free_tokens=max(0, max_tokens - filler.used_tokens),
     )
 
 
-SEARCH_ITEM = ContextItem(type="tool", name=TOOL_SEARCH.name)
-
-
-class _Offer(NamedTuple):
+class _MeasuredTool(NamedTuple):
     definition: ToolDefinition
-    include: Include
+    include: IncludeMode
     tokens: int
 
     @classmethod
-    def of(cls, tool: OfferedTool, agent: Agent, tokens: Tokens) -> "_Offer":
-        definition = sent_definition(tool)
-        return cls(definition, agent.include_of(tool), tokens(definition))
+    def measure(cls, tool: AgentTool, agent: Agent, count_tokens: ToolTokenCounter) -> "_MeasuredTool":
+        definition = to_wire_definition(tool)
+        return cls(definition, agent.include_mode_of(tool), count_tokens(definition))
 
 
-class _Filling:
-    """The slot as it fills."""
+class _SlotFiller:
+    """Accumulator of the tools that fit into the slot."""
 
-    def __init__(self, ceiling: int, *, for_always: int) -> None:
-        self.used = 0
-        self.refused: list[ContextItem] = []
-        self.taken: list[SentTool] = []
-        self.decided: list[Decision] = []
-        self._ceiling, self._for_always = ceiling, for_always
+    def __init__(self, max_tokens: int, *, max_always_tokens: int) -> None:
+        self.used_tokens = 0
+        self.rejected: list[ContextItem] = []
+        self.included: list[IncludedTool] = []
+        self.decisions: list[Decision] = []
+        self._max_tokens, self._max_always_tokens = max_tokens, max_always_tokens
 
-    def take(self, definition: ToolDefinition, each: RequestItem, price: int) -> None:
-        limit = self._for_always if each.include == "always" else self._ceiling
-        if self.used + price > limit:
-            self.refused.append(each.item)
-            self.decided.append(left_out(each.item, "over_budget", score=each.score, tokens=price))
+    def add(self, definition: ToolDefinition, each: RequestItem, tokens: int) -> None:
+        limit = self._max_always_tokens if each.include == "always" else self._max_tokens
+        if self.used_tokens + tokens > limit:
+            self.rejected.append(each.item)
+            self.decisions.append(build_exclusion(each.item, "over_budget", score=each.score, tokens=tokens))
         else:
-            self.used += price
-            self.taken.append(SentTool(definition, each.item, each.include, price, each.score))
+            self.used_tokens += tokens
+            self.included.append(IncludedTool(definition, each.item, each.include, tokens, each.score))
 
 
-def sent_definition(tool: OfferedTool) -> ToolDefinition:
-    return tool.definition.model_copy(update={"name": sent_name(tool.item)})
+def to_wire_definition(tool: AgentTool) -> ToolDefinition:
+    return tool.definition.model_copy(update={"name": wire_name(tool.item)})
 
 
-def _in_order(items: Sequence[RequestItem], order: Sequence[ContextItem]) -> list[RequestItem]:
+def _sort_by_session(items: Sequence[RequestItem], order: Sequence[ContextItem]) -> list[RequestItem]:
     by_item = {each.item: each for each in items}
-    placed = dict.fromkeys(chain((item for item in order if item in by_item), by_item))
-    return [by_item[item] for item in placed]
+    ordered = dict.fromkeys(chain((item for item in order if item in by_item), by_item))
+    return [by_item[item] for item in ordered]

@@ -1,93 +1,110 @@
-"""Compactions of one branch: carried out, told of, taken back, put in other words."""
+"""Compactions of one branch: execute a plan, emit its events, undo it, edit its summary."""
 
-from quire.compaction.citations import checked
-from quire.compaction.run import Order, Trigger, carry_out
-from quire.engine.core import Core
+from quire.compaction.citations import check_citations
+from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction
+from quire.engine.context import EngineContext
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Usage
 from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted
-from quire.view.assemble import Assembly
-from quire.view.gather import summary_tokens
-from quire.view.plans import Plan
+from quire.view.assembly import ViewAssembly
+from quire.view.compaction_plan import CompactionPlan
+from quire.view.counted_input import count_summary
 
 
 class Compactor:
-    def __init__(self, engine: Core, conversation: str, branch: int) -> None:
+    """Executes, undoes and edits the compactions of one branch."""
+
+    def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
 
-    async def carry_out(
-        self, plan: Plan, assembly: Assembly, window: Window, *, trigger: Trigger, instructions: str | None = None
+    async def execute(
+        self,
+        plan: CompactionPlan,
+        assembly: ViewAssembly,
+        window: Window,
+        *,
+        trigger: CompactionTrigger,
+        instructions: str | None = None,
     ) -> Entry | None:
-        """Compacts as planned. A failed summary changes nothing; one that does without a model takes its place."""
+        """Executes the plan, unless a hook vetoes it. If the model's summary fails, an extractive one is the
+        fallback."""
         engine, conversation, branch = self._engine, self._conversation, self._branch
-        if not await engine.hooks.before(conversation, plan):
+        if not await engine.hooks.run_before(conversation, plan):
             return None
-        engine.tell(CompactionStarted(conversation=conversation, branch=branch, covers=plan.covers, tokens=plan.tokens))
-        order = Order(
+        engine.emit(
+            CompactionStarted(
+                conversation=conversation, branch=branch, covers=plan.covers, freed_tokens=plan.freed_tokens
+            )
+        )
+        job = CompactionJob(
             window=window,
             plan=plan,
             policy=engine.policy,
-            wanted=assembly.wanted,
-            fixed=assembly.fixed,
+            full_history_tokens=assembly.full_history_tokens,
+            prefix_tokens=assembly.prefix_tokens,
             trigger=trigger,
             instructions=instructions,
         )
         failures: list[SummaryFailed] = []
-        entry = await carry_out(
-            engine.store, order, meter=engine.meter, summarizer=engine.summarizer, failed=failures.append
+        entry = await execute_compaction(
+            engine.store,
+            job,
+            message_counter=engine.message_counter,
+            summarizer=engine.summarizer,
+            on_failure=failures.append,
         )
         for failure in failures:
-            await self._tell_failure(failure)
+            await self._report_failure(failure)
         body = entry.body if entry is not None else None
         if isinstance(body, Compaction) and body.usage is not None:
-            await self._spend(body.usage, body.model)
+            await self._record_cost(body.usage, body.model)
         if entry is not None:
-            engine.tell(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
-            await engine.hooks.after(conversation, entry)
+            engine.emit(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
+            await engine.hooks.run_after(conversation, entry)
         return entry
 
-    async def _spend(self, usage: Usage, model: str | None) -> None:
-        """A summary costs too, and is counted against the conversation's cap."""
-        cost = self._engine.cost(usage, model or self._engine.policy.model)
+    async def _record_cost(self, usage: Usage, model: str | None) -> None:
+        """Adds the cost of the summary to the conversation's spending, which `max_spend` caps."""
+        cost = self._engine.config.estimate_cost(usage, model or self._engine.policy.model)
         if cost:
-            await self._engine.store.spend(self._conversation, cost)
+            await self._engine.store.add_cost(self._conversation, cost)
 
-    async def _tell_failure(self, failure: SummaryFailed) -> None:
-        """A summary that was refused has cost something all the same."""
+    async def _report_failure(self, failure: SummaryFailed) -> None:
+        """Emits `CompactionFailed` and records the cost, since a rejected summary is billed too."""
         tokens = Usage(input_tokens=failure.input_tokens, output_tokens=failure.output_tokens)
-        await self._spend(tokens, self._engine.summarizer.model.name if self._engine.summarizer else None)
-        self._engine.tell(
+        await self._record_cost(tokens, self._engine.summarizer.model.name if self._engine.summarizer else None)
+        self._engine.emit(
             CompactionFailed(
                 conversation=self._conversation, branch=self._branch, reason=failure.reason, detail=str(failure)
             )
         )
 
     async def undo(self) -> Entry:
-        active = (await self._engine.store.branch(self._conversation, self._branch)).state.active
+        active = (await self._engine.store.get_branch(self._conversation, self._branch)).state.active_compaction
         if active is None:
             raise InvalidRequest("There is no compaction to undo.")
         return await self._append(Restore(compaction=active.seq))
 
     async def edit_summary(self, text: str) -> Entry:
-        """A new compaction of the same range, over the old one."""
-        window = await self._engine.store.window(self._conversation, branch=self._branch, max_tokens=0)
+        """Appends a compaction of the same span, with this text as its summary, that supersedes the active one."""
+        window = await self._engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
         body = window.compaction.body if window.compaction is not None else None
         if window.compaction is None or not isinstance(body, Compaction) or body.covers is None:
-            raise InvalidRequest("There is no summary to edit.")
+            raise InvalidRequest("The branch has no active summary to edit; compact it first.")
         edited = Compaction(
-            number=window.branch.state.compactions + 1,
+            number=window.branch.state.compaction_count + 1,
             covers=body.covers,
             summary=text,
-            sources=checked(text, range(1, window.branch.head_seq + 1)).sources,
+            sources=check_citations(text, range(1, window.branch.head_seq + 1)).sources,
             trigger="edit",
             strategy=body.strategy,
             tokens_before=body.tokens_after,
             tokens_after=body.tokens_after,
             supersedes=window.compaction.seq,
-            shortened=body.shortened,
+            truncations=body.truncations,
         )
-        return await self._append(edited, tokens=summary_tokens(edited, self._engine.meter))
+        return await self._append(edited, tokens=count_summary(edited, self._engine.message_counter))
 
     async def _append(self, body: Compaction | Restore, *, tokens: TokenCount | None = None) -> Entry:
         draft = Draft(body=body, tokens=tokens)

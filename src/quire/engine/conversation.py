@@ -1,286 +1,287 @@
-"""A conversation: its messages in the log, what the model sees of them, and the record of what it saw."""
+"""`Conversation`: append messages, prepare requests that fit the window, record replies, compact, explain."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from quire.compaction.run import Trigger
-from quire.context.items import InSession
-from quire.context.tool_search import TOOL_SEARCH
-from quire.context.tool_search import read_call as read_search
-from quire.engine.assembling import Assembled, Assembler
+from quire.compaction.execution import CompactionTrigger
+from quire.context.items import ResolvedSessionItem
+from quire.context.tool_search import TOOL_SEARCH, parse_tool_search
+from quire.engine.assembler import AssembledRequest, Assembler
+from quire.engine.builtin_tools import BuiltinTools, deduplicate_references
 from quire.engine.compactor import Compactor
-from quire.engine.recording import Recorder
-from quire.engine.referring import Referring
-from quire.engine.request import Asked, Document, Request, as_message, read_reply
-from quire.engine.session import Session
-from quire.engine.toolbox import Toolbox, merged
-from quire.errors import InvalidRequest
-from quire.ledger import Change, Replay, diff, replay, why
-from quire.log import MAIN, Blob
+from quire.engine.context import EngineContext
+from quire.engine.context_gatherer import ContextGatherer
+from quire.engine.document_references import ReferenceResolver, ResolvedReferences
+from quire.engine.recall import Recall
+from quire.engine.recorder import Recorder
+from quire.engine.request import Document, PendingMessage, Request, ToolOutcome, parse_reply, to_message
+from quire.engine.session_items import SessionItems
+from quire.ledger import ManifestChange, Replay, diff_manifests, find_decision, replay
+from quire.log import MAIN_BRANCH, Blob
 from quire.model import ContextItem, Decision, Entry, Manifest, Message, Pin, ToolCallPart, Unpin
+from quire.model.entry_metadata import DocumentReference
 from quire.model.events import ContextUsageUpdated
-from quire.model.notes import DocumentReference
 from quire.view.budget import UsageReport
-from quire.view.labels import PREFIX
-from quire.view.plans import Plan
-from quire.view.strategies import strategy_named
+from quire.view.compaction_plan import CompactionPlan
+from quire.view.strategies import get_strategy
 
-if TYPE_CHECKING:
-    from quire.engine.engine import Engine
-
-
-ATTEMPTS = 2
-"""So often a history is compacted for one request; then what fits is sent, or `ContextOverflow` says what does not."""
+MAX_COMPACTIONS_PER_REQUEST = 2
+"""Compactions for one request. After them the request has what fits, or `ContextOverflow` names what does not."""
 
 
 class Conversation:
-    """A line of messages, and what the model sees of it."""
+    """One branch of a conversation, and the requests made from it."""
 
-    def __init__(self, engine: "Engine", id: str, branch: int = MAIN) -> None:
+    def __init__(self, engine: EngineContext, id: str, branch: int = MAIN_BRANCH) -> None:
         self.engine, self.id, self.branch = engine, id, branch
-        self._request: Request | None = None
+        gatherer, self._recall = ContextGatherer(engine), Recall(engine)
         self._compactor = Compactor(engine, id, branch)
-        self._assembler = Assembler(engine, id, branch, gatherer=engine.gatherer, recaller=engine.recaller)
+        self._assembler = Assembler(engine, id, branch, gatherer=gatherer, recall=self._recall)
+        self._reference_resolver = ReferenceResolver(engine)
         self._recorder = Recorder(engine, id, branch)
-        self._session = Session(engine, id, branch, price=engine.gatherer.price)
-        self._toolbox = Toolbox(engine, id, branch, recaller=engine.recaller)
-        self._touched: list[DocumentReference] = []
+        self._session_items = SessionItems(engine, id, branch, count_tokens=gatherer.count_tool_tokens)
+        self._builtin_tools = BuiltinTools(engine, id, branch, recall=self._recall)
 
     async def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
-        """Keeps messages, counted, without asking a model anything; `after` as the store takes it."""
-        drafts = [self._recorder.draft(Asked(message)) for message in map(as_message, messages)]
+        """Stores messages with their token counts, without a model call.
+
+        With `after`, the path of the head that the caller read, it raises `StaleHead` if the branch has moved on
+        (optimistic concurrency).
+        """
+        drafts = [self._recorder.make_draft(PendingMessage(message)) for message in map(to_message, messages)]
         return await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after)
 
     async def prepare(
         self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
     ) -> Request:
-        """The request that asks `message`, or that goes on from the log as it is.
+        """Builds the request that sends `message`, or that continues from the log as it is.
 
-        It fits the window. Where the history has outgrown it, the older part is archived first, in the log; the
-        message itself is kept when its reply is recorded. Several messages are kept at once, for what a tool answered
-        belongs to the call before it.
+        The request fits the window. If the history exceeds the trigger, the older part is compacted first. A single
+        message is stored with its reply; a sequence, such as tool results, is stored at once, because results belong
+        to the call before them.
         """
-        await self.engine.check_spending(self.id)
-        pending = await self._pending(message)
-        made = await self._assembler.assemble(pending, documents=documents)
-        referring = await self._referring(pending, made)
-        if referring is not None:
-            pending = (referring.asked,)
-            made = await self._assembler.assemble(pending, around=made.around, quoted=referring.decided)
-        compacted: list[Entry] = []
-        for _ in range(ATTEMPTS):
-            if made.assembly.plan is None:
+        await self.engine.check_spend_cap(self.id)
+        pending = await self._to_pending(message)
+        draft = await self._assembler.assemble(pending, documents=documents)
+        references = await self._resolve_references(pending, draft)
+        decisions = references.decisions if references is not None else ()
+        if references is not None:
+            pending = (references.pending,)
+            draft = await self._assembler.assemble(pending, context=draft.context, document_decisions=decisions)
+        compactions: list[Entry] = []
+        for _ in range(MAX_COMPACTIONS_PER_REQUEST):
+            if draft.assembly.plan is None:
                 break
-            entry = await self._compactor.carry_out(made.assembly.plan, made.assembly, made.window, trigger="threshold")
-            compacted += [entry] if entry is not None else []
-            decided = referring.decided if referring is not None else ()
-            made = await self._assembler.assemble(pending, around=made.around, quoted=decided)
-        assembly = made.assembly
-        self.engine.tell(
+            plan = draft.assembly.plan
+            entry = await self._compactor.execute(plan, draft.assembly, draft.window, trigger="threshold")
+            compactions += [entry] if entry is not None else []
+            draft = await self._assembler.assemble(pending, context=draft.context, document_decisions=decisions)
+        assembly = draft.assembly
+        self.engine.emit(
             ContextUsageUpdated(
                 conversation=self.id,
                 branch=self.branch,
-                tokens=assembly.wanted,
-                trigger=assembly.budget.trigger,
+                tokens=assembly.full_history_tokens,
+                trigger_tokens=assembly.budget.trigger_tokens,
                 window=self.engine.policy.window,
             )
         )
-        quoted = (*made.quoted, *(referring.texts if referring is not None else ()))
-        self._request = Request(
+        quoted_texts = (*draft.quoted_texts, *(references.texts if references is not None else ()))
+        return Request(
             assembly=assembly,
             pending=pending,
-            after=made.window.branch.head_path,
-            blobs=tuple(Blob("text/plain", text.encode()) for text in quoted),
-            tools=made.around.tools,
-            compacted=tuple(compacted),
-            load=self.engine.blobs.get,
+            after=draft.window.branch.head_path,
+            blobs=tuple(Blob("text/plain", text.encode()) for text in quoted_texts),
+            tools=draft.context.tools,
+            compactions=tuple(compactions),
+            load_blob=self.engine.blobs.get,
         )
-        return self._request
 
-    async def _pending(self, message: Message | str | Sequence[Message | str] | None) -> tuple[Asked, ...]:
-        """What is to be kept with the reply."""
+    async def _to_pending(self, message: Message | str | Sequence[Message | str] | None) -> tuple[PendingMessage, ...]:
+        """The messages to store with the reply. A sequence is stored at once, so nothing of it is pending."""
         if message is None:
             return ()
         if isinstance(message, Message | str):
-            return (Asked(as_message(message)),)
+            return (PendingMessage(to_message(message)),)
         if message:
             await self.append(*message)
         return ()
 
-    async def _referring(self, pending: tuple[Asked, ...], made: Assembled) -> Referring | None:
-        """The documents that the question names; None if it names none."""
-        found = await self.engine.referrer.named_in(pending[0].message) if pending else []
-        if not found:
+    async def _resolve_references(
+        self, pending: tuple[PendingMessage, ...], draft: AssembledRequest
+    ) -> ResolvedReferences | None:
+        """Resolves the documents that the question names; None if it names none."""
+        documents = await self._reference_resolver.find_references(pending[0].message) if pending else []
+        if not documents:
             return None
-        assembly, budget = made.assembly, made.assembly.budget
-        used = min(assembly.wanted, budget.target) if assembly.outgrown else assembly.wanted
-        return self.engine.referrer.decide(pending[0].message, found, left=max(0, budget.trigger - used))
+        assembly, budget = draft.assembly, draft.assembly.budget
+        used = (
+            min(assembly.full_history_tokens, budget.target_tokens)
+            if assembly.needs_compaction
+            else assembly.full_history_tokens
+        )
+        return self._reference_resolver.resolve(
+            pending[0].message, documents, remaining_tokens=max(0, budget.trigger_tokens - used)
+        )
 
-    async def record(self, response: object, *, request: Request | None = None, unfinished: bool = False) -> Entry:
-        """Keeps the reply, what it answered, and the manifest of its request (the last prepared, if none is given).
+    async def record(
+        self,
+        response: object,
+        *,
+        request: Request,
+        references: Sequence[DocumentReference] = (),
+        incomplete: bool = False,
+    ) -> Entry:
+        """Stores the reply, its question, and the manifest of the `request` that it answers.
 
-        Takes an OpenAI or Anthropic response, as an object or a dict, a `Message`, or plain text. A reply that broke
-        off is marked as `unfinished`.
+        Accepts an OpenAI or Anthropic response, as an object or a dict, a `Message`, or plain text. `references` are
+        the documents that built-in tools read for this reply (`run_tool`). Pass `incomplete` for a reply that was
+        interrupted.
         """
-        request = request or self._request
-        if request is None:
-            raise InvalidRequest("There is no request to record a reply for; prepare one first.")
-        reply = read_reply(response)
-        answered = Asked(reply.message, merged(self._touched))
-        stored = await self._recorder.record(request, answered, reply, unfinished=unfinished)
-        self._touched.clear()
-        await self._session.carry(request.tools.entered if request.tools is not None else ())
-        self._compact_later(request.assembly.wanted + sum(entry.tokens or 0 for entry in stored))
+        reply = parse_reply(response)
+        answer = PendingMessage(reply.message, deduplicate_references(references))
+        stored = await self._recorder.record_reply(request, answer, reply, incomplete=incomplete)
+        await self._session_items.add_tools(request.tools.added_items if request.tools is not None else ())
+        self._defer_compaction(request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored))
         return stored[-1]
 
-    async def keep(self, request: Request | None = None) -> tuple[list[Entry], Request]:
-        """Puts what the request asks into the log before it is sent, so that nothing is lost if no reply comes.
+    async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
+        """Stores the request's question before it is sent, so that it is not lost if no reply comes.
 
-        Gives the entries, and the request to record the reply for.
+        Returns the entries, and the request to record the reply for.
         """
-        request = request or self._request
-        if request is None:
-            raise InvalidRequest("There is no request whose question could be kept; prepare one first.")
-        entries, self._request = await self._recorder.keep(request)
-        return entries, self._request
+        return await self._recorder.record_question(request)
 
-    def _compact_later(self, tokens: int) -> None:
-        """From the lower mark on, so that the next request need not wait for a summary."""
-        if self._passes_mark(tokens):
-            self.engine.later("compact", (self.id, self.branch), lambda: self._compact_now("background"))
+    def _defer_compaction(self, tokens: int) -> None:
+        """Starts a background compaction above the lower threshold, so that the next request need not wait for a
+        summary."""
+        if self._exceeds_background_threshold(tokens):
+            self.engine.runtime.jobs.enqueue("compact", self.id, self.branch, self.compact_if_needed)
 
-    def _passes_mark(self, tokens: int) -> bool:
-        policy, mark = self.engine.policy, self.engine.settings.context_background_threshold
-        if mark is None or not self.engine.compacts_in_background:
+    def _exceeds_background_threshold(self, tokens: int) -> bool:
+        policy, threshold = self.engine.policy, self.engine.settings.context_background_threshold
+        if threshold is None or not self.engine.config.has_background_compaction:
             return False
-        return tokens > min(policy.trigger, int(policy.window * mark))
+        return tokens > min(policy.trigger_tokens, int(policy.window * threshold))
 
-    async def compact_if_due(self) -> Entry | None:
-        """What the background does after a reply, for those who do it elsewhere; None if the mark is not passed."""
-        made = await self._assembler.unasked()
-        if not self._passes_mark(made.assembly.wanted):
+    async def compact_if_needed(self) -> Entry | None:
+        """The background job "compact"; returns None if the branch is below the background threshold."""
+        current = await self._assembler.assemble_current()
+        if not self._exceeds_background_threshold(current.assembly.full_history_tokens):
             return None
-        await self.engine.check_spending(self.id)
+        await self.engine.check_spend_cap(self.id)
         return await self._compact_now("background")
 
-    async def plan(self) -> Plan | None:
-        """What a compaction by hand would do now. Nothing is changed by asking."""
-        return (await self._assembler.unasked()).assembly.plan_by_hand()
+    async def plan_compaction(self) -> CompactionPlan | None:
+        """What a manual compaction would do now. Changes nothing."""
+        return (await self._assembler.assemble_current()).assembly.plan_manually()
 
-    async def compact(self, *, instructions: str | None = None, trigger: Trigger = "manual") -> Entry | None:
-        """Compacts by hand, whatever the meter says; `instructions` say what the summary must keep.
+    async def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
+        """Compacts now, regardless of usage; `instructions` name what the summary must contain.
 
-        None if there is nothing to compact, or if another compaction came first. `trigger` says on whose behalf.
+        Returns None if there is nothing to compact, or if a concurrent compaction came first. `trigger` is recorded
+        with the compaction.
         """
-        await self.engine.check_spending(self.id)
+        await self.engine.check_spend_cap(self.id)
         return await self._compact_now(trigger, instructions)
 
-    async def undo(self) -> Entry:
-        """Takes the active compaction back: the view is again what it was before."""
+    async def undo_compaction(self) -> Entry:
+        """Undoes the active compaction: the view is again what it was before."""
         return await self._compactor.undo()
 
     async def edit_summary(self, text: str) -> Entry:
-        """Puts other words in place of the active summary; the old one stays in the log, and undo brings it back."""
+        """Replaces the active summary; the old one stays in the log, and `undo_compaction` restores it."""
         return await self._compactor.edit_summary(text)
 
-    async def _compact_now(self, trigger: Trigger, instructions: str | None = None) -> Entry | None:
-        made = await self._assembler.unasked()
-        assembly = made.assembly
-        plan = assembly.planned(assembly.budget) if trigger == "background" else assembly.plan_by_hand()
+    async def _compact_now(self, trigger: CompactionTrigger, instructions: str | None = None) -> Entry | None:
+        current = await self._assembler.assemble_current()
+        assembly = current.assembly
+        plan = assembly.build_plan(assembly.budget) if trigger == "background" else assembly.plan_manually()
         if plan is None:
             return None
-        entry = await self._compactor.carry_out(plan, assembly, made.window, trigger=trigger, instructions=instructions)
-        if trigger == "background" and strategy_named(self.engine.policy.strategy).recalls:
-            # While nobody waits, what was archived is made ready to be recalled.
-            await self.engine.recaller.archives.fill(made.window.branch)
+        entry = await self._compactor.execute(
+            plan, assembly, current.window, trigger=trigger, instructions=instructions
+        )
+        if trigger == "background" and get_strategy(self.engine.policy.strategy).recalls:
+            # No request waits now, so index what was archived for recall.
+            await self._recall.index_cache.update(current.window.branch)
         return entry
 
     async def usage(self) -> UsageReport:
-        """The meter: what the next request holds before anything is asked, and the number that triggers."""
+        """Token usage of the next request, before the user's message, and the number that triggers a compaction."""
         manifest, policy = await self.preview(), self.engine.policy
         return UsageReport(
             slots=manifest.slots,
-            total=manifest.wanted,
+            total_tokens=manifest.full_history_tokens,
             window=policy.window,
             reserved=policy.reserved_response_tokens,
-            trigger=manifest.trigger,
+            trigger_tokens=manifest.trigger_tokens,
             exact=manifest.exact,
         )
 
-    async def items(self) -> list[InSession]:
+    async def items(self) -> list[ResolvedSessionItem]:
         """The rules, references and tools of the session."""
-        return await self._session.items()
+        return await self._session_items.items()
 
-    async def add(self, item: ContextItem | str) -> ContextItem:
-        """Brings a rule, a reference or a tool of the agent's into the session, by name."""
-        return await self._session.add(item)
+    async def add_item(self, item: ContextItem | str) -> ContextItem:
+        """Adds one of the agent's rules, references or tools to the session, by name."""
+        return await self._session_items.add(item)
 
-    async def remove(self, item: ContextItem | str) -> ContextItem:
-        """Takes an item out of the session, however it came in."""
-        return await self._session.remove(item)
+    async def remove_item(self, item: ContextItem | str) -> ContextItem:
+        """Removes an item from the session, however it was added."""
+        return await self._session_items.remove(item)
 
-    async def run_tool(self, call: ToolCallPart) -> Message:
-        """The answer to a call of one of Quire's own tools, as a message for the log.
+    async def run_tool(self, call: ToolCallPart, *, request: Request) -> ToolOutcome:
+        """Runs a call of one of Quire's built-in tools, which the model made in its reply to `request`.
 
-        The documents that it read or found are noted on the reply that is recorded next.
+        Append the message of the outcome, and pass its references on to `record` with the next reply.
         """
-        request = self._request
-        if call.name == TOOL_SEARCH.name and request is not None and request.tools is not None:
-            wanted = read_search(call.arguments)
-            if wanted is None:
-                return Message.tool(call.id, "tool_search needs a `query`.", is_error=True)
-            return Message.tool(call.id, await self._session.search_tools(wanted, request.tools))
-        answer = await self._toolbox.answer(call.name, call.arguments, recalled=self._recalled)
-        self._touched += answer.references
-        return Message.tool(call.id, answer.text, is_error=answer.is_error)
-
-    def _recalled(self) -> list[str]:
-        """What the request at hand recalls."""
-        if self._request is None:
-            return []
-        pages = self._request.assembly.pages
-        texts = [leaf.message.text for leaf in pages.leaves[pages.stable :]]
-        return [text for text in texts if text.startswith(f"<{PREFIX}:")]
+        if call.name == TOOL_SEARCH.name and request.tools is not None:
+            search = parse_tool_search(call.arguments)
+            if search is None:
+                return ToolOutcome(Message.tool(call.id, "tool_search needs a `query`.", is_error=True))
+            return ToolOutcome(Message.tool(call.id, await self._session_items.search_tools(search, request.tools)))
+        result = await self._builtin_tools.run(call.name, call.arguments, recalled_texts=request.list_recalled_texts)
+        return ToolOutcome(Message.tool(call.id, result.text, is_error=result.is_error), result.references)
 
     async def preview(self, message: Message | str = "") -> Manifest:
-        """What a request would hold that asks this now. Nothing is changed by asking."""
-        return (await self._assembler.assemble((Asked(as_message(message)),))).assembly.manifest
+        """The manifest that a request with this message would have now. Changes nothing."""
+        return (await self._assembler.assemble((PendingMessage(to_message(message)),))).assembly.manifest
 
     async def pin(self, number: int) -> None:
-        """Keeps a message in the view, word for word, whatever is compacted."""
+        """Pins a message: it stays in every request verbatim, whatever is compacted."""
         await self.engine.store.append(self.id, Pin(message=number), branch=self.branch)
 
     async def unpin(self, number: int) -> None:
         await self.engine.store.append(self.id, Unpin(message=number), branch=self.branch)
 
     async def fork(self, at: int, *, name: str | None = None) -> "Conversation":
-        """Another line that shares everything up to and with entry `at`."""
+        """Creates a branch that shares every entry up to and including `at`."""
         branch = await self.engine.store.fork(self.id, at=at, branch=self.branch, name=name)
         return Conversation(self.engine, self.id, branch.number)
 
     async def messages(self) -> list[Entry]:
-        """Every message from the first, archived or not."""
-        return await self.engine.store.range(self.id, branch=self.branch, kinds=["message"])
+        """All messages of the branch, archived or not, oldest first."""
+        return await self.engine.store.read_range(self.id, branch=self.branch, kinds=["message"])
 
     async def manifest(self, reply: int) -> Manifest:
-        """What the request was made of that entry `reply` answered."""
-        return await self.engine.store.manifest(self.id, reply, branch=self.branch)
+        """The manifest of the request that entry `reply` answered."""
+        return await self.engine.store.get_manifest(self.id, reply, branch=self.branch)
 
     async def replay(self, reply: int) -> Replay:
-        """That request, built again."""
+        """Rebuilds the request that entry `reply` answered, and compares it with its recorded digest."""
         manifest = await self.manifest(reply)
         for row in manifest.included:
             if row.span is not None:
-                shown = await self.engine.store.range(
+                entries = await self.engine.store.read_range(
                     self.id, branch=self.branch, first=row.span.first, last=row.span.last
                 )
-                await self.engine.blobs.load(shown)
-        return await replay(self.engine.store, manifest, load=self.engine.blobs.get)
+                await self.engine.load_blobs(entries)
+        return await replay(self.engine.store, manifest, load_blob=self.engine.blobs.get)
 
-    async def diff(self, reply: int, other: int) -> list[Change]:
-        """What changed from one request to another."""
-        return diff(await self.manifest(reply), await self.manifest(other))
+    async def diff(self, reply: int, other: int) -> list[ManifestChange]:
+        """The changes between the requests of two replies."""
+        return diff_manifests(await self.manifest(reply), await self.manifest(other))
 
     async def why(self, item: int | str, *, reply: int) -> Decision:
-        """Why a message, by number, or an item, by name, was in that request or was not."""
-        return why(await self.manifest(reply), item)
+        """The decision that included or excluded a message (by number) or an item (by name) in that request."""
+        return find_decision(await self.manifest(reply), item)

@@ -1,30 +1,30 @@
-"""The engine: joins the log, the view, the ledger and all that enters besides messages into conversations."""
+"""`Engine`: opens a store and its conversations. `open_engine` is the public `quire.open`."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.compaction.run import Summarizer
-from quire.context.items import initial_changes
+from quire.compaction.execution import Summarizer
+from quire.context.items import build_initial_changes
+from quire.engine.config import EngineConfig
+from quire.engine.context import EngineContext
+from quire.engine.context_gatherer import list_application_tools
 from quire.engine.conversation import Conversation
-from quire.engine.core import Core
-from quire.engine.recalling import Recaller
-from quire.engine.referring import Referrer
-from quire.engine.surroundings import Gatherer, own_items
+from quire.engine.recall import Recall
 from quire.errors import ConversationNotFound, InvalidRequest
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
-from quire.log import DEFAULT_TENANT, MAIN, SqlStore
+from quire.log import DEFAULT_TENANT, MAIN_BRANCH, SqlStore
 from quire.model import ToolDefinition
 from quire.model.agents import Agent
 from quire.settings import Settings
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
-    from quire.engine.vault_index import Progress
+    from quire.engine.vault_index import IndexProgress
 
 
 @asynccontextmanager
@@ -41,84 +41,66 @@ async def open_engine(
     embedder: Embedder | None = None,
     **changes: Any,
 ) -> AsyncGenerator["Engine"]:
-    """Opens the log at `url`. Any setting can be given by name, as in `model="gpt-4o"`.
+    """Opens the log at `url`. Any setting can be passed by name, as in `model="gpt-4o"`.
 
-    An `agent`, or the TOML file of one, brings rules, references, tools and memory. A `vault` is the folder that
-    `[[links]]` and `@paths` in messages lead into. A `summarizer` writes the summaries; without one they are extracts,
-    made without any model. An `embedder` finds by meaning what words alone would miss.
+    An `agent`, or the path of its TOML file, adds rules, references, tools and memory. A `vault` is the folder in which
+    `[[links]]` and `@paths` in messages are resolved. A `summarizer` writes the summaries of compactions; without one
+    they are extractive and need no model. An `embedder` adds semantic search to the search by words.
     """
-    known = _loaded(Path(agent)) if isinstance(agent, str | Path) else agent
-    own = known.own_settings if known is not None else {}
-    chosen = Settings.model_validate({**(settings or Settings()).model_dump(), **own, **changes})
+    loaded_agent = _load_agent(Path(agent)) if isinstance(agent, str | Path) else agent
+    overrides = loaded_agent.setting_overrides if loaded_agent is not None else {}
+    merged = Settings.model_validate({**(settings or Settings()).model_dump(), **overrides, **changes})
     async with SqlStore.open(url, tenant=tenant) as store:
-        engine = Engine(
-            store,
-            settings=chosen,
+        config = EngineConfig.create(
+            merged,
             instructions=instructions,
             tools=tools,
-            agent=known,
+            agent=loaded_agent,
             vault=vault,
             summarizer=summarizer,
             embedder=embedder,
         )
+        engine = Engine(store, config)
         try:
             yield engine
         finally:
-            await engine.settle()
+            await engine.wait_for_background()
 
 
-class Engine(Core):
-    """Opens conversations, and holds what they share."""
-
-    @cached_property
-    def gatherer(self) -> Gatherer:
-        return Gatherer(self)
+@dataclass(frozen=True, eq=False)
+class Engine(EngineContext):
+    """Opens conversations on a store. Built from a store and an `EngineConfig`, or by `quire.open`."""
 
     @cached_property
-    def referrer(self) -> Referrer:
-        return Referrer(self)
+    def recall(self) -> Recall:
+        return Recall(self)
 
-    @cached_property
-    def recaller(self) -> Recaller:
-        return Recaller(self)
-
-    async def conversation(self, id: str | None = None, *, branch: int = MAIN) -> "Conversation":
-        """The conversation with this id, made if there is none; without an id, a new one."""
+    async def conversation(self, id: str | None = None, *, branch: int = MAIN_BRANCH) -> Conversation:
+        """Opens the conversation with this id, or creates it; without an id, creates a new one."""
         try:
-            found = await self.store.conversation(id) if id is not None else await self.store.create_conversation()
+            record = await self.store.get_conversation(id) if id is not None else await self.store.create_conversation()
         except ConversationNotFound:
-            found = await self.store.create_conversation(id)
-        await self._begin(found.id)
-        return Conversation(self, found.id, branch)
+            record = await self.store.create_conversation(id)
+        await self._add_initial_items(record.id)
+        return Conversation(self, record.id, branch)
 
-    async def _begin(self, conversation: str) -> None:
-        """A session begins with the items that are always there."""
-        own = [each.item for each in own_items(self.agent)]
-        changes = [change for change in initial_changes(self.agent) if change.item not in own]
-        if changes and (await self.store.branch(conversation)).head_seq == 0:
+    async def _add_initial_items(self, conversation: str) -> None:
+        """Adds the items with include mode `always` to a new conversation."""
+        application_tools = [each.item for each in list_application_tools(self.agent)]
+        changes = [change for change in build_initial_changes(self.agent) if change.item not in application_tools]
+        if changes and (await self.store.get_branch(conversation)).head_seq == 0:
             await self.store.append(conversation, *changes)
 
-    def like(self, *, agent: Agent | None = None, **changes: Any) -> "Engine":
-        """An engine for the same log with another agent or other settings; what it learns and keeps is shared."""
-        made = copy(self)
-        for part in ("gatherer", "referrer", "recaller"):
-            made.__dict__.pop(part, None)
-        made.agent = agent or self.agent
-        if changes:
-            made.use(**changes)
-        made.__dict__["recaller"] = Recaller(made, archives=self.recaller.archives)
-        return made
-
-    def index_vault(self) -> "AsyncGenerator[Progress]":
-        """Brings the search index up to date with the vault, and says after every note how far it is."""
+    def index_vault(self) -> "AsyncGenerator[IndexProgress]":
+        """Updates the search index of the vault, and yields the progress after every note."""
         from quire.engine.vault_index import index_vault
 
         if self.vault is None:
-            raise InvalidRequest("There is no vault to index; open the engine with one.")
+            raise InvalidRequest("There is no vault to index; open the engine with `vault=`.")
         return index_vault(self, self.vault)
 
 
-def _loaded(file: Path) -> Agent:
-    from quire.context.agents import load_agent
+def _load_agent(file: Path) -> Agent:
+    from quire.context.agent_loader import load_agent
 
     return load_agent(file)

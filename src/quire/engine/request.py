@@ -1,30 +1,38 @@
-"""A request on its way to a model: what to send, for whichever client sends it, and how the reply is read."""
+"""`Request`: the payload for a model client, and what is needed to record the reply."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from quire.context.tools import ToolSet
-from quire.log import Blob
-from quire.log import Conversation as Opened
-from quire.model import Entry, Manifest, Message, Provider, Span
-from quire.model.notes import DocumentReference
-from quire.view.assemble import Assembly
-from quire.view.shapes import Load, Reply, shape_for
+from quire.log import Blob, ConversationRecord
+from quire.model import Entry, Manifest, Message, Provider
+from quire.model.entry_metadata import DocumentReference
+from quire.view.assembly import Assembly
+from quire.view.labels import LABEL_PREFIX
+from quire.view.wire_formats import BlobLoader, Reply, wire_format_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A text that a request quotes; it is kept as it was, so that the request can be built again."""
+    """A text of the application's to include in a request; it is stored, so that the request can be replayed."""
 
     name: str
     text: str
     recalled: bool = False
-    """Chosen for this request alone: it stands just before the question, where it costs no cached prefix."""
+    """Chosen for this request alone: placed just before the question, where it does not invalidate the cached
+    prefix."""
 
 
-class Asked(NamedTuple):
-    """A message on its way into the log, and the documents that it refers to."""
+class PendingMessage(NamedTuple):
+    """A message that is not in the log yet, and its document references."""
+
+    message: Message
+    references: tuple[DocumentReference, ...] = ()
+
+
+class ToolOutcome(NamedTuple):
+    """Result of a built-in tool: the message to append, and the documents that the tool read or found."""
 
     message: Message
     references: tuple[DocumentReference, ...] = ()
@@ -32,25 +40,26 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to send, for whichever client sends it, and the record of how it came about."""
+    """A prepared request: the payload for any client, and its manifest."""
 
     assembly: Assembly
-    pending: tuple[Asked, ...]
+    pending: tuple[PendingMessage, ...]
     after: bytes
+    """Path of the branch head that the request was built on (optimistic concurrency)."""
     blobs: tuple[Blob, ...]
     tools: ToolSet | None = None
-    compacted: tuple[Entry, ...] = ()
-    """The compactions that preparing it took."""
-    load: Load | None = None
-    """Finds the blobs that its messages quote."""
+    compactions: tuple[Entry, ...] = ()
+    """Compactions made while preparing it."""
+    load_blob: BlobLoader | None = None
+    """Looks up the blobs that its messages reference."""
     id: str | None = None
-    """By which its manifest is found, once it is answered."""
-    opens: Opened | None = None
-    """The conversation, if it begins with this request's reply."""
-    told: bytes | None = None
-    """The path by which a client knows the reply, where it is not the log's own."""
-    alone: bool = False
-    """If someone else speaks before the reply, `StaleHead` is raised; otherwise it goes behind what they said."""
+    """Finds the manifest by request id, once the reply is recorded."""
+    creates_conversation: ConversationRecord | None = None
+    """The conversation to create together with this request's reply."""
+    client_path: bytes | None = None
+    """The path of the reply in the client's own message list, if it differs from the log's."""
+    strict_head: bool = False
+    """Raises `StaleHead` if a concurrent append moved the head; otherwise the reply is appended after it."""
 
     @property
     def manifest(self) -> Manifest:
@@ -58,24 +67,30 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        return self.assembly.pages.tokens
+        return self.assembly.rendered.tokens
+
+    def list_recalled_texts(self) -> list[str]:
+        """Labelled texts after the stable prefix: what was recalled for this request."""
+        rendered = self.assembly.rendered
+        texts = [each.message.text for each in rendered.messages[rendered.stable_messages :]]
+        return [text for text in texts if text.startswith(f"<{LABEL_PREFIX}:")]
 
     def to_openai(self, **options: Any) -> dict[str, Any]:
         """Keyword arguments for `client.chat.completions.create`; `options` are added to them."""
-        return self.assembly.pages.payload("openai") | options
+        return self.assembly.rendered.to_payload("openai") | options
 
     def to_anthropic(self, *, max_tokens: int | None = None, **options: Any) -> dict[str, Any]:
-        """Keyword arguments for `client.messages.create`; the reply may have as many tokens as are reserved for it."""
-        reserved = self.manifest.policy.reserved_response_tokens
-        return self.assembly.pages.payload("anthropic", max_tokens=max_tokens or max(1, reserved)) | options
+        """Keyword arguments for `client.messages.create`; `max_tokens` defaults to the reserved response tokens."""
+        reserved = self.assembly.policy.reserved_response_tokens
+        return self.assembly.rendered.to_payload("anthropic", max_tokens=max_tokens or max(1, reserved)) | options
 
 
-def as_message(message: Message | str) -> Message:
+def to_message(message: Message | str) -> Message:
     return Message.user(message) if isinstance(message, str) else message
 
 
-def read_reply(response: object) -> Reply:
-    """A reply in whichever form it comes: a provider's response, as an object or a dict, a message, or plain text."""
+def parse_reply(response: object) -> Reply:
+    """Parses a reply: a provider's response, as an object or a dict, a `Message`, or plain text."""
     if isinstance(response, str):
         return Reply(Message.assistant(response), None, None)
     if isinstance(response, Reply):
@@ -84,18 +99,4 @@ def read_reply(response: object) -> Reply:
         return Reply(response, None, None)
     fields = cast(Mapping[str, Any], response if isinstance(response, Mapping) else vars(response))
     provider: Provider = "openai" if "choices" in fields else "anthropic"
-    return shape_for(provider).parse(cast(object, response))
-
-
-def numbered(manifest: Manifest, asked: Sequence[Entry]) -> Manifest:
-    """The manifest with the numbers that the messages got with their reply; a row may begin before them."""
-    if not asked:
-        return manifest
-    span = Span(first=asked[0].seq, last=asked[-1].seq)
-    rows = tuple(
-        row.model_copy(update={"span": row.span.model_copy(update={"last": span.last}) if row.span else span})
-        if row.asked
-        else row
-        for row in manifest.decisions
-    )
-    return manifest.model_copy(update={"decisions": rows})
+    return wire_format_for(provider).parse_reply(cast(object, response))

@@ -1,23 +1,33 @@
-"""An engine for each tenant of one store, and for each model that a conversation of theirs is answered by."""
+"""LRU cache of engines: one for each tenant of a store, changed for each model on demand."""
 
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+
+from cachetools import LRUCache
 
 from quire.context.vault import Vault
+from quire.engine.background_jobs import BackgroundJobs
+from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.runtime import EngineRuntime
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
 from quire.log import SqlStore
 from quire.model.agents import Agent
+from quire.model.events import ContextEvent
 from quire.settings import Settings
-from quire.settings.upstreams import settings_for
+from quire.settings.schema import model_overrides_for
 
-AT_HAND = 1_000
-"""Engines of so many tenants are kept, those used last; another costs a millisecond to make."""
+MAX_CACHED_ENGINES = 1_000
+"""Maximum tenants with a cached engine; creating one takes about a millisecond."""
 
 
 class TenantEngines:
-    """Engines made from one set of settings. `ready` is called with each new one before it is used."""
+    """Engines that share one set of settings.
+
+    `jobs_for` returns the background jobs of a tenant's engine, and `on_event` receives its events. Both are called
+    after this object is created, so that they may depend on it.
+    """
 
     def __init__(
         self,
@@ -27,42 +37,48 @@ class TenantEngines:
         agent: Agent | None = None,
         summarizer: Model | None = None,
         embedder: Embedder | None = None,
-        ready: Callable[[str, Engine], None] | None = None,
+        instrument_model: Callable[[Model], Model] | None = None,
+        jobs_for: Callable[[str], BackgroundJobs | None] | None = None,
+        on_event: Callable[[str, ContextEvent], None] | None = None,
     ) -> None:
-        self.settings, self.agent = settings, agent
-        self._store, self._summarizer, self._embedder, self._ready = store, summarizer, embedder, ready
-        self._vault = Vault(settings.vault, ambiguous=settings.ambiguous_links) if settings.vault is not None else None
-        self._made: OrderedDict[str, Engine] = OrderedDict()
+        self.settings, self._agent = settings, agent
+        self._store, self._summarizer, self._embedder = store, summarizer, embedder
+        self._instrument_model, self._jobs_for, self._on_event = instrument_model, jobs_for, on_event
+        self._vault = (
+            Vault(settings.vault, on_ambiguous=settings.ambiguous_links) if settings.vault is not None else None
+        )
+        self._engines: LRUCache[str, Engine] = LRUCache(MAX_CACHED_ENGINES)
 
     def __call__(self, tenant: str, model: str | None = None) -> Engine:
-        engine = self._made.get(tenant)
+        engine = self._engines.get(tenant)
         if engine is None:
-            engine = self._made[tenant] = self._engine(tenant)
-        self._made.move_to_end(tenant)
-        while len(self._made) > AT_HAND:
-            self._made.popitem(last=False)
-        return engine if model in (None, engine.settings.model) else engine.like(**settings_for(self.settings, model))
-
-    def _engine(self, tenant: str) -> Engine:
-        engine = Engine(
-            self._store.for_tenant(tenant),
-            settings=self.settings,
-            agent=self.agent,
-            vault=self._vault,
-            summarizer=self._summarizer,
-            embedder=self._embedder,
+            engine = self._engines[tenant] = self._create_engine(tenant)
+        return (
+            engine
+            if model in (None, engine.settings.model)
+            else engine.with_changes(**model_overrides_for(self.settings, model))
         )
-        if self._ready is not None:
-            self._ready(tenant, engine)
+
+    def _create_engine(self, tenant: str) -> Engine:
+        summarizer = self._summarizer
+        if summarizer is not None and self._instrument_model is not None:
+            summarizer = self._instrument_model(summarizer)
+        config = EngineConfig.create(
+            self.settings, agent=self._agent, vault=self._vault, summarizer=summarizer, embedder=self._embedder
+        )
+        jobs = self._jobs_for(tenant) if self._jobs_for is not None else None
+        engine = Engine(self._store.for_tenant(tenant), config, EngineRuntime(jobs=jobs))
+        if self._on_event is not None:
+            engine.subscribe(partial(self._on_event, tenant))
         return engine
 
-    async def use(self, settings: Settings) -> None:
-        """Other settings for everyone from the next request on."""
-        await self.settle()
+    async def change_settings(self, settings: Settings) -> None:
+        """Uses other settings for all tenants from the next request on."""
+        await self.wait_for_background()
         self.settings = settings
-        self._made.clear()
+        self._engines.clear()
 
-    async def settle(self) -> None:
-        """Waits for what runs in the background."""
-        for engine in list(self._made.values()):
-            await engine.settle()
+    async def wait_for_background(self) -> None:
+        """Waits for the background tasks of all cached engines."""
+        for engine in list(self._engines.values()):
+            await engine.wait_for_background()

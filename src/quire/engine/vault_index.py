@@ -1,74 +1,73 @@
-"""Keeps the search index in step with a vault: what changed on disk is read, stored, and given vectors.
+"""Updates the search index of a vault incrementally: reads changed notes, stores their passages, embeds them.
 
-The store says what is known, so a run that is broken off goes on where it stopped, and one without changes reads no
-note.
+The store records what is indexed, so an interrupted run resumes, and a run without changes reads no note.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from typing import NamedTuple
 
-from quire.compaction.documents import document_summary
-from quire.context.vault import Batch, Known, Note, Step, Vault
-from quire.engine.core import Core
-from quire.engine.embedding import embed_scope
-from quire.log.found import Document, IndexedDocument, Passage, vault_scope
+from quire.compaction.document_summaries import summarize_document
+from quire.context.vault import KnownFile, Note, ScanBatch, ScanStep, Vault
+from quire.engine.context import EngineContext
+from quire.engine.embeddings import embed_scope
+from quire.log.types import IndexedDocument, Passage, VaultDocument, vault_scope
 
 
-class Progress(NamedTuple):
-    """How far a run has come: so many of the notes that had to be read."""
+class IndexProgress(NamedTuple):
+    """Progress of a run: `done` of `total` changed notes."""
 
     done: int
     total: int
     path: str | None = None
 
 
-async def index_vault(engine: Core, vault: Vault) -> AsyncGenerator[Progress]:
-    """Brings the index up to date, and says after every note how far it is."""
-    known = {
-        document.path: Known(document.digest.hex(), document.size, document.modified, document.aliases)
-        for document in await engine.store.documents(vault.name)
+async def index_vault(engine: EngineContext, vault: Vault) -> AsyncGenerator[IndexProgress]:
+    """Updates the index, and yields the progress after every note."""
+    indexed = {
+        document.path: KnownFile(document.digest.hex(), document.size, document.modified_ns, document.aliases)
+        for document in await engine.store.list_documents(vault.name)
     }
-    steps = vault.scan(known)
-    while some := await asyncio.to_thread(_up_to_a_batch, steps):
-        for step in some:
+    steps = vault.scan(indexed)
+    while batch := await asyncio.to_thread(_take_batch, steps):
+        for step in batch:
             if step.batch is not None:
-                await _store(engine, vault, step.batch)
-            yield Progress(step.done, step.total, step.path)
+                await _store_batch(engine, vault, step.batch)
+            yield IndexProgress(step.done, step.total, step.path)
     await embed_scope(engine, vault_scope(vault.name))
 
 
-def _up_to_a_batch(steps: Iterator[Step]) -> list[Step]:
-    """Many notes in one hop to a thread."""
-    some: list[Step] = []
+def _take_batch(steps: Iterator[ScanStep]) -> list[ScanStep]:
+    """Takes the steps up to the next batch of notes, so that one thread call reads many notes."""
+    taken: list[ScanStep] = []
     for step in steps:
-        some.append(step)
+        taken.append(step)
         if step.batch is not None:
             break
-    return some
+    return taken
 
 
-async def _store(engine: Core, vault: Vault, batch: Batch) -> None:
-    indexed = [await _indexed(note) for note in batch.notes]
+async def _store_batch(engine: EngineContext, vault: Vault, batch: ScanBatch) -> None:
+    indexed = [await _to_indexed_document(note) for note in batch.notes]
     if indexed:
         await engine.store.put_documents(vault.name, indexed)
     if batch.touched:
         await engine.store.touch_documents(
             vault.name, [(file.path, file.size, file.modified) for file, _ in batch.touched]
         )
-    if batch.gone:
-        await engine.store.drop_documents(vault.name, batch.gone)
+    if batch.deleted:
+        await engine.store.delete_documents(vault.name, batch.deleted)
 
 
-async def _indexed(note: Note) -> IndexedDocument:
-    whole = "\n\n".join(passage.text for passage in note.passages)
-    document = Document(
+async def _to_indexed_document(note: Note) -> IndexedDocument:
+    text = "\n\n".join(passage.text for passage in note.passages)
+    document = VaultDocument(
         path=note.path,
         digest=bytes.fromhex(note.digest),
         size=note.size,
-        modified=note.modified,
+        modified_ns=note.modified,
         title=note.title,
-        summary=await document_summary(whole, model=None),
+        summary=await summarize_document(text, model=None),
         aliases=note.aliases,
         headings=tuple(heading.text for heading in note.headings),
     )

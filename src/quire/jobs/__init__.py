@@ -1,33 +1,30 @@
-"""Work that nobody waits for: compaction, recall index, vectors, a vault's index and summaries, retention.
+"""Background jobs: compaction, recall index, embeddings, vault index and document summaries, retention.
 
-One interface, `Jobs`, and two carriers: a queue in PostgreSQL with workers, and this process. What a job does is the
-same, whoever carries it, and any of them may be lost: the sweep finds in the log what is missing.
+One interface, `Jobs`, and two implementations: a queue in PostgreSQL with workers, and this process. A job does the
+same in both. Any job may be lost: the sweep finds in the log what is missing and enqueues it again.
 """
 
-from quire.jobs.carrying import Jobs
-from quire.jobs.engines import Engines
-from quire.jobs.job import KINDS, Job, Kind, Outcome
+from quire.jobs.base import JOB_KINDS, EngineProvider, Job, JobKind, JobOutcome, Jobs
+from quire.jobs.factory import open_jobs
 from quire.jobs.local import LocalJobs
-from quire.jobs.opening import open_jobs
-from quire.jobs.queue import Queue
-from quire.jobs.sweeping import Sweeper
-from quire.jobs.trying import Tally
-from quire.jobs.worker import Habits, Worker
-from quire.jobs.workshop import Workshop
+from quire.jobs.queue import JobQueue
+from quire.jobs.runner import JobCounts, JobRunner
+from quire.jobs.sweeper import Sweeper
+from quire.jobs.worker import Worker, WorkerOptions
 
 __all__ = [
-    "KINDS",
-    "Engines",
-    "Habits",
+    "JOB_KINDS",
+    "EngineProvider",
     "Job",
+    "JobCounts",
+    "JobKind",
+    "JobOutcome",
+    "JobQueue",
+    "JobRunner",
     "Jobs",
-    "Kind",
     "LocalJobs",
-    "Outcome",
-    "Queue",
     "Sweeper",
-    "Tally",
     "Worker",
-    "Workshop",
+    "WorkerOptions",
     "open_jobs",
 ]

@@ -1,7 +1,7 @@
-"""Jobs in this process: what SQLite needs, and what a server without workers can do.
+"""Runs jobs in this process: for SQLite, and for servers without workers.
 
-Of each job one waits and one is done at a time, as in the queue. What waits when the process ends is lost, and found
-by the next sweep.
+Of the same job at most one waits and one runs at a time, as in the queue. Jobs that wait when the process ends are
+lost, and the next sweep finds them.
 """
 
 import asyncio
@@ -10,95 +10,83 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from quire.engine.core import Deferrer
-from quire.jobs.carrying import deferrer_for
-from quire.jobs.job import Job
-from quire.jobs.sweeping import Sweeper
-from quire.jobs.telling import tell
-from quire.jobs.trying import Attempts, Tally
-from quire.jobs.workshop import Workshop
+from quire.engine.background_jobs import TaskQueue
+from quire.jobs.base import Job, TenantJobs, log_event
+from quire.jobs.runner import JobCounts, JobRunner, RetryingRunner
+from quire.jobs.sweeper import Sweeper
 
-AT_ONCE = 2
+MAX_CONCURRENT_JOBS = 2
+"""Jobs that run at the same time."""
 
 
 class LocalJobs:
-    """Does jobs in the background of this process; with a sweeper, also those that nobody asked for."""
+    """Runs jobs as asyncio tasks; with a sweeper, also the jobs that a periodic sweep finds."""
 
     def __init__(
-        self, workshop: Workshop, sweeper: Sweeper | None = None, *, at_once: int = AT_ONCE, every: float = 60.0
+        self,
+        runner: JobRunner,
+        sweeper: Sweeper | None = None,
+        *,
+        max_concurrent: int = MAX_CONCURRENT_JOBS,
+        sweep_seconds: float = 60.0,
     ) -> None:
-        self._attempts, self._sweeper = Attempts(workshop), sweeper
-        self._at_once, self._every = at_once, every
-        self._waiting: dict[Job, int] = {}
-        self._doing: dict[Job, asyncio.Task[None]] = {}
-        self._delayed: set[asyncio.TimerHandle] = set()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._runner, self._sweeper, self._sweep_seconds = RetryingRunner(runner), sweeper, sweep_seconds
+        self._tasks = TaskQueue(max_concurrent=max_concurrent)
+        self._retry_timers: set[asyncio.TimerHandle] = set()
+        self._sweep_task: asyncio.Task[None] | None = None
 
     @property
-    def tally(self) -> Tally:
-        return self._attempts.tally
+    def counts(self) -> JobCounts:
+        return self._runner.counts
 
     async def __aenter__(self) -> Self:
         if self._sweeper is not None:
-            self._sweeping = asyncio.create_task(self._sweep_again_and_again(self._sweeper))
+            self._sweep_task = asyncio.create_task(self._sweep_periodically(self._sweeper))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait([self._sweeping])
-        await self.settle()
-        for timer in self._delayed:
+        if self._sweep_task is not None:
+            self._sweep_task.cancel()
+            await asyncio.wait([self._sweep_task])
+        await self.wait_until_idle()
+        for timer in self._retry_timers:
             timer.cancel()
 
     async def defer(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            self._put(job, 1)
+            self._enqueue(job, 1)
 
-    def deferrer(self, tenant: str) -> Deferrer:
-        """What an engine of this tenant hands its background work to."""
-        return deferrer_for(self.defer, tenant)
+    def for_tenant(self, tenant: str) -> TenantJobs:
+        """The background jobs of this tenant's engine."""
+        return TenantJobs(self.defer, tenant)
 
-    async def settle(self) -> None:
-        """Waits until everything is done that is to be done now; what is to be tried again later is not."""
-        while self._doing:
-            await asyncio.wait(self._doing.values())
+    async def wait_until_idle(self) -> None:
+        """Waits until no job is queued or running. Scheduled retries are not awaited."""
+        await self._tasks.wait()
 
-    def _put(self, job: Job, attempt: int) -> None:
-        self._waiting.setdefault(job, attempt)
-        self._begin()
+    def _enqueue(self, job: Job, attempt: int) -> None:
+        self._tasks.submit(job, partial(self._run, job, attempt))
 
-    def _begin(self) -> None:
-        free = [job for job in self._waiting if job not in self._doing]
-        for job in free[: max(0, self._at_once - len(self._doing))]:
-            task = asyncio.get_running_loop().create_task(self._do(job, self._waiting.pop(job)))
-            self._doing[job] = task
-            task.add_done_callback(partial(self._ended, job))
+    async def _run(self, job: Job, attempt: int) -> None:
+        result = await self._runner.attempt(job, attempt)
+        if result.retry_after_seconds is not None:
+            self._enqueue_later(job, attempt + 1, result.retry_after_seconds)
+        await self.defer(result.follow_ups)
 
-    def _ended(self, job: Job, _task: asyncio.Task[None]) -> None:
-        del self._doing[job]
-        self._begin()
+    def _enqueue_later(self, job: Job, attempt: int, seconds: float) -> None:
+        def enqueue() -> None:
+            self._retry_timers.discard(timer)
+            self._enqueue(job, attempt)
 
-    async def _do(self, job: Job, attempt: int) -> None:
-        tried = await self._attempts.attempt(job, attempt)
-        if tried.again_in is not None:
-            self._put_later(job, attempt + 1, tried.again_in)
-        await self.defer(tried.then)
+        timer = asyncio.get_running_loop().call_later(seconds, enqueue)
+        self._retry_timers.add(timer)
 
-    def _put_later(self, job: Job, attempt: int, seconds: float) -> None:
-        def due() -> None:
-            self._delayed.discard(timer)
-            self._put(job, attempt)
-
-        timer = asyncio.get_running_loop().call_later(seconds, due)
-        self._delayed.add(timer)
-
-    async def _sweep_again_and_again(self, sweeper: Sweeper) -> None:
+    async def _sweep_periodically(self, sweeper: Sweeper) -> None:
         while True:
             try:
                 await sweeper.sweep(self.defer)
-            except Exception as error:  # noqa: BLE001 (the next sweep finds what this one did not)
-                tell("sweep_failed", error=error)
-            await asyncio.sleep(self._every)
+            except Exception as error:  # noqa: BLE001 (the next sweep covers what this one missed)
+                log_event("sweep_failed", error=error)
+            await asyncio.sleep(self._sweep_seconds)

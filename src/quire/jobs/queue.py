@@ -1,55 +1,54 @@
-"""Jobs in PostgreSQL, by Procrastinate: put there by servers, done by workers.
+"""Job queue in PostgreSQL, by Procrastinate: servers enqueue jobs, workers run them.
 
-The queue holds what is to be done, and nothing else: a job that is done is deleted, and one that failed is put there
-anew. Procrastinate's own retry is not used: it cannot put a job back while another one of the same waits.
+The queue holds only open jobs: a finished job is deleted, and a failed one is enqueued again. Procrastinate's own retry
+is not used, because it cannot requeue a job while another with the same lock waits.
 """
 
-import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from cachetools import TTLCache
 from sqlalchemy.engine import make_url
 
-from quire.engine.core import Deferrer
 from quire.errors import StoreUnavailable
-from quire.jobs import schema
-from quire.jobs.carrying import deferrer_for
-from quire.jobs.job import Job
+from quire.jobs import queue_schema
+from quire.jobs.base import Job, TenantJobs
 
 if TYPE_CHECKING:
     from procrastinate import App, PsycopgConnector
 
-QUEUE = "quire"
-"""So that a database can have other applications' jobs beside ours."""
-LATELY = 5.0
-"""Seconds in which an engine's requests for the same job are one: it asks after every reply."""
-_REMEMBERED = 10_000
+QUEUE_NAME = "quire"
+"""Procrastinate's queue name, so that other applications can share the database."""
+DEDUPLICATION_SECONDS = 5.0
+"""Seconds in which an engine's repeated requests for the same job are deduplicated: it defers after every reply."""
+_MAX_RECENT_JOBS = 10_000
+"""Jobs in the cache for deduplication."""
 
 
-class Queue:
-    """Puts jobs into the queue of one database. Make one with `opened`."""
+class JobQueue:
+    """Enqueues jobs in the queue of one database. Create one with `open`."""
 
     def __init__(self, app: "App", connector: "PsycopgConnector") -> None:
         self.app, self._connector = app, connector
-        self._lately: dict[Job, float] = {}
+        self._recent_jobs: TTLCache[Job, None] = TTLCache(_MAX_RECENT_JOBS, ttl=DEDUPLICATION_SECONDS)
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, url: str, *, connections: int = 4) -> AsyncGenerator["Queue"]:
-        schema.require()
+    async def open(cls, url: str, *, connections: int = 4) -> AsyncGenerator["JobQueue"]:
+        queue_schema.require_procrastinate()
         from procrastinate import App, PsycopgConnector
 
         connector = PsycopgConnector(
             conninfo=make_url(url).set(drivername="postgresql").render_as_string(hide_password=False),
-            # A pooler may give each transaction another session, which knows none of our prepared statements.
+            # A connection pooler may run each transaction in another session, which lacks our prepared statements.
             kwargs={"prepare_threshold": None, "connect_timeout": 10},
             min_size=1,
             max_size=connections,
             timeout=10.0,
         )
         app = App(connector=connector)
-        with mapped_errors():
+        with map_errors():
             await app.open_async()
         try:
             yield cls(app, connector)
@@ -57,45 +56,42 @@ class Queue:
             await app.close_async()
 
     async def defer(self, jobs: Sequence[Job]) -> None:
-        """Puts these jobs into the queue, but for those that wait there already."""
+        """Enqueues these jobs, except those that wait already."""
         for job in jobs:
-            await self.put(job)
+            await self.enqueue(job)
 
-    def deferrer(self, tenant: str) -> Deferrer:
-        """What an engine of this tenant hands its background work to."""
-        return deferrer_for(self._defer_once, tenant)
+    def for_tenant(self, tenant: str) -> TenantJobs:
+        """The background jobs of this tenant's engine."""
+        return TenantJobs(self._defer_deduplicated, tenant)
 
     async def is_pooled(self) -> bool:
-        """Whether a pooler stands between: then PostgreSQL cannot tell us of jobs, and we must look for them.
+        """Whether a connection pooler is in between. Then LISTEN/NOTIFY does not work, and the worker must poll.
 
-        It shows by the process that it greets with, which is not the one that serves us.
+        The process id in the startup packet is then not that of the backend that runs the query.
         """
-        with mapped_errors():
+        with map_errors():
             async with self._connector.pool.connection() as connection:
-                found = await connection.execute("SELECT pg_backend_pid()")
-                return await found.fetchone() != (connection.info.backend_pid,)
+                cursor = await connection.execute("SELECT pg_backend_pid()")
+                return await cursor.fetchone() != (connection.info.backend_pid,)
 
-    async def put(self, job: Job, *, attempt: int = 1, after: float | None = None) -> None:
+    async def enqueue(self, job: Job, *, attempt: int = 1, delay_seconds: float | None = None) -> None:
         from procrastinate.exceptions import AlreadyEnqueued
 
-        deferred = self.app.configure_task(
+        task = self.app.configure_task(
             task_name(job.kind),
-            queue=QUEUE,
+            queue=QUEUE_NAME,
             lock=job.lock,
             queueing_lock=job.lock,
-            schedule_in=None if after is None else {"seconds": int(after)},
+            schedule_in=None if delay_seconds is None else {"seconds": int(delay_seconds)},
         )
-        with mapped_errors(), suppress(AlreadyEnqueued):
-            await deferred.defer_async(**job.ids(), attempt=attempt)
+        with map_errors(), suppress(AlreadyEnqueued):
+            await task.defer_async(**job.to_args(), attempt=attempt)
 
-    async def _defer_once(self, jobs: Sequence[Job]) -> None:
-        at = time.monotonic()
+    async def _defer_deduplicated(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            if at - self._lately.get(job, -LATELY) >= LATELY:
-                await self.put(job)
-                if len(self._lately) >= _REMEMBERED:
-                    self._lately.clear()
-                self._lately[job] = at
+            if job not in self._recent_jobs:
+                await self.enqueue(job)
+                self._recent_jobs[job] = None
 
 
 def task_name(kind: str) -> str:
@@ -103,8 +99,8 @@ def task_name(kind: str) -> str:
 
 
 @contextmanager
-def mapped_errors() -> Generator[None]:
-    """The queue's errors as Quire's; what a job is already waiting for is none."""
+def map_errors() -> Generator[None]:
+    """Maps errors of Procrastinate and psycopg to `StoreUnavailable`."""
     from procrastinate.exceptions import ConnectorException
     from psycopg import Error
 
@@ -112,4 +108,4 @@ def mapped_errors() -> Generator[None]:
         yield
     except (ConnectorException, Error) as error:
         cause: Any = error.__cause__ or error
-        raise StoreUnavailable(f"The queue of jobs cannot be reached, or refused a job: {cause}") from error
+        raise StoreUnavailable(f"The job queue cannot be reached, or rejected a job: {cause}") from error

@@ -1,6 +1,6 @@
-"""A worker: takes jobs out of the queue and does them, until it is told to stop.
+"""A worker process: fetches jobs from the queue and runs them until its graceful shutdown.
 
-It goes on by itself when the database comes back, and takes over what a worker left that ended without a word.
+It reconnects when the database comes back, and requeues the jobs of workers that died without a heartbeat.
 """
 
 import asyncio
@@ -10,89 +10,96 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.errors import StoreError
-from quire.jobs.job import KINDS, Job, Kind
-from quire.jobs.queue import QUEUE, Queue, mapped_errors, task_name
-from quire.jobs.sweeping import Sweeper
-from quire.jobs.telling import tell
-from quire.jobs.trying import ATTEMPTS, Attempts, Tally
-from quire.jobs.workshop import Workshop
+from quire.jobs.base import JOB_KINDS, Job, JobKind, log_event
+from quire.jobs.queue import QUEUE_NAME, JobQueue, map_errors, task_name
+from quire.jobs.runner import MAX_ATTEMPTS, JobCounts, JobRunner, RetryingRunner
+from quire.jobs.sweeper import Sweeper
 
 if TYPE_CHECKING:
     from procrastinate.jobs import Job as QueuedJob
 
-SWEEP = "sweep"
-LONGEST_WAIT = 30.0
+SWEEP_TASK = "sweep"
+MAX_RESTART_SECONDS = 30.0
+"""Maximum wait before reconnecting. A worker that ran longer than this starts again at one second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
-    """How a worker goes about it. Times are in seconds."""
+class WorkerOptions:
+    """Options of a worker."""
 
     concurrency: int = 4
-    poll: float = 5.0
-    """How often it looks for jobs; where PostgreSQL can tell it of them, it also does so at once."""
-    grace: float = 30.0
-    """How long a job may go on when the worker is to stop; then it is given back."""
-    heartbeat: float = 10.0
-    stalled: float = 30.0
-    """Who has not been heard of for so long is dead, and its jobs are another's."""
-    sweeps: str = "* * * * *"
-    """When to sweep, as cron writes it; of all workers one does."""
+    poll_seconds: float = 5.0
+    """Polling interval. Without a connection pooler, LISTEN/NOTIFY also announces new jobs at once."""
+    shutdown_seconds: float = 30.0
+    """Grace period: jobs that still run this long after a stop are returned to the queue."""
+    heartbeat_seconds: float = 10.0
+    """Interval of the heartbeat."""
+    stalled_seconds: float = 30.0
+    """A worker without a heartbeat for this long is considered dead; its jobs are requeued."""
+    sweep_cron: str = "* * * * *"
+    """When to sweep, in cron syntax; one of all workers does it."""
 
 
 class Worker:
-    def __init__(self, queue: Queue, workshop: Workshop, sweeper: Sweeper, habits: Habits | None = None) -> None:
-        self._queue, self._sweeper, self._habits = queue, sweeper, habits or Habits()
-        self._attempts = Attempts(workshop)
+    """Runs jobs from one queue."""
+
+    def __init__(
+        self, queue: JobQueue, runner: JobRunner, sweeper: Sweeper, options: WorkerOptions | None = None
+    ) -> None:
+        self._queue, self._sweeper, self._options = queue, sweeper, options or WorkerOptions()
+        self._runner = RetryingRunner(runner)
         self._stop = asyncio.Event()
-        for kind in KINDS:
-            self._add(task_name(kind), self._performing(kind))
+        for kind in JOB_KINDS:
+            self._register_task(task_name(kind), self._make_task(kind))
 
     @property
-    def tally(self) -> Tally:
-        return self._attempts.tally
+    def counts(self) -> JobCounts:
+        return self._runner.counts
 
     def stop(self) -> None:
-        """Takes no more jobs; those under way are finished, or given back when they take too long."""
+        """Starts the graceful shutdown: fetches no more jobs; running ones finish, or are requeued after the grace
+        period."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Works until it is stopped."""
-        self._sweep_regularly()
-        tell("worker_started", concurrency=self._habits.concurrency)
-        wait = 1.0
+        """Runs jobs until `stop` is called, and reconnects after failures, with exponential backoff."""
+        self._register_sweep()
+        log_event("worker_started", concurrency=self._options.concurrency)
+        delay = 1.0
         while not self._stop.is_set():
-            began = asyncio.get_running_loop().time()
-            await self._work_while_it_goes_well()
+            started = asyncio.get_running_loop().time()
+            await self._run_until_failure()
             if not self._stop.is_set():
-                wait = 1.0 if asyncio.get_running_loop().time() - began > LONGEST_WAIT else min(2 * wait, LONGEST_WAIT)
-                tell("worker_restarts", wait=wait)
-                await _unless(self._stop, wait)
-        tell("worker_stopped", done=self.tally.done.total(), failed=self.tally.failed.total())
+                was_stable = asyncio.get_running_loop().time() - started > MAX_RESTART_SECONDS
+                delay = 1.0 if was_stable else min(2 * delay, MAX_RESTART_SECONDS)
+                log_event("worker_restarting", wait_seconds=delay)
+                await _wait_for_stop(self._stop, delay)
+        log_event("worker_stopped", done=self.counts.done.total(), failed=self.counts.failed.total())
 
-    async def once(self) -> Tally:
-        """Sweeps, and works until the queue has nothing that could be done now."""
-        await self._take_over()
+    async def run_once(self) -> JobCounts:
+        """Sweeps, and runs jobs until none is ready."""
+        await self._recover_stalled_jobs()
         await self._sweeper.sweep(self._queue.defer)
         before = -1
-        while before != self.tally.total and not self._stop.is_set():
-            before = self.tally.total
-            await self._until_stopped(self._working(wait=False))
-        return self.tally
+        while before != self.counts.total and not self._stop.is_set():
+            before = self.counts.total
+            await self._run_until_stopped(self._run_worker(wait=False))
+        return self.counts
 
-    async def _work_while_it_goes_well(self) -> None:
-        """Ends when it is stopped or something fails: the connection to the database, as a rule."""
-        looking = asyncio.create_task(self._look_after_others())
+    async def _run_until_failure(self) -> None:
+        """Runs jobs until `stop` is called or the database connection fails."""
+        recovery = asyncio.create_task(self._recover_periodically())
         try:
-            await self._until_stopped(self._working(wait=True))
+            await self._run_until_stopped(self._run_worker(wait=True))
         except StoreError as error:
-            tell("worker_failed", error=error)
+            log_event("worker_failed", error=error)
         finally:
-            looking.cancel()
-            await asyncio.wait([looking])
+            recovery.cancel()
+            await asyncio.wait([recovery])
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Cancelling a worker of Procrastinate's is how it is asked to come to an end in its own time."""
+    async def _run_until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Cancels the work when `stop` is called: Procrastinate treats cancellation as the start of a graceful
+        shutdown."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -103,92 +110,94 @@ class Worker:
         if not working.cancelled():
             working.result()
 
-    async def _working(self, *, wait: bool) -> None:
-        habits = self._habits
-        with mapped_errors():
+    async def _run_worker(self, *, wait: bool) -> None:
+        options = self._options
+        with map_errors():
             await self._queue.app.run_worker_async(
-                queues=[QUEUE],
+                queues=[QUEUE_NAME],
                 wait=wait,
-                concurrency=habits.concurrency,
-                fetch_job_polling_interval=habits.poll,
+                concurrency=options.concurrency,
+                fetch_job_polling_interval=options.poll_seconds,
                 abort_job_polling_interval=60.0,
-                shutdown_graceful_timeout=habits.grace,
+                shutdown_graceful_timeout=options.shutdown_seconds,
                 listen_notify=wait and not await self._queue.is_pooled(),
                 delete_jobs="always",
                 install_signal_handlers=False,
-                update_heartbeat_interval=habits.heartbeat,
-                stalled_worker_timeout=habits.stalled,
+                update_heartbeat_interval=options.heartbeat_seconds,
+                stalled_worker_timeout=options.stalled_seconds,
             )
 
-    async def _look_after_others(self) -> None:
+    async def _recover_periodically(self) -> None:
         while True:
             try:
-                await self._take_over()
+                await self._recover_stalled_jobs()
             except StoreError as error:
-                tell("take_over_failed", error=error)
-            await asyncio.sleep(self._habits.stalled / 2)
+                log_event("recovery_failed", error=error)
+            await asyncio.sleep(self._options.stalled_seconds / 2)
 
-    async def _take_over(self) -> None:
-        """Puts back what dead workers had begun."""
+    async def _recover_stalled_jobs(self) -> None:
+        """Requeues the jobs of workers whose heartbeat stopped."""
         manager = self._queue.app.job_manager
-        with mapped_errors():
-            stalled = await manager.get_stalled_jobs(queue=QUEUE, seconds_since_heartbeat=self._habits.stalled)
+        with map_errors():
+            stalled = await manager.get_stalled_jobs(
+                queue=QUEUE_NAME, seconds_since_heartbeat=self._options.stalled_seconds
+            )
         for job in stalled:
-            await self._put_back(job)
+            await self._requeue(job)
 
-    async def _put_back(self, job: "QueuedJob") -> None:
+    async def _requeue(self, job: "QueuedJob") -> None:
         from procrastinate.exceptions import ConnectorException, UniqueViolation
         from procrastinate.jobs import Status
 
         manager = self._queue.app.job_manager
-        given_up = job.attempts + 1 >= ATTEMPTS
+        is_dropped = job.attempts + 1 >= MAX_ATTEMPTS
         try:
-            if not given_up:
+            if not is_dropped:
                 await manager.retry_job(job)
         except UniqueViolation:
-            # The same job waits already: it does for both.
-            given_up = True
+            # A job with the same lock waits already and replaces this one.
+            is_dropped = True
         except ConnectorException:
-            # Another worker was quicker, or the database is gone, which the next step will notice.
+            # Another worker requeued it first, or the database is gone, which the next query reports.
             return
-        if given_up:
-            with mapped_errors():
+        if is_dropped:
+            with map_errors():
                 await manager.finish_job(job, status=Status.FAILED, delete_job=True)
-        tell("job_taken_over", name=job.task_name, given_up=given_up)
+        log_event("job_recovered", name=job.task_name, abandoned=is_dropped)
 
-    def _performing(self, kind: Kind) -> Callable[..., Coroutine[Any, Any, None]]:
+    def _make_task(self, kind: JobKind) -> Callable[..., Coroutine[Any, Any, None]]:
         async def perform(tenant: str, conversation: str, branch: int, attempt: int = 1) -> None:
             job = Job(kind, tenant, conversation, branch)
-            tried = await self._attempts.attempt(job, attempt)
-            if tried.again_in is not None:
-                await self._queue.put(job, attempt=attempt + 1, after=tried.again_in)
-            await self._queue.defer(tried.then)
+            result = await self._runner.attempt(job, attempt)
+            if result.retry_after_seconds is not None:
+                await self._queue.enqueue(job, attempt=attempt + 1, delay_seconds=result.retry_after_seconds)
+            await self._queue.defer(result.follow_ups)
 
         return perform
 
-    def _sweep_regularly(self) -> None:
+    def _register_sweep(self) -> None:
         async def sweep(timestamp: int) -> None:
             try:
-                tell("sweep_done", found=await self._sweeper.sweep(self._queue.defer))
-            except Exception as error:  # noqa: BLE001 (the next sweep finds what this one did not)
-                tell("sweep_failed", error=error)
+                log_event("sweep_done", found=await self._sweeper.sweep(self._queue.defer))
+            except Exception as error:  # noqa: BLE001 (the next sweep covers what this one missed)
+                log_event("sweep_failed", error=error)
 
-        task = self._add(task_name(SWEEP), sweep, queueing_lock=SWEEP)
-        self._queue.app.periodic(cron=self._habits.sweeps)(task)
+        task = self._register_task(task_name(SWEEP_TASK), sweep, queueing_lock=SWEEP_TASK)
+        self._queue.app.periodic(cron=self._options.sweep_cron)(task)
 
-    def _add(self, name: str, perform: Callable[..., Coroutine[Any, Any, None]], **options: Any) -> Any:
+    def _register_task(self, name: str, function: Callable[..., Coroutine[Any, Any, None]], **options: Any) -> Any:
         from procrastinate.retry import BaseRetryStrategy, RetryDecision
 
-        class GiveBack(BaseRetryStrategy):
-            """A job that is broken off because the worker stops is another worker's, at once."""
+        class RequeueOnCancel(BaseRetryStrategy):
+            """Requeues a job that the worker's shutdown cancelled; `RetryingRunner` handles all other errors."""
 
             def get_retry_decision(self, *, exception: BaseException, job: "QueuedJob") -> RetryDecision | None:
                 return RetryDecision() if isinstance(exception, asyncio.CancelledError) else None
 
         app = cast("Any", self._queue.app)
-        return app.task(name=name, queue=QUEUE, retry=GiveBack(), **options)(perform)
+        return app.task(name=name, queue=QUEUE_NAME, retry=RequeueOnCancel(), **options)(function)
 
 
-async def _unless(stop: asyncio.Event, seconds: float) -> None:
+async def _wait_for_stop(stop: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), seconds)

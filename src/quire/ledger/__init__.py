@@ -1,7 +1,6 @@
-"""The ledger: what a request was made of, built again, compared, and explained."""
+"""The ledger: replays past requests from their manifests, compares two manifests, explains a decision."""
 
-from quire.ledger.diff import Change, diff
+from quire.ledger.manifests import ManifestChange, diff_manifests, find_decision
 from quire.ledger.replay import Replay, replay
-from quire.ledger.why import why
 
-__all__ = ["Change", "Replay", "diff", "replay", "why"]
+__all__ = ["ManifestChange", "Replay", "diff_manifests", "find_decision", "replay"]

@@ -1,38 +1,53 @@
-"""Replay: a request built again from its manifest, the log and the blobs, and held against its recorded digest."""
+"""Replay: rebuilds a request from its manifest, the log and the blobs, and compares it with its recorded digest."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.errors import BlobNotFound, QuireError
-from quire.log import Store
-from quire.model import Decision, Entry, Manifest, ToolDefinition
+from quire.log import LogStore
+from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
 from quire.model.entries import Compaction
-from quire.view.batches import bind, distinct, leaves_of
-from quire.view.gather import summary_text
-from quire.view.labels import labelled
-from quire.view.leaves import Leaf, Meter
-from quire.view.pages import Pages
-from quire.view.recalled import Candidate, recalled_text
-from quire.view.select import excerpted
-from quire.view.shapes import Load, shape_for
+from quire.view.batches import MessageBatch, group_batches
+from quire.view.counted_input import build_block_text, build_summary_text, join_system_texts
+from quire.view.layout import RENDERER_VERSION, RenderedRequest, RequestContents, lay_out
+from quire.view.recalled_messages import RecallCandidate, render_recalled
+from quire.view.rendered import MessageCounter, RenderedMessage
+from quire.view.selection import excerpt_batches
+from quire.view.tool_call_repair import repair_tool_calls
+from quire.view.wire_formats import BlobLoader, wire_format_for
+
+_MessageRow = tuple[Decision, Span]
+"""The decision on a range of messages, and that range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
+    """A rebuilt request."""
+
     manifest: Manifest
-    pages: Pages | None
-    """None if a text that the request quoted is gone."""
+    rendered: RenderedRequest | None
+    """None if a text of the request was purged."""
     missing: tuple[str, ...]
-    """What was purged since, by number or name."""
+    """What was purged since the request was made, by number or name."""
 
     @property
     def matches(self) -> bool:
-        """Whether the request came out again to the byte."""
-        return self.pages is not None and self.pages.digest == self.manifest.digest
+        """Whether the rebuilt request is identical to the recorded one, byte for byte."""
+        return self.mismatch is None
+
+    @property
+    def mismatch(self) -> str | None:
+        """Why the rebuilt request does not match; None if it does."""
+        if self.manifest.renderer != RENDERER_VERSION:
+            # The digest is that of another layout, so it says nothing about the content of the log.
+            return f"recorded by version {self.manifest.renderer} of the renderer; this is version {RENDERER_VERSION}"
+        if self.rendered is not None and self.rendered.digest == self.manifest.digest:
+            return None
+        return "content was purged" if self.missing else "the log differs from what was sent"
 
 
-class _NoCounter:
-    """Rendering asks for no counts, and a replay adds none."""
+class _NullCounter:
+    """A token counter that counts nothing: a replay takes its counts from the manifest."""
 
     name, exact = "none", False
 
@@ -40,105 +55,131 @@ class _NoCounter:
         return 0
 
 
-async def replay(store: Store, manifest: Manifest, *, load: Load | None = None) -> Replay:
-    meter = Meter(_NoCounter(), shape_for(manifest.policy.provider), load=load)
-    texts, missing = await _texts(store, manifest)
-    entries = await _entries(store, manifest)
+async def replay(store: LogStore, manifest: Manifest, *, load_blob: BlobLoader | None = None) -> Replay:
+    """Rebuilds the request that the manifest describes."""
+    counter = MessageCounter(_NullCounter(), wire_format_for(manifest.policy.provider), load_blob=load_blob)
+    texts, missing = await _load_texts(store, manifest)
+    entries = await _load_entries(store, manifest)
     missing += [f"#{entry.seq}" for entry in entries.values() if entry.purged_at is not None]
     if any(name.startswith("blob") for name in missing):
-        return Replay(manifest=manifest, pages=None, missing=tuple(missing))
-    return Replay(manifest=manifest, pages=_rebuilt(manifest, texts, entries, meter), missing=tuple(missing))
+        return Replay(manifest=manifest, rendered=None, missing=tuple(missing))
+    contents = _RecordedContents(manifest.included, texts, entries, counter).rebuild()
+    rendered = lay_out(contents, counter, model=manifest.policy.model, tokens=manifest.total_tokens)
+    return Replay(manifest=manifest, rendered=rendered, missing=tuple(missing))
 
 
-def _rebuilt(manifest: Manifest, texts: dict[str, str], entries: dict[int, Entry], meter: Meter) -> Pages:
-    rows = manifest.included
-    place = next((index for index, row in enumerate(rows) if row.what == "summary"), 0)
-    pinned = _leaves([row for row in rows[:place] if row.what == "message"], entries, meter)
-    later = [row for row in rows[place:] if row.what == "message" and row.slot != "recall"]
-    history = bind(_leaves([row for row in later if row.slot != "newest"], entries, meter), meter).batches
-    asked = [row for row in later if row.slot == "newest"]
-    newest = bind(_leaves(asked, entries, meter), meter).batches
-    limit = next((row.excerpt for row in asked if row.excerpt is not None), None)
-    if limit is not None:
-        newest = excerpted(newest, limit, meter)
-    kept = bind(pinned, meter).batches
-    told = distinct([*kept, *history, *newest], meter)
-    summary = [_summary(row, entries, meter) for row in rows if row.what == "summary"]
-    stable = [
-        *_blocks(rows, "memory", texts, meter),
-        *_blocks(rows, "references", texts, meter),
-        *leaves_of(told[: len(kept)]),
-        *summary,
-        *leaves_of(told[len(kept) : len(kept) + len(history)]),
-    ]
-    recalled = [*_blocks(rows, "recall", texts, meter), *_recalled(rows, entries, meter)]
-    system = [texts[row.blob] for row in rows if row.slot == "system" and row.blob is not None]
-    tools = [ToolDefinition.parse(texts[row.blob]) for row in rows if row.what == "tool" and row.blob is not None]
-    return Pages(
-        model=manifest.policy.model,
-        shape=meter.shape,
-        system="\n\n".join(system) or None,
-        tools=tuple(tools),
-        leaves=(*stable, *recalled, *leaves_of(told[len(kept) + len(history) :])),
-        stable=len(stable),
-        tokens=manifest.total,
-    )
-
-
-async def _texts(store: Store, manifest: Manifest) -> tuple[dict[str, str], list[str]]:
+async def _load_texts(store: LogStore, manifest: Manifest) -> tuple[dict[str, str], list[str]]:
     texts: dict[str, str] = {}
     missing: list[str] = []
     for row in manifest.included:
         if row.blob is not None and row.blob not in texts:
             try:
-                texts[row.blob] = (await store.blob(row.blob)).data.decode()
+                texts[row.blob] = (await store.get_blob(row.blob)).data.decode()
             except BlobNotFound:
-                missing.append(f"blob of {row.what} {row.name!r}")
+                missing.append(f"blob of {row.kind} {row.name!r}")
     return texts, missing
 
 
-async def _entries(store: Store, manifest: Manifest) -> dict[int, Entry]:
+async def _load_entries(store: LogStore, manifest: Manifest) -> dict[int, Entry]:
     entries: dict[int, Entry] = {}
     for row in manifest.included:
         if row.span is not None:
-            found = await store.range(
+            span_entries = await store.read_range(
                 manifest.conversation, branch=manifest.branch, first=row.span.first, last=row.span.last
             )
-            entries.update((entry.seq, entry) for entry in found)
+            entries.update((entry.seq, entry) for entry in span_entries)
     return entries
 
 
-def _leaves(rows: Sequence[Decision], entries: dict[int, Entry], meter: Meter) -> list[Leaf]:
-    leaves: list[Leaf] = []
-    for row in rows:
-        if row.span is not None:
-            spoken = (entries[seq] for seq in range(row.span.first, row.span.last + 1) if seq in entries)
-            limit = row.excerpt if row.slot != "newest" else None
-            own = [meter.entry(entry, limit=limit) for entry in spoken if entry.kind == "message"]
-            # What was not in the log when it was asked went out without a number.
-            leaves += [leaf._replace(seq=None) for leaf in own] if row.asked else own
-    return leaves
+@dataclass(frozen=True, slots=True)
+class _RecordedContents:
+    """The contents of a request, read from the included rows of its manifest by slot and kind."""
+
+    rows: Sequence[Decision]
+    texts: dict[str, str]
+    entries: dict[int, Entry]
+    message_counter: MessageCounter
+
+    def rebuild(self) -> RequestContents:
+        summary = self._find_summary()
+        covers = summary.covers if summary is not None else None
+        stored, newest = self._list_messages("messages"), self._list_messages("newest")
+        return RequestContents(
+            system=join_system_texts([self.texts[blob] for _, blob in self._list_blobs("system")]),
+            tools=tuple(ToolDefinition.parse(self.texts[blob]) for _, blob in self._list_blobs("tools")),
+            batches={
+                "memory": self._render_blocks("memory"),
+                "references": self._render_blocks("references"),
+                # Of the messages that the summary covers, a request includes only those that are pinned.
+                "pinned": self._render_batches([row for row in stored if _is_covered(row, covers)]),
+                "summary": self._render_summary(summary),
+                "history": self._render_batches([row for row in stored if not _is_covered(row, covers)]),
+                "recall": [*self._render_blocks("recall"), *self._render_recalled()],
+                "newest": self._excerpt_newest(newest, self._render_batches(newest)),
+            },
+        )
+
+    def _list_blobs(self, slot: Slot) -> list[tuple[Decision, str]]:
+        return [(row, row.blob) for row in self.rows if row.slot == slot and row.blob is not None]
+
+    def _list_messages(self, slot: Slot) -> list[_MessageRow]:
+        return [
+            (row, row.span) for row in self.rows if row.slot == slot and row.kind == "message" and row.span is not None
+        ]
+
+    def _find_summary(self) -> Compaction | None:
+        row = next((row for row in self.rows if row.kind == "summary"), None)
+        if row is None:
+            return None
+        body = self.entries[row.span.first].body if row.span is not None else None
+        if not isinstance(body, Compaction) or body.covers is None:
+            raise QuireError(
+                "The manifest refers to a summary that is not in the log; run `quire conversation verify`."
+            )
+        return body
+
+    def _render_blocks(self, slot: Slot) -> list[MessageBatch]:
+        return [
+            self._render_data(build_block_text(row.kind, self.texts[blob], name=row.name))
+            for row, blob in self._list_blobs(slot)
+        ]
+
+    def _render_summary(self, summary: Compaction | None) -> list[MessageBatch]:
+        if summary is None or summary.covers is None:
+            return []
+        return [self._render_data(build_summary_text(summary, summary.covers))]
+
+    def _render_recalled(self) -> list[MessageBatch]:
+        candidates = [
+            RecallCandidate(self.entries[span.first], row.score or 0.0, row.excerpt_spans)
+            for row, span in self._list_messages("recall")
+            if span.first in self.entries
+        ]
+        return [self._render_data(render_recalled(candidates))] if candidates else []
+
+    def _render_data(self, text: str) -> MessageBatch:
+        return MessageBatch.from_messages(self.message_counter.render_data(text))
+
+    def _render_batches(self, rows: Iterable[_MessageRow]) -> tuple[MessageBatch, ...]:
+        messages = [rendered for row, span in rows for rendered in self._render_row(row, span)]
+        return group_batches(repair_tool_calls(messages, self.message_counter).messages)
+
+    def _render_row(self, row: Decision, span: Span) -> list[RenderedMessage]:
+        entries = [self.entries[seq] for seq in range(span.first, span.last + 1) if seq in self.entries]
+        limit = row.excerpt_chars if row.slot != "newest" else None
+        rendered = [
+            self.message_counter.render_entry(entry, max_chars=limit) for entry in entries if entry.kind == "message"
+        ]
+        # A pending message was not in the log yet, so it was sent without a number.
+        return [each._replace(seq=None) for each in rendered] if row.pending else rendered
+
+    def _excerpt_newest(
+        self, rows: Iterable[_MessageRow], batches: tuple[MessageBatch, ...]
+    ) -> tuple[MessageBatch, ...]:
+        """Excerpts the whole turn, as it was when it alone exceeded the budget."""
+        limit = next((row.excerpt_chars for row, _ in rows if row.excerpt_chars is not None), None)
+        return batches if limit is None else excerpt_batches(batches, limit, self.message_counter)
 
 
-def _recalled(rows: Sequence[Decision], entries: dict[int, Entry], meter: Meter) -> list[Leaf]:
-    shown = [
-        Candidate(entries[row.span.first], row.score or 0.0, row.pieces)
-        for row in rows
-        if row.slot == "recall" and row.span is not None and row.span.first in entries
-    ]
-    return [meter.data(recalled_text(shown))] if shown else []
-
-
-def _summary(row: Decision, entries: dict[int, Entry], meter: Meter) -> Leaf:
-    body = entries[row.span.first].body if row.span is not None else None
-    if not isinstance(body, Compaction) or body.covers is None:
-        raise QuireError("The manifest names a summary that is not in the log.")
-    return meter.data(summary_text(body, body.covers))
-
-
-def _blocks(rows: Sequence[Decision], slot: str, texts: dict[str, str], meter: Meter) -> list[Leaf]:
-    return [
-        meter.data(labelled(row.what, texts[row.blob], name=row.name))
-        for row in rows
-        if row.slot == slot and row.blob is not None
-    ]
+def _is_covered(message_row: _MessageRow, covers: Span | None) -> bool:
+    return covers is not None and message_row[1].first in covers

@@ -1,9 +1,10 @@
-"""Access to models: one prompt in, one reply or a stream of chunks out, errors sorted.
+"""Model access: a prompt in, a reply or a stream of chunks out, provider errors mapped to `ModelError` classes.
 
-Nothing here needs the `llm` extra until a model is asked for by name.
+Nothing here needs the `llm` extra until `get_model` is called.
 """
 
-from quire.llm.access import Chunk, Model, Prompt, TextDelta, ThinkingDelta, ToolCallDelta, model_named
-from quire.view.shapes import Reply
+from quire.llm.factory import get_model
+from quire.llm.protocol import Model, ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
+from quire.view.wire_formats import Reply
 
-__all__ = ["Chunk", "Model", "Prompt", "Reply", "TextDelta", "ThinkingDelta", "ToolCallDelta", "model_named"]
+__all__ = ["Model", "ModelChunk", "Prompt", "Reply", "TextDelta", "ThinkingDelta", "ToolCallDelta", "get_model"]

@@ -1,7 +1,7 @@
-"""Texts as vectors: what Quire asks of an embedder, and the small static model that needs no network.
+"""Text embeddings: the `Embedder` protocol, and a small static model that works offline.
 
-Every row has unit length, so that a product of two is their cosine; a text with nothing in it gives a row of zeros,
-which is like nothing else. Vectors of embedders with the same name may be compared, no others.
+Every row has unit length, so that the dot product of two rows is their cosine similarity; an empty text gives a row of
+zeros, similar to nothing. Only vectors of embedders with the same name are comparable.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from quire.errors import MissingExtra
+from quire.model.text import replace_lone_surrogates
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
-LONGEST_LOCAL = 20_000
-"""Characters of a text that the static model reads; the mean of more words than that says little."""
-IN_THREAD = 64
-"""From so many texts on, embedding them takes long enough to be worth a thread."""
+MAX_LOCAL_TEXT_CHARS = 20_000
+"""Maximum characters of a text that the static model reads; the mean over more words has little meaning."""
+MIN_THREAD_BATCH_SIZE = 64
+"""Minimum number of texts for which a thread is worth its cost."""
 
 
 class Embedder(Protocol):
@@ -38,31 +39,31 @@ class Embedder(Protocol):
     def dimensions(self) -> int: ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """One row for each text, in their order. It may block: on the way to a network, or for long lists."""
+        """Returns one row for each text, in their order. It may block, on the network or the CPU."""
         ...
 
 
 @runtime_checkable
 class AsyncEmbedder(Protocol):
-    """An embedder that waits for a network rather than for the processor."""
+    """An embedder that waits for the network, not for the CPU."""
 
     async def embed_async(self, texts: Sequence[str]) -> Vectors: ...
 
 
-async def embedded(embedder: Embedder, texts: Sequence[str]) -> Vectors:
-    """The vectors without holding up the event loop, whichever kind of embedder makes them."""
+async def embed_texts(embedder: Embedder, texts: Sequence[str]) -> Vectors:
+    """Embeds texts with any kind of embedder without blocking the event loop."""
     if isinstance(embedder, AsyncEmbedder):
         return await embedder.embed_async(texts)
-    if len(texts) < IN_THREAD:
+    if len(texts) < MIN_THREAD_BATCH_SIZE:
         return embedder.embed(texts)
     return await asyncio.to_thread(embedder.embed, texts)
 
 
-def unit_rows(rows: NDArray[np.float64] | Vectors) -> Vectors:
+def normalize_rows(rows: NDArray[np.float64] | Vectors) -> Vectors:
     import numpy as np
 
     wide = rows.astype(np.float64)
-    # First by the largest number, so that no square of one overflows or vanishes.
+    # Divide by the largest number first, so that no square overflows or underflows.
     largest = np.abs(wide).max(axis=1, keepdims=True, initial=0.0)
     wide = np.divide(wide, largest, out=np.zeros_like(wide), where=largest > 0)
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
@@ -70,7 +71,7 @@ def unit_rows(rows: NDArray[np.float64] | Vectors) -> Vectors:
 
 
 class LocalEmbedder:
-    """wordllama's static model: the mean of the vectors of a text's tokens. Offline; a text takes well under 1 ms."""
+    """wordllama's static model: the mean of a text's token vectors. Offline; a text takes well under 1 ms."""
 
     def __init__(self, tokenizer: Any, table: Vectors) -> None:
         self.name = f"wordllama-{table.shape[1]}"
@@ -80,40 +81,42 @@ class LocalEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         import numpy as np
 
-        # One text at a time: in a batch each is padded to the longest, and the tokenizer starts threads of its own.
+        # One text at a time: a batch pads each text to the longest, and makes the tokenizer start threads.
         rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        for place, text in enumerate(texts):
-            ids = self._tokenizer.encode(encodable(text[:LONGEST_LOCAL]), add_special_tokens=False).ids
+        for index, text in enumerate(texts):
+            ids = self._tokenizer.encode(
+                replace_lone_surrogates(text[:MAX_LOCAL_TEXT_CHARS]), add_special_tokens=False
+            ).ids
             if ids:
-                rows[place] = self._table[ids].mean(axis=0)
-        return unit_rows(rows)
+                rows[index] = self._table[ids].mean(axis=0)
+        return normalize_rows(rows)
 
 
-_loading = Lock()
+_load_lock = Lock()
 
 
-def local_embedder() -> LocalEmbedder:
-    """The static model in wordllama's wheel, loaded once. Nothing is downloaded."""
-    with _loading:
-        return _load_local()
+def load_local_embedder() -> LocalEmbedder:
+    """Loads the static model from wordllama's wheel, once per process. Nothing is downloaded."""
+    with _load_lock:
+        return _load_wordllama()
 
 
 @cache
-def _load_local() -> LocalEmbedder:
+def _load_wordllama() -> LocalEmbedder:
     try:
-        with _kept_quiet():
+        with _preserve_logging():
             import wordllama  # pyright: ignore[reportMissingTypeStubs]
 
             cache_dir = Path(wordllama.__file__).parent
             model: Any = cast(Any, wordllama.WordLlama).load(cache_dir=cache_dir, disable_download=True)
     except ImportError as exc:
-        raise MissingExtra(extra="embeddings", needed_for="Embedding text on this machine") from exc
+        raise MissingExtra(extra="embeddings", feature="Embedding text on this machine") from exc
     return LocalEmbedder(model.tokenizer, model.embedding)
 
 
 @contextmanager
-def _kept_quiet() -> Generator[None, None, None]:
-    """wordllama sets up logging for the whole program when it is imported; that is the application's to do."""
+def _preserve_logging() -> Generator[None, None, None]:
+    """Undoes wordllama's logging setup at import: configuring logging is up to the application."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -123,8 +126,3 @@ def _kept_quiet() -> Generator[None, None, None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-
-
-def encodable(text: str) -> str:
-    """Without lone surrogates, which no encoder takes."""
-    return text.encode("utf-8", "replace").decode()

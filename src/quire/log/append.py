@@ -1,21 +1,31 @@
-"""The one way into the log: lock the branch's row, chain the entries on, move the head. All of it, or nothing."""
+"""Append, the only way to write entries: lock the branch row, extend the hash chain, move the head; atomically."""
 
 from collections.abc import Callable, Iterable, Sequence
 
 from sqlalchemy import Connection, select
 
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
-from quire.log import branches, reading
+from quire.log import conversations, reads
 from quire.log.dialects import insert_rows
-from quire.log.driver import together
-from quire.log.fresh import now
-from quire.log.records import Branch
+from quire.log.ids import now
+from quire.log.raw_sql import pipeline
 from quire.log.schema import blob_uses, blobs, entries, paths
-from quire.model import Compaction, Coverage, Draft, Entry, Message, chain_digest, fold, next_path, path_of
+from quire.log.types import Branch
+from quire.model import (
+    ActiveCompaction,
+    Compaction,
+    Draft,
+    Entry,
+    Message,
+    apply_entry,
+    chain_digest,
+    iter_paths,
+    next_path,
+)
 from quire.model.entries import kind_of
 
 
-def append(
+def append_entries(
     connection: Connection,
     tenant: str,
     conversation: str,
@@ -23,126 +33,128 @@ def append(
     *,
     branch: int,
     after: bytes | None,
-    beside: Callable[[Sequence[Entry]], None] | None = None,
+    write_extra: Callable[[Sequence[Entry]], None] | None = None,
 ) -> list[Entry]:
-    """Appends the drafts; with `after`, right after the message whose path that is, and only once.
+    """Appends the drafts; with `after`, right after the message with that path, and idempotently.
 
-    What is stored there already is given back as it is. Where something else is, `StaleHead` says so. What `beside`
-    writes, with the entries in hand, goes along with them.
+    Drafts that are stored there already are returned. If other entries follow that message, raises `StaleHead`
+    (optimistic concurrency). `write_extra` writes rows for the stored entries in the same transaction.
     """
-    place = branches.get_branch(connection, tenant, conversation, branch, lock=True)
-    stored = [] if after is None else _stored_already(connection, tenant, place, drafts, after)
-    fresh = drafts[len(stored) :]
-    if fresh:
-        chained, moved = _chain(connection, tenant, place, fresh)
-        quoted = [(entry, draft.blobs()) for entry, draft in zip(chained, fresh, strict=True)]
-        write_blob_uses(connection, tenant, quoted)
+    target = conversations.get_branch(connection, tenant, conversation, branch, lock=True)
+    stored = [] if after is None else _find_stored(connection, tenant, target, drafts, after)
+    new_drafts = drafts[len(stored) :]
+    if new_drafts:
+        chained, advanced = _chain_drafts(connection, tenant, target, new_drafts)
+        uses = [(entry, draft.blob_digests()) for entry, draft in zip(chained, new_drafts, strict=True)]
+        insert_blob_uses(connection, tenant, uses)
         stored.extend(chained)
-        with together(connection):
-            write_entries(connection, tenant, chained)
-            branches.move_head(connection, tenant, moved)
-            if beside is not None:
-                beside(stored)
-    elif beside is not None:
-        beside(stored)
+        with pipeline(connection):
+            insert_entries(connection, tenant, chained)
+            conversations.move_head(connection, tenant, advanced)
+            if write_extra is not None:
+                write_extra(stored)
+    elif write_extra is not None:
+        write_extra(stored)
     return stored
 
 
-def _stored_already(
-    connection: Connection, tenant: str, place: Branch, drafts: Sequence[Draft], after: bytes
+def _find_stored(
+    connection: Connection, tenant: str, target: Branch, drafts: Sequence[Draft], after: bytes
 ) -> list[Entry]:
-    """The leading drafts that a former call has stored after this path."""
-    if after == place.head_path:
+    """The leading drafts that an earlier call stored after this path."""
+    if after == target.head_path:
         return []
-    messages = [draft.body.canonical() for draft in drafts if isinstance(draft.body, Message)]
+    messages = [draft.body.canonical_json() for draft in drafts if isinstance(draft.body, Message)]
     if len(messages) != len(drafts):
-        raise InvalidEntry("Only messages can be appended after a given message.")
-    expected = list(path_of(messages, start=after))
-    known = connection.execute(
+        raise InvalidEntry("Only messages can be appended with `after`; append other entries without it.")
+    expected = list(iter_paths(messages, start=after))
+    rows = connection.execute(
         select(paths.c.path, paths.c.branch, paths.c.seq).where(
             paths.c.tenant == tenant,
             paths.c.path.in_(expected),
-            paths.c.conversation == place.conversation,
+            paths.c.conversation == target.conversation,
         )
     )
-    seqs = {path: seq for path, branch, seq in known if place.holder(seq) == branch}
+    seqs = {path: seq for path, branch, seq in rows if target.find_owner(seq) == branch}
     stored = [seqs[path] for path in expected if path in seqs]
-    if not stored or (len(stored) < len(expected) and expected[len(stored) - 1] != place.head_path):
+    if not stored or (len(stored) < len(expected) and expected[len(stored) - 1] != target.head_path):
         raise StaleHead(
-            f"Branch {place.number} of {place.conversation!r} has moved on to entry #{place.head_seq}; "
-            "append after its present head, or fork at the old one."
+            f"Branch {target.number} of {target.conversation!r} has advanced to entry #{target.head_seq}; "
+            "append after its current head, or fork at the old one."
         )
-    return [reading.get_entry(connection, tenant, place, seq) for seq in stored]
+    return [reads.get_entry(connection, tenant, target, seq) for seq in stored]
 
 
-def _chain(connection: Connection, tenant: str, place: Branch, drafts: Sequence[Draft]) -> tuple[list[Entry], Branch]:
-    def coverage_at(seq: int) -> Coverage:
+def _chain_drafts(
+    connection: Connection, tenant: str, branch: Branch, drafts: Sequence[Draft]
+) -> tuple[list[Entry], Branch]:
+    def compaction_at(seq: int) -> ActiveCompaction:
         body = next((entry.body for entry in chained if entry.seq == seq), None)
-        body = body or reading.get_entry(connection, tenant, place, seq).body
+        body = body or reads.get_entry(connection, tenant, branch, seq).body
         if not isinstance(body, Compaction):
-            raise InvalidEntry(f"Entry #{seq} is no compaction.")
-        return Coverage.of(seq, body)
+            raise InvalidEntry(f"Entry #{seq} is not a compaction.")
+        return ActiveCompaction.from_entry(seq, body)
 
     chained: list[Entry] = []
-    seq, digest, path, state = place.head_seq, place.head_digest, place.head_path, place.state
+    seq, digest, path, state = branch.head_seq, branch.head_digest, branch.head_path, branch.state
     for draft in drafts:
         seq += 1
-        state = fold(state, seq, draft.body, coverage_at=coverage_at)
-        entry = _entry(place, seq, digest, path, draft)
+        state = apply_entry(state, seq, draft.body, compaction_at=compaction_at)
+        entry = _build_entry(branch, seq, digest, path, draft)
         digest, path = entry.digest, entry.path
         chained.append(entry)
-    return chained, place._replace(head_seq=seq, head_digest=digest, head_path=path, state=state)
+    return chained, branch._replace(head_seq=seq, head_digest=digest, head_path=path, state=state)
 
 
-def _entry(place: Branch, seq: int, previous: bytes, path: bytes, draft: Draft) -> Entry:
+def _build_entry(branch: Branch, seq: int, previous: bytes, path: bytes, draft: Draft) -> Entry:
     body = draft.body
     is_message = isinstance(body, Message)
-    raw = body.canonical()
+    raw = body.canonical_json()
     entry = Entry(
-        conversation=place.conversation,
-        branch=place.number,
+        conversation=branch.conversation,
+        branch=branch.number,
         seq=seq,
         kind=kind_of(body),
         role=body.role if is_message else None,
-        author=draft.written_by(),
-        at=now() if draft.at is None else draft.at,
+        author=draft.resolve_author(),
+        created_at=now() if draft.created_at is None else draft.created_at,
         digest=b"",
         path=next_path(path, raw) if is_message else path,
         tokens=draft.tokens.tokens if draft.tokens else None,
         counter=draft.tokens.counter if draft.tokens else None,
         raw=raw,
-        raw_notes=draft.notes(),
+        raw_metadata=draft.metadata_json(),
         purged_at=None,
     )
-    return entry._replace(digest=chain_digest(previous, beside=entry.beside(), body=raw))
+    return entry._replace(digest=chain_digest(previous, metadata=entry.digest_metadata(), body=raw))
 
 
-def write_entries(connection: Connection, tenant: str, chained: Sequence[Entry]) -> None:
-    insert_rows(connection, entries, [_row(tenant, entry) for entry in chained])
-    ends = [_place(tenant, entry) | {"path": entry.path} for entry in chained if entry.kind == "message"]
-    if ends:
-        insert_rows(connection, paths, ends)
+def insert_entries(connection: Connection, tenant: str, new_entries: Sequence[Entry]) -> None:
+    insert_rows(connection, entries, [_to_row(tenant, entry) for entry in new_entries])
+    path_rows = [_to_key(tenant, entry) | {"path": entry.path} for entry in new_entries if entry.kind == "message"]
+    if path_rows:
+        insert_rows(connection, paths, path_rows)
 
 
-def _row(tenant: str, entry: Entry) -> dict[str, object]:
-    return {"tenant": tenant, **dict(zip(_NAMES, entry, strict=True))}
+def _to_row(tenant: str, entry: Entry) -> dict[str, object]:
+    return {"tenant": tenant, **dict(zip(_COLUMN_NAMES, entry, strict=True))}
 
 
-_NAMES = tuple(column.name for column in reading.COLUMNS)
+_COLUMN_NAMES = tuple(column.name for column in reads.ENTRY_COLUMNS)
 
 
-def write_blob_uses(connection: Connection, tenant: str, quoted: Iterable[tuple[Entry, set[str]]]) -> None:
-    """Notes which entry quotes which blob; a blob that is not stored cannot be quoted."""
-    uses = [(entry, bytes.fromhex(digest)) for entry, digests in quoted for digest in sorted(digests)]
+def insert_blob_uses(connection: Connection, tenant: str, entry_digests: Iterable[tuple[Entry, set[str]]]) -> None:
+    """Records which entry references which blob; raises `BlobNotFound` for a blob that is not stored."""
+    uses = [(entry, bytes.fromhex(digest)) for entry, digests in entry_digests for digest in sorted(digests)]
     if not uses:
         return
-    wanted = {digest for _, digest in uses}
-    stored = connection.execute(select(blobs.c.digest).where(blobs.c.tenant == tenant, blobs.c.digest.in_(wanted)))
-    missing = wanted.difference(stored.scalars())
+    referenced = {digest for _, digest in uses}
+    stored = connection.execute(select(blobs.c.digest).where(blobs.c.tenant == tenant, blobs.c.digest.in_(referenced)))
+    missing = referenced.difference(stored.scalars())
     if missing:
-        raise BlobNotFound(f"No blob {min(missing).hex()} is stored; put it before the message that quotes it.")
-    insert_rows(connection, blob_uses, [_place(tenant, entry) | {"digest": digest} for entry, digest in uses])
+        raise BlobNotFound(f"No blob {min(missing).hex()} is stored; store it before the message that references it.")
+    insert_rows(connection, blob_uses, [_to_key(tenant, entry) | {"digest": digest} for entry, digest in uses])
 
 
-def _place(tenant: str, entry: Entry) -> dict[str, object]:
+def _to_key(tenant: str, entry: Entry) -> dict[str, object]:
     return {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}

@@ -1,118 +1,98 @@
-"""Blobs: what a request quotes from outside the log, kept once for each tenant under the digest of its bytes."""
+"""Blobs: content that is referenced by entries and requests, deduplicated per tenant by the digest of its bytes."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 
 from sqlalchemy import Connection, delete, exists, select
 
 from quire.errors import BlobNotFound, StoreError
-from quire.log.dialects import insert_new, insert_rows
-from quire.log.records import Blob
+from quire.log.dialects import insert_or_ignore, insert_rows
 from quire.log.schema import blob_uses, blobs
+from quire.log.types import Blob
 from quire.model import Entry
+
+MAX_KNOWN_BLOBS = 10_000
+"""Maximum digests in the LRU cache of stored blobs."""
 
 
 def put_blob(connection: Connection, tenant: str, blob: Blob) -> str:
     digest = sha256(blob.data).digest()
     row = {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
-    connection.execute(insert_new(connection, blobs), row)
+    connection.execute(insert_or_ignore(connection, blobs), row)
     return digest.hex()
 
 
-def keep_blobs(connection: Connection, tenant: str, given: Iterable[Blob], *, but: Collection[bytes] = ()) -> None:
-    """Keeps these blobs, but for those with these digests. Most texts that a request quotes, the one before quoted."""
+def insert_blobs(
+    connection: Connection, tenant: str, items: Iterable[Blob], *, exclude: Collection[bytes] = ()
+) -> None:
+    """Stores these blobs except those in `exclude`: most texts of a request were in the previous one too."""
     rows = [
         {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
-        for digest, blob in {digest_of(blob): blob for blob in given}.items()
-        if digest not in but
+        for digest, blob in {compute_digest(blob): blob for blob in items}.items()
+        if digest not in exclude
     ]
     if rows:
-        insert_rows(connection, blobs, rows, where_new=True)
+        insert_rows(connection, blobs, rows, ignore_existing=True)
 
 
-def digest_of(blob: Blob) -> bytes:
+def compute_digest(blob: Blob) -> bytes:
     return sha256(blob.data).digest()
 
 
-def is_missing(error: BlobNotFound | StoreError) -> bool:
-    """Whether a quotation and a blob missed each other: the tables hold them together, and refused one of them."""
+def is_missing_blob(error: BlobNotFound | StoreError) -> bool:
+    """Whether a blob is missing: a foreign key refused a reference to it, or its deletion while it was referenced."""
     cause = error.__cause__
-    refused: object = getattr(cause, "orig", cause)
-    return isinstance(error, BlobNotFound) or "foreign key" in str(refused).lower()
+    driver_error: object = getattr(cause, "orig", cause)
+    return isinstance(error, BlobNotFound) or "foreign key" in str(driver_error).lower()
 
 
-class StoredBlobs:
-    """What this process has seen stored for a tenant, so that it is not sent again; a purge may make that wrong."""
-
-    def __init__(self) -> None:
-        self._digests: set[bytes] = set()
-
-    def __contains__(self, digest: object) -> bool:
-        return digest in self._digests
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._digests)
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def add(self, given: Iterable[Blob]) -> None:
-        if len(self._digests) > REMEMBERED:
-            self._digests.clear()
-        self._digests.update(map(digest_of, given))
-
-    def forget(self) -> None:
-        self._digests.clear()
-
-
-REMEMBERED = 10_000
-
-
-def write_uses(connection: Connection, tenant: str, entry: Entry, digests: Iterable[str]) -> None:
-    """Notes that this entry quotes these blobs; what is noted already stays so."""
-    place = {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
-    rows = [place | {"digest": bytes.fromhex(digest)} for digest in sorted(set(digests))]
+def record_blob_uses(connection: Connection, tenant: str, entry: Entry, digests: Iterable[str]) -> None:
+    """Records that this entry references these blobs; existing rows are skipped."""
+    key = {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
+    rows = [key | {"digest": bytes.fromhex(digest)} for digest in sorted(set(digests))]
     if rows:
-        insert_rows(connection, blob_uses, rows, where_new=True)
+        insert_rows(connection, blob_uses, rows, ignore_existing=True)
 
 
 def get_blob(connection: Connection, tenant: str, digest: str) -> Blob:
-    wanted = select(blobs.c.media_type, blobs.c.data).where(
+    query = select(blobs.c.media_type, blobs.c.data).where(
         blobs.c.tenant == tenant, blobs.c.digest == bytes.fromhex(digest)
     )
-    row = connection.execute(wanted).first()
+    row = connection.execute(query).first()
     if row is None:
-        raise BlobNotFound(f"No blob {digest} is stored for this tenant.")
+        raise BlobNotFound(f"No blob {digest} is stored for this tenant; check its digest.")
     return Blob._make(row)
 
 
-def quoted_by(connection: Connection, tenant: str, conversation: str) -> list[str]:
-    """The digests of all blobs that a conversation quotes, sorted."""
-    wanted = (
+def list_used_blobs(connection: Connection, tenant: str, conversation: str) -> list[str]:
+    """Sorted digests of all blobs that a conversation references."""
+    query = (
         select(blob_uses.c.digest)
         .where(blob_uses.c.tenant == tenant, blob_uses.c.conversation == conversation)
         .distinct()
         .order_by(blob_uses.c.digest)
     )
-    return [digest.hex() for digest in connection.execute(wanted).scalars()]
+    return [digest.hex() for digest in connection.execute(query).scalars()]
 
 
-def drop_uses(connection: Connection, tenant: str, conversation: str, *, branch: int, seqs: Iterable[int]) -> None:
-    """These entries no longer quote anything; blobs that nobody else quotes go."""
-    mine = (
+def delete_blob_uses(
+    connection: Connection, tenant: str, conversation: str, *, branch: int, seqs: Iterable[int]
+) -> None:
+    """Deletes the blob references of these entries, and blobs without any other reference."""
+    conditions = (
         blob_uses.c.tenant == tenant,
         blob_uses.c.conversation == conversation,
         blob_uses.c.branch == branch,
         blob_uses.c.seq.in_(list(seqs)),
     )
-    digests = set(connection.execute(select(blob_uses.c.digest).where(*mine)).scalars())
+    digests = set(connection.execute(select(blob_uses.c.digest).where(*conditions)).scalars())
     if not digests:
         return
-    connection.execute(delete(blob_uses).where(*mine))
-    drop_unquoted(connection, tenant, digests)
+    connection.execute(delete(blob_uses).where(*conditions))
+    delete_unused_blobs(connection, tenant, digests)
 
 
-def drop_unquoted(connection: Connection, tenant: str, digests: Collection[bytes]) -> None:
-    """Of these blobs, those that nobody quotes go."""
-    still_quoted = exists().where(blob_uses.c.tenant == blobs.c.tenant, blob_uses.c.digest == blobs.c.digest)
-    connection.execute(delete(blobs).where(blobs.c.tenant == tenant, blobs.c.digest.in_(digests), ~still_quoted))
+def delete_unused_blobs(connection: Connection, tenant: str, digests: Collection[bytes]) -> None:
+    """Deletes those of these blobs that no entry references."""
+    is_used = exists().where(blob_uses.c.tenant == blobs.c.tenant, blob_uses.c.digest == blobs.c.digest)
+    connection.execute(delete(blobs).where(blobs.c.tenant == tenant, blobs.c.digest.in_(digests), ~is_used))

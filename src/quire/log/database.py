@@ -1,4 +1,4 @@
-"""How work reaches a connection, whichever database it is; how a read says that it is not a brief one; who looks on."""
+"""`Database` protocol: read and write transactions, short inline reads, and instrumentation."""
 
 import time
 from collections.abc import Callable
@@ -11,77 +11,80 @@ from quire.errors import StoreError
 T = TypeVar("T")
 Work = Callable[[Connection], T]
 
-BRIEF = "quire brief"
-_BRIEF_ROWS = 1_000
+INLINE_READ_FLAG = "quire inline read"
+"""Key in `Connection.info` that marks the connection of inline reads."""
+
+_MAX_INLINE_ROWS = 1_000
+"""Maximum rows of a statement in an inline read; a longer one moves to a thread."""
 
 
-class Connections(NamedTuple):
-    """How many connections there are at the moment."""
+class PoolStats(NamedTuple):
+    """Current number of connections in the pool."""
 
     in_use: int
     idle: int
 
 
 class Database(Protocol):
-    async def read(self, work: Work[T], *, tenant: str, brief: bool = False) -> T:
-        """Runs `work`, on one consistent state of the database unless it is brief: then it may see appends come in."""
+    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
+        """Runs `work` on a consistent snapshot; with `inline`, each statement may see newer commits."""
         ...
 
     async def write(self, work: Work[T], *, tenant: str) -> T:
-        """Runs `work` in a transaction: all of it is kept, or, if it raises, nothing."""
+        """Runs `work` in a transaction, which is rolled back if `work` raises."""
         ...
 
-    def connections(self) -> Connections: ...
+    def get_pool_stats(self) -> PoolStats: ...
 
     async def scrub(self) -> None:
-        """Takes what was overwritten off the disk, as far as a program may."""
+        """Removes overwritten content from disk, as far as the database allows."""
         ...
 
     async def close(self) -> None: ...
 
 
-class NotBrief(Exception):
-    """The read turned out to be too long to run where it was called."""
+class InlineReadTooLong(Exception):
+    """The read has too many rows to run inline on the event loop."""
 
 
-def expect_rows(connection: Connection, rows: int) -> None:
-    """Says how many rows come next, so that a read that was taken for a brief one can move to a thread."""
-    if rows > _BRIEF_ROWS and BRIEF in connection.info:
-        raise NotBrief
+def check_inline_rows(connection: Connection, rows: int) -> None:
+    """Raises `InlineReadTooLong` if an inline read is about to fetch too many rows, so that it moves to a thread."""
+    if rows > _MAX_INLINE_ROWS and INLINE_READ_FLAG in connection.info:
+        raise InlineReadTooLong
 
 
-Watcher = Callable[[Literal["read", "write"], float, StoreError | None], None]
-"""Told of every transaction: its kind, its seconds, waiting for a connection included, and how it failed."""
+TransactionObserver = Callable[[Literal["read", "write"], float, StoreError | None], None]
+"""Called after every transaction with its kind, its seconds (waiting for a connection included) and its error."""
 
 
-class WatchedDatabase:
-    """A database whose every transaction somebody is told of."""
+class ObservedDatabase:
+    """A database that reports every transaction to an observer."""
 
-    def __init__(self, database: Database, watcher: Watcher) -> None:
-        self._database, self._watcher = database, watcher
+    def __init__(self, database: Database, observer: TransactionObserver) -> None:
+        self._database, self._observer = database, observer
 
-    async def read(self, work: Work[T], *, tenant: str, brief: bool = False) -> T:
-        began, failed = time.perf_counter(), None
+    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
+        started, failure = time.perf_counter(), None
         try:
-            return await self._database.read(work, tenant=tenant, brief=brief)
+            return await self._database.read(work, tenant=tenant, inline=inline)
         except StoreError as error:
-            failed = error
+            failure = error
             raise
         finally:
-            self._watcher("read", time.perf_counter() - began, failed)
+            self._observer("read", time.perf_counter() - started, failure)
 
     async def write(self, work: Work[T], *, tenant: str) -> T:
-        began, failed = time.perf_counter(), None
+        started, failure = time.perf_counter(), None
         try:
             return await self._database.write(work, tenant=tenant)
         except StoreError as error:
-            failed = error
+            failure = error
             raise
         finally:
-            self._watcher("write", time.perf_counter() - began, failed)
+            self._observer("write", time.perf_counter() - started, failure)
 
-    def connections(self) -> Connections:
-        return self._database.connections()
+    def get_pool_stats(self) -> PoolStats:
+        return self._database.get_pool_stats()
 
     async def scrub(self) -> None:
         await self._database.scrub()

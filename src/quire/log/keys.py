@@ -1,7 +1,7 @@
-"""Keys that let programs in: made, listed, revoked, and recognised when one is shown.
+"""API keys: create, list, revoke and verify.
 
-A key's text is `quire_<id>_<secret>`. The id is public; of the secret only its digest is stored, so that the text can
-be given once, when the key is made, and never again. A slow hash would add nothing: the secret is 256 bits of chance.
+The text of a key is `quire_<id>_<secret>`. The id is public; only the digest of the secret is stored, so the text is
+available only when the key is created. A slow hash would add no security, because the secret has 256 random bits.
 """
 
 import hmac
@@ -13,52 +13,50 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
 
 from quire.errors import InvalidRequest, KeyNotFound
-from quire.log.dialects import show_key
-from quire.log.fresh import new_id, new_secret, now
-from quire.log.schema import keys
-from quire.log.steps import SqlSteps
-from quire.log.words import storable
+from quire.log.dialects import allow_key_lookup, sanitize_text
+from quire.log.ids import new_id, new_secret, now
+from quire.log.schema import api_keys
+from quire.log.store_base import SqlStoreBase
 
-Scope = Literal["read", "write", "chat", "admin"]
-"""What a key lets its holder do: look, change, ask models, or look after keys, purges and settings; none implies
-another."""
+KeyScope = Literal["read", "write", "chat", "admin"]
+"""Rights of a key: read, write, call models, or administer keys, purges and settings; none implies another."""
 
-SCOPES: tuple[Scope, ...] = get_args(Scope)
+KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
-_TEXT = re.compile(r"quire_([0-9a-z]{26})_([0-9A-Za-z]{43})", re.ASCII)
-_LONGEST_NAME = 200
-# No secret has this digest; it keeps unknown ids on the same path as known ones.
-_NOBODYS = bytes(32)
+_KEY_PATTERN = re.compile(r"quire_([0-9a-z]{26})_([0-9A-Za-z]{43})", re.ASCII)
+_MAX_NAME_CHARS = 200
+# No secret has this digest; with it an unknown id takes the same time as a known one.
+_DUMMY_DIGEST = bytes(32)
 
 
-class Key(NamedTuple):
+class ApiKey(NamedTuple):
     id: str
     tenant: str
     name: str
-    scopes: frozenset[Scope]
+    scopes: frozenset[KeyScope]
     requests_per_minute: int | None
-    """The most that it may ask of the server; None for what the settings say."""
+    """Rate limit of this key; None for that of the settings."""
     created_at: int
     expires_at: int | None
     revoked_at: int | None
 
-    def opens_at(self, time: int) -> bool:
-        """Whether it is neither revoked nor, at this time, expired."""
+    def is_valid_at(self, time: int) -> bool:
+        """Whether the key is neither revoked nor expired at this time."""
         return self.revoked_at is None and (self.expires_at is None or time < self.expires_at)
 
 
 _COLUMNS = (
-    keys.c.id,
-    keys.c.tenant,
-    keys.c.name,
-    keys.c.scopes,
-    keys.c.requests_per_minute,
-    keys.c.created_at,
-    keys.c.expires_at,
-    keys.c.revoked_at,
+    api_keys.c.id,
+    api_keys.c.tenant,
+    api_keys.c.name,
+    api_keys.c.scopes,
+    api_keys.c.requests_per_minute,
+    api_keys.c.created_at,
+    api_keys.c.expires_at,
+    api_keys.c.revoked_at,
 )
-_OWN = select(*_COLUMNS).where(keys.c.tenant == bindparam("tenant"))
-_SHOWN = select(keys.c.digest, *_COLUMNS).where(keys.c.id == bindparam("id"))
+_TENANT_KEYS = select(*_COLUMNS).where(api_keys.c.tenant == bindparam("tenant"))
+_BY_ID = select(api_keys.c.digest, *_COLUMNS).where(api_keys.c.id == bindparam("id"))
 
 
 def create_key(
@@ -69,86 +67,92 @@ def create_key(
     *,
     expires_at: int | None,
     requests_per_minute: int | None,
-) -> tuple[Key, str]:
-    """The key and its text, which is nowhere to be found afterwards."""
-    made = Key(new_id(), tenant, storable(name), _checked(scopes), requests_per_minute, now(), expires_at, None)
-    _check(made)
+) -> tuple[ApiKey, str]:
+    """Creates a key; returns it with its text, which cannot be read again."""
+    key = ApiKey(
+        new_id(), tenant, sanitize_text(name), _parse_scopes(scopes), requests_per_minute, now(), expires_at, None
+    )
+    _validate_key(key)
     secret = new_secret()
-    row = made._asdict() | {"scopes": _written(made.scopes), "digest": _digest(secret)}
-    connection.execute(insert(keys), row)
-    return made, f"quire_{made.id}_{secret}"
+    row = key._asdict() | {"scopes": _format_scopes(key.scopes), "digest": _hash_secret(secret)}
+    connection.execute(insert(api_keys), row)
+    return key, f"quire_{key.id}_{secret}"
 
 
-def list_keys(connection: Connection, tenant: str, *, limit: int, before: Key | None) -> list[Key]:
-    """The newest first, those that no longer open included; `before` is the last one of the page before."""
-    wanted = _OWN.order_by(keys.c.created_at.desc(), keys.c.id.desc()).limit(limit)
+def list_keys(connection: Connection, tenant: str, *, limit: int, before: ApiKey | None) -> list[ApiKey]:
+    """Newest first, revoked and expired keys included. Cursor pagination: `before` ends the previous page."""
+    query = _TENANT_KEYS.order_by(api_keys.c.created_at.desc(), api_keys.c.id.desc()).limit(limit)
     if before is not None:
-        wanted = wanted.where(tuple_(keys.c.created_at, keys.c.id) < (before.created_at, before.id))
-    return [_key(row) for row in connection.execute(wanted, {"tenant": tenant})]
+        query = query.where(tuple_(api_keys.c.created_at, api_keys.c.id) < (before.created_at, before.id))
+    return [_to_key(row) for row in connection.execute(query, {"tenant": tenant})]
 
 
-def revoke_key(connection: Connection, tenant: str, id: str) -> Key:
-    """The key as it stands then; one that was revoked before keeps its time."""
-    own = (keys.c.tenant == tenant, keys.c.id == id)
-    connection.execute(update(keys).where(*own, keys.c.revoked_at.is_(None)).values(revoked_at=now()))
-    row = connection.execute(_OWN.where(keys.c.id == id), {"tenant": tenant}).first()
+def revoke_key(connection: Connection, tenant: str, id: str) -> ApiKey:
+    """Revokes a key and returns it; a second call does not change the time of revocation."""
+    key = (api_keys.c.tenant == tenant, api_keys.c.id == id)
+    connection.execute(update(api_keys).where(*key, api_keys.c.revoked_at.is_(None)).values(revoked_at=now()))
+    row = connection.execute(_TENANT_KEYS.where(api_keys.c.id == id), {"tenant": tenant}).first()
     if row is None:
-        raise KeyNotFound(f"Tenant {tenant!r} has no key {id!r}; `quire key list` shows which it has.")
-    return _key(row)
+        raise KeyNotFound(f"Tenant {tenant!r} has no API key {id!r}; `quire key list` lists its keys.")
+    return _to_key(row)
 
 
-def parse(text: str) -> tuple[str, str] | None:
-    """Id and secret of a text that has the form of a key."""
-    found = _TEXT.fullmatch(text)
-    return (found[1], found[2]) if found is not None else None
+def parse_key(text: str) -> tuple[str, str] | None:
+    """Id and secret of a text with the format of a key."""
+    match = _KEY_PATTERN.fullmatch(text)
+    return (match[1], match[2]) if match is not None else None
 
 
-def find_shown(connection: Connection, id: str, secret: str) -> Key | None:
-    """The key with this id, whoever's it is, if the secret is its own and it opens now."""
-    show_key(connection, id)
-    row = connection.execute(_SHOWN, {"id": id}).first()
-    stored = bytes(row[0]) if row is not None else _NOBODYS
-    # Compared before anything else is looked at, so that only who has the secret learns what became of the key.
-    if not hmac.compare_digest(stored, _digest(secret)) or row is None:
+def find_valid_key(connection: Connection, id: str, secret: str) -> ApiKey | None:
+    """The key of any tenant with this id, if the secret matches and the key is valid now."""
+    allow_key_lookup(connection, id)
+    row = connection.execute(_BY_ID, {"id": id}).first()
+    stored_digest = bytes(row[0]) if row is not None else _DUMMY_DIGEST
+    # The comparison comes first, so that only a holder of the secret can learn whether the key is revoked or expired.
+    if not hmac.compare_digest(stored_digest, _hash_secret(secret)) or row is None:
         return None
-    found = _key(row[1:])
-    return found if found.opens_at(now()) else None
+    key = _to_key(row[1:])
+    return key if key.is_valid_at(now()) else None
 
 
-def _digest(secret: str) -> bytes:
+def _hash_secret(secret: str) -> bytes:
     return sha256(secret.encode()).digest()
 
 
-def _checked(scopes: Collection[str]) -> frozenset[Scope]:
-    unknown = sorted(set(scopes) - set(SCOPES))
+def _parse_scopes(scopes: Collection[str]) -> frozenset[KeyScope]:
+    unknown = sorted(set(scopes) - set(KEY_SCOPES))
     if unknown or not scopes:
-        what = f"There is no scope {unknown[0]!r}" if unknown else "A key without a scope opens nothing"
-        raise InvalidRequest(f"{what}; choose from {', '.join(SCOPES)}.")
-    return frozenset(scope for scope in SCOPES if scope in scopes)
+        problem = f"There is no scope {unknown[0]!r}" if unknown else "An API key needs at least one scope"
+        raise InvalidRequest(f"{problem}; choose from {', '.join(KEY_SCOPES)}.")
+    return frozenset(scope for scope in KEY_SCOPES if scope in scopes)
 
 
-def _check(made: Key) -> None:
-    if not made.name.strip() or len(made.name) > _LONGEST_NAME:
-        raise InvalidRequest(f"A key needs a name of 1 to {_LONGEST_NAME} characters, by which to know it again.")
-    if made.requests_per_minute is not None and not 0 < made.requests_per_minute < 2**31:
-        raise InvalidRequest("A key may ask at least once a minute; to let nobody in with it, revoke it.")
-    if made.expires_at is not None and not made.created_at < made.expires_at < 2**63:
-        raise InvalidRequest("The key would have expired already; give a time to come, or none.")
+def _validate_key(key: ApiKey) -> None:
+    if not key.name.strip() or len(key.name) > _MAX_NAME_CHARS:
+        raise InvalidRequest(
+            f"The name of an API key must have 1 to {_MAX_NAME_CHARS} characters; give it another name."
+        )
+    if key.requests_per_minute is not None and not 0 < key.requests_per_minute < 2**31:
+        raise InvalidRequest(
+            "The rate limit of an API key must be at least 1 request per minute; to disable a key, revoke it."
+        )
+    if key.expires_at is not None and not key.created_at < key.expires_at < 2**63:
+        raise InvalidRequest("The expiry time of the API key is in the past; give a later time, or none.")
 
 
-def _written(scopes: frozenset[Scope]) -> str:
-    return " ".join(scope for scope in SCOPES if scope in scopes)
+def _format_scopes(scopes: frozenset[KeyScope]) -> str:
+    return " ".join(scope for scope in KEY_SCOPES if scope in scopes)
 
 
-def _key(row: Sequence[Any]) -> Key:
-    public, tenant, name, scopes, *rest = row
-    # A scope that a later version knows gives nothing here.
-    known = cast("list[Scope]", [word for word in scopes.split() if word in SCOPES])
-    return Key(public, tenant, name, frozenset(known), *rest)
+def _to_key(row: Sequence[Any]) -> ApiKey:
+    key_id, tenant, name, scopes, *rest = row
+    # Scopes of a later version are ignored.
+    known_scopes = cast("list[KeyScope]", [word for word in scopes.split() if word in KEY_SCOPES])
+    return ApiKey(key_id, tenant, name, frozenset(known_scopes), *rest)
 
 
-class SqlKeys(SqlSteps):
-    """The part of the store that a server needs to know who asks."""
+class SqlKeyStore(SqlStoreBase):
+    """The methods of the store for API keys."""
 
     async def create_key(
         self,
@@ -157,24 +161,26 @@ class SqlKeys(SqlSteps):
         *,
         expires_at: int | None = None,
         requests_per_minute: int | None = None,
-    ) -> tuple[Key, str]:
-        """A key for this tenant, and its text, which is given this once."""
+    ) -> tuple[ApiKey, str]:
+        """Creates a key for this tenant; returns it with its text, which cannot be read again."""
         return await self._write(
             create_key, name, scopes, expires_at=expires_at, requests_per_minute=requests_per_minute
         )
 
-    async def keys(self, *, limit: int = 100, before: Key | None = None) -> list[Key]:
-        """This tenant's keys, the newest first; `before` is the last one of the page before."""
+    async def list_keys(self, *, limit: int = 100, before: ApiKey | None = None) -> list[ApiKey]:
+        """This tenant's keys, newest first. Cursor pagination: `before` is the last one of the previous page."""
         return await self._read(list_keys, limit=limit, before=before)
 
-    async def revoke_key(self, id: str) -> Key:
-        """From now on nobody is let in with it; it stays on record."""
+    async def revoke_key(self, id: str) -> ApiKey:
+        """Revokes a key; it stays listed."""
         return await self._write(revoke_key, id)
 
-    async def key_shown(self, text: str) -> Key | None:
-        """The key, of whichever tenant, that this is the text of; None where it is none, or no longer opens."""
-        shown = parse(text)
-        if shown is None:
+    async def verify_key(self, presented: str) -> ApiKey | None:
+        """The valid key of any tenant with this text; None if there is none, or if it is revoked or expired."""
+        id_and_secret = parse_key(presented)
+        if id_and_secret is None:
             return None
-        # No tenant: the transaction sees the key that is shown, and not a row besides.
-        return await self._database.read(lambda connection: find_shown(connection, *shown), tenant="", brief=True)
+        # Without a tenant the transaction sees only the presented key (row-level security).
+        return await self._database.read(
+            lambda connection: find_valid_key(connection, *id_and_secret), tenant="", inline=True
+        )

@@ -1,4 +1,4 @@
-"""The ledger's rows: a turn is recorded whole, with its manifest, the texts that it quoted, and its calibration."""
+"""The ledger: records each turn atomically with its manifest, blobs, token calibration and cost."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,164 +6,172 @@ from sqlalchemy import Connection, select
 
 from quire.errors import EntryNotFound, RequestNotFound, StaleHead
 from quire.log import append
-from quire.log.blobs import keep_blobs, write_uses
-from quire.log.branches import branch_row, get_conversation
+from quire.log.blobs import insert_blobs, record_blob_uses
+from quire.log.conversations import get_conversation, to_branch_row
 from quire.log.dialects import insert_rows, upsert
-from quire.log.driver import execute
-from quire.log.records import MAIN, Branch, Conversation, Filed, Turn
-from quire.log.schema import branches, calibrations, conversations, manifests, paths, spending
-from quire.model import ROOT, BranchState, Entry, Manifest
+from quire.log.raw_sql import execute
+from quire.log.schema import branches, calibrations, conversations, costs, manifests, paths
+from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, RecordedRequest, ReplyRecord
+from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest
 
 
-def record_turn(
+def record_reply(
     connection: Connection,
     tenant: str,
     conversation: str,
-    turn: Turn,
+    record: ReplyRecord,
     *,
     branch: int,
     after: bytes | None,
-    stored_blobs: Collection[bytes] = (),
+    known_digests: Collection[bytes] = (),
 ) -> list[Entry]:
-    """Appends the turn's messages and files its manifest under the number of the last, the reply.
+    """Appends the turn's messages and stores its manifest under the number of the last one, the reply.
 
-    Of its blobs those in `stored_blobs` are taken to be there: the tables refuse to quote one that is not.
+    Blobs in `known_digests` are assumed to be stored; if one is not, a foreign key refuses the reference to it.
     """
-    if turn.opens is not None:
-        _open(connection, tenant, turn.opens)
-    keep_blobs(connection, tenant, turn.blobs, but=stored_blobs)
-    return append.append(
+    if record.creates_conversation is not None:
+        _ensure_conversation(connection, tenant, record.creates_conversation)
+    insert_blobs(connection, tenant, record.blobs, exclude=known_digests)
+    return append.append_entries(
         connection,
         tenant,
         conversation,
-        turn.drafts,
+        record.drafts,
         branch=branch,
         after=after,
-        beside=lambda stored: _file(connection, tenant, turn, stored),
+        write_extra=lambda stored: _write_ledger(connection, tenant, record, stored),
     )
 
 
-def _file(connection: Connection, tenant: str, turn: Turn, stored: Sequence[Entry]) -> None:
-    """What is kept of a turn besides its messages."""
+def _write_ledger(connection: Connection, tenant: str, record: ReplyRecord, stored: Sequence[Entry]) -> None:
+    """Stores manifest, calibration, cost and client path of a turn."""
     reply = stored[-1]
-    if turn.told is not None:
-        insert_rows(connection, paths, [_place(tenant, reply) | {"path": turn.told}], where_new=True)
-    if not write_manifest(connection, tenant, reply, turn.manifest(stored), request=turn.request):
+    if record.client_path is not None:
+        insert_rows(connection, paths, [_to_key(tenant, reply) | {"path": record.client_path}], ignore_existing=True)
+    if not insert_manifest(connection, tenant, reply, record.build_manifest(stored), request_id=record.request_id):
         return
-    if turn.calibration is not None:
-        model, calibration = turn.calibration
+    if record.calibration is not None:
+        model, calibration = record.calibration
         row = {"tenant": tenant, "model": model, "calibration": calibration}
-        execute(connection, upsert(connection, calibrations, changing=["calibration"]), row)
-    if turn.cost:
-        _add_cost(connection, tenant, reply.conversation, turn.cost)
+        execute(connection, upsert(connection, calibrations, replace=["calibration"]), row)
+    if record.cost:
+        _increment_cost(connection, tenant, reply.conversation, record.cost)
 
 
-def _open(connection: Connection, tenant: str, conversation: Conversation) -> None:
-    """Begins a conversation, unless somebody has: a turn of theirs may come first, and `StaleHead` will say so."""
+def _ensure_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
+    """Creates the conversation unless it exists; if another turn came first, the append raises `StaleHead`."""
     row = {
         "tenant": tenant,
         "conversation": conversation.id,
         "title": conversation.title,
         "created_at": conversation.created_at,
-        "used_at": conversation.used_at,
+        "updated_at": conversation.updated_at,
     }
-    insert_rows(connection, conversations, [row], where_new=True)
+    insert_rows(connection, conversations, [row], ignore_existing=True)
     at = conversation.created_at
-    main = Branch(conversation.id, MAIN, "main", at, (), 0, ROOT, ROOT, BranchState(), conversation.used_at)
-    insert_rows(connection, branches, [branch_row(tenant, main)], where_new=True)
+    main = Branch(
+        conversation.id, MAIN_BRANCH, "main", at, (), 0, CHAIN_ROOT, CHAIN_ROOT, BranchState(), conversation.updated_at
+    )
+    insert_rows(connection, branches, [to_branch_row(tenant, main)], ignore_existing=True)
 
 
-def spend(connection: Connection, tenant: str, conversation: str, dollars: float) -> float:
-    """Adds to what the conversation has cost, and gives the sum."""
+def add_cost(connection: Connection, tenant: str, conversation: str, cost_usd: float) -> float:
+    """Adds to the cost of the conversation and returns the total."""
     get_conversation(connection, tenant, conversation)
-    _add_cost(connection, tenant, conversation, dollars)
-    return get_spent(connection, tenant, conversation)
+    _increment_cost(connection, tenant, conversation, cost_usd)
+    return get_cost(connection, tenant, conversation)
 
 
-def _add_cost(connection: Connection, tenant: str, conversation: str, dollars: float) -> None:
-    row = {"tenant": tenant, "conversation": conversation, "dollars": dollars}
-    execute(connection, upsert(connection, spending, adding=["dollars"]), row)
+def _increment_cost(connection: Connection, tenant: str, conversation: str, cost_usd: float) -> None:
+    row = {"tenant": tenant, "conversation": conversation, "cost_usd": cost_usd}
+    execute(connection, upsert(connection, costs, increment=["cost_usd"]), row)
 
 
-def get_spent(connection: Connection, tenant: str, conversation: str) -> float:
-    wanted = select(spending.c.dollars).where(spending.c.tenant == tenant, spending.c.conversation == conversation)
-    return connection.execute(wanted).scalar() or 0.0
+def get_cost(connection: Connection, tenant: str, conversation: str) -> float:
+    query = select(costs.c.cost_usd).where(costs.c.tenant == tenant, costs.c.conversation == conversation)
+    return connection.execute(query).scalar() or 0.0
 
 
-def write_manifest(
-    connection: Connection, tenant: str, reply: Entry, manifest: Manifest, *, request: str | None = None
+def insert_manifest(
+    connection: Connection, tenant: str, reply: Entry, manifest: Manifest, *, request_id: str | None = None
 ) -> bool:
-    """Whether it is filed now: a retry finds that it was before. Where another request's is, `StaleHead` says so."""
-    row = _place(tenant, reply) | {"manifest": manifest.canonical(), "request": request}
-    filed = insert_rows(connection, manifests, [row], where_new=True)
-    # Among other statements -1: then the reply is new, and no other request can be filed under it.
-    if not filed and request is not None and not _is_filed(connection, tenant, request):
-        raise StaleHead(f"Another request was answered with #{reply.seq} in the same words; fork where it was asked.")
-    quoted = (decision.blob for decision in manifest.included if decision.blob is not None)
-    write_uses(connection, tenant, reply, quoted)
-    return filed != 0
+    """Stores a manifest; returns False if a retry finds it stored.
+
+    Raises `StaleHead` if the manifest of another request is stored under this reply.
+    """
+    row = _to_key(tenant, reply) | {"manifest": manifest.canonical_json(), "request_id": request_id}
+    inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
+    # -1 inside a pipeline: then the reply is new, so no other manifest can be stored under it.
+    if not inserted and request_id is not None and not _has_request(connection, tenant, request_id):
+        raise StaleHead(
+            f"Another request got the same reply #{reply.seq}; fork before it and record this request there."
+        )
+    digests = (decision.blob for decision in manifest.included if decision.blob is not None)
+    record_blob_uses(connection, tenant, reply, digests)
+    return inserted != 0
 
 
-def _place(tenant: str, entry: Entry) -> dict[str, object]:
+def _to_key(tenant: str, entry: Entry) -> dict[str, object]:
     return {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
 
 
-def get_request(connection: Connection, tenant: str, request: str) -> Filed:
-    """The request with this id."""
-    wanted = select(manifests.c.conversation, manifests.c.branch, manifests.c.seq, manifests.c.manifest).where(
-        manifests.c.tenant == tenant, manifests.c.request == request
+def get_request(connection: Connection, tenant: str, request_id: str) -> RecordedRequest:
+    query = select(manifests.c.conversation, manifests.c.branch, manifests.c.seq, manifests.c.manifest).where(
+        manifests.c.tenant == tenant, manifests.c.request_id == request_id
     )
-    row = connection.execute(wanted).first()
+    row = connection.execute(query).first()
     if row is None:
-        raise RequestNotFound(f"No request {request!r} is filed for this tenant; those without a reply are not.")
-    return Filed(row.conversation, row.branch, row.seq, Manifest.parse(row.manifest))
+        raise RequestNotFound(
+            f"No request {request_id!r} is recorded for this tenant; only requests with a reply are recorded."
+        )
+    return RecordedRequest(row.conversation, row.branch, row.seq, Manifest.parse(row.manifest))
 
 
-def _is_filed(connection: Connection, tenant: str, request: str) -> bool:
-    wanted = select(manifests.c.seq).where(manifests.c.tenant == tenant, manifests.c.request == request)
-    return connection.execute(wanted).first() is not None
+def _has_request(connection: Connection, tenant: str, request_id: str) -> bool:
+    query = select(manifests.c.seq).where(manifests.c.tenant == tenant, manifests.c.request_id == request_id)
+    return connection.execute(query).first() is not None
 
 
 def get_manifest(connection: Connection, tenant: str, branch: Branch, seq: int) -> Manifest:
-    wanted = select(manifests.c.manifest).where(
+    query = select(manifests.c.manifest).where(
         manifests.c.tenant == tenant,
         manifests.c.conversation == branch.conversation,
-        manifests.c.branch == branch.holder(seq),
+        manifests.c.branch == branch.find_owner(seq),
         manifests.c.seq == seq,
     )
-    found = connection.execute(wanted).scalar()
-    if found is None:
-        raise EntryNotFound(f"No request is filed under #{seq}; requests go by the number of their reply.")
-    return Manifest.parse(found)
+    manifest = connection.execute(query).scalar()
+    if manifest is None:
+        raise EntryNotFound(f"No request is recorded under #{seq}; give the number of its reply.")
+    return Manifest.parse(manifest)
 
 
 def list_manifests(
     connection: Connection, tenant: str, branch: Branch, *, limit: int | None = None, last: int | None = None
 ) -> list[tuple[int, Manifest]]:
-    """The branch's requests with the number of their reply, the newest `limit` of them, oldest first."""
-    found: list[tuple[int, str]] = []
-    for piece in branch.segments(1, last):
-        wanted = (
+    """The newest `limit` manifests of the branch with the numbers of their replies, oldest first."""
+    rows: list[tuple[int, str]] = []
+    for own_range in branch.split_ranges(1, last):
+        query = (
             select(manifests.c.seq, manifests.c.manifest)
             .where(
                 manifests.c.tenant == tenant,
                 manifests.c.conversation == branch.conversation,
-                manifests.c.branch == piece.branch,
-                manifests.c.seq.between(piece.first, piece.last),
+                manifests.c.branch == own_range.branch,
+                manifests.c.seq.between(own_range.first, own_range.last),
             )
             .order_by(manifests.c.seq.desc())
         )
         if limit is not None:
-            wanted = wanted.limit(limit - len(found))
-        found.extend((row.seq, row.manifest) for row in connection.execute(wanted))
-        if limit is not None and len(found) >= limit:
+            query = query.limit(limit - len(rows))
+        rows.extend((row.seq, row.manifest) for row in connection.execute(query))
+        if limit is not None and len(rows) >= limit:
             break
-    return [(seq, Manifest.parse(manifest)) for seq, manifest in reversed(found)]
+    return [(seq, Manifest.parse(manifest)) for seq, manifest in reversed(rows)]
 
 
-def own_manifests(connection: Connection, tenant: str, branch: Branch) -> list[tuple[int, str]]:
-    """Those under the branch's own entries, as they are stored."""
-    wanted = (
+def list_own_manifests(connection: Connection, tenant: str, branch: Branch) -> list[tuple[int, str]]:
+    """The manifests under the branch's own entries, as stored JSON."""
+    query = (
         select(manifests.c.seq, manifests.c.manifest)
         .where(
             manifests.c.tenant == tenant,
@@ -172,9 +180,9 @@ def own_manifests(connection: Connection, tenant: str, branch: Branch) -> list[t
         )
         .order_by(manifests.c.seq)
     )
-    return [(row.seq, row.manifest) for row in connection.execute(wanted)]
+    return [(row.seq, row.manifest) for row in connection.execute(query)]
 
 
 def get_calibration(connection: Connection, tenant: str, model: str) -> str | None:
-    wanted = select(calibrations.c.calibration).where(calibrations.c.tenant == tenant, calibrations.c.model == model)
-    return connection.execute(wanted).scalar()
+    query = select(calibrations.c.calibration).where(calibrations.c.tenant == tenant, calibrations.c.model == model)
+    return connection.execute(query).scalar()

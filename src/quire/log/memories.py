@@ -1,7 +1,6 @@
-"""What agents remember. A memory is never rewritten: to correct one is to retire it and to add another.
+"""Memories of agents. A memory is immutable: to correct it, retire it and add another.
 
-Each cites the message that it came from, so that it goes when that message is purged; a search finds only those
-that are not retired.
+Each cites the message that it came from and is purged with it; a search finds only memories that are not retired.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,16 +9,17 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
 
 from quire.errors import InvalidEntry, MemoryNotFound, MemoryRetired
-from quire.log import branches, passages, reading
-from quire.log.found import Citation, Memory, Passage, memory_scope
-from quire.log.fresh import new_id, now
+from quire.log import conversations, reads
+from quire.log.dialects import sanitize_text
+from quire.log.ids import new_id, now
 from quire.log.schema import memories
-from quire.log.words import storable
-from quire.model.messages import PURGED
+from quire.log.search import passages
+from quire.log.types import Citation, Memory, Passage, memory_scope
+from quire.model.messages import PURGED_TEXT
 
-_COLUMNS = select(
+_MEMORIES = select(
     memories.c.memory,
-    memories.c.agent,
+    memories.c.namespace,
     memories.c.text,
     memories.c.conversation,
     memories.c.branch,
@@ -31,100 +31,109 @@ _COLUMNS = select(
 ).where(memories.c.tenant == bindparam("tenant"))
 
 
-def remember(
-    connection: Connection, tenant: str, agent: str, text: str, *, cites: Citation | None, source: str | None
+def add_memory(
+    connection: Connection, tenant: str, namespace: str, text: str, *, citation: Citation | None, source: str | None
 ) -> Memory:
-    """Adds a memory that cites a message, or names the source that it was imported from."""
-    held = _held(connection, tenant, cites, source)
-    return _add(connection, tenant, agent, text, held, source)
+    """Adds a memory with the message that it cites, or with the source that it was imported from."""
+    locked = _lock_citation(connection, tenant, citation, source)
+    return _insert_memory(connection, tenant, namespace, text, locked, source)
 
 
-def correct(
-    connection: Connection, tenant: str, id: str, text: str, *, cites: Citation | None, source: str | None
+def replace_memory(
+    connection: Connection, tenant: str, id: str, text: str, *, citation: Citation | None, source: str | None
 ) -> Memory:
-    """Retires a memory and puts another in its place."""
-    # The message's branch before the memory, in the order in which a purge takes them.
-    held = _held(connection, tenant, cites, source)
+    """Retires a memory and adds its replacement."""
+    # Locks the message's branch before the memory, in the same order as a purge, to avoid a deadlock.
+    locked = _lock_citation(connection, tenant, citation, source)
     old = get_memory(connection, tenant, id, lock=True)
     if old.retired_at is not None:
-        better = f"correct {old.replaced_by!r}, which replaced it" if old.replaced_by else "add a new one"
-        raise MemoryRetired(f"The memory {id!r} was retired already; {better}.")
-    new = _add(connection, tenant, old.agent, text, held, source)
-    _retire(connection, tenant, old, replaced_by=new.id)
+        remedy = f"correct {old.replaced_by!r}, which replaced it" if old.replaced_by else "add a new one"
+        raise MemoryRetired(f"The memory {id!r} is retired already; {remedy}.")
+    new = _insert_memory(connection, tenant, old.namespace, text, locked, source)
+    _mark_retired(connection, tenant, old, replaced_by=new.id)
     return new
 
 
-def retire(connection: Connection, tenant: str, id: str) -> Memory:
-    """Takes a memory out of use; it stays to be looked at."""
+def retire_memory(connection: Connection, tenant: str, id: str) -> Memory:
+    """Retires a memory: search no longer finds it, but it can still be listed."""
     old = get_memory(connection, tenant, id, lock=True)
     if old.retired_at is None:
-        _retire(connection, tenant, old, replaced_by=None)
+        _mark_retired(connection, tenant, old, replaced_by=None)
     return get_memory(connection, tenant, id)
 
 
 def get_memory(connection: Connection, tenant: str, id: str, *, lock: bool = False) -> Memory:
-    wanted = _COLUMNS.where(memories.c.memory == bindparam("memory"))
-    known = {"tenant": tenant, "memory": id}
-    row = connection.execute(wanted.with_for_update() if lock else wanted, known).first()
+    query = _MEMORIES.where(memories.c.memory == bindparam("memory"))
+    params = {"tenant": tenant, "memory": id}
+    row = connection.execute(query.with_for_update() if lock else query, params).first()
     if row is None:
         raise MemoryNotFound(f"There is no memory {id!r} for this tenant.")
-    return _memory(row)
+    return _to_memory(row)
 
 
 def list_memories(
-    connection: Connection, tenant: str, agent: str, *, retired: bool, limit: int, before: Memory | None
+    connection: Connection, tenant: str, namespace: str, *, include_retired: bool, limit: int, before: Memory | None
 ) -> list[Memory]:
-    """The newest first; `before` is the last one of the page before."""
+    """Newest first. Cursor pagination: `before` is the last one of the previous page."""
     newest_first = (memories.c.created_at.desc(), memories.c.memory.desc())
-    wanted = _COLUMNS.where(memories.c.agent == agent).order_by(*newest_first).limit(limit)
-    if not retired:
-        wanted = wanted.where(memories.c.retired_at.is_(None))
+    query = _MEMORIES.where(memories.c.namespace == namespace).order_by(*newest_first).limit(limit)
+    if not include_retired:
+        query = query.where(memories.c.retired_at.is_(None))
     if before is not None:
         older = tuple_(memories.c.created_at, memories.c.memory) < (before.created_at, before.id)
-        wanted = wanted.where(older)
-    return [_memory(row) for row in connection.execute(wanted, {"tenant": tenant})]
+        query = query.where(older)
+    return [_to_memory(row) for row in connection.execute(query, {"tenant": tenant})]
 
 
 def purge_memories(
-    connection: Connection, tenant: str, conversation: str, gone: Collection[tuple[int, int]] | None
+    connection: Connection, tenant: str, conversation: str, purged: Collection[tuple[int, int]] | None
 ) -> list[Memory]:
-    """Takes the text of memories that cite these messages, or any of the conversation's; gives them as they were."""
-    doomed = [memory for memory in _citing(connection, tenant, conversation) if _is_cited(memory, gone)]
-    for memory in sorted(doomed, key=lambda memory: memory.agent):
-        passages.drop(connection, tenant, memory_scope(memory.agent), [memory.id])
+    """Erases the memories that cite these messages (None: any message of the conversation).
+
+    Returns them as they were before.
+    """
+    to_purge = [memory for memory in _list_citing(connection, tenant, conversation) if _cites_any(memory, purged)]
+    for memory in sorted(to_purge, key=lambda memory: memory.namespace):
+        passages.delete_passages(connection, tenant, memory_scope(memory.namespace), [memory.id])
         connection.execute(
             update(memories)
             .where(memories.c.tenant == tenant, memories.c.memory == memory.id)
-            .values(text=PURGED, source=None, retired_at=memory.retired_at or now())
+            .values(text=PURGED_TEXT, source=None, retired_at=memory.retired_at or now())
         )
-    return doomed
+    return to_purge
 
 
-def _held(connection: Connection, tenant: str, cites: Citation | None, source: str | None) -> Citation | None:
-    """The cited message under the branch that holds it; nobody purges it before this transaction ends."""
-    if (cites is None) == (source is None):
-        raise InvalidEntry("A memory cites the message that it came from, or names its source; give one of the two.")
-    if cites is None:
+def _lock_citation(
+    connection: Connection, tenant: str, citation: Citation | None, source: str | None
+) -> Citation | None:
+    """The citation under the branch that owns the message; locks it against a purge until this transaction ends."""
+    if (citation is None) == (source is None):
+        raise InvalidEntry("A memory needs either a citation or a source; give exactly one of them.")
+    if citation is None:
         return None
-    line = branches.get_branch(connection, tenant, cites.conversation, cites.branch, lock=True)
-    entry = reading.get_entry(connection, tenant, line, cites.seq)
+    branch = conversations.get_branch(connection, tenant, citation.conversation, citation.branch, lock=True)
+    entry = reads.get_entry(connection, tenant, branch, citation.seq)
     if entry.kind != "message" or entry.purged_at is not None:
-        what = "was purged" if entry.purged_at is not None else f"is a {entry.kind}"
-        raise InvalidEntry(f"A memory cites a message, and entry #{cites.seq} of {cites.conversation!r} {what}.")
+        problem = "was purged" if entry.purged_at is not None else f"is a {entry.kind}"
+        raise InvalidEntry(
+            f"Entry #{citation.seq} of {citation.conversation!r} {problem}; a memory must cite a message with content."
+        )
     return Citation(entry.conversation, entry.branch, entry.seq)
 
 
-def _add(
-    connection: Connection, tenant: str, agent: str, text: str, held: Citation | None, source: str | None
+def _insert_memory(
+    connection: Connection, tenant: str, namespace: str, text: str, citation: Citation | None, source: str | None
 ) -> Memory:
     if not text.strip():
-        raise InvalidEntry("A memory without text says nothing; give it some, or retire the old one.")
-    memory = Memory(new_id(), agent, storable(text), held, source and storable(source), now(), None, None)
-    conversation, branch, seq = held or (None, None, None)
+        raise InvalidEntry("The text of the memory is empty; give a text, or retire the old memory.")
+    memory = Memory(
+        new_id(), namespace, sanitize_text(text), citation, source and sanitize_text(source), now(), None, None
+    )
+    conversation, branch, seq = citation or (None, None, None)
     row = {
         "tenant": tenant,
         "memory": memory.id,
-        "agent": agent,
+        "namespace": namespace,
         "text": memory.text,
         "conversation": conversation,
         "branch": branch,
@@ -134,12 +143,12 @@ def _add(
     }
     connection.execute(insert(memories), row)
     passage = Passage(memory.id, memory.text, at=memory.created_at)
-    passages.put(connection, tenant, memory_scope(agent), [passage])
+    passages.put_passages(connection, tenant, memory_scope(namespace), [passage])
     return memory
 
 
-def _retire(connection: Connection, tenant: str, old: Memory, *, replaced_by: str | None) -> None:
-    passages.drop(connection, tenant, memory_scope(old.agent), [old.id])
+def _mark_retired(connection: Connection, tenant: str, old: Memory, *, replaced_by: str | None) -> None:
+    passages.delete_passages(connection, tenant, memory_scope(old.namespace), [old.id])
     connection.execute(
         update(memories)
         .where(memories.c.tenant == tenant, memories.c.memory == old.id)
@@ -147,16 +156,16 @@ def _retire(connection: Connection, tenant: str, old: Memory, *, replaced_by: st
     )
 
 
-def _citing(connection: Connection, tenant: str, conversation: str) -> list[Memory]:
-    wanted = _COLUMNS.where(memories.c.conversation == conversation)
-    return [_memory(row) for row in connection.execute(wanted.with_for_update(), {"tenant": tenant})]
+def _list_citing(connection: Connection, tenant: str, conversation: str) -> list[Memory]:
+    query = _MEMORIES.where(memories.c.conversation == conversation)
+    return [_to_memory(row) for row in connection.execute(query.with_for_update(), {"tenant": tenant})]
 
 
-def _is_cited(memory: Memory, gone: Collection[tuple[int, int]] | None) -> bool:
-    return gone is None or (memory.cites is not None and (memory.cites.branch, memory.cites.seq) in gone)
+def _cites_any(memory: Memory, purged: Collection[tuple[int, int]] | None) -> bool:
+    return purged is None or (memory.citation is not None and (memory.citation.branch, memory.citation.seq) in purged)
 
 
-def _memory(row: Sequence[Any]) -> Memory:
-    memory, agent, text, conversation, branch, seq, *rest = row
-    cites = None if conversation is None else Citation(conversation, branch, seq)
-    return Memory(memory, agent, text, cites, *rest)
+def _to_memory(row: Sequence[Any]) -> Memory:
+    memory, namespace, text, conversation, branch, seq, *rest = row
+    citation = None if conversation is None else Citation(conversation, branch, seq)
+    return Memory(memory, namespace, text, citation, *rest)

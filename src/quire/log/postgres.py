@@ -1,6 +1,6 @@
-"""PostgreSQL: psycopg's asynchronous connections, each piece of work in a transaction that knows its tenant.
+"""PostgreSQL: a connection pool of asynchronous psycopg; every transaction sets its tenant for row-level security.
 
-Nothing is kept in the session between transactions, so that a pooler may give each of them another session.
+No session state survives a transaction, so a pooler such as PgBouncer may assign another session to each of them.
 """
 
 from functools import lru_cache
@@ -11,9 +11,12 @@ from sqlalchemy import URL, Connection, Engine, event
 
 from quire.errors import MissingExtra
 from quire.log import migrate
-from quire.log.database import Connections, T, Work
-from quire.log.driver import send
-from quire.log.foreign import mapped_errors
+from quire.log.database import PoolStats, T, Work
+from quire.log.error_mapping import map_database_errors
+from quire.log.raw_sql import execute_text
+
+_POOL_SIZE = 32
+"""Maximum connections per process."""
 
 
 class PostgresDatabase:
@@ -26,26 +29,26 @@ class PostgresDatabase:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
         except ImportError as missing:
-            raise MissingExtra(extra="postgres", needed_for="PostgreSQL") from missing
-        # Autocommit, because the transaction's BEGIN travels with the tenant's name in one round trip.
+            raise MissingExtra(extra="postgres", feature="PostgreSQL") from missing
+        # Autocommit, because BEGIN is sent together with the tenant setting in one round trip.
         engine = create_async_engine(
             url.set(drivername="postgresql+psycopg"),
             isolation_level="AUTOCOMMIT",
-            # No overflow: what exceeds a pool is closed after each use and made anew for the next, when it hurts most.
-            pool_size=32,
+            # No overflow: SQLAlchemy closes overflow connections after each use and reconnects under the highest load.
+            pool_size=_POOL_SIZE,
             max_overflow=0,
             pool_pre_ping=False,
         )
-        event.listen(engine.sync_engine, "connect", _prepare_nothing_through_a_pooler)
+        event.listen(engine.sync_engine, "connect", _disable_prepared_statements_behind_pooler)
         database = cls(engine)
         try:
-            await database.read(migrate.check, tenant="")
+            await database.read(migrate.check_version, tenant="")
         except BaseException:
             await database.close()
             raise
         return database
 
-    async def read(self, work: Work[T], *, tenant: str, brief: bool = False) -> T:
+    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
         return await self._run(work, begin="BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", tenant=tenant)
 
     async def write(self, work: Work[T], *, tenant: str) -> T:
@@ -54,32 +57,32 @@ class PostgresDatabase:
     async def _run(self, work: Work[T], *, begin: str, tenant: str) -> T:
         from sqlalchemy.util import greenlet_spawn
 
-        with mapped_errors():
-            return await greenlet_spawn(self._transact, work, _opening(begin, tenant))
+        with map_database_errors():
+            return await greenlet_spawn(self._run_transaction, work, _begin_sql(begin, tenant))
 
-    def _transact(self, work: Work[T], opening: str) -> T:
-        connection = self._begun(opening)
+    def _run_transaction(self, work: Work[T], begin_sql: str) -> T:
+        connection = self._begin(begin_sql)
         try:
             result = work(connection)
-            send(connection, "COMMIT")
+            execute_text(connection, "COMMIT")
             return result
         except BaseException:
-            # SQLAlchemy may have given the connection up already, and then asking for it would raise another error.
+            # SQLAlchemy may have invalidated the connection already; accessing it would then raise another error.
             if not connection.invalidated and cast(Any, connection.connection.driver_connection).closed:
                 connection.invalidate()
             raise
         finally:
-            # Gives the connection back; what was not committed, the pool rolls back.
+            # Returns the connection to the pool, which rolls back uncommitted work.
             connection.close()
 
-    def _begun(self, opening: str) -> Connection:
-        """A connection in a transaction that knows its tenant. Those that died in the pool are replaced, once."""
+    def _begin(self, begin_sql: str) -> Connection:
+        """A connection in a transaction with its tenant set. If the pooled one is dead, reconnects once."""
         from psycopg import OperationalError
 
         engine: Engine = self._engine.sync_engine
         connection = engine.connect()
         try:
-            send(connection, opening)
+            execute_text(connection, begin_sql)
         except OperationalError:
             connection.invalidate()
             connection.close()
@@ -90,38 +93,38 @@ class PostgresDatabase:
         else:
             return connection
         connection = engine.connect()
-        send(connection, opening)
+        execute_text(connection, begin_sql)
         return connection
 
-    def connections(self) -> Connections:
+    def get_pool_stats(self) -> PoolStats:
         pool = self._engine.sync_engine.pool
-        return Connections(in_use=pool.checkedout(), idle=pool.checkedin())
+        return PoolStats(in_use=pool.checkedout(), idle=pool.checkedin())
 
     async def scrub(self) -> None:
-        """Dead rows go with the server's own vacuum; to force it is the owner's right, not the application's."""
+        """Does nothing: autovacuum removes dead rows, and only the owner may force a vacuum."""
 
     async def close(self) -> None:
         await self._engine.dispose()
 
 
 @lru_cache(maxsize=10_000)
-def _opening(begin: str, tenant: str) -> str:
+def _begin_sql(begin: str, tenant: str) -> str:
     from psycopg.sql import Literal
 
     return f"{begin}; SELECT set_config('quire.tenant', {Literal(tenant).as_string()}, true)"
 
 
-def _prepare_nothing_through_a_pooler(connection: Any, _record: object) -> None:
-    """A statement prepared in one session is unknown, or another one, in the next that the pooler gives us.
+def _disable_prepared_statements_behind_pooler(connection: Any, _record: object) -> None:
+    """Disables prepared statements behind a pooler, whose next session may not have them, or has others by that name.
 
-    A pooler shows itself by the process number that it greets with, which is not the one of the server's process.
+    A pooler is detected by the backend PID in its greeting, which differs from that of the server process.
     """
     driver = connection.driver_connection
     cursor = connection.cursor()
     try:
         cursor.execute("SELECT pg_backend_pid()")
-        (serving,) = cursor.fetchone()
+        (server_pid,) = cursor.fetchone()
     finally:
         cursor.close()
-    if serving != driver.info.backend_pid:
+    if server_pid != driver.info.backend_pid:
         driver.prepare_threshold = None

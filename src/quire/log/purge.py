@@ -1,102 +1,116 @@
-"""Purge, the one way to remove: content goes, and what was made from it. The digests stay, so the chain verifies."""
+"""Purge, the only way to erase: removes content and everything derived from it.
+
+The digests stay, so the hash chain still verifies.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import Connection, bindparam, update
+from sqlalchemy import Connection, bindparam, delete, select, text, update
 
 from quire.errors import InvalidEntry
-from quire.log import blobs, branches, memories, passages, quotes, reading, shelves
-from quire.log.found import conversation_scope, message_key
-from quire.log.fresh import now
-from quire.log.records import Branch
-from quire.log.schema import entries
-from quire.model import Compaction, Entry, Message
-from quire.model.entries import purged_body
+from quire.log import blobs, conversations, memories, reads
+from quire.log.blobs import delete_unused_blobs
+from quire.log.ids import now
+from quire.log.schema import blob_uses, entries, manifests
+from quire.log.search import passages, recall_segments
+from quire.log.types import Branch, Memory, conversation_scope, message_key
+from quire.model import Compaction, Entry, Manifest, Message
+from quire.model.entries import purge_body
 
 
-def purge(
+def purge_entries(
     connection: Connection, tenant: str, conversation: str, seqs: Collection[int] | None, *, branch: int
 ) -> list[Entry]:
-    """Removes the content of these entries (None: of the whole conversation) and of the summaries that cover them.
+    """Erases the content of these entries (None: of the whole conversation) and of the summaries that cover them.
 
-    Returns the entries that lost their content, as they are now.
+    Returns the purged entries as they are now.
     """
-    known = branches.list_branches(connection, tenant, conversation, lock=True)
+    all_branches = conversations.list_branches(connection, tenant, conversation, lock=True)
     if seqs is None:
-        doomed = [entry for each in known for entry in _own(connection, tenant, each) if _has_content(entry)]
+        to_purge = [
+            entry
+            for each in all_branches
+            for entry in _read_own_entries(connection, tenant, each)
+            if _has_content(entry)
+        ]
     else:
-        line = branches.get_branch(connection, tenant, conversation, branch)
-        doomed = [reading.get_entry(connection, tenant, line, seq) for seq in sorted(set(seqs))]
-        _refuse_steering(doomed)
-        doomed += _summaries_of(connection, tenant, known, doomed)
-    gone = [_without_content(entry) for entry in doomed]
-    _overwrite(connection, tenant, gone)
-    _drop_blobs(connection, tenant, gone)
-    _forget(connection, tenant, known, gone, whole=seqs is None)
+        target = conversations.get_branch(connection, tenant, conversation, branch)
+        to_purge = [reads.get_entry(connection, tenant, target, seq) for seq in sorted(set(seqs))]
+        _check_has_content(to_purge)
+        to_purge += _find_summaries(connection, tenant, all_branches, to_purge)
+    purged = [_erase_content(entry) for entry in to_purge]
+    _overwrite(connection, tenant, purged)
+    _delete_blob_uses(connection, tenant, purged)
+    _delete_derived(connection, tenant, all_branches, purged, whole=seqs is None)
     if seqs is None:
-        branches.empty_conversation(connection, tenant, conversation)
-    return gone
+        conversations.clear_conversation(connection, tenant, conversation)
+    return purged
 
 
-def _forget(
-    connection: Connection, tenant: str, known: Sequence[Branch], gone: Sequence[Entry], *, whole: bool
+def _delete_derived(
+    connection: Connection, tenant: str, all_branches: Sequence[Branch], purged: Sequence[Entry], *, whole: bool
 ) -> None:
-    """Removes what was made of these entries outside the log: index, memories, and what requests quoted of them."""
-    conversation = known[0].conversation
-    places = {(entry.branch, entry.seq) for entry in gone}
+    """Deletes what was derived from these entries: search index, recall segments, memories, blobs with memories."""
+    conversation = all_branches[0].conversation
+    entry_keys = {(entry.branch, entry.seq) for entry in purged}
     scope = conversation_scope(conversation)
     if whole:
-        passages.drop_scope(connection, tenant, scope)
+        passages.delete_scope(connection, tenant, scope)
     else:
-        passages.drop(connection, tenant, scope, [message_key(branch, seq) for branch, seq in sorted(places)])
-    shelves.drop_shelves(connection, tenant, conversation, places)
-    forgotten = memories.purge_memories(connection, tenant, conversation, None if whole else places)
-    quotes.drop_memories(connection, tenant, forgotten)
+        passages.delete_passages(
+            connection, tenant, scope, [message_key(branch, seq) for branch, seq in sorted(entry_keys)]
+        )
+    recall_segments.delete_segments(connection, tenant, conversation, entry_keys)
+    purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
+    purge_memory_quotes(connection, tenant, purged_memories)
 
 
-def _own(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
+def _read_own_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
     if branch.head_seq == branch.fork_seq:
         return []
-    return reading.read_range(connection, tenant, branch, first=branch.fork_seq + 1)
+    return reads.read_range(connection, tenant, branch, first=branch.fork_seq + 1)
 
 
 def _has_content(entry: Entry) -> bool:
     return entry.kind in ("message", "compaction")
 
 
-def _refuse_steering(named: Iterable[Entry]) -> None:
-    for entry in named:
+def _check_has_content(to_purge: Iterable[Entry]) -> None:
+    for entry in to_purge:
         if not _has_content(entry):
-            raise InvalidEntry(f"Entry #{entry.seq} is a {entry.kind} and has no content to purge.")
+            raise InvalidEntry(
+                f"Entry #{entry.seq} is a {entry.kind} and has no content to purge; give messages or compactions."
+            )
 
 
-def _summaries_of(
-    connection: Connection, tenant: str, known: Iterable[Branch], doomed: Collection[Entry]
+def _find_summaries(
+    connection: Connection, tenant: str, all_branches: Iterable[Branch], to_purge: Collection[Entry]
 ) -> list[Entry]:
-    """Compactions, on any branch that has one of these entries, that cover it."""
-    named = {(entry.branch, entry.seq) for entry in doomed}
-    found: list[Entry] = []
-    for branch in known:
-        for entry in reading.control_entries(connection, tenant, branch, last=branch.head_seq):
+    """Compactions on any branch that cover one of these entries."""
+    entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
+    summaries: list[Entry] = []
+    for branch in all_branches:
+        for entry in reads.read_control_entries(connection, tenant, branch, last=branch.head_seq):
             body = entry.body
-            if entry.branch != branch.number or not isinstance(body, Compaction) or (entry.branch, entry.seq) in named:
+            is_candidate = entry.branch == branch.number and (entry.branch, entry.seq) not in entry_keys
+            if not is_candidate or not isinstance(body, Compaction):
                 continue
             covers = body.covers
-            if covers and any(seq in covers and branch.holder(seq) == holder for holder, seq in named):
-                found.append(entry)
-    return found
+            if covers and any(seq in covers and branch.find_owner(seq) == owner for owner, seq in entry_keys):
+                summaries.append(entry)
+    return summaries
 
 
-def _without_content(entry: Entry) -> Entry:
-    body = purged_body(entry.body)
-    raw = body.canonical()
+def _erase_content(entry: Entry) -> Entry:
+    body = purge_body(entry.body)
+    raw = body.canonical_json()
     if isinstance(body, Message) or raw != entry.raw:
-        return entry._replace(raw=raw, raw_notes=None, tokens=None, counter=None, purged_at=now())
+        return entry._replace(raw=raw, raw_metadata=None, tokens=None, counter=None, purged_at=now())
     return entry
 
 
-def _overwrite(connection: Connection, tenant: str, gone: Iterable[Entry]) -> None:
+def _overwrite(connection: Connection, tenant: str, purged: Iterable[Entry]) -> None:
     rows = [
         {
             "of_tenant": tenant,
@@ -104,12 +118,12 @@ def _overwrite(connection: Connection, tenant: str, gone: Iterable[Entry]) -> No
             "of_branch": entry.branch,
             "of_seq": entry.seq,
             "body": entry.raw,
-            "notes": entry.raw_notes,
+            "notes": entry.raw_metadata,
             "tokens": entry.tokens,
             "counter": entry.counter,
             "purged_at": entry.purged_at,
         }
-        for entry in gone
+        for entry in purged
     ]
     if rows:
         connection.execute(_OVERWRITE, rows)
@@ -127,9 +141,46 @@ _OVERWRITE = (
 )
 
 
-def _drop_blobs(connection: Connection, tenant: str, gone: Iterable[Entry]) -> None:
+def _delete_blob_uses(connection: Connection, tenant: str, purged: Iterable[Entry]) -> None:
     by_branch: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    for entry in gone:
+    for entry in purged:
         by_branch[entry.conversation, entry.branch].append(entry.seq)
     for (conversation, branch), seqs in by_branch.items():
-        blobs.drop_uses(connection, tenant, conversation, branch=branch, seqs=seqs)
+        blobs.delete_blob_uses(connection, tenant, conversation, branch=branch, seqs=seqs)
+
+
+def purge_memory_quotes(connection: Connection, tenant: str, purged: Iterable[Memory]) -> None:
+    """Deletes blobs in which requests contained these memories. Blobs with the same text from other sources stay."""
+    for memory in purged:
+        for digest in _find_blobs_with_text(connection, tenant, memory.text):
+            _delete_memory_uses(connection, tenant, digest)
+
+
+def _find_blobs_with_text(connection: Connection, tenant: str, quote: str) -> list[bytes]:
+    match_offset = "position(:quote IN data)" if connection.dialect.name == "postgresql" else "instr(data, :quote)"
+    statement = text(f"SELECT digest FROM quire_blobs WHERE tenant = :tenant AND {match_offset} > 0")  # noqa: S608 (constants)
+    return list(connection.execute(statement, {"tenant": tenant, "quote": quote.encode()}).scalars())
+
+
+def _delete_memory_uses(connection: Connection, tenant: str, digest: bytes) -> None:
+    uses = (blob_uses.c.tenant == tenant, blob_uses.c.digest == digest)
+    query = (
+        select(blob_uses.c.conversation, blob_uses.c.branch, blob_uses.c.seq, manifests.c.manifest)
+        .join(
+            manifests,
+            (manifests.c.tenant == blob_uses.c.tenant)
+            & (manifests.c.conversation == blob_uses.c.conversation)
+            & (manifests.c.branch == blob_uses.c.branch)
+            & (manifests.c.seq == blob_uses.c.seq),
+        )
+        .where(*uses)
+    )
+    for conversation, branch, seq, manifest in connection.execute(query).all():
+        if _includes_memory_blob(Manifest.parse(manifest), digest.hex()):
+            entry_key = (blob_uses.c.conversation == conversation, blob_uses.c.branch == branch, blob_uses.c.seq == seq)
+            connection.execute(delete(blob_uses).where(*uses, *entry_key))
+    delete_unused_blobs(connection, tenant, [digest])
+
+
+def _includes_memory_blob(manifest: Manifest, digest: str) -> bool:
+    return any(row.kind == "memory" and row.blob == digest for row in manifest.included)

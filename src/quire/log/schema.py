@@ -1,7 +1,8 @@
-"""The tables as statements see them. The migrations make them; a test holds the two together.
+"""SQLAlchemy tables. The migrations create them; a test checks that both agree.
 
-Every key of a tenant's rows begins with the tenant, and what belongs to a conversation goes on with the conversation.
-Times are microseconds since 1970, digests are 32 bytes, bodies are canonical JSON kept as text to keep their bytes.
+The primary key of every tenant's row begins with the tenant, then the conversation if the row belongs to one.
+Times are microseconds since 1970, digests have 32 bytes, bodies are canonical JSON stored as TEXT to preserve their
+bytes.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ from sqlalchemy.types import UserDefinedType
 
 
 class Bytes(UserDefinedType[bytes]):
-    """Binary data as both drivers give and take it; SQLAlchemy's own type would copy every value."""
+    """Binary column without conversion; SQLAlchemy's own type would copy every value."""
 
     cache_ok = True
 
@@ -28,7 +29,7 @@ conversations = Table(
     Column("conversation", Text, primary_key=True),
     Column("title", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
-    Column("used_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
     Column("purged_at", BigInteger),
 )
 
@@ -45,7 +46,7 @@ branches = Table(
     Column("head_digest", Bytes, nullable=False),
     Column("head_path", Bytes, nullable=False),
     Column("state", Text, nullable=False),
-    Column("used_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
 )
 
 entries = Table(
@@ -77,8 +78,8 @@ paths = Table(
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, nullable=False),
 )
-"""Which message, in which branch, ends which path. Apart from the entries, so that it can be split by path:
-the look-up does not know the conversation, it is there to find it."""
+"""The message at the end of each path. Separate from the entries so that it can be partitioned by path: the look-up
+finds the conversation, so it cannot filter by it."""
 
 blobs = Table(
     "quire_blobs",
@@ -98,7 +99,7 @@ blob_uses = Table(
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("digest", Bytes, primary_key=True),
 )
-"""Which entry quotes which blob, so that a purge knows when a blob is no longer needed."""
+"""References from entries to blobs, so that a purge can delete blobs without references."""
 
 manifests = Table(
     "quire_manifests",
@@ -108,9 +109,9 @@ manifests = Table(
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("manifest", Text, nullable=False),
-    Column("request", Text),
+    Column("request_id", Text),
 )
-"""For every request that was answered, under the number of its reply, what it was made of."""
+"""The manifest of every answered request (what it was built from), by the number of its reply."""
 
 calibrations = Table(
     "quire_calibrations",
@@ -119,16 +120,16 @@ calibrations = Table(
     Column("model", Text, primary_key=True),
     Column("calibration", Text, nullable=False),
 )
-"""How a model's reported tokens compare with our counts."""
+"""Ratio of a model's reported tokens to Quire's own counts, as JSON."""
 
-spending = Table(
-    "quire_spending",
+costs = Table(
+    "quire_costs",
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
-    Column("dollars", Double, nullable=False),
+    Column("cost_usd", Double, nullable=False),
 )
-"""What the model calls of a conversation have cost so far, summaries included."""
+"""Total cost of a conversation's model calls, summaries included."""
 
 passages = Table(
     "quire_passages",
@@ -145,9 +146,9 @@ passages = Table(
     Column("embedder", Text),
     Column("vector", Bytes),
 )
-"""What a search can find, piece by piece: of a conversation's messages, a vault's documents, an agent's memories.
+"""Searchable passages of messages, vault documents and memories. Derived data.
 
-Derived, all of it. `vector` is in use where PostgreSQL has the extension, and is of its type there."""
+`vector` is used only where PostgreSQL has the extension pgvector, and has its type there."""
 
 terms = Table(
     "quire_terms",
@@ -156,39 +157,39 @@ terms = Table(
     Column("scope", Text, primary_key=True),
     Column("term", Text, primary_key=True),
     Column("block", BigInteger, primary_key=True, autoincrement=False),
-    Column("places", Bytes, nullable=False),
+    Column("postings", Bytes, nullable=False),
 )
-"""In which passages of a scope a word stands, or what the vectors of an embedder are, a block of numbers a row."""
+"""The inverted index: one row per term and block of passage numbers; it also stores vectors, by embedder."""
 
-scopes = Table(
-    "quire_scopes",
+search_scopes = Table(
+    "quire_search_scopes",
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("scope", Text, primary_key=True),
-    Column("next", BigInteger, nullable=False),
-    Column("passages", BigInteger, nullable=False),
+    Column("next_number", BigInteger, nullable=False),
+    Column("passage_count", BigInteger, nullable=False),
 )
-"""The next number in a scope, and how many passages it has; who changes the scope holds this row."""
+"""Next passage number and passage count of a scope. A writer of the scope locks this row."""
 
-shelves = Table(
-    "quire_shelves",
+recall_segments = Table(
+    "quire_recall_segments",
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
     Column("branch", Integer, primary_key=True, autoincrement=False),
-    Column("shelf", Integer, primary_key=True, autoincrement=False),
-    Column("upto", BigInteger, nullable=False),
+    Column("segment", Integer, primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
     Column("version", Text, nullable=False),
     Column("data", Bytes, nullable=False),
 )
-"""The recall index of a branch's own entries, so many a row, as bytes that the store does not read. Derived."""
+"""Recall index of a branch's own entries, `ENTRIES_PER_SEGMENT` per row, as opaque bytes. Derived data."""
 
 memories = Table(
     "quire_memories",
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("memory", Text, primary_key=True),
-    Column("agent", Text, nullable=False),
+    Column("namespace", Text, nullable=False),
     Column("text", Text, nullable=False),
     Column("conversation", Text),
     Column("branch", Integer),
@@ -198,7 +199,7 @@ memories = Table(
     Column("retired_at", BigInteger),
     Column("replaced_by", Text),
 )
-"""What an agent remembers, each with the message or the source that it came from."""
+"""Memories of an agent, each with the message or the source that it came from."""
 
 documents = Table(
     "quire_documents",
@@ -208,16 +209,16 @@ documents = Table(
     Column("path", Text, primary_key=True),
     Column("digest", Bytes, nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("modified", BigInteger, nullable=False),
+    Column("modified_ns", BigInteger, nullable=False),
     Column("title", Text, nullable=False),
     Column("summary", Text, nullable=False),
     Column("aliases", Text, nullable=False),
     Column("headings", Text, nullable=False),
 )
-"""What the index knows of each file of a vault; aliases and headings are JSON lists. Derived."""
+"""Indexed files of a vault; aliases and headings are JSON lists. Derived data."""
 
-keys = Table(
-    "quire_keys",
+api_keys = Table(
+    "quire_api_keys",
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("id", Text, primary_key=True),
@@ -229,12 +230,12 @@ keys = Table(
     Column("expires_at", BigInteger),
     Column("revoked_at", BigInteger),
 )
-"""Who may come in for a tenant: of each key its public id and the digest of its secret; scopes are words."""
+"""API keys: the public id and the digest of the secret; scopes are separated by spaces."""
 
 sweeps = Table(
     "quire_sweeps",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("upto", BigInteger, nullable=False),
+    Column("swept_until", BigInteger, nullable=False),
 )
-"""Up to which time somebody has looked for work left undone, of all tenants: it belongs to none, and names none."""
+"""Time up to which each sweep has searched for missing work. It covers all tenants, so it has no tenant column."""

@@ -1,4 +1,4 @@
-"""SQLite: one thread and connection that writes, a few that only read, and brief reads where they are called."""
+"""SQLite: one writer thread, several reader threads, and short inline reads on the caller's thread."""
 
 import asyncio
 import random
@@ -14,13 +14,15 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from quire.log import migrate
-from quire.log.database import BRIEF, Connections, NotBrief, T, Work
-from quire.log.driver import send
-from quire.log.foreign import mapped_errors
+from quire.log.database import INLINE_READ_FLAG, InlineReadTooLong, PoolStats, T, Work
+from quire.log.error_mapping import map_database_errors
+from quire.log.raw_sql import execute_text
 
-BUSY_SECONDS = 60
-_READERS = 4
-# FULL: an acknowledged append outlives a power cut, not only the process. Secure: what is purged is overwritten.
+BUSY_TIMEOUT_SECONDS = 60
+"""Maximum wait for the write lock of another process."""
+
+_READER_THREADS = 4
+# synchronous FULL: an acknowledged append survives a power cut. secure_delete: purged content is overwritten.
 _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",
@@ -28,34 +30,36 @@ _PRAGMAS = (
     "foreign_keys = ON",
     "cache_size = -16000",
 )
-_WRITE = "BEGIN IMMEDIATE"
+_BEGIN_WRITE = "BEGIN IMMEDIATE"
 
 
 class SqliteDatabase:
-    """One thread and connection that writes; a few that only read, which in WAL mode wait for nobody.
+    """One thread and connection for writes; several for reads, which never block in WAL mode.
 
-    Brief reads run where they are called: the hop to a thread and back takes longer than they do.
+    Inline reads run on the caller's thread, because a round trip to another thread takes longer than the read.
     """
 
-    def __init__(self, writer: Engine, reader: Engine, here: Engine | None) -> None:
-        self._writer, self._reader, self._here = writer, reader, here
-        self._brief: Connection | None = None
+    def __init__(self, writer: Engine, reader: Engine, inline: Engine | None) -> None:
+        self._writer, self._reader, self._inline_engine = writer, reader, inline
+        self._inline_connection: Connection | None = None
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="quire-write")
         self._read_threads = (
-            self._write_thread if writer is reader else ThreadPoolExecutor(_READERS, thread_name_prefix="quire-read")
+            self._write_thread
+            if writer is reader
+            else ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="quire-read")
         )
 
     @classmethod
     async def open(cls, url: URL) -> "SqliteDatabase":
         if url.database in (None, "", ":memory:"):
-            writer = reader = _sqlite_engine(url, begin=_WRITE, poolclass=StaticPool)
-            here = None
+            writer = reader = _build_engine(url, begin=_BEGIN_WRITE, poolclass=StaticPool)
+            inline = None
         else:
             await asyncio.to_thread(lambda: Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True))
-            writer = _sqlite_engine(url, begin=_WRITE, pool_size=1, max_overflow=0)
-            reader = _sqlite_engine(url, begin="BEGIN", pool_size=_READERS, max_overflow=0)
-            here = _sqlite_engine(url, begin=None, pool_size=1, max_overflow=0)
-        database = cls(writer, reader, here)
+            writer = _build_engine(url, begin=_BEGIN_WRITE, pool_size=1, max_overflow=0)
+            reader = _build_engine(url, begin="BEGIN", pool_size=_READER_THREADS, max_overflow=0)
+            inline = _build_engine(url, begin=None, pool_size=1, max_overflow=0)
+        database = cls(writer, reader, inline)
         try:
             await database.write(_migrate_if_needed, tenant="")
         except BaseException:
@@ -63,93 +67,93 @@ class SqliteDatabase:
             raise
         return database
 
-    async def read(self, work: Work[T], *, tenant: str, brief: bool = False) -> T:
-        if brief and self._here is not None:
+    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
+        if inline and self._inline_engine is not None:
             try:
-                return self._read_here(self._here, work)
-            except NotBrief:
+                return self._read_inline(self._inline_engine, work)
+            except InlineReadTooLong:
                 pass
-        return await self._hop(self._read_threads, self._reader, work)
+        return await self._run_in_thread(self._read_threads, self._reader, work)
 
     async def write(self, work: Work[T], *, tenant: str) -> T:
-        return await self._hop(self._write_thread, self._writer, work)
+        return await self._run_in_thread(self._write_thread, self._writer, work)
 
-    def connections(self) -> Connections:
+    def get_pool_stats(self) -> PoolStats:
         pools: list[Any] = [engine.pool for engine in {self._writer, self._reader}]
-        busy = sum(pool.checkedout() for pool in pools if hasattr(pool, "checkedout"))
-        return Connections(in_use=busy, idle=sum(pool.checkedin() for pool in pools if hasattr(pool, "checkedin")))
+        in_use = sum(pool.checkedout() for pool in pools if hasattr(pool, "checkedout"))
+        return PoolStats(in_use=in_use, idle=sum(pool.checkedin() for pool in pools if hasattr(pool, "checkedin")))
 
     async def scrub(self) -> None:
-        """Old pages also stand in the write-ahead log until it is folded into the file."""
+        """Checkpoints the write-ahead log, which retains old pages until then."""
         checkpoint = partial(_checkpoint, self._writer)
         await asyncio.get_running_loop().run_in_executor(self._write_thread, checkpoint)
 
-    def _read_here(self, engine: Engine, work: Work[T]) -> T:
-        """Without a transaction around them: each statement sees what is committed when it starts."""
-        with mapped_errors():
-            if self._brief is None:
-                self._brief = engine.connect()
-                self._brief.info[BRIEF] = True
-            return work(self._brief)
+    def _read_inline(self, engine: Engine, work: Work[T]) -> T:
+        """Reads without a transaction: each statement sees what is committed when it starts."""
+        with map_database_errors():
+            if self._inline_connection is None:
+                self._inline_connection = engine.connect()
+                self._inline_connection.info[INLINE_READ_FLAG] = True
+            return work(self._inline_connection)
 
-    async def _hop(self, threads: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(threads, partial(_in_transaction, engine, work))
+    async def _run_in_thread(self, threads: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(_run_transaction, engine, work))
 
     async def close(self) -> None:
         for threads in {self._write_thread, self._read_threads}:
             await asyncio.to_thread(threads.shutdown)
-        if self._brief is not None:
-            self._brief.close()
-        for engine in {self._writer, self._reader, self._here} - {None}:
+        if self._inline_connection is not None:
+            self._inline_connection.close()
+        for engine in {self._writer, self._reader, self._inline_engine} - {None}:
             cast(Engine, engine).dispose()
 
 
-def _in_transaction(engine: Engine, work: Work[T]) -> T:
-    with mapped_errors(), engine.begin() as connection:
+def _run_transaction(engine: Engine, work: Work[T]) -> T:
+    with map_database_errors(), engine.begin() as connection:
         return work(connection)
 
 
 def _checkpoint(engine: Engine) -> None:
-    with mapped_errors(), closing(engine.raw_connection()) as connection:
+    with map_database_errors(), closing(engine.raw_connection()) as connection:
         connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _migrate_if_needed(connection: Connection) -> None:
-    if migrate.version(connection) != migrate.HEAD:
-        migrate.migrate(connection)
+    if migrate.get_version(connection) != migrate.SCHEMA_VERSION:
+        migrate.run_migrations(connection)
 
 
-def _sqlite_engine(url: URL, *, begin: str | None, **pool: Any) -> Engine:
+def _build_engine(url: URL, *, begin: str | None, **pool: Any) -> Engine:
     engine = create_engine(
         url.set(drivername="sqlite+pysqlite"),
-        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": BUSY_SECONDS},
+        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": BUSY_TIMEOUT_SECONDS},
         **pool,
     )
 
     def on_connect(connection: Any, _record: object) -> None:
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
-        if begin == _WRITE:
+        if begin == _BEGIN_WRITE:
             connection.execute("PRAGMA busy_timeout = 0")
 
     def on_begin(connection: Connection) -> None:
-        if begin == _WRITE:
-            _wait_for_turn(connection)
+        if begin == _BEGIN_WRITE:
+            _acquire_write_lock(connection)
         elif begin is not None:
-            send(connection, begin)
+            execute_text(connection, begin)
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
     return engine
 
 
-def _wait_for_turn(connection: Connection) -> None:
-    """Asks for the write lock every few milliseconds: SQLite's own waits grow to a tenth of a second and starve."""
-    deadline = time.monotonic() + BUSY_SECONDS
+def _acquire_write_lock(connection: Connection) -> None:
+    """Polls for the write lock every 1 to 3 ms: SQLite's own backoff grows to 100 ms and starves a writer."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
-            return send(connection, _WRITE)
+            return execute_text(connection, _BEGIN_WRITE)
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(random.uniform(0.001, 0.003))  # noqa: S311 (only to keep writers out of step)
+            time.sleep(random.uniform(0.001, 0.003))  # noqa: S311 (jitter)

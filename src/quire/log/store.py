@@ -1,108 +1,137 @@
-"""The store in SQL: the log's one asynchronous face, for SQLite and PostgreSQL alike.
+"""`SqlStore`: the asynchronous store on SQLite and PostgreSQL.
 
-Every method is one function on a connection, run in one transaction. A store speaks for one tenant.
+Every method runs one function on a connection in one transaction. A store belongs to one tenant.
 """
 
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 
+from cachetools import LRUCache
 from sqlalchemy import Connection
 
 from quire.errors import BlobNotFound, StoreError
-from quire.log import append, blobs, branches, dialects, ledger, purge, reading, recognition, titles, transfer, verify
-from quire.log.archive import SqlArchive
+from quire.log import (
+    append,
+    blobs,
+    conversations,
+    dialects,
+    export_import,
+    history_match,
+    integrity,
+    ledger,
+    purge,
+    reads,
+)
 from quire.log.database import Database
-from quire.log.due import SqlDue
-from quire.log.fresh import new_id, now
-from quire.log.keys import SqlKeys
-from quire.log.records import MAIN, Blob, Branch, Conversation, Fault, Filed, Match, Recognised, Turn, Window
-from quire.log.steps import DEFAULT_TENANT, on_branch
-from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, path_of
+from quire.log.ids import new_id, now
+from quire.log.keys import SqlKeyStore
+from quire.log.search_store import SqlSearchStore
+from quire.log.store_base import DEFAULT_TENANT, with_branch
+from quire.log.types import (
+    MAIN_BRANCH,
+    Blob,
+    Branch,
+    BranchMatch,
+    ConversationRecord,
+    IntegrityFault,
+    PrefixMatch,
+    RecordedRequest,
+    ReplyRecord,
+    Window,
+)
+from quire.log.worklist import SqlWorklist
+from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, iter_paths
 
 
-class SqlStore(SqlArchive, SqlDue, SqlKeys):
+class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore):
     """The log in SQLite or PostgreSQL."""
 
     def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
         super().__init__(database, tenant=tenant)
-        self._stored_blobs = blobs.StoredBlobs()
+        self._known_blobs: LRUCache[bytes, None] = LRUCache(blobs.MAX_KNOWN_BLOBS)
+        """Digests of stored blobs, which are not sent again; a purge may make it stale. Only the event loop changes it,
+        and the database threads only test for membership."""
 
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, *, tenant: str = DEFAULT_TENANT) -> AsyncGenerator["SqlStore"]:
-        """Opens `sqlite:///path` (made and migrated if needed) or `postgresql://…` (migrated by `quire db upgrade`)."""
-        store = cls(await dialects.connect(url), tenant=tenant)
+        """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`)."""
+        store = cls(await dialects.open_database(url), tenant=tenant)
         try:
             yield store
         finally:
             await store.close()
 
     def for_tenant(self, tenant: str) -> "SqlStore":
-        """The same database for someone else; closing either closes both."""
+        """A store for another tenant on the same database; closing either closes both."""
         return SqlStore(self._database, tenant=tenant)
 
     async def close(self) -> None:
         await self._database.close()
 
-    async def create_conversation(self, id: str | None = None, *, title: str = "") -> Conversation:
+    async def create_conversation(self, id: str | None = None, *, title: str = "") -> ConversationRecord:
         at = now()
-        conversation = Conversation(id or new_id(), title, at, at)
-        await self._write(branches.create_conversation, conversation)
+        conversation = ConversationRecord(id or new_id(), title, at, at)
+        await self._write(conversations.create_conversation, conversation)
         return conversation
 
-    async def conversation(self, id: str) -> Conversation:
-        return await self._read_briefly(branches.get_conversation, id)
+    async def get_conversation(self, id: str) -> ConversationRecord:
+        return await self._read_inline(conversations.get_conversation, id)
 
-    async def conversations(self, *, limit: int = 50, before: Conversation | None = None) -> list[Conversation]:
-        """Those used last first; `before` is the last one of the page before."""
-        return await self._read(branches.list_conversations, limit=limit, before=before)
+    async def list_conversations(
+        self, *, limit: int = 50, before: ConversationRecord | None = None
+    ) -> list[ConversationRecord]:
+        """Most recently updated first. Cursor pagination: `before` is the last one of the previous page."""
+        return await self._read(conversations.list_conversations, limit=limit, before=before)
 
-    async def titled(self, *found: Conversation) -> list[Conversation]:
-        """The same; those without a title have the first words that a user said in them."""
-        return await self._read(titles.with_titles, found)
+    async def fill_titles(self, *items: ConversationRecord) -> list[ConversationRecord]:
+        """Fills missing titles with the first words of the first user message."""
+        return await self._read(conversations.fill_titles, items)
 
-    async def rename(self, conversation: str, title: str) -> None:
-        await self._write(branches.rename_conversation, conversation, title)
+    async def rename_conversation(self, conversation: str, title: str) -> None:
+        await self._write(conversations.rename_conversation, conversation, title)
 
-    async def branch(self, conversation: str, number: int = MAIN) -> Branch:
-        return await self._read_briefly(branches.get_branch, conversation, number)
+    async def get_branch(self, conversation: str, number: int = MAIN_BRANCH) -> Branch:
+        return await self._read_inline(conversations.get_branch, conversation, number)
 
-    async def branches(self, conversation: str) -> list[Branch]:
-        return await self._read(branches.list_branches, conversation)
+    async def list_branches(self, conversation: str) -> list[Branch]:
+        return await self._read(conversations.list_branches, conversation)
 
-    async def fork(self, conversation: str, *, at: int, branch: int = MAIN, name: str | None = None) -> Branch:
-        """A new branch that shares everything up to and with entry `at` (0: nothing) and goes on from there."""
-        return await self._write(branches.fork, conversation, branch=branch, at=at, name=name)
+    async def fork(self, conversation: str, *, at: int, branch: int = MAIN_BRANCH, name: str | None = None) -> Branch:
+        """Creates a branch that shares the entries up to and including `at` (0: none)."""
+        return await self._write(conversations.create_fork, conversation, branch=branch, at=at, name=name)
 
     async def append(
-        self, conversation: str, *items: Draft | Body, branch: int = MAIN, after: bytes | None = None
+        self, conversation: str, *items: Draft | Body, branch: int = MAIN_BRANCH, after: bytes | None = None
     ) -> list[Entry]:
-        """Appends all items or none. With `after` (a message's path, or ROOT) they go right after that message, once:
-        what is stored there already is given back, and where something else is, `StaleHead` is raised."""
+        """Appends all items or none.
+
+        With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: items that are stored right after
+        that message are returned, and `StaleHead` is raised if other entries follow it (optimistic concurrency)."""
         drafts = [item if isinstance(item, Draft) else Draft(body=item) for item in items]
-        return await self._write(append.append, conversation, drafts, branch=branch, after=after)
+        return await self._write(append.append_entries, conversation, drafts, branch=branch, after=after)
 
-    async def entry(self, conversation: str, seq: int, *, branch: int = MAIN) -> Entry:
-        return await self._read_briefly(on_branch(reading.get_entry), conversation, branch, seq)
+    async def get_entry(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Entry:
+        return await self._read_inline(with_branch(reads.get_entry), conversation, branch, seq)
 
-    async def entries(self, conversation: str, seqs: Collection[int], *, branch: int = MAIN) -> list[Entry]:
-        """These entries, in their order; numbers that there are none of are passed over."""
-        return await self._read_briefly(on_branch(reading.read_entries), conversation, branch, seqs)
+    async def get_entries(self, conversation: str, seqs: Collection[int], *, branch: int = MAIN_BRANCH) -> list[Entry]:
+        """These entries in ascending order; unknown numbers are skipped."""
+        return await self._read_inline(with_branch(reads.read_entries), conversation, branch, seqs)
 
-    async def range(
+    async def read_range(
         self,
         conversation: str,
         *,
-        branch: int = MAIN,
+        branch: int = MAIN_BRANCH,
         first: int = 1,
         last: int | None = None,
         kinds: Collection[EntryKind] | None = None,
         roles: Collection[Role] | None = None,
         limit: int | None = None,
     ) -> list[Entry]:
-        """Entries `first` to `last` in their order; with a limit, the oldest of them."""
-        return await self._read_briefly(
-            on_branch(reading.read_range),
+        """Entries `first` to `last`, oldest first; with `limit`, the oldest of them."""
+        return await self._read_inline(
+            with_branch(reads.read_range),
             conversation,
             branch,
             first=first,
@@ -112,23 +141,23 @@ class SqlStore(SqlArchive, SqlDue, SqlKeys):
             limit=limit,
         )
 
-    async def referring(self, conversation: str, *, branch: int = MAIN) -> list[Entry]:
-        """The entries along a branch whose notes name documents, oldest first."""
-        return await self._read(on_branch(reading.read_referring), conversation, branch)
+    async def list_referencing_entries(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[Entry]:
+        """Entries of a branch whose metadata references documents, oldest first."""
+        return await self._read(with_branch(reads.read_referencing_entries), conversation, branch)
 
-    async def tail(
+    async def read_tail(
         self,
         conversation: str,
         limit: int,
         *,
-        branch: int = MAIN,
+        branch: int = MAIN_BRANCH,
         last: int | None = None,
         kinds: Collection[EntryKind] | None = None,
         roles: Collection[Role] | None = None,
     ) -> list[Entry]:
         """The newest `limit` entries up to `last`, oldest first."""
-        return await self._read_briefly(
-            on_branch(reading.read_tail),
+        return await self._read_inline(
+            with_branch(reads.read_tail),
             conversation,
             branch,
             limit=limit,
@@ -137,118 +166,121 @@ class SqlStore(SqlArchive, SqlDue, SqlKeys):
             roles=roles,
         )
 
-    async def window(self, conversation: str, *, branch: int = MAIN, max_tokens: int | None = None) -> Window:
-        """The active compaction and the messages that it leaves to be seen, whatever the length of the history.
+    async def read_window(
+        self, conversation: str, *, branch: int = MAIN_BRANCH, max_tokens: int | None = None
+    ) -> Window:
+        """The active compaction and the messages that it does not cover, independent of the history's length.
 
-        With `max_tokens`, of a long window only the end that has so many."""
-        return await self._read_briefly(on_branch(reading.read_window), conversation, branch, max_tokens=max_tokens)
+        With `max_tokens`, a long window is read only from its end, until it has that many tokens."""
+        return await self._read_inline(with_branch(reads.read_window), conversation, branch, max_tokens=max_tokens)
 
-    async def longest_prefix(self, messages: Sequence[Message], *, conversation: str | None = None) -> Match | None:
-        """Where the longest beginning of this list of messages is stored: here, or in whichever conversation has it."""
-        candidates = list(path_of(message.canonical() for message in messages))
-        found = await self._read_briefly(_find_longest, candidates, conversation)
-        return found and Match(found[0] + 1, *found[1:])
+    async def find_longest_prefix(
+        self, messages: Sequence[Message], *, conversation: str | None = None
+    ) -> PrefixMatch | None:
+        """Where the longest prefix of these messages is stored: in this conversation, or without one in any."""
+        candidates = list(iter_paths(message.canonical_json() for message in messages))
+        match = await self._read_inline(_find_longest_path, candidates, conversation)
+        return match and PrefixMatch(match[0] + 1, *match[1:])
 
-    async def recognise(self, told: Sequence[bytes], *, conversation: str | None = None) -> Recognised | None:
-        """Where a list of messages with these paths goes on, here or in whichever conversation has it.
+    async def match_history(self, paths: Sequence[bytes], *, conversation: str | None = None) -> BranchMatch | None:
+        """The branch that stores the longest prefix of messages with these paths: in this conversation, or in any.
 
-        Of a named conversation without any of them, the branch in use is given, at its head; None if there is none."""
-        return await self._read_briefly(recognition.recognise, told, conversation)
+        If a given conversation has none of them, the head of its latest branch; None if it does not exist."""
+        return await self._read_inline(history_match.match_history, paths, conversation)
 
-    async def record(
-        self, conversation: str, turn: Turn, *, branch: int = MAIN, after: bytes | None = None
+    async def record_reply(
+        self, conversation: str, record: ReplyRecord, *, branch: int = MAIN_BRANCH, after: bytes | None = None
     ) -> list[Entry]:
-        """Appends a turn as `append` does, and in the same transaction files the manifest of its request."""
-        known = self._stored_blobs
+        """Appends a turn like `append`, and stores the manifest of its request in the same transaction."""
+        known_blobs = self._known_blobs
         try:
             stored = await self._write(
-                ledger.record_turn, conversation, turn, branch=branch, after=after, stored_blobs=known
+                ledger.record_reply, conversation, record, branch=branch, after=after, known_digests=known_blobs
             )
         except (BlobNotFound, StoreError) as error:
-            if not (len(known) and blobs.is_missing(error)):
+            if not (len(known_blobs) and blobs.is_missing_blob(error)):
                 raise
-            # A purge took what was stored; this time everything is sent.
-            known.forget()
-            stored = await self._write(ledger.record_turn, conversation, turn, branch=branch, after=after)
-        known.add(turn.blobs)
+            # A purge deleted a blob that this process considers stored; retry with all blobs.
+            known_blobs.clear()
+            stored = await self._write(ledger.record_reply, conversation, record, branch=branch, after=after)
+        known_blobs.update(dict.fromkeys(map(blobs.compute_digest, record.blobs)))
         return stored
 
-    async def manifest(self, conversation: str, seq: int, *, branch: int = MAIN) -> Manifest:
+    async def get_manifest(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Manifest:
         """The manifest of the request that entry `seq` answered."""
-        return await self._read_briefly(on_branch(ledger.get_manifest), conversation, branch, seq)
+        return await self._read_inline(with_branch(ledger.get_manifest), conversation, branch, seq)
 
-    async def manifests(
-        self, conversation: str, *, branch: int = MAIN, limit: int | None = None, last: int | None = None
+    async def list_manifests(
+        self, conversation: str, *, branch: int = MAIN_BRANCH, limit: int | None = None, last: int | None = None
     ) -> list[tuple[int, Manifest]]:
-        """The newest `limit` requests of a branch with the number of their reply, oldest first."""
-        return await self._read(on_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
+        """The newest `limit` manifests of a branch with the numbers of their replies, oldest first."""
+        return await self._read(with_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
 
-    async def request(self, id: str) -> Filed:
-        """The answered request with this id, and where its reply stands."""
-        return await self._read_briefly(ledger.get_request, id)
+    async def get_request(self, id: str) -> RecordedRequest:
+        """The answered request with this id and the location of its reply."""
+        return await self._read_inline(ledger.get_request, id)
 
-    async def calibration(self, model: str) -> str | None:
-        """What was recorded last of how a model's reports compare with our counts, as JSON."""
-        return await self._read_briefly(ledger.get_calibration, model)
+    async def get_calibration(self, model: str) -> str | None:
+        """The latest token calibration of a model, as JSON."""
+        return await self._read_inline(ledger.get_calibration, model)
 
-    async def spend(self, conversation: str, dollars: float) -> float:
-        """Adds to what the conversation's model calls have cost, and gives the sum."""
-        return await self._write(ledger.spend, conversation, dollars)
+    async def add_cost(self, conversation: str, cost_usd: float) -> float:
+        """Adds to the cost of the conversation and returns the total."""
+        return await self._write(ledger.add_cost, conversation, cost_usd)
 
-    async def spent(self, conversation: str) -> float:
-        """What the conversation's model calls have cost so far, in dollars."""
-        return await self._read_briefly(ledger.get_spent, conversation)
+    async def get_cost(self, conversation: str) -> float:
+        """Total cost of the conversation's model calls in US dollars."""
+        return await self._read_inline(ledger.get_cost, conversation)
 
     async def put_blob(self, data: bytes, *, media_type: str = "application/octet-stream") -> str:
-        """Keeps these bytes and gives their digest; bytes that are there already are not kept twice."""
+        """Stores these bytes once (deduplicated by digest) and returns their digest."""
         return await self._write(blobs.put_blob, Blob(media_type, data))
 
-    async def blob(self, digest: str) -> Blob:
+    async def get_blob(self, digest: str) -> Blob:
         return await self._read(blobs.get_blob, digest)
 
-    async def purge(self, conversation: str, seqs: Collection[int] | None = None, *, branch: int = MAIN) -> list[Entry]:
-        """Removes the content of these entries, or of the whole conversation, and what was made from it:
-        summaries, memories, and all that a search would find."""
+    async def purge(
+        self, conversation: str, seqs: Collection[int] | None = None, *, branch: int = MAIN_BRANCH
+    ) -> list[Entry]:
+        """Erases the content of these entries, or of the whole conversation, and everything derived from it: summaries,
+        memories and the search index. Returns the purged entries."""
         try:
-            gone = await self._write(purge.purge, conversation, seqs, branch=branch)
+            purged = await self._write(purge.purge_entries, conversation, seqs, branch=branch)
         except StoreError as error:
-            if not blobs.is_missing(error):
+            if not blobs.is_missing_blob(error):
                 raise
-            # Someone quoted a text that was about to go; the second time that is seen, and the text stays.
-            gone = await self._write(purge.purge, conversation, seqs, branch=branch)
+            # A concurrent append referenced a blob that was being deleted; the retry sees the reference and retains it.
+            purged = await self._write(purge.purge_entries, conversation, seqs, branch=branch)
         await self._database.scrub()
-        return gone
+        return purged
 
-    async def verify(self, conversation: str) -> list[Fault]:
-        """Every entry that is not as it was written, on every branch; an empty list is a clean bill."""
-        return await self._read(verify.verify, conversation)
+    async def verify_conversation(self, conversation: str) -> list[IntegrityFault]:
+        """Checks the hash chain of every branch; an empty list means that the log is intact."""
+        return await self._read(integrity.verify_conversation, conversation)
 
-    async def export(self, conversation: str) -> AsyncGenerator[str]:
-        """The conversation as JSON Lines, as it stood when the export began."""
-        yield transfer.conversation_line(await self.conversation(conversation))
-        for digest in await self._read(blobs.quoted_by, conversation):
-            yield transfer.blob_line(digest, await self.blob(digest))
+    async def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
+        """The conversation as JSON Lines, up to the heads that its branches had at the start."""
+        yield export_import.format_conversation_line(await self.get_conversation(conversation))
+        for digest in await self._read(blobs.list_used_blobs, conversation):
+            yield export_import.format_blob_line(digest, await self.get_blob(digest))
         count = 0
-        for branch in await self.branches(conversation):
-            yield transfer.branch_line(branch)
-            for first in range_(branch.fork_seq + 1, branch.head_seq + 1, transfer.PAGE):
-                last = min(first + transfer.PAGE - 1, branch.head_seq)
-                for entry in await self.range(conversation, branch=branch.number, first=first, last=last):
-                    yield transfer.entry_line(entry)
+        for branch in await self.list_branches(conversation):
+            yield export_import.format_branch_line(branch)
+            for first in range(branch.fork_seq + 1, branch.head_seq + 1, export_import.EXPORT_BATCH_SIZE):
+                last = min(first + export_import.EXPORT_BATCH_SIZE - 1, branch.head_seq)
+                for entry in await self.read_range(conversation, branch=branch.number, first=first, last=last):
+                    yield export_import.format_entry_line(entry)
                     count += 1
-            for seq, manifest in await self._read(on_branch(ledger.own_manifests), conversation, branch.number):
-                yield transfer.manifest_line(branch.number, seq, manifest)
-        yield transfer.end_line(count)
+            for seq, manifest in await self._read(with_branch(ledger.list_own_manifests), conversation, branch.number):
+                yield export_import.format_manifest_line(branch.number, seq, manifest)
+        yield export_import.format_end_line(count)
 
-    async def import_(self, lines: Iterable[str], *, rename: str | None = None) -> Conversation:
-        """Stores an exported conversation, all of it or nothing, under another id if one is given."""
-        return await self._write(transfer.import_lines, lines, rename=rename)
-
-
-range_ = range
+    async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:
+        """Imports an exported conversation in one transaction, under another id if one is given."""
+        return await self._write(export_import.import_lines, lines, as_id=as_id)
 
 
-def _find_longest(
+def _find_longest_path(
     connection: Connection, tenant: str, candidates: Sequence[bytes], conversation: str | None
-) -> dialects.Found | None:
-    return dialects.find_longest(connection, candidates, tenant=tenant, conversation=conversation)
+) -> dialects.PathMatch | None:
+    return dialects.find_longest_path(connection, candidates, tenant=tenant, conversation=conversation)

@@ -1,6 +1,5 @@
-"""The values that everything else speaks in: frozen, without identity, without I/O."""
+"""Value types of the whole package: frozen, without identity and without I/O."""
 
-from quire.model.chain import ROOT, chain_digest, next_path, path_of
 from quire.model.entries import (
     Author,
     Body,
@@ -12,58 +11,60 @@ from quire.model.entries import (
     EntryKind,
     Pin,
     Restore,
-    Shortened,
     Span,
+    Truncation,
     Unpin,
 )
-from quire.model.manifest import Decision, Manifest, Reason, Sent, SlotUse, What
-from quire.model.messages import Message, Role
-from quire.model.notes import DocumentReference, Notes, TokenCount, Usage
-from quire.model.parts import (
+from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, Usage
+from quire.model.hash_chain import CHAIN_ROOT, chain_digest, iter_paths, next_path
+from quire.model.manifest import Decision, DecisionKind, DecisionReason, ForwardedRequest, Manifest, SlotUsage
+from quire.model.messages import (
     FilePart,
     ImagePart,
+    Message,
     Part,
+    Role,
     TextPart,
     ThinkingPart,
     ToolCallPart,
     ToolResultPart,
 )
 from quire.model.policy import SLOTS, Policy, Provider, Slot
-from quire.model.state import BranchState, Coverage, SessionItem, fold
+from quire.model.state import ActiveCompaction, BranchState, SessionItem, apply_entry
 from quire.model.tools import ToolDefinition
 
 __all__ = [
-    "ROOT",
+    "CHAIN_ROOT",
     "SLOTS",
+    "ActiveCompaction",
     "Author",
     "Body",
     "BranchState",
     "Compaction",
     "ContextChange",
     "ContextItem",
-    "Coverage",
     "Decision",
+    "DecisionKind",
+    "DecisionReason",
     "DocumentReference",
     "Draft",
     "Entry",
     "EntryKind",
+    "EntryMetadata",
     "FilePart",
+    "ForwardedRequest",
     "ImagePart",
     "Manifest",
     "Message",
-    "Notes",
     "Part",
     "Pin",
     "Policy",
     "Provider",
-    "Reason",
     "Restore",
     "Role",
-    "Sent",
     "SessionItem",
-    "Shortened",
     "Slot",
-    "SlotUse",
+    "SlotUsage",
     "Span",
     "TextPart",
     "ThinkingPart",
@@ -71,11 +72,11 @@ __all__ = [
     "ToolCallPart",
     "ToolDefinition",
     "ToolResultPart",
+    "Truncation",
     "Unpin",
     "Usage",
-    "What",
+    "apply_entry",
     "chain_digest",
-    "fold",
+    "iter_paths",
     "next_path",
-    "path_of",
 ]

@@ -1,32 +1,32 @@
-"""An agent: who answers, and all that may enter its requests besides messages.
+"""An agent: its model and instructions, and the rules, references, tools and memory that its requests may include.
 
-Rules, references and tools are named here and nowhere else: a session and a request only point at them by name, so what
-an item says and how it enters is changed in one place. Servers are configuration; their tools are known once asked.
+Rules, references and tools are defined here only; sessions and requests refer to them by name, so that a change in one
+place is enough. MCP servers are configuration; their tools are known after connecting.
 """
 
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from quire.model.base import FrozenModel, JsonObject
 from quire.model.entries import ContextItem
 from quire.model.tools import ToolDefinition
-from quire.model.value import Foreign, Value
 
-Include = Literal["always", "manual", "agent"]
-"""How an item enters: with the session, by the user's hand, or where a message calls for it."""
+IncludeMode = Literal["always", "manual", "agent"]
+"""When an item is included: in every request, when the user adds it, or when it is relevant to a message."""
 
 
-class _Item(Value):
+class _AgentItem(FrozenModel):
     name: str = Field(min_length=1)
     description: str = ""
-    include: Include = "manual"
+    include: IncludeMode = "manual"
     priority: int = 0
-    """Of two items that enter in the same way, the one with the higher priority stands first."""
+    """Among items included in the same way, higher priorities come first."""
     enabled: bool = True
 
 
-class Rule(_Item):
-    """What the agent is to keep to; its text is the user's own instruction."""
+class Rule(_AgentItem):
+    """An instruction that the agent must follow."""
 
     text: str
 
@@ -35,16 +35,16 @@ class Rule(_Item):
         return ContextItem(type="rule", name=self.name)
 
 
-class Reference(_Item):
-    """A document to draw on: its text, or the path to read it from when it is used."""
+class Reference(_AgentItem):
+    """A document for the agent: its text, or the path to read it from when it is included."""
 
     text: str | None = None
     path: str | None = None
 
     @model_validator(mode="after")
-    def _has_a_source(self) -> "Reference":
+    def _check_source(self) -> "Reference":
         if self.text is None and self.path is None:
-            raise ValueError("give a text or a path")
+            raise ValueError("set either `text` or `path`")
         return self
 
     @property
@@ -52,11 +52,11 @@ class Reference(_Item):
         return ContextItem(type="reference", name=self.name)
 
 
-class OfferedTool(Value):
-    """A tool as its server offers it, or one of the application's own; `include` is its own mode, if it has one."""
+class AgentTool(FrozenModel):
+    """A tool of an MCP server or of the application; `include` overrides the server's mode."""
 
     definition: ToolDefinition
-    include: Include | None = None
+    include: IncludeMode | None = None
     enabled: bool = True
 
     @property
@@ -72,15 +72,16 @@ class OfferedTool(Value):
         return ContextItem(type="tool", name=self.name, server=self.server)
 
 
-class ToolOverride(Value):
-    """What is set for one tool of a server, in place of the server's own."""
+class ToolOverride(FrozenModel):
+    """Settings of one tool that override those of its server."""
 
-    include: Include | None = None
+    include: IncludeMode | None = None
     enabled: bool = True
 
 
-class ToolServer(Value):
-    """How an MCP server is reached, and how its tools enter. Placeholders such as `${TOKEN}` stand as written."""
+class ToolServer(FrozenModel):
+    """How to connect to an MCP server, and how its tools are included. Placeholders such as `${TOKEN}` are not
+    expanded."""
 
     name: str = Field(min_length=1)
     command: str | None = None
@@ -91,67 +92,69 @@ class ToolServer(Value):
     headers: dict[str, str] = Field(default_factory=dict[str, str], repr=False)
     transport: Literal["stdio", "http", "sse"] = "stdio"
     enabled: bool = True
-    include: Include | None = None
+    include: IncludeMode | None = None
     tools: dict[str, ToolOverride] = Field(default_factory=dict[str, ToolOverride])
-    extra: Foreign | None = None
-    """Fields of other programs that share the file."""
+    extra: JsonObject | None = None
+    """Fields of other programs that share the configuration file."""
 
-    def offers(self, definition: ToolDefinition) -> OfferedTool:
-        """One of its tools, with what is set for it."""
-        own = self.tools.get(definition.name, ToolOverride())
-        known = definition.model_copy(update={"server": self.name})
-        return OfferedTool(definition=known, include=own.include, enabled=own.enabled and self.enabled)
+    def make_tool(self, definition: ToolDefinition) -> AgentTool:
+        """One of the server's tools, with its overrides applied."""
+        override = self.tools.get(definition.name, ToolOverride())
+        named = definition.model_copy(update={"server": self.name})
+        return AgentTool(definition=named, include=override.include, enabled=override.enabled and self.enabled)
 
 
-class AgentMemory(Value):
-    """What an agent remembers from: the project's files, and entries of its own, kept under `shelf`."""
+class AgentMemory(FrozenModel):
+    """An agent's memory: files of the project, and memories stored in its namespace."""
 
     enabled: bool = True
     files: tuple[str, ...] = ("AGENTS.md",)
-    shelf: str | None = None
-    """The name that its entries are kept under; agents that name the same share them. Else the agent's name."""
+    namespace: str | None = None
+    """Namespace of its memories, by default the agent's name; agents with the same namespace share them."""
 
 
-class Agent(Value):
+class Agent(FrozenModel):
+    """The configuration of one agent."""
+
     name: str = Field(min_length=1)
     description: str = ""
     model: str | None = None
     instructions: str = ""
-    settings: Foreign = Field(default_factory=dict)
-    """Settings that hold for this agent, by name."""
+    settings: JsonObject = Field(default_factory=dict)
+    """Settings that this agent overrides, by name."""
     rules: tuple[Rule, ...] = ()
     references: tuple[Reference, ...] = ()
     servers: tuple[ToolServer, ...] = ()
-    tools: tuple[OfferedTool, ...] = ()
-    """The application's own, and what the servers offered when they were asked."""
+    tools: tuple[AgentTool, ...] = ()
+    """Tools of the application, and those that the servers listed."""
     memory: AgentMemory = AgentMemory()
 
     @field_validator("rules", "references", "servers")
     @classmethod
-    def _names_differ(cls, named: tuple[_Item | ToolServer, ...]) -> tuple[_Item | ToolServer, ...]:
+    def _check_unique_names(cls, named: tuple[_AgentItem | ToolServer, ...]) -> tuple[_AgentItem | ToolServer, ...]:
         names = [each.name for each in named]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two have the name {name!r}")
+                raise ValueError(f"the name {name!r} is used twice; names must be unique")
         return named
 
     @property
-    def own_settings(self) -> Foreign:
-        """What it sets in place of the settings at large, its model included."""
+    def setting_overrides(self) -> JsonObject:
+        """All settings that the agent overrides, its model included."""
         return {**({"model": self.model} if self.model else {}), **self.settings}
 
     def server(self, name: str | None) -> ToolServer | None:
         return next((server for server in self.servers if server.name == name), None)
 
-    def offering(self, *tools: OfferedTool) -> "Agent":
-        """The agent with these tools in place of those that it had."""
+    def with_tools(self, *tools: AgentTool) -> "Agent":
+        """A copy of the agent with these tools instead of its own."""
         return self.model_copy(update={"tools": tools})
 
-    def include_of(self, tool: OfferedTool) -> Include:
-        return effective_include(tool, self.server(tool.server))
+    def include_mode_of(self, tool: AgentTool) -> IncludeMode:
+        return effective_include_mode(tool, self.server(tool.server))
 
 
-def effective_include(tool: OfferedTool, server: ToolServer | None) -> Include:
+def effective_include_mode(tool: AgentTool, server: ToolServer | None) -> IncludeMode:
     """The tool's own mode, else its server's, else `always`."""
     if tool.include is not None:
         return tool.include

@@ -1,4 +1,4 @@
-"""An entry is a body in its place in the log. Bodies are a closed union; the entry's `kind` says which one it holds."""
+"""Log entries. An entry has a position and a body; bodies are a closed union, discriminated by the entry's `kind`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,43 +7,43 @@ from typing import Annotated, Literal, NamedTuple, assert_never
 
 from pydantic import Field, model_validator
 
-from quire.model.messages import PURGED, Message
-from quire.model.notes import DocumentReference, Notes, TokenCount, Usage
-from quire.model.value import Value
+from quire.model.base import FrozenModel
+from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, Usage
+from quire.model.messages import PURGED_TEXT, Message
 
 Author = Literal["user", "assistant", "tool", "engine"]
 EntryKind = Literal["message", "compaction", "restore", "pin", "unpin", "context_change"]
 EntryNumber = Annotated[int, Field(gt=0)]
 
 
-class Span(Value):
-    """Entries by number, both ends included."""
+class Span(FrozenModel):
+    """A range of entry numbers, both ends included."""
 
     first: EntryNumber
     last: EntryNumber
 
     @model_validator(mode="after")
-    def _in_order(self) -> "Span":
+    def _check_order(self) -> "Span":
         if self.first > self.last:
-            raise ValueError(f"a span runs forward, and {self.first} stands after {self.last}")
+            raise ValueError(f"a span must run forward, but {self.first} is after {self.last}")
         return self
 
     def __contains__(self, seq: int) -> bool:
         return self.first <= seq <= self.last
 
 
-class Shortened(Value):
-    """The message with this number is shown with each text cut to so many characters; 0 leaves a stub."""
+class Truncation(FrozenModel):
+    """Truncates each text of a message to `max_chars` characters in the view; 0 replaces it with a stub."""
 
     message: EntryNumber
-    limit: int = Field(ge=0)
+    max_chars: int = Field(ge=0)
 
 
-class Compaction(Value):
-    """From here on the view shows `summary` in place of the messages in `covers`. Nothing is removed.
+class Compaction(FrozenModel):
+    """From this entry on the view has `summary` instead of the messages in `covers`. Nothing is deleted.
 
-    `supersedes` is the entry number of the compaction that was active when this one was made. Without a summary
-    the covered messages are simply left out; without `covers` nothing is, and only what is `shortened` changes.
+    `supersedes` is the entry number of the compaction that was active when this one was made. Without a summary the
+    covered messages are omitted; without `covers` only the `truncations` apply.
     """
 
     number: int = Field(gt=0)
@@ -56,58 +56,58 @@ class Compaction(Value):
     tokens_before: int = 0
     tokens_after: int = 0
     supersedes: EntryNumber | None = None
-    shortened: tuple[Shortened, ...] | None = None
+    truncations: tuple[Truncation, ...] | None = None
     instructions: str | None = None
-    """What the user asked to be kept."""
+    """The user's instructions for the summary."""
     failures: tuple[str, ...] | None = None
-    """Why summaries failed before this one was taken."""
-    invalidated: int | None = None
-    """Tokens that the provider had cached and must read anew because of it."""
-    saves: float | None = None
-    """An estimate, in dollars, of what it saves on every request from now on."""
+    """Reasons why earlier attempts at this summary failed."""
+    invalidated_tokens: int | None = None
+    """Tokens of the provider's prompt cache that it invalidates."""
+    savings_per_request: float | None = None
+    """Estimated savings per later request, in dollars."""
     usage: Usage | None = None
-    """What writing the summary took."""
+    """Tokens used to write the summary."""
 
 
-class Restore(Value):
-    """Undoes the active compaction, named by its entry number: the view goes back to what was there before it."""
+class Restore(FrozenModel):
+    """Undoes the active compaction, named by its entry number; the one that it superseded is active again."""
 
     compaction: EntryNumber
 
 
-class Pin(Value):
-    """The message with this number stays in the view, word for word, whatever is compacted."""
+class Pin(FrozenModel):
+    """The message with this number stays in the view verbatim, whatever is compacted."""
 
     message: EntryNumber
 
 
-class Unpin(Value):
+class Unpin(FrozenModel):
     message: EntryNumber
 
 
-class ContextItem(Value):
-    """A rule, a reference or a tool by name; a tool also by the server that offers it."""
+class ContextItem(FrozenModel):
+    """A rule, a reference or a tool, by name; for a tool also its MCP server."""
 
     type: Literal["rule", "reference", "tool"]
     name: str
     server: str | None = None
 
 
-SessionInclude = Literal["always", "manual", "agent"]
-"""How an item came into the session: at its beginning, by the user's hand, or as a tool that a message called for."""
+SessionIncludeMode = Literal["always", "manual", "agent"]
+"""How an item was added to the session: at its start, by the user, or as a tool selected for a message."""
 
 
-class ContextChange(Value):
-    """An item enters the session or leaves it."""
+class ContextChange(FrozenModel):
+    """Adds an item to the session or removes it."""
 
     action: Literal["add", "remove"]
     item: ContextItem
-    include: SessionInclude = "manual"
+    include: SessionIncludeMode = "manual"
 
 
 Body = Message | Compaction | Restore | Pin | Unpin | ContextChange
 
-_BODIES: dict[EntryKind, type[Body]] = {
+_BODY_TYPES: dict[EntryKind, type[Body]] = {
     "message": Message,
     "compaction": Compaction,
     "restore": Restore,
@@ -115,7 +115,7 @@ _BODIES: dict[EntryKind, type[Body]] = {
     "unpin": Unpin,
     "context_change": ContextChange,
 }
-_KINDS: dict[type[Body], EntryKind] = {body: kind for kind, body in _BODIES.items()}
+_KINDS: dict[type[Body], EntryKind] = {body: kind for kind, body in _BODY_TYPES.items()}
 
 
 def kind_of(body: Body) -> EntryKind:
@@ -123,31 +123,31 @@ def kind_of(body: Body) -> EntryKind:
 
 
 def parse_body(kind: EntryKind, text: str) -> Body:
-    return _BODIES[kind].parse(text)
+    return _BODY_TYPES[kind].parse(text)
 
 
-def purged_body(body: Body) -> Body:
-    """The body without its content. What only steers the view (pins, undo, items) has none and stays."""
+def purge_body(body: Body) -> Body:
+    """The body without its content. Bodies that only control the view (pins, undo, items) have none and stay."""
     match body:
         case Message():
-            return body.purged()
+            return body.without_content()
         case Compaction():
-            return body if body.summary is None else body.model_copy(update={"summary": PURGED})
+            return body if body.summary is None else body.model_copy(update={"summary": PURGED_TEXT})
         case Restore() | Pin() | Unpin() | ContextChange():
             return body
     assert_never(body)
 
 
-def quoted_blobs(body: Body, references: Iterable[DocumentReference]) -> set[str]:
-    """The digests of the blobs that an entry with this body and these references needs to be shown again."""
-    inside = body.blobs() if isinstance(body, Message) else ()
-    return {*inside, *(reference.blob for reference in references if reference.blob is not None)}
+def referenced_blobs(body: Body, references: Iterable[DocumentReference]) -> set[str]:
+    """Digests of the blobs that an entry with this body and these references needs to be rendered."""
+    from_body = body.blob_digests() if isinstance(body, Message) else ()
+    return {*from_body, *(reference.blob for reference in references if reference.blob is not None)}
 
 
 class Entry(NamedTuple):
-    """One row of the log. `raw` is the body's canonical JSON: enough to quote it; `body` decodes it.
+    """One row of the log. `raw` is the body's canonical JSON; `body` decodes it.
 
-    A tuple, because a window of a hundred entries is built on every request, and most are never decoded.
+    A tuple, because every request builds a window of a hundred entries, most of which are never decoded.
     """
 
     conversation: str
@@ -156,13 +156,14 @@ class Entry(NamedTuple):
     kind: EntryKind
     role: str | None
     author: Author
-    at: int
+    created_at: int
+    """Microseconds since 1970, UTC."""
     digest: bytes
     path: bytes
     tokens: int | None
     counter: str | None
     raw: str
-    raw_notes: str | None
+    raw_metadata: str | None
     purged_at: int | None
 
     @property
@@ -174,19 +175,19 @@ class Entry(NamedTuple):
         return Message.parse(self.raw)
 
     @property
-    def notes(self) -> Notes:
-        return Notes.parse(self.raw_notes) if self.raw_notes else Notes()
+    def metadata(self) -> EntryMetadata:
+        return EntryMetadata.parse(self.raw_metadata) if self.raw_metadata else EntryMetadata()
 
-    def beside(self) -> str:
-        """All that is recorded beside the body, for the digest: one line, since JSON has no bare line breaks."""
-        return f"{self.kind} {self.author} {self.at} {self.tokens} {self.counter} {self.raw_notes}"
+    def digest_metadata(self) -> str:
+        """Everything recorded except the body, for the hash chain: one line, since JSON has no raw line breaks."""
+        return f"{self.kind} {self.author} {self.created_at} {self.tokens} {self.counter} {self.raw_metadata}"
 
     @property
     def time(self) -> datetime:
-        return datetime.fromtimestamp(self.at / 1_000_000, tz=UTC)
+        return datetime.fromtimestamp(self.created_at / 1_000_000, tz=UTC)
 
-    def blobs(self) -> set[str]:
-        return quoted_blobs(self.body, self.notes.references or ())
+    def blob_digests(self) -> set[str]:
+        return referenced_blobs(self.body, self.metadata.references or ())
 
     @property
     def token_count(self) -> TokenCount | None:
@@ -195,29 +196,31 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A body on its way into the log, with what is known about it."""
+    """A body to append to the log, with its metadata."""
 
     body: Body
     author: Author | None = None
     tokens: TokenCount | None = None
     references: tuple[DocumentReference, ...] = ()
     usage: Usage | None = None
-    at: int | None = None
-    unfinished: bool = False
-    """A reply that broke off."""
+    created_at: int | None = None
+    incomplete: bool = False
+    """Whether the reply was interrupted."""
 
-    def written_by(self) -> Author:
+    def resolve_author(self) -> Author:
         if self.author is not None:
             return self.author
         if not isinstance(self.body, Message):
             return "engine"
         return "user" if self.body.role in ("user", "system") else self.body.role
 
-    def notes(self) -> str | None:
-        if not self.references and self.usage is None and not self.unfinished:
+    def metadata_json(self) -> str | None:
+        if not self.references and self.usage is None and not self.incomplete:
             return None
-        unfinished = self.unfinished or None
-        return Notes(references=self.references or None, usage=self.usage, unfinished=unfinished).canonical()
+        metadata = EntryMetadata(
+            references=self.references or None, usage=self.usage, incomplete=self.incomplete or None
+        )
+        return metadata.canonical_json()
 
-    def blobs(self) -> set[str]:
-        return quoted_blobs(self.body, self.references)
+    def blob_digests(self) -> set[str]:
+        return referenced_blobs(self.body, self.references)

@@ -1,16 +1,16 @@
-"""The record of one request: every candidate, in or out, with its slot, its tokens and its reason.
+"""The manifest of one request: every candidate, included or not, with its slot, tokens and reason.
 
-Contiguous messages with one decision are one row. Included rows stand in the order of the request, so that with the log
-and the blobs they are enough to build it again.
+Contiguous messages with the same decision share one row. The included rows suffice, with the log and the blobs, to
+replay the request.
 """
 
 from typing import Literal
 
+from quire.model.base import FrozenModel
 from quire.model.entries import Span
 from quire.model.policy import Policy, Slot
-from quire.model.value import Value
 
-Reason = Literal[
+DecisionReason = Literal[
     "instructions",
     "always",
     "manual",
@@ -30,85 +30,90 @@ Reason = Literal[
     "below_score",
     "archived",
     "disabled",
-    "incomplete",
+    "orphaned",
     "listed",
     "not_found",
 ]
-"""Why something is there (the first fourteen, `cleared` with its stub) or is not; `listed` is there by its summary."""
+"""Why a candidate is included (the first fourteen, and `cleared` as a stub) or not; `listed` has only its summary."""
 
-What = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
+DecisionKind = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
 
 
-class Decision(Value):
-    """Messages are named by their numbers, everything else by name and by the blob that keeps its text."""
+class Decision(FrozenModel):
+    """One row. Messages are identified by number, everything else by name and by the blob of its text."""
 
     slot: Slot
-    what: What
+    kind: DecisionKind
     included: bool
-    reason: Reason
+    reason: DecisionReason
     tokens: int = 0
     span: Span | None = None
     name: str | None = None
     blob: str | None = None
     score: float | None = None
-    excerpt: int | None = None
-    """Each text of the message was shortened to about so many characters."""
-    pieces: tuple[tuple[int, int], ...] | None = None
-    """Of a recalled message too long to be shown whole, the characters that were shown."""
-    asked: bool | None = None
-    """It was not in the log yet when the request was made; its number came with the reply."""
+    excerpt_chars: int | None = None
+    """Characters to which each text of the message was shortened, approximately."""
+    excerpt_spans: tuple[tuple[int, int], ...] | None = None
+    """Character ranges included from a recalled message that was too long to include whole."""
+    pending: bool | None = None
+    """It was not in the log when the request was made; its number was set when it was stored."""
 
 
-class SlotUse(Value):
+class SlotUsage(FrozenModel):
+    """Budget and used tokens of one slot."""
+
     slot: Slot
     budget: int
     used: int
     overflows: bool | None = None
 
 
-class Sent(Value):
-    """How a client's own request went on through the gateway: its list of messages, and the body that left."""
+class ForwardedRequest(FrozenModel):
+    """How the gateway forwarded a client's request to the upstream."""
 
-    form: Literal["as_received", "renamed", "fitted"]
-    """Byte for byte; with another name for the model and nothing else; or with other messages, which fit."""
+    form: Literal["unchanged", "model_renamed", "fitted"]
+    """Pass-through byte for byte, with only the model's name replaced, or with other messages so that it fits."""
     digest: str
-    """The SHA-256 of the body that was sent."""
-    same: bool
-    """Whether its instructions, tools and messages are those that a replay gives, field by field."""
-    listed: int | None = None
-    """Tokens of the client's list with the reply behind it, if it holds the whole conversation: its next begins so."""
-    unkept: int | None = None
-    """Messages of the client's own making at the head of its list, which stand for earlier ones and are not kept."""
+    """SHA-256 of the body sent upstream."""
+    replayable: bool
+    """Whether a replay gives the same instructions, tools and messages, field by field."""
+    client_list_tokens: int | None = None
+    """Tokens of the client's list plus the reply, if it holds the whole conversation: the prefix of its next list."""
+    unrecorded_messages: int | None = None
+    """Messages at the start of the client's list that replace earlier ones, such as its own summary; not recorded."""
 
 
-class Manifest(Value):
+class Manifest(FrozenModel):
+    """The record of one request."""
+
     renderer: int
+    """Version of the layout."""
     conversation: str
     branch: int
     head: int
-    """The branch's newest entry when the request was made."""
+    """Number of the branch's newest entry when the request was made."""
     policy: Policy
     counter: str
     exact: bool
     ratio: float = 1.0
-    """How the provider's reports compare with the counts for this model; the room is divided by it."""
-    slots: tuple[SlotUse, ...]
-    total: int
-    wanted: int
-    """What it would have been with the whole history: the number that is held against the trigger."""
-    room: int
-    trigger: int
+    """Calibration: reported tokens divided by counted tokens for this model; `max_input_tokens` is divided by it."""
+    slots: tuple[SlotUsage, ...]
+    total_tokens: int
+    full_history_tokens: int
+    """Tokens that the request would have with the whole history; compared with `trigger_tokens`."""
+    max_input_tokens: int
+    trigger_tokens: int
     decisions: tuple[Decision, ...]
-    stable: int
-    """How many of the request's messages belong to the part that the next request repeats."""
+    stable_messages: int
+    """Number of messages in the stable prefix, which the next request repeats."""
     digest: str
-    sent: Sent | None = None
-    """For what came through the gateway."""
+    forwarded: ForwardedRequest | None = None
+    """Set for requests through the gateway."""
 
     @property
     def included(self) -> tuple[Decision, ...]:
         return tuple(decision for decision in self.decisions if decision.included)
 
     @property
-    def left_out(self) -> tuple[Decision, ...]:
+    def excluded(self) -> tuple[Decision, ...]:
         return tuple(decision for decision in self.decisions if not decision.included)

@@ -1,22 +1,99 @@
-"""A message: a value without identity. Two messages with the same role and parts are the same message."""
+"""Messages and their parts. Unknown fields of a provider are preserved in `provider_fields`, large data in blobs."""
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from quire.model.parts import FilePart, ImagePart, Part, TextPart, ToolCallPart, ToolResultPart
-from quire.model.value import Foreign, Value
+from pydantic import Field, model_validator
+
+from quire.model.base import FrozenModel, JsonObject
 
 Role = Literal["system", "user", "assistant", "tool"]
 
-PURGED = "[purged]"
+PURGED_TEXT = "[purged]"
+"""Replaces purged content."""
 
 
-class Message(Value):
+class _Part(FrozenModel):
+    provider_fields: JsonObject | None = None
+
+
+class TextPart(_Part):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ThinkingPart(_Part):
+    """The model's reasoning. `signature` and `redacted` are the provider's, preserved byte for byte."""
+
+    type: Literal["thinking"] = "thinking"
+    text: str = ""
+    signature: str | None = None
+    redacted: str | None = None
+
+
+class ToolCallPart(_Part):
+    """A call as the model wrote it: `arguments` is its JSON text, valid or not, never reformatted."""
+
+    type: Literal["tool_call"] = "tool_call"
+    id: str
+    name: str
+    arguments: str = "{}"
+
+
+class _MediaPart(_Part):
+    """Data at a URL, or in the store as a blob."""
+
+    url: str | None = None
+    blob: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    media_type: str | None = None
+
+    @model_validator(mode="after")
+    def _check_one_source(self) -> "_MediaPart":
+        if (self.url is None) == (self.blob is None):
+            raise ValueError("set exactly one of `url` and `blob`")
+        return self
+
+
+class ImagePart(_MediaPart):
+    type: Literal["image"] = "image"
+    width: int | None = Field(default=None, gt=0)
+    height: int | None = Field(default=None, gt=0)
+    detail: Literal["low", "high", "auto"] | None = None
+
+
+class FilePart(_MediaPart):
+    type: Literal["file"] = "file"
+    name: str | None = None
+
+
+ToolResultContent = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
+
+
+class ToolResultPart(_Part):
+    type: Literal["tool_result"] = "tool_result"
+    call_id: str
+    content: tuple[ToolResultContent, ...] = ()
+    is_error: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+Part = Annotated[
+    TextPart | ThinkingPart | ToolCallPart | ToolResultPart | ImagePart | FilePart,
+    Field(discriminator="type"),
+]
+
+
+class Message(FrozenModel):
+    """A message of any provider, in one form."""
+
     role: Role
     parts: tuple[Part, ...]
-    provider: Foreign | None = None
+    provider_fields: JsonObject | None = None
     name: str | None = None
-    """Who speaks, where a role has several speakers. OpenAI is told, Anthropic has no place for it."""
+    """The speaker, if a role has several. Sent to OpenAI; Anthropic has no field for it."""
 
     @classmethod
     def user(cls, text: str, *, name: str | None = None) -> Self:
@@ -47,24 +124,24 @@ class Message(Value):
     def tool_results(self) -> tuple[ToolResultPart, ...]:
         return tuple(part for part in self.parts if isinstance(part, ToolResultPart))
 
-    def blobs(self) -> Iterator[str]:
-        """The digests of the blobs that this message quotes."""
+    def blob_digests(self) -> Iterator[str]:
+        """Digests of the blobs that this message references."""
         for part in self.parts:
             inner = part.content if isinstance(part, ToolResultPart) else (part,)
             for piece in inner:
                 if isinstance(piece, ImagePart | FilePart) and piece.blob is not None:
                     yield piece.blob
 
-    def purged(self) -> "Message":
-        """What is left when the content goes: the shape that keeps a request valid, and nothing that was said."""
-        return Message(role=self.role, parts=tuple(_purged_part(part) for part in self.parts))
+    def without_content(self) -> "Message":
+        """The purged message: only the structure that a valid request needs, without any content."""
+        return Message(role=self.role, parts=tuple(_purge_part(part) for part in self.parts))
 
 
-def _purged_part(part: Part) -> Part:
+def _purge_part(part: Part) -> Part:
     match part:
         case ToolCallPart(id=id_, name=name):
             return ToolCallPart(id=id_, name=name)
         case ToolResultPart(call_id=call_id, is_error=is_error):
-            return ToolResultPart(call_id=call_id, content=(TextPart(text=PURGED),), is_error=is_error)
+            return ToolResultPart(call_id=call_id, content=(TextPart(text=PURGED_TEXT),), is_error=is_error)
         case _:
-            return TextPart(text=PURGED)
+            return TextPart(text=PURGED_TEXT)

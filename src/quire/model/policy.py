@@ -1,19 +1,21 @@
-"""The numbers and names that a view is made by, resolved: nothing is left to look up."""
+"""`Policy`: the resolved settings from which a view is assembled, without anything left to look up."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from quire.model.value import Value
+from quire.model.base import FrozenModel
 
 Provider = Literal["openai", "anthropic"]
 Slot = Literal["system", "tools", "memory", "references", "summary", "messages", "recall", "newest"]
 
 SLOTS: tuple[Slot, ...] = ("system", "tools", "memory", "references", "summary", "messages", "recall", "newest")
-"""In the order of the request: stable first, then what is chosen for this request, then what is asked."""
+"""Slots in the order of the request: the stable prefix, then what is recalled for this request, then the question."""
 
 
-class Policy(Value):
+class Policy(FrozenModel):
+    """Model, window, thresholds and shares."""
+
     model: str
     provider: Provider
     strategy: str = "hybrid"
@@ -25,21 +27,21 @@ class Policy(Value):
     min_recent_messages_to_keep: int = Field(default=2, ge=0)
     context_management_enabled: bool = True
     shares: dict[Slot, float] | None = None
-    """Shares of the room by slot, in place of the strategy's own."""
+    """Shares of the input tokens by slot; overrides the strategy's."""
     recall_tokens: int | None = Field(default=None, ge=0)
-    """The most that archived messages may take of the recall slot."""
+    """Maximum tokens of archived messages in the recall slot."""
 
     @property
-    def room(self) -> int:
-        """The most tokens that a request may have."""
+    def max_input_tokens(self) -> int:
+        """Maximum tokens of a request."""
         return max(0, self.window - self.reserved_response_tokens)
 
     @property
-    def trigger(self) -> int:
-        """A request with more tokens than this is compacted first. It is the number that the meter shows."""
-        return min(self.room, int(self.window * self.context_threshold))
+    def trigger_tokens(self) -> int:
+        """A request with more tokens than this is compacted first."""
+        return min(self.max_input_tokens, int(self.window * self.context_threshold))
 
     @property
-    def target(self) -> int:
-        """What a compaction brings a request down to: well below the trigger, so that it is rare."""
-        return min(self.trigger, int(self.room * self.context_target))
+    def target_tokens(self) -> int:
+        """Tokens to which a compaction reduces a request: well below the trigger, so that compactions are rare."""
+        return min(self.trigger_tokens, int(self.max_input_tokens * self.context_target))

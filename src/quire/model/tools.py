@@ -1,12 +1,12 @@
-"""A tool as a model is told of it."""
+"""Tool definitions, as they are sent to a model."""
 
-from quire.model.value import Foreign, Value
+from quire.model.base import FrozenModel, JsonObject
 
 
-class ToolDefinition(Value):
+class ToolDefinition(FrozenModel):
     """`parameters` is a JSON schema; `server` names the MCP server that offers the tool, if one does."""
 
     name: str
     description: str = ""
-    parameters: Foreign
+    parameters: JsonObject
     server: str | None = None

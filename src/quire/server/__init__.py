@@ -1,4 +1,4 @@
-"""Quire for many users at once: REST, events, and a gateway for OpenAI's clients, over one store.
+"""Quire's HTTP server for many users: REST API, SSE events, and a gateway for OpenAI clients, over one store.
 
-Nodes keep nothing that another could not find in the store, but for turns under way.
+Nodes are stateless except for running turns: everything else is in the store, where any node can read it.
 """

@@ -1,41 +1,41 @@
-"""The application: routes, what guards them, and how errors are answered."""
+"""Application factory: routes, middleware and exception handlers."""
 
 from fastapi import FastAPI
 
 from quire.server import gateway
-from quire.server.identity import KeyFirst, door_of
-from quire.server.limits import Limits
-from quire.server.local import LocalOnly
+from quire.server.auth import AuthMiddleware, get_key_verifier
+from quire.server.lifecycle import StreamRegistry, StreamShutdownMiddleware
+from quire.server.limits import LimitsMiddleware
+from quire.server.local_auth import LocalAuthMiddleware
 from quire.server.page import add_page
-from quire.server.problems import RESPONSES, add_problems
+from quire.server.problems import ERROR_RESPONSES, add_exception_handlers
 from quire.server.routes import ROUTERS
-from quire.server.serving import Serving
-from quire.server.stopping import EndOfStreams, Stopping
+from quire.server.state import ServerState
 from quire.server.telemetry import add_telemetry
 
 
-def create_app(serving: Serving, *, token: str | None = None) -> FastAPI:
-    """Everything that a server answers. With a `token` it is for the one user of this machine who has it."""
+def create_app(server_state: ServerState, *, token: str | None = None) -> FastAPI:
+    """Builds the application. With a `token`, it serves only the local user who presents it."""
     app = FastAPI(
         title="Quire",
-        summary="Every message kept, every request within budget, every decision on record.",
+        summary="Every message recorded, every request within budget, every decision on record.",
         version="1",
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/openapi.json",
-        responses=RESPONSES,
+        responses=ERROR_RESPONSES,
     )
-    app.state.serving, app.state.stopping = serving, Stopping()
-    add_problems(app)
-    # The gateway first: it is asked most, and routes are tried in their order.
+    app.state.server_state, app.state.streams = server_state, StreamRegistry()
+    add_exception_handlers(app)
+    # The gateway first: it gets the most requests, and routes are matched in order.
     for router in (gateway.router, *ROUTERS):
         app.include_router(router)
     add_page(app)
-    app.add_middleware(EndOfStreams, stopping=app.state.stopping)
-    app.add_middleware(KeyFirst)
+    app.add_middleware(StreamShutdownMiddleware, streams=app.state.streams)
+    app.add_middleware(AuthMiddleware)
     if token is not None:
-        app.add_middleware(LocalOnly, token=token, known=door_of(app).key)
-    app.add_middleware(Limits, max_bytes=lambda: serving.settings.max_request_bytes)
-    # The outermost of all, so that it sees what the others refuse.
-    add_telemetry(app, serving)
+        app.add_middleware(LocalAuthMiddleware, token=token, verify_key=get_key_verifier(app).verify)
+    app.add_middleware(LimitsMiddleware, max_bytes=lambda: server_state.settings.max_request_bytes)
+    # Outermost, so that it also measures requests that the other middleware refuses.
+    add_telemetry(app, server_state)
     return app

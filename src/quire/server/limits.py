@@ -1,181 +1,178 @@
-"""What one caller may take: so many requests a minute, so many bytes a body, so many seconds until it is there.
+"""Limits for one caller: rate limit (token bucket), maximum body size, body timeout.
 
-Rates are counted in the process: with several nodes a key has its rate on each. A refusal has the body of any other
-problem, and ends the connection where the rest of a request would still come.
+Rate limits are counted per process: with several nodes a key has its rate on each. A refused request gets a problem
+response; if the rest of its body may still arrive, the connection is closed.
 """
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
 from typing import NamedTuple
 
+from cachetools import LRUCache
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import QuireError, RequestTooLarge, RequestTooSlow
-from quire.server.problems import problem_of
+from quire.errors import QuireError, RequestTimeout, RequestTooLarge
+from quire.server.problems import error_to_response
 
-COUNTED = 10_000
-"""Keys whose requests are counted, those used last; one that is forgotten begins with its whole rate."""
-BODY_SECONDS = 60.0
-"""Seconds that a client may let the server wait for a body, from its beginning to its end."""
-LINGER_SECONDS = 5.0
-"""Seconds for which the rest of a body that is too large may still come, so that the client hears why."""
-RATE = "quire.rate"
-"""Where in an ASGI scope the caller's `Allowance` is."""
+MAX_TRACKED_KEYS = 10_000
+"""Maximum token buckets, evicted least recently used first; an evicted key starts again with a full bucket."""
+BODY_TIMEOUT_SECONDS = 60.0
+"""Total seconds that the server waits for a request body."""
+DRAIN_SECONDS = 5.0
+"""Seconds that the rest of a too large body is read and dropped, so that the client gets the error response."""
+RATE_LIMIT_SCOPE_KEY = "quire.rate"
+"""ASGI scope key of the caller's `RateLimitStatus`."""
 
 
-class Allowance(NamedTuple):
-    """What a key has left, and in how many seconds it has all of it again."""
+class RateLimitStatus(NamedTuple):
+    """Requests that a key has left, and the seconds until its bucket is full again."""
 
     limit: int
-    left: int
-    reset: int
+    remaining: int
+    reset_seconds: int
     retry_after: int | None
-    """Seconds until the next request is let through; None if this one is."""
+    """Seconds until the next request is allowed; None if this one is."""
 
 
-class Rates:
-    """A bucket for each key: a request takes a token out, and a minute fills it from empty to full.
+class RateLimiter:
+    """Token bucket rate limiter: a request takes a token; an empty bucket refills in a minute.
 
-    After a rest a key may therefore ask as often at once as otherwise in a minute.
+    An idle key may therefore send a minute's worth of requests in one burst.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(MAX_TRACKED_KEYS)
 
-    def take(self, key: str, per_minute: int) -> Allowance:
-        at = self._clock()
-        tokens, since = self._buckets.pop(key, (float(per_minute), at))
-        tokens = min(per_minute, tokens + (at - since) * per_minute / 60)
-        granted = tokens >= 1
-        tokens -= granted
-        self._buckets[key] = tokens, at
-        while len(self._buckets) > COUNTED:
-            self._buckets.popitem(last=False)
-        wait = None if granted else _seconds(1 - tokens, per_minute)
-        return Allowance(per_minute, int(tokens), _seconds(per_minute - tokens, per_minute), wait)
+    def acquire(self, key: str, per_minute: int) -> RateLimitStatus:
+        current = self._clock()
+        tokens, updated_at = self._buckets.get(key, (float(per_minute), current))
+        tokens = min(per_minute, tokens + (current - updated_at) * per_minute / 60)
+        is_allowed = tokens >= 1
+        tokens -= is_allowed
+        self._buckets[key] = tokens, current
+        retry_after = None if is_allowed else _refill_seconds(1 - tokens, per_minute)
+        return RateLimitStatus(per_minute, int(tokens), _refill_seconds(per_minute - tokens, per_minute), retry_after)
 
 
-def _seconds(tokens: float, per_minute: int) -> int:
+def _refill_seconds(tokens: float, per_minute: int) -> int:
     return max(1, ceil(tokens * 60 / per_minute))
 
 
-def rate_headers(allowance: Allowance) -> dict[str, str]:
-    """As the IETF's draft on RateLimit header fields has them."""
+def rate_limit_headers(status: RateLimitStatus) -> dict[str, str]:
+    """Builds the headers of the IETF draft on RateLimit header fields."""
     return {
-        "RateLimit-Policy": f'"key";q={allowance.limit};w=60',
-        "RateLimit": f'"key";r={allowance.left};t={allowance.reset}',
+        "RateLimit-Policy": f'"key";q={status.limit};w=60',
+        "RateLimit": f'"key";r={status.remaining};t={status.reset_seconds}',
     }
 
 
-class Limits:
-    """ASGI middleware: refuses bodies that are too large or too slow, and tells callers what they have left."""
+class LimitsMiddleware:
+    """ASGI middleware that refuses too large or too slow bodies and adds RateLimit headers to responses."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: Callable[[], int], body_seconds: float = BODY_SECONDS) -> None:
-        self._app, self._max_bytes, self._body_seconds = app, max_bytes, body_seconds
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: Callable[[], int], body_timeout: float = BODY_TIMEOUT_SECONDS
+    ) -> None:
+        self._app, self._max_bytes, self._body_timeout = app, max_bytes, body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, max_bytes=self._max_bytes(), seconds=self._body_seconds)
+        exchange = _LimitedExchange(scope, receive, send, max_bytes=self._max_bytes(), timeout=self._body_timeout)
         try:
-            exchange.check_declared()
+            exchange.check_content_length()
             await self._app(scope, exchange.receive, exchange.send)
         except QuireError as error:
             if error is not exchange.refusal:
                 raise
-        await exchange.refuse()
+        await exchange.send_refusal()
 
 
-class _Exchange:
-    """One request and its response. Once its body is refused, the refusal is the response, whatever the app says."""
+class _LimitedExchange:
+    """One request and its response. Once the body is refused, the refusal replaces the response of the application."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, max_bytes: int, seconds: float) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, max_bytes: int, timeout: float) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._seconds, self._seconds_left = seconds, seconds
-        self._arrived = self._started = False
+        self._max_bytes, self._bytes_received = max_bytes, 0
+        self._timeout, self._seconds_left = timeout, timeout
+        self._body_complete = self._response_started = False
         self.refusal: QuireError | None = None
 
-    def check_declared(self) -> None:
-        """A body that is said to be too large is not read at all."""
+    def check_content_length(self) -> None:
+        """Refuses a body with a too large Content-Length without reading it."""
         for name, value in self._scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
-                self.refusal = self._larger()
+                self.refusal = self._too_large()
                 raise self.refusal
 
     async def receive(self) -> Message:
-        if self._arrived:
+        if self._body_complete:
             return await self._receive()
         if self.refusal is None:
             try:
-                return await self._next_piece()
-            except (RequestTooLarge, RequestTooSlow) as error:
+                return await self._next_chunk()
+            except (RequestTooLarge, RequestTimeout) as error:
                 self.refusal = error
-        if self._started:
-            # Too late to say so: to the application, a client like this one is gone.
+        if self._response_started:
+            # Too late for an error response: to the application, this client has disconnected.
             return {"type": "http.disconnect"}
         raise self.refusal
 
-    async def _next_piece(self) -> Message:
-        message = await self._in_time()
-        self._bytes += len(message.get("body", b""))
-        self._arrived = not message.get("more_body", False)
-        if self._bytes > self._max_bytes:
-            raise self._larger()
+    async def _next_chunk(self) -> Message:
+        message = await self._receive_within_timeout()
+        self._bytes_received += len(message.get("body", b""))
+        self._body_complete = not message.get("more_body", False)
+        if self._bytes_received > self._max_bytes:
+            raise self._too_large()
         return message
 
-    async def _in_time(self) -> Message:
-        """Only the time counts that the server waits; what the application does between two pieces is its own."""
-        began = time.monotonic()
+    async def _receive_within_timeout(self) -> Message:
+        """Receives a message. Only time spent waiting counts, not time that the application takes between chunks."""
+        started_at = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds_left):
                 return await self._receive()
         except TimeoutError:
-            said = (
-                f"The request's body was not there after {self._seconds:g} seconds; send it again, faster or smaller."
-            )
-            raise RequestTooSlow(said) from None
+            raise RequestTimeout(
+                f"The request body did not arrive within {self._timeout:g} seconds; retry, with a smaller body."
+            ) from None
         finally:
-            self._seconds_left -= time.monotonic() - began
+            self._seconds_left -= time.monotonic() - started_at
 
-    def _larger(self) -> RequestTooLarge:
-        return RequestTooLarge(
-            f"The request's body has more than the {self._max_bytes:,} bytes that this server reads at once; send less."
-        )
+    def _too_large(self) -> RequestTooLarge:
+        return RequestTooLarge(f"The request body exceeds the limit of {self._max_bytes:,} bytes; send a smaller body.")
 
     async def send(self, message: Message) -> None:
-        if self.refusal is not None and not self._started:
+        if self.refusal is not None and not self._response_started:
             return
         if message["type"] == "http.response.start":
-            self._started = True
-            allowance: Allowance | None = self._scope.get(RATE)
-            if allowance is not None:
-                MutableHeaders(scope=message).update(rate_headers(allowance))
+            self._response_started = True
+            status: RateLimitStatus | None = self._scope.get(RATE_LIMIT_SCOPE_KEY)
+            if status is not None:
+                MutableHeaders(scope=message).update(rate_limit_headers(status))
         await self._send(message)
 
-    async def refuse(self) -> None:
-        """Sends the refusal, if there is one and nothing else was sent."""
-        if self.refusal is None or self._started:
+    async def send_refusal(self) -> None:
+        """Sends the refusal, if there is one and no response has started."""
+        if self.refusal is None or self._response_started:
             return
-        response = problem_of(self.refusal)
+        response = error_to_response(self.refusal)
         response.headers["Connection"] = "close"
         start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         await self._send(start)
         await self._send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
         if isinstance(self.refusal, RequestTooLarge):
-            await self._linger()
+            await self._drain()
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _linger(self) -> None:
-        """Lets the rest come and go. A connection closed on a client that still sends takes the answer with it."""
+    async def _drain(self) -> None:
+        """Reads and drops the rest: closing the connection on a client that still sends would discard the response."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                while not self._arrived:
-                    self._arrived = not (await self._receive()).get("more_body", False)
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self._body_complete:
+                    self._body_complete = not (await self._receive()).get("more_body", False)

@@ -1,6 +1,6 @@
-"""The page for browsers: its built files, served from the package, under a policy that lets in nothing else.
+"""Static files of the web page, served from the package under a strict Content Security Policy.
 
-The files are public and hold no data; everything that they show comes through `/api`, with its guards.
+The files are public and contain no data: the page loads all data through `/api`, which authenticates.
 """
 
 from pathlib import Path
@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-BUILT: Final = Path(__file__).parent / "static"
-"""Where the build puts the files; see `hatch_build.py`."""
+STATIC_DIR: Final = Path(__file__).parent / "static"
+"""Output of the page build; see `hatch_build.py`."""
 
-POLICY: Final = "; ".join(
+CONTENT_SECURITY_POLICY: Final = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -30,54 +30,54 @@ POLICY: Final = "; ".join(
     )
 )
 
-HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 
-FOR_EVER: Final = "public, max-age=31536000, immutable"
-"""For files whose names have a digest of their content in them."""
+IMMUTABLE_CACHE_CONTROL: Final = "public, max-age=31536000, immutable"
+"""For files whose names contain a digest of their content."""
 
-_NOT_BUILT: Final = """<!doctype html>
+_NOT_BUILT_HTML: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Quire</title></head>
 <body><main><h1>The page is not built</h1>
 <p>Quire runs here from a source tree or from a wheel without the page. In the source tree,
-<code>just web</code> builds it; that needs Node.js. The interface under <code>/api</code> works without.</p>
+<code>just web</code> builds it; that needs Node.js. The API under <code>/api</code> works without it.</p>
 </main></body></html>
 """
 
 
-class _Assets(StaticFiles):
-    """Files that never change under their names."""
+class _ImmutableFiles(StaticFiles):
+    """Files whose content never changes under the same name."""
 
     async def check_config(self) -> None:
-        """A page that was not built has no files, and that is no fault of the server's."""
+        """Skips the check for the folder: the server also runs without a built page."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        response.headers.update(HEADERS)
-        response.headers["Cache-Control"] = FOR_EVER
+        response.headers.update(SECURITY_HEADERS)
+        response.headers["Cache-Control"] = IMMUTABLE_CACHE_CONTROL
         return response
 
 
-def add_page(app: FastAPI, *, built: Path = BUILT) -> None:
-    """Serves the page at `/`, or a note that says how to build it."""
+def add_page(app: FastAPI, *, static_dir: Path = STATIC_DIR) -> None:
+    """Serves the page at `/`, or a 404 with build instructions if it is not built."""
 
     async def index(_: Request) -> Response:
-        file = built / "index.html"
+        file = static_dir / "index.html"
         if not file.is_file():
-            return HTMLResponse(_NOT_BUILT, status_code=404, headers=HEADERS)
-        return FileResponse(file, headers={**HEADERS, "Cache-Control": "no-cache"})
+            return HTMLResponse(_NOT_BUILT_HTML, status_code=404, headers=SECURITY_HEADERS)
+        return FileResponse(file, headers={**SECURITY_HEADERS, "Cache-Control": "no-cache"})
 
     async def icon(_: Request) -> Response:
-        file = built / "favicon.svg"
+        file = static_dir / "favicon.svg"
         if not file.is_file():
-            raise HTTPException(404, "There is no icon.")
-        return FileResponse(file, headers={**HEADERS, "Cache-Control": "public, max-age=86400"})
+            raise HTTPException(404, "The page has no icon, because it is not built; run `just web`.")
+        return FileResponse(file, headers={**SECURITY_HEADERS, "Cache-Control": "public, max-age=86400"})
 
     app.add_route("/", index, include_in_schema=False)
     app.add_route("/favicon.svg", icon, include_in_schema=False)
-    app.mount("/assets", _Assets(directory=built / "assets", check_dir=False), name="assets")
+    app.mount("/assets", _ImmutableFiles(directory=static_dir / "assets", check_dir=False), name="assets")

@@ -1,6 +1,6 @@
-"""Errors as the documents of RFC 9457: what happened, to which item, what to do next, and a code for programs.
+"""Exception handlers: errors as problem details (RFC 9457) with a machine-readable `code`.
 
-Quire's own errors say all of that; whatever else goes wrong is said without its details, which go into the log.
+A `QuireError` is returned with its message. Any other exception is returned without details, which go into the log.
 """
 
 import re
@@ -11,107 +11,109 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from quire import errors
 from quire.errors import QuireError
+from quire.schemas.turn_events import Problem
 
-MEDIA_TYPE = "application/problem+json"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+UNEXPECTED_DETAIL = "An unexpected error occurred in Quire; the server log has the details."
 
-_STATUS: dict[type[QuireError], HTTPStatus] = {
+_STATUS_BY_ERROR: dict[type[QuireError], HTTPStatus] = {
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.Conflict: HTTPStatus.CONFLICT,
     errors.AccessDenied: HTTPStatus.FORBIDDEN,
     errors.InvalidKey: HTTPStatus.UNAUTHORIZED,
     errors.TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,
     errors.RequestTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    errors.RequestTooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    errors.RequestTimeout: HTTPStatus.REQUEST_TIMEOUT,
     errors.ContextOverflow: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.SpendCapReached: HTTPStatus.PAYMENT_REQUIRED,
     errors.StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreBusy: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    errors.ModelThrottled: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.ModelRateLimited: HTTPStatus.TOO_MANY_REQUESTS,
     errors.ModelError: HTTPStatus.BAD_GATEWAY,
     errors.SummaryFailed: HTTPStatus.BAD_GATEWAY,
     errors.MissingExtra: HTTPStatus.NOT_IMPLEMENTED,
     QuireError: HTTPStatus.BAD_REQUEST,
 }
-"""The nearest of an error's own classes holds."""
+"""HTTP status of an error: that of the nearest class in its MRO."""
 
 
-class Problem(BaseModel):
-    """What a request that failed is answered with."""
-
-    type: str = Field(default="about:blank", description="Always `about:blank`: `code` says which problem it is.")
-    title: str = Field(description="The status in words.")
-    status: int
-    detail: str = Field(description="What happened, to which item, and what to do next.")
-    code: str = Field(description="The problem's name, for programs.")
+def http_status(error: QuireError) -> HTTPStatus:
+    return next(_STATUS_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _STATUS_BY_ERROR)
 
 
-def status_of(error: QuireError) -> HTTPStatus:
-    return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
-
-
-def code_of(error: QuireError) -> str:
+def error_code(error: QuireError) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
 
-def problem(
-    status: int, *, detail: str, code: str, headers: Mapping[str, str] | None = None, **more: Any
+def error_to_problem(error: QuireError) -> Problem:
+    status = http_status(error)
+    return Problem(title=status.phrase, status=status, detail=str(error), code=error_code(error))
+
+
+UNEXPECTED_PROBLEM = Problem(
+    title=HTTPStatus.INTERNAL_SERVER_ERROR.phrase, status=500, detail=UNEXPECTED_DETAIL, code="unexpected"
+)
+"""For exceptions that are not a `QuireError`, whose details go only into the log."""
+
+
+def problem_response(
+    status: int, *, detail: str, code: str, headers: Mapping[str, str] | None = None, **extra_fields: Any
 ) -> JSONResponse:
     title = HTTPStatus(status).phrase
-    body = Problem(title=title, status=status, detail=detail, code=code).model_dump() | more
-    return JSONResponse(body, status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+    body = Problem(title=title, status=status, detail=detail, code=code).model_dump() | extra_fields
+    return JSONResponse(body, status_code=status, media_type=PROBLEM_MEDIA_TYPE, headers=dict(headers or {}))
 
 
-def problem_of(error: QuireError) -> JSONResponse:
-    status = status_of(error)
-    wait = getattr(error, "retry_after", None)
-    if wait is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
-        wait = 1
-    headers = {"Retry-After": str(max(1, round(wait)))} if wait is not None else {}
+def error_to_response(error: QuireError) -> JSONResponse:
+    status = http_status(error)
+    retry_after = getattr(error, "retry_after", None)
+    if retry_after is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
+        retry_after = 1
+    headers = {"Retry-After": str(max(1, round(retry_after)))} if retry_after is not None else {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return problem(status, detail=str(error), code=code_of(error), headers=headers)
+    return problem_response(status, detail=str(error), code=error_code(error), headers=headers)
 
 
-def add_problems(app: FastAPI) -> None:
-    app.add_exception_handler(QuireError, _quire_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(Exception, _unexpected)
+def add_exception_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(QuireError, _handle_quire_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(Exception, _handle_unexpected_error)
 
 
-async def _quire_error(_: Request, error: Exception) -> JSONResponse:
+async def _handle_quire_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, QuireError)
-    return problem_of(error)
+    return error_to_response(error)
 
 
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
+async def _handle_http_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).name.lower()
-    return problem(error.status_code, detail=str(error.detail), code=code, headers=error.headers)
+    return problem_response(error.status_code, detail=str(error.detail), code=code, headers=error.headers)
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
+async def _handle_validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    faults = [{"where": [str(step) for step in each["loc"]], "what": each["msg"]} for each in error.errors()]
-    said = "; ".join(f"{'.'.join(fault['where'])}: {fault['what']}" for fault in faults[:5])
-    return problem(422, detail=f"The request is not as it must be: {said}.", code="invalid", faults=faults)
+    faults = [{"location": [str(step) for step in each["loc"]], "message": each["msg"]} for each in error.errors()]
+    summary = "; ".join(f"{'.'.join(fault['location'])}: {fault['message']}" for fault in faults[:5])
+    return problem_response(422, detail=f"The request is invalid: {summary}.", code="invalid", errors=faults)
 
 
-async def _unexpected(_: Request, error: Exception) -> JSONResponse:
-    return problem(500, detail="Something went wrong in Quire; its log has the details.", code="unexpected")
+async def _handle_unexpected_error(_: Request, error: Exception) -> JSONResponse:
+    return problem_response(500, detail=UNEXPECTED_DETAIL, code="unexpected")
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {
         "description": HTTPStatus(status).phrase,
-        "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
     }
     for status in (400, 401, 403, 404, 409, 413, 422, 429, 503)
 }
-"""What any route may answer instead."""
+"""OpenAPI description of the errors that any route may return."""

@@ -1,5 +1,5 @@
-"""The settings: one table of names, defaults, limits and purposes, and where their values come from."""
+"""Settings: one schema of names, defaults, limits and descriptions, and the sources of their values."""
 
-from quire.settings.table import Settings
+from quire.settings.schema import Settings
 
 __all__ = ["Settings"]

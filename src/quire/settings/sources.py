@@ -1,6 +1,6 @@
-"""Where the values of settings come from: files, the environment, options. Of two, the later one holds.
+"""Sources of settings: files, environment variables, command-line options. A later layer overrides an earlier one.
 
-Everything is handed in: only entry points know which files there are and what the environment says.
+Callers pass everything in: only entry points know the files and read the environment.
 """
 
 import json
@@ -13,72 +13,72 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from quire.errors import InvalidConfiguration
-from quire.settings.table import Settings
+from quire.settings.schema import Settings
 
-PREFIX = "QUIRE_"
+ENV_PREFIX = "QUIRE_"
 
 
-class Layer(NamedTuple):
-    """Values from one place; `where` names it to people."""
+class SettingsLayer(NamedTuple):
+    """Values from one source; `source` is its name in messages."""
 
-    where: str
+    source: str
     values: Mapping[str, Any]
 
 
-class Loaded(NamedTuple):
+class LoadedSettings(NamedTuple):
     settings: Settings
     origins: Mapping[str, str]
-    """For each setting that something sets, where its value comes from."""
+    """Source of each setting that is set."""
 
 
-def loaded(layers: Iterable[Layer]) -> Loaded:
+def load_settings(layers: Iterable[SettingsLayer]) -> LoadedSettings:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for where, given in layers:
-        for name, value in given.items():
+    for source, layer in layers:
+        for name, value in layer.items():
             if name not in Settings.model_fields:
-                raise InvalidConfiguration(f"{where} sets {name!r}, which is no setting{_nearest(name)}.")
-            values[name], origins[name] = value, where
+                raise InvalidConfiguration(f"{source} sets {name!r}, which is not a setting{_suggest_name(name)}.")
+            values[name], origins[name] = value, source
     try:
-        return Loaded(Settings.model_validate(values), origins)
+        return LoadedSettings(Settings.model_validate(values), origins)
     except ValidationError as error:
-        raise InvalidConfiguration(_explained(error, origins)) from error
+        raise InvalidConfiguration(_explain_errors(error, origins)) from error
 
 
-def file_layer(path: Path) -> Layer:
-    """A settings file; an empty layer if there is none."""
+def read_settings_file(path: Path) -> SettingsLayer:
+    """Reads a settings file; returns an empty layer if it does not exist."""
     try:
-        return Layer(str(path), tomllib.loads(path.read_text("utf-8")))
+        return SettingsLayer(str(path), tomllib.loads(path.read_text("utf-8")))
     except FileNotFoundError:
-        return Layer(str(path), {})
+        return SettingsLayer(str(path), {})
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"{path} cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
-        raise InvalidConfiguration(f"{path} is no valid TOML: {error}.") from error
+        raise InvalidConfiguration(f"{path} is not valid TOML: {error}.") from error
 
 
-def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
-    """`QUIRE_MODEL` and the like; an empty one sets nothing, and variables that name no setting are someone else's."""
+def read_environment(environ: Mapping[str, str]) -> list[SettingsLayer]:
+    """Reads variables such as `QUIRE_MODEL`; ignores empty ones, and those that match no setting."""
     return [
-        Layer(variable, {name: _read(name, text)})
+        SettingsLayer(variable, {name: _parse_value(name, text)})
         for name in Settings.model_fields
-        if (text := environ.get(variable := f"{PREFIX}{name.upper()}"))
+        if (text := environ.get(variable := f"{ENV_PREFIX}{name.upper()}"))
     ]
 
 
-def option_layer(pairs: Sequence[str]) -> Layer:
-    """`name=value` from a command line."""
+def parse_options(pairs: Sequence[str]) -> SettingsLayer:
+    """Parses `name=value` options of a command line."""
     values: dict[str, Any] = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
-            raise InvalidConfiguration(f"{pair!r} sets nothing; write it as name=value.")
-        values[name.strip()] = _read(name.strip(), text)
-    return Layer("the command line", values)
+            raise InvalidConfiguration(f"{pair!r} has no value; write it as name=value.")
+        values[name.strip()] = _parse_value(name.strip(), text)
+    return SettingsLayer("the command line", values)
 
 
-def _read(name: str, text: str) -> Any:
-    """Tables are written as JSON; for everything else the table of settings knows how to read a text."""
+def _parse_value(name: str, text: str) -> Any:
+    """Parses tables and lists as JSON; the schema converts any other text."""
     if not text.startswith(("{", "[")):
         return text
     try:
@@ -87,14 +87,14 @@ def _read(name: str, text: str) -> Any:
         raise InvalidConfiguration(f"The value of {name!r} is neither plain text nor valid JSON: {text}.") from None
 
 
-def _nearest(name: str) -> str:
+def _suggest_name(name: str) -> str:
     near = get_close_matches(name, Settings.model_fields, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; `quire config list` shows those that there are"
+    return f"; did you mean {near[0]!r}?" if near else "; run `quire config list` to see all settings"
 
 
-def _explained(error: ValidationError, origins: Mapping[str, str]) -> str:
+def _explain_errors(error: ValidationError, origins: Mapping[str, str]) -> str:
     problems: list[str] = []
     for fault in error.errors(include_url=False):
         name = str(fault["loc"][0]) if fault["loc"] else "the settings"
         problems.append(f"{name} ({origins.get(name, 'unset')}): {fault['msg'].lower()}")
-    return f"Settings cannot be used: {'; '.join(problems)}."
+    return f"Invalid settings: {'; '.join(problems)}."

@@ -1,1 +1,1 @@
-"""What tests of Quire, and of backends for Quire, can use: throwaway databases and the backend contract."""
+"""Test helpers for Quire and its backends: store contract, Hypothesis strategies, scripted model."""

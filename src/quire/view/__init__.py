@@ -1,1 +1,1 @@
-"""What the model sees next, as pure functions: counting, budgets, strategies, layout, rendering, checks."""
+"""Pure functions that build the next model request: token counts, budgets, strategies, layout, rendering, checks."""

@@ -1,76 +1,83 @@
-"""The budget: the room of a request, shared by its slots, and the report of how much each one uses."""
+"""Token budget of a request: the limit of each slot, and the report of the usage of each one."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from quire.model.manifest import SlotUse
+from quire.model.manifest import SlotUsage
 from quire.model.policy import SLOTS, Policy, Slot
 
-FLOOR = 64
-"""The least that a slot with a share may take, so that a small window does not shut it out."""
+MIN_SLOT_TOKENS = 64
+"""Minimum tokens of a slot with a share, so that a small window does not exclude the slot."""
 
 
 class Budget(NamedTuple):
-    """`ceilings` bind what can be left out; what must be there goes in, and its slot is said to overflow."""
+    """Token limits. `slot_limits` bind optional content only; required content may overflow its slot."""
 
-    room: int
-    trigger: int
-    target: int
-    ceilings: Mapping[Slot, int]
-    recalled: int
-    """The most that archived messages may take of the recall slot."""
+    max_input_tokens: int
+    trigger_tokens: int
+    target_tokens: int
+    slot_limits: Mapping[Slot, int]
+    recall_tokens: int
+    """Maximum tokens of recalled messages within the recall slot."""
 
-    def ceiling(self, slot: Slot) -> int:
-        return self.ceilings.get(slot, self.room)
+    def limit_for(self, slot: Slot) -> int:
+        return self.slot_limits.get(slot, self.max_input_tokens)
 
 
-def allot(policy: Policy, shares: Mapping[Slot, float], *, ratio: float = 1.0) -> Budget:
-    """`ratio` is how far the provider's counts exceed ours: the room shrinks by it and never grows."""
+def allocate_budget(policy: Policy, default_shares: Mapping[Slot, float], *, ratio: float = 1.0) -> Budget:
+    """Derives the limits from the policy. `ratio` is reported over counted tokens; above 1 it lowers the limits."""
     scale = max(1.0, ratio)
-    room = int(policy.room / scale)
-    given: Mapping[Slot, float] = policy.shares or shares
-    ceilings: dict[Slot, int] = {slot: min(room, max(FLOOR, int(room * share))) for slot, share in given.items()}
-    recalled = ceilings.get("recall", room)
+    max_input_tokens = int(policy.max_input_tokens / scale)
+    shares: Mapping[Slot, float] = policy.shares or default_shares
+    slot_limits: dict[Slot, int] = {
+        slot: min(max_input_tokens, max(MIN_SLOT_TOKENS, int(max_input_tokens * share)))
+        for slot, share in shares.items()
+    }
+    recall_tokens = slot_limits.get("recall", max_input_tokens)
     if policy.recall_tokens is not None:
-        recalled = min(recalled, policy.recall_tokens)
-    return Budget(room, int(policy.trigger / scale), int(policy.target / scale), ceilings, recalled)
+        recall_tokens = min(recall_tokens, policy.recall_tokens)
+    return Budget(
+        max_input_tokens,
+        int(policy.trigger_tokens / scale),
+        int(policy.target_tokens / scale),
+        slot_limits,
+        recall_tokens,
+    )
 
 
-def slot_uses(budget: Budget, used: Mapping[Slot, int]) -> tuple[SlotUse, ...]:
-    """What each slot has and uses. Messages have what the others leave."""
-    others = sum(tokens for slot, tokens in used.items() if slot != "messages")
-    uses: list[SlotUse] = []
+def build_slot_usage(budget: Budget, used_tokens: Mapping[Slot, int]) -> tuple[SlotUsage, ...]:
+    """Budget and usage of each slot. The budget of messages is what the other slots do not use."""
+    others = sum(tokens for slot, tokens in used_tokens.items() if slot != "messages")
+    usage: list[SlotUsage] = []
     for slot in SLOTS:
-        own = max(0, budget.room - others) if slot == "messages" else budget.ceiling(slot)
-        tokens = used.get(slot, 0)
-        uses.append(SlotUse(slot=slot, budget=own, used=tokens, overflows=True if tokens > own else None))
-    return tuple(uses)
+        slot_budget = max(0, budget.max_input_tokens - others) if slot == "messages" else budget.limit_for(slot)
+        tokens = used_tokens.get(slot, 0)
+        usage.append(
+            SlotUsage(slot=slot, budget=slot_budget, used=tokens, overflows=True if tokens > slot_budget else None)
+        )
+    return tuple(usage)
 
 
-Status = Literal["ok", "near", "over"]
+UsageStatus = Literal["ok", "near", "over"]
 
 
 class UsageReport(NamedTuple):
-    """The meter: what the next request would hold, against the window and against the number that triggers."""
+    """Token usage of the next request, compared with the context window and the compaction trigger."""
 
-    slots: tuple[SlotUse, ...]
-    total: int
+    slots: tuple[SlotUsage, ...]
+    total_tokens: int
     window: int
     reserved: int
-    trigger: int
+    trigger_tokens: int
     exact: bool
 
     @property
     def available(self) -> int:
-        return max(0, self.window - self.reserved - self.total)
+        return max(0, self.window - self.reserved - self.total_tokens)
 
     @property
-    def percentage(self) -> float:
-        return 100 * self.total / self.window
-
-    @property
-    def status(self) -> Status:
-        """`over` means that the next request is compacted first; `near` that it has used nine tenths of that."""
-        if self.total > self.trigger:
+    def status(self) -> UsageStatus:
+        """`over`: compaction runs before the next request. `near`: above 90 % of the trigger."""
+        if self.total_tokens > self.trigger_tokens:
             return "over"
-        return "near" if self.total > 0.9 * self.trigger else "ok"
+        return "near" if self.total_tokens > 0.9 * self.trigger_tokens else "ok"

@@ -1,44 +1,28 @@
-"""How far a model's counts are from what its provider reports, learned slowly and kept within bounds.
+"""Calibration of token counts against the usage that a provider reports: a bounded moving average.
 
-Pure: the caller keeps one `Calibration` per model and hands it in. `predicted` is always the count before correction.
+Pure: the caller stores one `Calibration` per model and passes it in. `predicted` is always the uncorrected count.
 """
-
-from math import ceil
 
 from pydantic import Field
 
-from quire.model.value import Value
+from quire.model.base import FrozenModel
 
-LOWEST, HIGHEST = 0.5, 2.0
-WEIGHT = 0.1
-"""How much one report moves the ratio: after ten like ones, two thirds of the way."""
-
-EXACT_TOLERANCE, ESTIMATE_TOLERANCE = 10, 25
-"""Per cent. An exact counter that is further off has the wrong vocabulary, or overheads are missing."""
+MIN_RATIO, MAX_RATIO = 0.5, 2.0
+SMOOTHING_FACTOR = 0.1
+"""Weight of one report in the moving average: ten equal reports move the ratio two thirds of the way."""
 
 
-class Calibration(Value):
-    """What counts for one model are multiplied by, and how many reports that rests on."""
+class Calibration(FrozenModel):
+    """Factor for the token counts of one model, and the number of reports behind it."""
 
-    ratio: float = Field(default=1.0, ge=LOWEST, le=HIGHEST)
+    ratio: float = Field(default=1.0, ge=MIN_RATIO, le=MAX_RATIO)
     samples: int = Field(default=0, ge=0)
 
-    def corrected(self, tokens: int) -> int:
-        return ceil(tokens * self.ratio)
 
-
-def observe(calibration: Calibration, *, predicted: int, reported: int) -> Calibration:
-    """The calibration after one more report. One absurd report moves it by a tenth at most; empty ones are ignored."""
+def update_calibration(calibration: Calibration, *, predicted: int, reported: int) -> Calibration:
+    """Adds one report. An absurd report is clamped and moves the ratio a tenth of the way; empty ones are ignored."""
     if predicted <= 0 or reported <= 0:
         return calibration
-    seen = min(max(reported / predicted, LOWEST), HIGHEST)
-    ratio = calibration.ratio + WEIGHT * (seen - calibration.ratio)
+    observed = min(max(reported / predicted, MIN_RATIO), MAX_RATIO)
+    ratio = calibration.ratio + SMOOTHING_FACTOR * (observed - calibration.ratio)
     return Calibration(ratio=ratio, samples=calibration.samples + 1)
-
-
-def diverges(predicted: int, reported: int, *, exact: bool) -> bool:
-    """Whether a report is too far from the prediction to be let pass without a word."""
-    if predicted <= 0 or reported <= 0:
-        return False
-    tolerance = EXACT_TOLERANCE if exact else ESTIMATE_TOLERANCE
-    return abs(reported - predicted) * 100 > tolerance * predicted

@@ -1,40 +1,58 @@
-"""Decisions: for every candidate one, in the order of the request; neighbouring messages with the same share a row."""
+"""Decision rows of a manifest: one per candidate, by section of the layout. Adjacent messages with the same key share a
+row."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
 from quire.model import Span
-from quire.model.manifest import Decision, Reason
+from quire.model.manifest import Decision, DecisionReason
 from quire.model.policy import Slot
-from quire.view.batches import Batch
-from quire.view.gather import Gathered
-from quire.view.leaves import Leaf
-from quire.view.material import Material, text_digest
-from quire.view.recalled import Candidate
-from quire.view.select import Selection
+from quire.view.batches import MessageBatch
+from quire.view.counted_input import CountedInput
+from quire.view.inputs import ViewInput, hash_text
+from quire.view.layout import SECTIONS, RequestSection
+from quire.view.recalled_messages import RecallCandidate
+from quire.view.rendered import RenderedMessage
+from quire.view.selection import ViewSelection
+
+_PENDING_SEQ = 2**62
+"""Sort key of pending messages, which are not in the log yet: after every stored message."""
 
 
-def decide(material: Material, gathered: Gathered, selection: Selection) -> tuple[Decision, ...]:
-    return (
-        *_blocks(gathered, selection, "system"),
-        *_tools(gathered),
-        *_blocks(gathered, selection, "memory"),
-        *_blocks(gathered, selection, "references"),
-        *_pinned(gathered),
-        *_summary(gathered),
-        *_archived(gathered),
-        *_unread(material.unread),
-        *_blocks(gathered, selection, "recall"),
-        *_recalled(gathered, selection),
-        *_with_documents(_loaded(material, gathered, selection), material.quoted),
-        *material.decided,
+def build_decisions(
+    view_input: ViewInput, counted_input: CountedInput, selection: ViewSelection
+) -> tuple[Decision, ...]:
+    """One row per candidate, by section. The loaded messages of history and newest turn are one run in log order."""
+    rows: dict[RequestSection, Iterable[Decision]] = {
+        "system": _decide_blocks(counted_input, selection, "system"),
+        "tools": _decide_tools(counted_input),
+        "memory": _decide_blocks(counted_input, selection, "memory"),
+        "references": _decide_blocks(counted_input, selection, "references"),
+        "pinned": _decide_pinned(counted_input),
+        "summary": _decide_summary(counted_input),
+        "history": (*_decide_archived(counted_input), *_decide_not_loaded(view_input.not_loaded)),
+        "recall": (*_decide_blocks(counted_input, selection, "recall"), *_decide_recalled(counted_input, selection)),
+        "newest": _split_document_rows(
+            _decide_messages(view_input, counted_input, selection), view_input.document_decisions
+        ),
+    }
+    return (*chain.from_iterable(rows[section] for section in SECTIONS), *view_input.earlier_decisions)
+
+
+def set_pending_span(decisions: Iterable[Decision], span: Span) -> tuple[Decision, ...]:
+    """Sets the entry numbers of rows that were pending when the request was made; a row may start before them."""
+    return tuple(
+        row.model_copy(update={"span": Span(first=row.span.first if row.span else span.first, last=span.last)})
+        if row.pending
+        else row
+        for row in decisions
     )
 
 
-def used_by_slot(decisions: Iterable[Decision]) -> dict[Slot, int]:
+def sum_tokens_by_slot(decisions: Iterable[Decision]) -> dict[Slot, int]:
     used: defaultdict[Slot, int] = defaultdict(int)
     for decision in decisions:
         if decision.included:
@@ -42,15 +60,15 @@ def used_by_slot(decisions: Iterable[Decision]) -> dict[Slot, int]:
     return used
 
 
-def _blocks(gathered: Gathered, selection: Selection, slot: Slot) -> Iterator[Decision]:
+def _decide_blocks(counted_input: CountedInput, selection: ViewSelection, slot: Slot) -> Iterator[Decision]:
     chosen = {id(counted) for counted in selection.blocks}
-    for counted in gathered.blocks:
+    for counted in counted_input.blocks:
         block = counted.block
         if block.slot == slot:
             included = id(counted) in chosen
             yield Decision(
                 slot=slot,
-                what=block.what,
+                kind=block.kind,
                 included=included,
                 reason=block.reason if included else "over_budget",
                 tokens=counted.tokens,
@@ -60,168 +78,174 @@ def _blocks(gathered: Gathered, selection: Selection, slot: Slot) -> Iterator[De
             )
 
 
-def _tools(gathered: Gathered) -> Iterator[Decision]:
-    for (tool, reason, score), tokens in gathered.tools:
+def _decide_tools(counted_input: CountedInput) -> Iterator[Decision]:
+    for (tool, reason, score), tokens in counted_input.tools:
         yield Decision(
             slot="tools",
-            what="tool",
+            kind="tool",
             included=True,
             reason=reason,
             tokens=tokens,
             name=tool.name,
-            blob=text_digest(tool.canonical()),
+            blob=hash_text(tool.canonical_json()),
             score=score,
         )
 
 
-def _summary(gathered: Gathered) -> Iterator[Decision]:
-    if gathered.summary is not None and gathered.compaction is not None:
-        place = Span(first=gathered.compaction.seq, last=gathered.compaction.seq)
-        tokens = gathered.summary.tokens
-        yield Decision(slot="summary", what="summary", included=True, reason="summary", tokens=tokens, span=place)
+def _decide_summary(counted_input: CountedInput) -> Iterator[Decision]:
+    if counted_input.summary is not None and counted_input.compaction is not None:
+        span = Span(first=counted_input.compaction.seq, last=counted_input.compaction.seq)
+        tokens = counted_input.summary.tokens
+        yield Decision(slot="summary", kind="summary", included=True, reason="summary", tokens=tokens, span=span)
 
 
-def _archived(gathered: Gathered) -> Iterator[Decision]:
-    """What the compaction covers, around the messages that are pinned or recalled all the same."""
-    covers = gathered.covers
+def _decide_archived(counted_input: CountedInput) -> Iterator[Decision]:
+    """Rows of archived messages, without those that are pinned or recall candidates."""
+    covers = counted_input.covers
     if covers is None:
         return
-    pinned = {seq for batch in gathered.pinned for seq in batch.seqs}
-    shown = sorted(pinned | _recallable(gathered))
+    pinned = {seq for batch in counted_input.pinned for seq in batch.seqs}
+    separate = sorted(pinned | _candidate_seqs(counted_input))
     start = covers.first
-    for seq in [*shown, covers.last + 1]:
+    for seq in [*separate, covers.last + 1]:
         if start < seq:
-            yield _left_out(Span(first=start, last=seq - 1), "archived")
+            yield _exclude_messages(Span(first=start, last=seq - 1), "archived")
         start = seq + 1
 
 
-def _recallable(gathered: Gathered) -> set[int]:
-    return {candidate.entry.seq for candidate in gathered.recalled}
+def _candidate_seqs(counted_input: CountedInput) -> set[int]:
+    return {candidate.entry.seq for candidate in counted_input.recall_candidates}
 
 
-def _recalled(gathered: Gathered, selection: Selection) -> Iterator[Decision]:
-    """The messages that are shown again in the order of the log; then those that had no room, the best first."""
-    shown = selection.recalled.shown if selection.recalled is not None else ()
-    frame = selection.recalled.leaf.tokens - sum(fitted.tokens for fitted in shown) if selection.recalled else 0
-    for place, fitted in enumerate(sorted(shown, key=lambda fitted: fitted.candidate.entry.seq)):
-        yield _recall(fitted.candidate, included=True, tokens=fitted.tokens + (frame if place == 0 else 0))
-    taken = {fitted.candidate.entry.seq for fitted in shown}
-    for candidate in gathered.recalled:
+def _decide_recalled(counted_input: CountedInput, selection: ViewSelection) -> Iterator[Decision]:
+    """Recalled messages in log order; then the candidates that did not fit, best first."""
+    included = selection.recalled.candidates if selection.recalled is not None else ()
+    overhead = (
+        selection.recalled.message.tokens - sum(fitted.tokens for fitted in included) if selection.recalled else 0
+    )
+    for index, fitted in enumerate(sorted(included, key=lambda fitted: fitted.candidate.entry.seq)):
+        yield _recall_decision(fitted.candidate, included=True, tokens=fitted.tokens + (overhead if index == 0 else 0))
+    taken = {fitted.candidate.entry.seq for fitted in included}
+    for candidate in counted_input.recall_candidates:
         if candidate.entry.seq not in taken:
-            yield _recall(candidate, included=False, tokens=0)
+            yield _recall_decision(candidate, included=False, tokens=0)
 
 
-def _recall(candidate: Candidate, *, included: bool, tokens: int) -> Decision:
+def _recall_decision(candidate: RecallCandidate, *, included: bool, tokens: int) -> Decision:
     seq = candidate.entry.seq
     return Decision(
         slot="recall",
-        what="message",
+        kind="message",
         included=included,
         reason="recalled" if included else "over_budget",
         tokens=tokens,
         span=Span(first=seq, last=seq),
         score=candidate.score,
-        pieces=candidate.pieces if included else None,
+        excerpt_spans=candidate.excerpt_ranges if included else None,
     )
 
 
-def _unread(unread: Span | None) -> Iterator[Decision]:
-    if unread is not None:
-        yield _left_out(unread, "over_budget")
+def _decide_not_loaded(not_loaded: Span | None) -> Iterator[Decision]:
+    if not_loaded is not None:
+        yield _exclude_messages(not_loaded, "over_budget")
 
 
-def _left_out(span: Span, reason: Reason) -> Decision:
-    return Decision(slot="messages", what="message", included=False, reason=reason, span=span)
+def _exclude_messages(span: Span, reason: DecisionReason) -> Decision:
+    return Decision(slot="messages", kind="message", included=False, reason=reason, span=span)
 
 
-def _loaded(material: Material, gathered: Gathered, selection: Selection) -> Iterator[Decision]:
-    """All messages that were loaded, in the order of the log, and what is not in it yet."""
-    fates = [
-        *_fates(selection.left_behind, _Fate("messages", "over_budget", included=False)),
-        *((leaf.seq or 0, leaf, _Fate("messages", "incomplete", included=False)) for leaf in gathered.incomplete),
-        *_shown(gathered, selection, material.pins),
-        *_fates(selection.newest, _newest(selection)),
+def _decide_messages(
+    view_input: ViewInput, counted_input: CountedInput, selection: ViewSelection
+) -> Iterator[Decision]:
+    """Rows of all loaded messages in log order, then of pending messages."""
+    keyed = [
+        *_key_batches(selection.omitted_history, _RowKey("messages", "over_budget", included=False)),
+        *(
+            (rendered.seq or 0, rendered, _RowKey("messages", "orphaned", included=False))
+            for rendered in counted_input.orphan_results
+        ),
+        *_key_history(counted_input, selection, view_input.pins),
+        *_key_batches(selection.newest, _newest_key(selection)),
     ]
-    # Stable: a stub, which has no number of its own, stays behind the message whose number it goes by.
-    fates.sort(key=itemgetter(0))
-    for fate, run in groupby(fates, key=itemgetter(2)):
-        yield _row([leaf for _, leaf, _ in run], fate)
+    # Stable sort: a stub has no sequence number, so it sorts with the message before it and stays behind it.
+    keyed.sort(key=itemgetter(0))
+    for key, run in groupby(keyed, key=itemgetter(2)):
+        yield _build_row([rendered for _, rendered, _ in run], key)
 
 
-def _shown(gathered: Gathered, selection: Selection, pins: frozenset[int]) -> Iterator[tuple[int, Leaf, "_Fate"]]:
-    """The history, where the active compaction shortens some of it and says so."""
-    for place, leaf, fate in _fates(selection.history, _Fate("messages", "recent"), pins):
-        limit = gathered.shortened.get(leaf.seq) if leaf.seq is not None else None
+def _key_history(
+    counted_input: CountedInput, selection: ViewSelection, pins: frozenset[int]
+) -> Iterator[tuple[int, RenderedMessage, "_RowKey"]]:
+    """Keys of the history; messages that the active compaction truncates are `cleared` or `excerpted`."""
+    for seq, rendered, key in _key_batches(selection.history, _RowKey("messages", "recent"), pins):
+        limit = counted_input.truncations.get(rendered.seq) if rendered.seq is not None else None
         if limit is None:
-            yield place, leaf, fate
+            yield seq, rendered, key
         else:
-            yield place, leaf, fate._replace(reason="cleared" if limit == 0 else "excerpted", excerpt=limit)
+            yield seq, rendered, key._replace(reason="cleared" if limit == 0 else "excerpted", excerpt_chars=limit)
 
 
-def _with_documents(rows: Iterable[Decision], quoted: Sequence[Decision]) -> Iterator[Decision]:
-    """The documents that the question carries have rows of their own, unless it had to be excerpted with them."""
-    *others, asked = rows
+def _split_document_rows(rows: Iterable[Decision], document_decisions: Sequence[Decision]) -> Iterator[Decision]:
+    """Splits the documents that the question contains into their own rows, unless the question was excerpted."""
+    *others, question = rows
     yield from others
-    within = sum(row.tokens for row in quoted)
-    if asked.excerpt is None and within <= asked.tokens:
-        yield asked.model_copy(update={"tokens": asked.tokens - within})
-        yield from quoted
+    document_tokens = sum(row.tokens for row in document_decisions)
+    if question.excerpt_chars is None and document_tokens <= question.tokens:
+        yield question.model_copy(update={"tokens": question.tokens - document_tokens})
+        yield from document_decisions
     else:
-        yield asked
-        yield from (row.model_copy(update={"tokens": 0}) for row in quoted)
+        yield question
+        yield from (row.model_copy(update={"tokens": 0}) for row in document_decisions)
 
 
-class _Fate(NamedTuple):
+class _RowKey(NamedTuple):
     slot: Slot
-    reason: Reason
+    reason: DecisionReason
     included: bool = True
-    excerpt: int | None = None
-    asked: bool | None = None
+    excerpt_chars: int | None = None
+    pending: bool | None = None
 
 
-def _newest(selection: Selection) -> _Fate:
-    if selection.excerpt is None:
-        return _Fate("newest", "newest")
-    return _Fate("newest", "excerpted", excerpt=selection.excerpt)
+def _newest_key(selection: ViewSelection) -> _RowKey:
+    if selection.excerpt_chars is None:
+        return _RowKey("newest", "newest")
+    return _RowKey("newest", "excerpted", excerpt_chars=selection.excerpt_chars)
 
 
-def _fates(
-    batches: Iterable[Batch], fate: _Fate, pins: frozenset[int] = frozenset()
-) -> Iterator[tuple[int, Leaf, _Fate]]:
-    pinned, asked = fate._replace(reason="pinned"), fate._replace(asked=True)
+def _key_batches(
+    batches: Iterable[MessageBatch], key: _RowKey, pins: frozenset[int] = frozenset()
+) -> Iterator[tuple[int, RenderedMessage, _RowKey]]:
+    pinned, pending = key._replace(reason="pinned"), key._replace(pending=True)
     for batch in batches:
-        place = next((leaf.seq for leaf in reversed(batch.leaves) if leaf.seq is not None), None)
-        for leaf in batch.leaves:
-            if place is None:
-                yield _AFTER_ALL, leaf, asked
+        batch_seq = next((rendered.seq for rendered in reversed(batch.messages) if rendered.seq is not None), None)
+        for rendered in batch.messages:
+            if batch_seq is None:
+                yield _PENDING_SEQ, rendered, pending
             else:
-                yield leaf.seq or place, leaf, pinned if leaf.seq in pins else fate
+                yield rendered.seq or batch_seq, rendered, pinned if rendered.seq in pins else key
 
 
-_AFTER_ALL = 2**62
-
-
-def _row(run: Sequence[Leaf], fate: _Fate) -> Decision:
-    stored = [leaf.seq for leaf in run if leaf.seq is not None]
+def _build_row(run: Sequence[RenderedMessage], key: _RowKey) -> Decision:
+    stored = [rendered.seq for rendered in run if rendered.seq is not None]
     return Decision(
-        slot=fate.slot,
-        what="message",
-        included=fate.included,
-        reason=fate.reason,
-        tokens=sum(leaf.tokens for leaf in run),
+        slot=key.slot,
+        kind="message",
+        included=key.included,
+        reason=key.reason,
+        tokens=sum(rendered.tokens for rendered in run),
         span=Span(first=stored[0], last=stored[-1]) if stored else None,
-        excerpt=fate.excerpt,
-        asked=fate.asked,
+        excerpt_chars=key.excerpt_chars,
+        pending=key.pending,
     )
 
 
-def _pinned(gathered: Gathered) -> Iterator[Decision]:
-    """Archived messages that are shown all the same; of a batch in the log, only what follows on is one row."""
-    for batch in gathered.pinned:
-        run: list[Leaf] = []
-        for leaf in batch.leaves:
-            if run and leaf.seq is not None and leaf.seq != (run[-1].seq or 0) + 1:
-                yield _row(run, _Fate("messages", "pinned"))
+def _decide_pinned(counted_input: CountedInput) -> Iterator[Decision]:
+    """Archived messages that are pinned; messages of a batch share a row if their numbers are consecutive."""
+    for batch in counted_input.pinned:
+        run: list[RenderedMessage] = []
+        for rendered in batch.messages:
+            if run and rendered.seq is not None and rendered.seq != (run[-1].seq or 0) + 1:
+                yield _build_row(run, _RowKey("messages", "pinned"))
                 run = []
-            run.append(leaf)
-        yield _row(run, _Fate("messages", "pinned"))
+            run.append(rendered)
+        yield _build_row(run, _RowKey("messages", "pinned"))

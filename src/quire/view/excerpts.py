@@ -1,4 +1,4 @@
-"""Excerpts: of a message too large for any request its head, its tail, its size, and a number to read it by."""
+"""Excerpts of messages that are too large: head and tail, the omitted size, and the number to read the message by."""
 
 import json
 from collections.abc import Callable
@@ -16,33 +16,33 @@ from quire.model import (
 )
 
 
-def excerpt(message: Message, limit: int, *, number: int | None) -> Message:
-    """The message with each of its texts shortened to about `limit` characters. What is short enough stays as it is."""
-    parts = [shortened for part in message.parts if (shortened := _part(part, limit, number)) is not None]
+def excerpt_message(message: Message, max_chars: int, *, seq: int | None) -> Message:
+    """Truncates each text of a message to about `max_chars` characters; shorter texts stay unchanged."""
+    parts = [excerpt for part in message.parts if (excerpt := _excerpt_part(part, max_chars, seq)) is not None]
     if tuple(parts) == message.parts:
         return message
     return Message(role=message.role, parts=tuple(parts), name=message.name)
 
 
-def largest_that_fits(message_tokens: Callable[[int], int], *, longest: int, room: int) -> int | None:
-    """The largest limit, up to `longest` characters, whose tokens fit into `room`; None if not even 0 does."""
-    if message_tokens(0) > room:
+def find_largest_limit(count_tokens: Callable[[int], int], *, max_chars: int, max_tokens: int) -> int | None:
+    """Largest limit up to `max_chars` whose tokens fit into `max_tokens`, by bisection; None if even 0 does not fit."""
+    if count_tokens(0) > max_tokens:
         return None
-    low, high = 0, longest
+    low, high = 0, max_chars
     while low < high:
         middle = (low + high + 1) // 2
-        if message_tokens(middle) <= room:
+        if count_tokens(middle) <= max_tokens:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def longest_text(message: Message) -> int:
-    return max((len(text) for part in message.parts for text in _texts(part)), default=0)
+def measure_longest_text(message: Message) -> int:
+    return max((len(text) for part in message.parts for text in _part_texts(part)), default=0)
 
 
-def _texts(part: Part) -> list[str]:
+def _part_texts(part: Part) -> list[str]:
     match part:
         case TextPart(text=text) | ThinkingPart(text=text):
             return [text]
@@ -54,37 +54,41 @@ def _texts(part: Part) -> list[str]:
             return []
 
 
-def _part(part: Part, limit: int, number: int | None) -> Part | None:
+def _excerpt_part(part: Part, max_chars: int, seq: int | None) -> Part | None:
     match part:
         case TextPart(text=text):
-            return part if len(text) <= limit else TextPart(text=_shorten(text, limit, number))
+            return part if len(text) <= max_chars else TextPart(text=_truncate_middle(text, max_chars, seq))
         case ThinkingPart(text=text):
-            # A signature covers every byte, so a thought is kept whole or not at all.
-            return part if len(text) <= limit else None
+            # A signature covers every byte, so thinking is never truncated: it is included whole or dropped.
+            return part if len(text) <= max_chars else None
         case ToolCallPart(id=id_, name=name, arguments=arguments):
-            if len(arguments) <= limit:
+            if len(arguments) <= max_chars:
                 return part
-            shorter = json.dumps({"excerpt": _shorten(arguments, limit, number)}, ensure_ascii=False)
+            shorter = json.dumps({"excerpt": _truncate_middle(arguments, max_chars, seq)}, ensure_ascii=False)
             return ToolCallPart(id=id_, name=name, arguments=shorter)
         case ToolResultPart(call_id=call_id, content=content, is_error=is_error):
-            pieces: list[Any] = [_part(piece, limit, number) for piece in content]
+            pieces: list[Any] = [_excerpt_part(piece, max_chars, seq) for piece in content]
             if tuple(pieces) == content:
                 return part
             return ToolResultPart(call_id=call_id, content=tuple(pieces), is_error=is_error)
         case ImagePart() | FilePart():
-            what = "image" if isinstance(part, ImagePart) else "file"
-            return part if limit >= _PICTURES else TextPart(text=_note(f"{what} left out", number))
+            media_kind = "image" if isinstance(part, ImagePart) else "file"
+            return (
+                part if max_chars >= _MIN_MEDIA_CHARS else TextPart(text=_omission_note(f"{media_kind} left out", seq))
+            )
 
 
-_PICTURES = 500
-"""Where there is room for fewer characters than this, there is none for pictures."""
+_MIN_MEDIA_CHARS = 500
+"""Below this limit of characters, images and files are omitted."""
 
 
-def _shorten(text: str, limit: int, number: int | None) -> str:
-    head, tail = limit - limit // 3, limit // 3
+def _truncate_middle(text: str, max_chars: int, seq: int | None) -> str:
+    head, tail = max_chars - max_chars // 3, max_chars // 3
     ending = text[len(text) - tail :] if tail else ""
-    return f"{text[:head]}{_note(f'{len(text) - head - tail} of {len(text)} characters left out', number)}{ending}"
+    return (
+        f"{text[:head]}{_omission_note(f'{len(text) - head - tail} of {len(text)} characters left out', seq)}{ending}"
+    )
 
 
-def _note(what: str, number: int | None) -> str:
-    return f"[… {what}{f'; read #{number}' if number is not None else ''} …]"
+def _omission_note(omitted: str, seq: int | None) -> str:
+    return f"[… {omitted}{f'; read #{seq}' if seq is not None else ''} …]"

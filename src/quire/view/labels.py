@@ -1,21 +1,21 @@
-"""Labels around text that is data: summaries, memories, documents, recalled messages.
+"""Labels that mark text as data: summaries, memories, documents, recalled messages.
 
-A label's key comes from the text between its ends, so no text can hold the end of its own label.
+The key of a label is a hash of its text, so no text can contain its own closing label (prompt injection).
 """
 
 import json
 from hashlib import sha256
 
-PREFIX = "quire"
+LABEL_PREFIX = "quire"
 
 
-def labelled(kind: str, text: str, **attributes: object) -> str:
-    """`text`, untouched, between two lines that say what it is."""
+def label_text(kind: str, text: str, **attributes: object) -> str:
+    """Wraps `text`, unchanged, in an opening and a closing label."""
     key = sha256(f"{kind}\n{text}".encode()).hexdigest()[:16]
-    described = "".join(f" {name}={_quoted(value)}" for name, value in attributes.items() if value is not None)
-    return f"<{PREFIX}:{kind} key={key}{described}>\n{text}\n</{PREFIX}:{kind} key={key}>"
+    quoted = "".join(f" {name}={_quote_attribute(value)}" for name, value in attributes.items() if value is not None)
+    return f"<{LABEL_PREFIX}:{kind} key={key}{quoted}>\n{text}\n</{LABEL_PREFIX}:{kind} key={key}>"
 
 
-def _quoted(value: object) -> str:
-    """On one line and without the signs that end a label, whatever a file is called."""
+def _quote_attribute(value: object) -> str:
+    """Quotes a value on one line without `<` and `>`, so that no file name can close a label."""
     return json.dumps(str(value), ensure_ascii=False).replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,60 +1,60 @@
-"""What a user's message refers to, as the model reads it: documents in full behind the words, the others in a list.
+"""Documents that a user message references: injected in full after its text, or listed with their summaries.
 
-What was decided when the message was asked stays on it, so that later requests repeat its bytes.
+The decision is stored with the message when it is sent, so that later requests repeat its bytes (prefix stability).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
 from quire.model import Message, TextPart
-from quire.model.notes import DocumentReference
-from quire.view.labels import labelled
+from quire.model.entry_metadata import DocumentReference
+from quire.view.labels import label_text
 
-TextOf = Callable[[str], str | None]
-"""The text of a document by its digest; None where it is gone."""
+TextLoader = Callable[[str], str | None]
+"""Loads the text of a document by its digest; None if it no longer exists."""
 
 
-def as_read(message: Message, references: Sequence[DocumentReference], text_of: TextOf) -> Message:
-    """The message with what it refers to behind its own words; only users refer."""
+def inline_documents(message: Message, references: Sequence[DocumentReference], load_text: TextLoader) -> Message:
+    """Appends the referenced documents to a user message; other roles have no references."""
     if message.role != "user" or not references:
         return message
-    shown = [*_documents(references, text_of), *_list(references, text_of)]
-    return _followed_by(message, "\n\n".join(shown)) if shown else message
+    sections = [*_render_documents(references, load_text), *_render_list(references, load_text)]
+    return _append_text(message, "\n\n".join(sections)) if sections else message
 
 
-def _documents(references: Iterable[DocumentReference], text_of: TextOf) -> list[str]:
+def _render_documents(references: Iterable[DocumentReference], load_text: TextLoader) -> list[str]:
     return [
-        labelled("document", text, name=reference.path, link=reference.link)
+        label_text("document", text, name=reference.path, link=reference.link)
         for reference in references
-        if (text := _injected(reference, text_of)) is not None
+        if (text := _load_injected(reference, load_text)) is not None
     ]
 
 
-def _list(references: Iterable[DocumentReference], text_of: TextOf) -> list[str]:
-    lines = [_line(reference) for reference in references if _injected(reference, text_of) is None]
-    return [labelled("references", "\n".join(lines))] if lines else []
+def _render_list(references: Iterable[DocumentReference], load_text: TextLoader) -> list[str]:
+    lines = [_format_reference(reference) for reference in references if _load_injected(reference, load_text) is None]
+    return [label_text("references", "\n".join(lines))] if lines else []
 
 
-def _injected(reference: DocumentReference, text_of: TextOf) -> str | None:
-    return text_of(reference.blob) if reference.injected and reference.blob is not None else None
+def _load_injected(reference: DocumentReference, load_text: TextLoader) -> str | None:
+    return load_text(reference.blob) if reference.injected and reference.blob is not None else None
 
 
-def _line(reference: DocumentReference) -> str:
-    """On one line each, so that no summary can pass for another document."""
+def _format_reference(reference: DocumentReference) -> str:
+    """One line for each reference, so that no summary can pass for another document."""
     if reference.path is None:
-        told = f": {reference.snippet}" if reference.snippet else ": not found"
-        return f"- {_flat(reference.link)}{_flat(told)}"
-    told = f": {reference.summary}" if reference.summary else ""
-    return _flat(f"- {reference.link} ({reference.path}){told}")
+        note = f": {reference.snippet}" if reference.snippet else ": not found"
+        return f"- {_collapse_whitespace(reference.link)}{_collapse_whitespace(note)}"
+    note = f": {reference.summary}" if reference.summary else ""
+    return _collapse_whitespace(f"- {reference.link} ({reference.path}){note}")
 
 
-def _flat(text: str) -> str:
+def _collapse_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
-def _followed_by(message: Message, text: str) -> Message:
-    """One text stays one text: that is what every server takes."""
+def _append_text(message: Message, text: str) -> Message:
+    """Appends to the last text part, because every server accepts a message with a single text."""
     *others, last = message.parts or (TextPart(text=""),)
-    if isinstance(last, TextPart) and last.provider is None:
+    if isinstance(last, TextPart) and last.provider_fields is None:
         joined = f"{last.text}\n\n{text}" if last.text else text
         return message.model_copy(update={"parts": (*others, TextPart(text=joined))})
     return message.model_copy(update={"parts": (*message.parts, TextPart(text=text))})

@@ -1,8 +1,7 @@
-"""How many tokens a text has, and who says so.
+"""Token counters: exact if the model's tokenizer vocabulary is available, otherwise the counter named `estimate`.
 
-Exact where the model's vocabulary is at hand, otherwise the counter named `estimate`. Nothing is downloaded: the
-vocabularies come inside splintr's wheel or from a `tokenizer.json` on disk, and are loaded when first asked for.
-Only content is counted; what a provider adds around a message belongs to the provider's overheads.
+Nothing is downloaded: the vocabularies are part of splintr's wheel or come from a `tokenizer.json` on disk, and are
+loaded lazily. Only content is counted; what a provider adds around a message belongs to the wire format's overheads.
 """
 
 import re
@@ -18,14 +17,14 @@ from typing import Protocol, TypeVar
 
 from quire.errors import UnknownTokenizer
 
-ESTIMATE = "estimate"
-"""The name of every counter that does not know the model's vocabulary."""
+ESTIMATE_COUNTER_NAME = "estimate"
+"""Name of every counter that does not use the model's own vocabulary."""
 
 Encode = Callable[[str], list[int]]
 
 
-class Counter(Protocol):
-    """Counts under the same `name` agree with each other, unless that name is `estimate`."""
+class TokenCounter(Protocol):
+    """Counters with the same `name` give the same counts, unless that name is `estimate`."""
 
     @property
     def name(self) -> str: ...
@@ -36,17 +35,21 @@ class Counter(Protocol):
     def count(self, text: str) -> int: ...
 
 
-def counter_for(model: str, *, tokenizer: str | None = None) -> Counter:
-    """The counter for a model, by its name; `tokenizer` overrides it with a vocabulary or a `tokenizer.json`."""
+def counter_for(model: str, *, tokenizer: str | None = None) -> TokenCounter:
+    """Selects the counter by the model's name; `tokenizer` overrides it with a vocabulary or a `tokenizer.json`."""
     if tokenizer is not None:
-        return _named(tokenizer)
-    vocabulary = vocabulary_of(model)
-    return estimate() if vocabulary is None else _of_vocabulary(vocabulary) or estimate()
+        return _find_tokenizer(tokenizer)
+    vocabulary = vocabulary_for(model)
+    return estimating_counter() if vocabulary is None else _make_vocabulary_counter(vocabulary) or estimating_counter()
 
 
-def estimate() -> Counter:
-    """For models whose vocabulary is not public: o200k's count, or one by length where splintr has no wheel."""
-    return _Counter(ESTIMATE, exact=False, vocabulary="o200k_base") if _has_vocabularies() else _LengthCounter()
+def estimating_counter() -> TokenCounter:
+    """Counter for models without a public vocabulary: o200k, or the length of the text where splintr has no wheel."""
+    return (
+        _VocabularyCounter(ESTIMATE_COUNTER_NAME, exact=False, vocabulary="o200k_base")
+        if _has_splintr()
+        else _LengthCounter()
+    )
 
 
 _O200K = r"gpt-4o|chatgpt-4o|gpt-4\.[15]|gpt-5|o[134](?![\w.])"
@@ -61,8 +64,8 @@ _MISTRAL_V3 = (
     r"|mistral-small(-24b|:24b|-25\d\d|-?3)"
 )
 
-# Read from the top. None marks names that look like a model above or below, and are not tokenized as it is.
-_MODELS: tuple[tuple[str, str | None], ...] = (
+# The first match counts. None marks names that resemble another model here but have a different tokenizer.
+_MODEL_VOCABULARIES: tuple[tuple[str, str | None], ...] = (
     (r"gpt-oss", "o200k_harmony"),
     (_O200K, "o200k_base"),
     (_CL100K, "cl100k_base"),
@@ -86,30 +89,30 @@ _MODELS: tuple[tuple[str, str | None], ...] = (
     (r"gemma-?4(?![\w.])", "gemma4"),
 )
 
-VOCABULARIES = tuple(sorted({vocabulary for _, vocabulary in _MODELS if vocabulary is not None}))
-"""What a `tokenizer` setting may name."""
+VOCABULARIES = tuple(sorted({vocabulary for _, vocabulary in _MODEL_VOCABULARIES if vocabulary is not None}))
+"""Valid values of the setting `tokenizer`."""
 
 
 @lru_cache(maxsize=1024)
-def vocabulary_of(model: str) -> str | None:
-    """The vocabulary that a model is known to use."""
-    for name in _names(model):
-        for pattern, vocabulary in _MODELS:
+def vocabulary_for(model: str) -> str | None:
+    """Vocabulary of a model; None if it is unknown."""
+    for name in _strip_provider(model):
+        for pattern, vocabulary in _MODEL_VOCABULARIES:
             if re.match(rf"([a-z-]+\.)*({pattern})", name):
                 return vocabulary
     return None
 
 
-def _names(model: str) -> Iterator[str]:
-    """A model's name without its provider: `azure/gpt-4o`, `openai:gpt-4o`; in `llama3:8b` the colon is its own."""
+def _strip_provider(model: str) -> Iterator[str]:
+    """Yields the name without `azure/`, then without `openai:`; in `llama3:8b` the colon is part of the name."""
     name = model.strip().lower().rpartition("/")[2]
     yield name
     yield name.partition(":")[2]
 
 
 @dataclass(slots=True, eq=False)
-class _Counter:
-    """Loads its vocabulary when there is first something to count: that takes about a fifth of a second."""
+class _VocabularyCounter:
+    """Loads its vocabulary on the first count, because that takes about 0.2 seconds."""
 
     name: str
     exact: bool
@@ -121,55 +124,56 @@ class _Counter:
         if encode is None:
             if not text:
                 return 0
-            encode = self._encode = _loaded(_vocabulary_encoder, self.vocabulary)
+            encode = self._encode = _load_locked(_vocabulary_encoder, self.vocabulary)
         return len(encode(text))
 
 
 @dataclass(frozen=True, slots=True)
 class _FileCounter:
-    """A `tokenizer.json` may wrap every text in boundary tokens, which are not part of a message's content."""
+    """Counts with a `tokenizer.json`, without the boundary tokens that it may add around every text."""
 
     name: str
     exact: bool
     encode: Encode
-    boundary: int
+    boundary_tokens: int
 
     def count(self, text: str) -> int:
-        return len(self.encode(text)) - self.boundary
+        return len(self.encode(text)) - self.boundary_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _LengthCounter:
-    name: str = ESTIMATE
+    name: str = ESTIMATE_COUNTER_NAME
     exact: bool = False
 
     def count(self, text: str) -> int:
-        return length_estimate(text)
+        return estimate_by_length(text)
 
 
-def _named(tokenizer: str) -> Counter:
+def _find_tokenizer(tokenizer: str) -> TokenCounter:
     name = tokenizer.strip().lower().replace("-", "_")
-    if name == ESTIMATE:
-        return estimate()
+    if name == ESTIMATE_COUNTER_NAME:
+        return estimating_counter()
     if name in VOCABULARIES:
-        counter = _of_vocabulary(name)
+        counter = _make_vocabulary_counter(name)
         if counter is None:
-            raise UnknownTokenizer(f"The tokenizer {name} needs the package splintr-rs, which cannot be imported here.")
+            raise UnknownTokenizer(f"The tokenizer {name} needs the package splintr-rs, which cannot be imported.")
         return counter
     if name.endswith(".json"):
-        return _loaded(_file_counter, Path(tokenizer).expanduser().resolve())
+        return _load_locked(_file_counter, Path(tokenizer).expanduser().resolve())
     known = ", ".join(VOCABULARIES)
     raise UnknownTokenizer(
-        f"There is no tokenizer {tokenizer!r}; name one of {known}, {ESTIMATE}, or the path of a tokenizer.json."
+        f"Unknown tokenizer {tokenizer!r}; use one of {known}, {ESTIMATE_COUNTER_NAME}, or the path of a "
+        "tokenizer.json."
     )
 
 
-def _of_vocabulary(name: str) -> Counter | None:
-    return _Counter(name, exact=True, vocabulary=name) if _has_vocabularies() else None
+def _make_vocabulary_counter(name: str) -> TokenCounter | None:
+    return _VocabularyCounter(name, exact=True, vocabulary=name) if _has_splintr() else None
 
 
-def _has_vocabularies() -> bool:
-    """Whether splintr can be imported, which is quick, unlike loading a vocabulary."""
+def _has_splintr() -> bool:
+    """Whether splintr can be imported, which is fast, unlike loading a vocabulary."""
     try:
         import_module("splintr")
     except ImportError:
@@ -178,13 +182,13 @@ def _has_vocabularies() -> bool:
 
 
 _Key = TypeVar("_Key")
-_Loaded = TypeVar("_Loaded")
-_loading = Lock()
+_LoadedValue = TypeVar("_LoadedValue")
+_load_lock = Lock()
 
 
-def _loaded(load: Callable[[_Key], _Loaded], key: _Key) -> _Loaded:
-    # Without the lock, threads that first ask at the same time would each load a vocabulary of their own.
-    with _loading:
+def _load_locked(load: Callable[[_Key], _LoadedValue], key: _Key) -> _LoadedValue:
+    # Without the lock, concurrent first calls would each load the vocabulary.
+    with _load_lock:
         return load(key)
 
 
@@ -192,12 +196,12 @@ def _loaded(load: Callable[[_Key], _Loaded], key: _Key) -> _Loaded:
 def _vocabulary_encoder(vocabulary: str) -> Encode:
     from splintr import Tokenizer
 
-    # `encode_ordinary`, because text that spells out a special token is still only text.
+    # `encode_ordinary`, because a special token that is spelled out in a text is still plain text.
     return Tokenizer.from_pretrained(vocabulary).encode_ordinary
 
 
 @cache
-def _file_counter(path: Path) -> Counter:
+def _file_counter(path: Path) -> TokenCounter:
     try:
         from splintr import from_json_bytes
 
@@ -206,12 +210,12 @@ def _file_counter(path: Path) -> Counter:
     except (ImportError, OSError, ValueError) as exc:
         raise UnknownTokenizer(f"The tokenizer {path} cannot be used: {exc}") from exc
     digest = sha256(data).hexdigest()[:12]
-    return _FileCounter(f"tokenizer.json@{digest}", exact=True, encode=encode, boundary=len(encode("")))
+    return _FileCounter(f"tokenizer.json@{digest}", exact=True, encode=encode, boundary_tokens=len(encode("")))
 
 
-# Runs of one kind of character, roughly as tokenizers split them: the pattern, the least that a run costs, and what
-# each of its characters costs. Fitted to o200k on the texts in the tests.
-_KINDS: dict[str, tuple[str, float, float]] = {
+# Runs of one character class, roughly as tokenizers split them: the pattern, the minimum tokens of a run, and the
+# tokens of each character. Fitted to o200k on the texts in the tests.
+_CHAR_CLASSES: dict[str, tuple[str, float, float]] = {
     "accented": (r"[A-Za-z]{0,20}[\u00c0-\u024f\u1e00-\u1eff][A-Za-z\u00c0-\u024f\u1e00-\u1eff]*", 1, 0.45),
     "word": (r"[A-Z]?[a-z]+", 1, 1 / 6),
     "capitals": (r"[A-Z]+", 1, 1 / 3),
@@ -229,16 +233,16 @@ _KINDS: dict[str, tuple[str, float, float]] = {
 }
 
 
-def length_estimate(text: str) -> int:
-    """A count from the lengths of a text's runs alone, rather high than low."""
+def estimate_by_length(text: str) -> int:
+    """Estimates tokens from the lengths of the runs of a text; errs upward."""
     total = 0.0
-    for run in _runs().finditer(text):
-        _, least, each = _KINDS[run.lastgroup or "other"]
-        total += max(least, each * (run.end() - run.start()))
+    for run in _run_pattern().finditer(text):
+        _, min_tokens, tokens_per_char = _CHAR_CLASSES[run.lastgroup or "other"]
+        total += max(min_tokens, tokens_per_char * (run.end() - run.start()))
     return ceil(total)
 
 
 @cache
-def _runs() -> re.Pattern[str]:
-    kinds = (f"(?P<{kind}>{pattern})" for kind, (pattern, _, _) in _KINDS.items())
+def _run_pattern() -> re.Pattern[str]:
+    kinds = (f"(?P<{kind}>{pattern})" for kind, (pattern, _, _) in _CHAR_CLASSES.items())
     return re.compile("|".join(kinds), re.DOTALL)

@@ -1,4 +1,4 @@
-"""Paths: a root gives what is inside, refuses all that is not, and raises nothing but Quire's own errors."""
+"""Path safety: a root reads files inside, refuses all others, and raises only Quire's own errors."""
 
 import os
 import socket
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.context.vault.beneath import open_beneath
-from quire.context.vault.paths import Root, place
+from quire.context.vault.paths import Root, split_path
+from quire.context.vault.safe_open import open_within_root
 from quire.errors import DocumentNotFound, PathRefused, QuireError
 
 SECRET = "the canary sings outside"
@@ -22,7 +22,7 @@ HIDDEN = "the canary sings in hiding"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A root with traps in it, and canaries around it."""
+    """A root with traps inside and canary files outside."""
     outside = tmp_path_factory.mktemp("outside")
     (outside / "secret.md").write_text(SECRET)
     (outside / "root2").mkdir()
@@ -75,10 +75,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(params=[True, False], ids=["by descriptor", "between checks"])
 def root(folder: Path, request: pytest.FixtureRequest) -> Root:
-    """Both ways of opening, since systems without the first use the second."""
-    made = Root(folder, limit_bytes=4_000)
-    made._by_descriptor = request.param
-    return made
+    """Both ways of opening: systems without `dir_fd` use the second."""
+    opened = Root(folder, max_file_bytes=4_000)
+    opened._use_dir_fd = request.param
+    return opened
 
 
 HOSTILE = [
@@ -94,7 +94,7 @@ HOSTILE = [
     ("//server/share/secret.md", "network share"),
     ("~", "home"),
     ("~/secret.md", "file in home"),
-    ("~root/.ssh/id_rsa", "somebody's home"),
+    ("~root/.ssh/id_rsa", "the home of another user"),
     ("C:/Windows/win.ini", "drive"),
     ("C:\\Windows\\win.ini", "drive with backslashes"),
     ("c:", "drive alone"),
@@ -194,7 +194,7 @@ def test_what_is_too_large_shows_its_size(root: Root):
     with pytest.raises(PathRefused, match=r"'large.md' has 5,000 bytes, and 4,000 are allowed") as caught:
         root.read("large.md")
     assert caught.value.path == "large.md"
-    assert root.read("large.md", limit_bytes=5_000).size == 5_000
+    assert root.read("large.md", max_bytes=5_000).size == 5_000
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_file_comes_with_size_time_and_digest(root: Root, folder: Path):
 
 
 def test_hidden_files_can_be_allowed_but_not_those_of_other_programs(folder: Path):
-    root = Root(folder, hidden=True)
+    root = Root(folder, allow_hidden=True)
     assert root.read(".github/ci.yml").text == "on: push\n"
     for path in (".git/config", ".Trash/old.md", ".g\u200cit/config", "to-git.md"):
         with pytest.raises(PathRefused) as caught:
@@ -234,25 +234,25 @@ def test_hidden_files_can_be_allowed_but_not_those_of_other_programs(folder: Pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_a_file_that_does_not_tell_its_size_is_limited_all_the_same():
+def test_a_file_that_does_not_report_its_size_is_limited_all_the_same():
     root = Root("/proc/self")
     assert root.read("status").text
     with pytest.raises(PathRefused) as caught:
-        root.read("status", limit_bytes=20)
+        root.read("status", max_bytes=20)
     assert caught.value.reason == "too_large"
 
 
 def test_a_listing_shows_files_inside_and_no_links_or_hidden_ones(root: Root, folder: Path):
-    listed = [file.path for file in root.files()]
+    listed = [file.path for file in root.list_files()]
     assert listed == sorted(listed)
     assert set(listed) == {
         "100%.md", "README.md", "binary.dat", "docs/a.md", "docs/a／b.md", "docs/deep/b.md", "large.md", "latin.txt"
     }  # fmt: skip
-    (large,) = [file for file in root.files() if file.path == "large.md"]
+    (large,) = [file for file in root.list_files() if file.path == "large.md"]
     assert (large.size, large.modified) == (5_000, (folder / "large.md").stat().st_mtime_ns)
-    assert [file.path for file in root.files("docs/deep")] == ["docs/deep/b.md"]
-    assert root.files("out-folder") == root.files("nowhere") == []
-    assert len(root.files(most=3)) == 3
+    assert [file.path for file in root.list_files("docs/deep")] == ["docs/deep/b.md"]
+    assert root.list_files("out-folder") == root.list_files("nowhere") == []
+    assert len(root.list_files(limit=3)) == 3
 
 
 def test_a_root_that_is_no_folder_is_said_at_once(tmp_path: Path):
@@ -264,13 +264,13 @@ def test_a_name_of_bytes_that_are_no_text_is_passed_over(tmp_path: Path):
     (tmp_path / "a.md").write_text("a")
     (tmp_path / os.fsdecode(b"b\xff.md")).write_text("b")
     (tmp_path / "c\n.md").write_text("c")
-    assert [file.path for file in Root(tmp_path).files()] == ["a.md"]
+    assert [file.path for file in Root(tmp_path).list_files()] == ["a.md"]
 
 
 def test_what_is_listed_can_be_read(folder: Path):
-    root = Root(folder, limit_bytes=10_000)
+    root = Root(folder, max_file_bytes=10_000)
     no_text = {"binary.dat", "latin.txt"}
-    listed = {file.path for file in root.files()}
+    listed = {file.path for file in root.list_files()}
     assert listed > no_text
     assert {root.read(path).path for path in listed - no_text} == listed - no_text
 
@@ -281,14 +281,14 @@ def test_a_file_without_permission_is_refused_politely(tmp_path: Path, monkeypat
     def forbidden(*_args: object, **_named: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("quire.context.vault.beneath._open_file", forbidden)
+    monkeypatch.setattr("quire.context.vault.safe_open._open_file", forbidden)
     with pytest.raises(PathRefused, match="Permission denied") as caught:
         Root(tmp_path).read("a.md")
     assert caught.value.reason == "unreadable"
 
 
 def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(tmp_path: Path):
-    """A second thread swaps a folder for a link to the outside, as fast as it can; nothing of it is ever read."""
+    """Race: a thread swaps a folder for a symlink to the outside as fast as it can; no file outside is ever read."""
     root, outside = tmp_path / "root", tmp_path / "outside"
     for place_ in (root / "real", outside):
         place_.mkdir(parents=True)
@@ -338,7 +338,7 @@ def test_a_real_folder_swapped_between_look_and_step_is_not_followed(tmp_path: P
 
     monkeypatch.setattr(os, "stat", swapped)
     with pytest.raises((PathRefused, DocumentNotFound)):
-        open_beneath(root, ["folder", "note.md"], check=lambda _name: None, by_descriptor=True)
+        open_within_root(root, ["folder", "note.md"], check=lambda _name: None, use_dir_fd=True)
 
 
 PIECES = ["..", ".", "/", "//", "~", "\\", "\0", "C:", "%2e", "secret.md", "README.md", "docs", "a.md", "out-folder"]
@@ -361,10 +361,10 @@ def test_no_path_raises_anything_else_or_reads_a_canary(root: Root, path: str):
 )
 def test_a_place_is_plain_names(path: str, folder: str):
     try:
-        names = place(path, folder=folder)
+        names = split_path(path, folder=folder)
     except QuireError:
         return
     assert names
     assert not {"", ".", ".."} & set(names)
     assert not any("/" in name or "\0" in name or "\\" in name for name in names)
-    assert place(f"./{'/'.join(names)}") == names
+    assert split_path(f"./{'/'.join(names)}") == names

@@ -1,108 +1,145 @@
-/** What the page asks of the server, a function for each. */
+/** API calls of the page, grouped by resource. */
 
-import { answer, ask } from "./client";
+import { requestJson, sendRequest } from "./client";
 import type {
-  Agent, Change, CompactionState, Conversation, ConversationWhole, Branch, DocumentShown, Entries, Entry, Item, Manifest, Message,
-  Found, Named, Replayed, RequestShown, SettingsShown, Trial, Usage,
+  AddItemBody, AddPinBody, AgentList, ApprovalBody, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
+  ContextItemList, ContextUsage, ConversationDetail, ConversationPage, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
+  ForkBody, Manifest, Message, PinList, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
+  SearchResults, SendBody, SettingList, SettingsPreview, StopBody, StoredBlob,
 } from "./types";
 
-export interface Line {
+/** Identifies one branch of a conversation. */
+export interface BranchRef {
   conversation: string;
   branch: number;
 }
 
-const at = (conversation: string, rest = "") => `/api/conversations/${encodeURIComponent(conversation)}${rest}`;
+/** Maximum results of a search and of a completion. */
+const SEARCH_LIMIT = 12;
+
+const path = (conversation: string, rest = "") => `/api/conversations/${encodeURIComponent(conversation)}${rest}`;
 
 export const conversations = {
   list: (limit: number, cursor: string | null, signal?: AbortSignal) =>
-    ask<{ items: Conversation[]; next: string | null }>("GET", "/api/conversations", { query: { cursor, limit }, signal }),
-  create: (title = "") => ask<ConversationWhole>("POST", "/api/conversations", { body: { title } }),
-  get: (id: string) => ask<ConversationWhole>("GET", at(id)),
-  rename: (id: string, title: string) => ask<ConversationWhole>("PATCH", at(id), { body: { title } }),
-  remove: (id: string) => ask<void>("DELETE", at(id)),
-  fork: (id: string, from: number, branch: number, name?: string) =>
-    ask<Branch>("POST", at(id, "/branches"), { body: { at: from, branch, name } }),
-  exported: (id: string) => answer("GET", at(id, "/export")),
+    requestJson<ConversationPage>("GET", "/api/conversations", { query: { cursor, limit }, signal }),
+  create: (title = "") => requestJson<ConversationDetail>("POST", "/api/conversations", { body: { title } }),
+  get: (id: string) => requestJson<ConversationDetail>("GET", path(id)),
+  rename: (id: string, title: string) => requestJson<ConversationDetail>("PATCH", path(id), { body: { title } }),
+  remove: (id: string) => requestJson<void>("DELETE", path(id)),
+  fork: (id: string, forkSeq: number, branch: number) => {
+    const body: ForkBody = { fork_seq: forkSeq, branch };
+    return requestJson<Branch>("POST", path(id, "/branches"), { body });
+  },
 };
 
+export interface EntryQuery {
+  first?: number;
+  last?: number;
+  limit?: number;
+  newest?: boolean;
+  kinds?: string[];
+}
+
 export const entries = {
-  page: ({ conversation, branch }: Line, asked: { first?: number; last?: number; limit?: number; newest?: boolean; kinds?: string[] }, signal?: AbortSignal) =>
-    ask<Entries>("GET", at(conversation, "/entries"), { query: { branch, ...asked }, signal }),
-  one: ({ conversation, branch }: Line, seq: number) =>
-    ask<Entry>("GET", at(conversation, `/entries/${seq}`), { query: { branch } }),
-  purge: ({ conversation, branch }: Line, seq: number) =>
-    ask<void>("DELETE", at(conversation, `/entries/${seq}`), { query: { branch } }),
+  list: ({ conversation, branch }: BranchRef, query: EntryQuery, signal?: AbortSignal) =>
+    requestJson<EntryPage>("GET", path(conversation, "/entries"), { query: { branch, ...query }, signal }),
+  purge: ({ conversation, branch }: BranchRef, seq: number) =>
+    requestJson<void>("DELETE", path(conversation, `/entries/${seq}`), { query: { branch } }),
 };
 
 export const turns = {
-  send: ({ conversation, branch }: Line, message: Message | null) =>
-    answer("POST", at(conversation, "/send"), { body: { message, branch } }),
-  stop: ({ conversation, branch }: Line) => ask<unknown>("POST", at(conversation, "/stop"), { body: { branch } }),
-  approve: ({ conversation, branch }: Line, call: string, approve: boolean) =>
-    ask<unknown>("POST", at(conversation, `/approvals/${encodeURIComponent(call)}`), { body: { approve, branch } }),
-  events: ({ conversation }: Line, signal: AbortSignal) => answer("GET", at(conversation, "/events"), { signal }),
+  send: ({ conversation, branch }: BranchRef, message: Message) => {
+    const body: SendBody = { message, branch };
+    return sendRequest("POST", path(conversation, "/send"), { body });
+  },
+  stop: ({ conversation, branch }: BranchRef) => {
+    const body: StopBody = { branch };
+    return requestJson<unknown>("POST", path(conversation, "/stop"), { body });
+  },
+  approve: ({ conversation, branch }: BranchRef, call: string, approve: boolean) => {
+    const body: ApprovalBody = { approve, branch };
+    return requestJson<unknown>("POST", path(conversation, `/approvals/${encodeURIComponent(call)}`), { body });
+  },
+  events: ({ conversation }: BranchRef, signal: AbortSignal) => sendRequest("GET", path(conversation, "/events"), { signal }),
 };
 
+type ItemKey = Pick<ContextItem, "type" | "name" | "server">;
+
 export const context = {
-  usage: ({ conversation, branch }: Line) => ask<Usage>("GET", at(conversation, "/usage"), { query: { branch } }),
-  preview: ({ conversation, branch }: Line, message: string) =>
-    ask<Manifest>("GET", at(conversation, "/context"), { query: { branch, message } }),
-  items: ({ conversation, branch }: Line) =>
-    ask<{ items: Item[] }>("GET", at(conversation, "/items"), { query: { branch } }),
-  add: ({ conversation, branch }: Line, item: Pick<Item, "type" | "name" | "server">) =>
-    ask<{ items: Item[] }>("POST", at(conversation, "/items"), {
-      query: { branch }, body: { type: item.type, name: item.name, server: item.server },
-    }),
-  remove: ({ conversation, branch }: Line, item: Pick<Item, "type" | "name" | "server">) =>
-    ask<{ items: Item[] }>("DELETE", at(conversation, `/items/${item.type}/${encodeURIComponent(item.name)}`), {
+  usage: ({ conversation, branch }: BranchRef) =>
+    requestJson<ContextUsage>("GET", path(conversation, "/usage"), { query: { branch } }),
+  preview: ({ conversation, branch }: BranchRef, message: string) =>
+    requestJson<Manifest>("GET", path(conversation, "/context"), { query: { branch, message } }),
+  items: ({ conversation, branch }: BranchRef) =>
+    requestJson<ContextItemList>("GET", path(conversation, "/items"), { query: { branch } }),
+  add: ({ conversation, branch }: BranchRef, item: ItemKey) => {
+    const body: AddItemBody = { type: item.type, name: item.name, server: item.server };
+    return requestJson<ContextItemList>("POST", path(conversation, "/items"), { query: { branch }, body });
+  },
+  remove: ({ conversation, branch }: BranchRef, item: ItemKey) =>
+    requestJson<ContextItemList>("DELETE", path(conversation, `/items/${item.type}/${encodeURIComponent(item.name)}`), {
       query: { branch, server: item.server },
     }),
-  pin: ({ conversation, branch }: Line, number: number) =>
-    ask<{ pins: number[] }>("POST", at(conversation, "/pins"), { query: { branch }, body: { number } }),
-  unpin: ({ conversation, branch }: Line, number: number) =>
-    ask<{ pins: number[] }>("DELETE", at(conversation, `/pins/${number}`), { query: { branch } }),
+  pin: ({ conversation, branch }: BranchRef, seq: number) => {
+    const body: AddPinBody = { seq };
+    return requestJson<PinList>("POST", path(conversation, "/pins"), { query: { branch }, body });
+  },
+  unpin: ({ conversation, branch }: BranchRef, seq: number) =>
+    requestJson<PinList>("DELETE", path(conversation, `/pins/${seq}`), { query: { branch } }),
 };
 
 export const requests = {
-  list: ({ conversation, branch }: Line, limit = 200) =>
-    ask<{ items: RequestShown[] }>("GET", at(conversation, "/requests"), { query: { branch, limit } }),
-  get: ({ conversation, branch }: Line, reply: number) =>
-    ask<Manifest>("GET", at(conversation, `/requests/${reply}`), { query: { branch } }),
-  replay: ({ conversation, branch }: Line, reply: number) =>
-    ask<Replayed>("GET", at(conversation, `/requests/${reply}/replay`), { query: { branch } }),
-  diff: ({ conversation, branch }: Line, reply: number, other: number) =>
-    ask<{ changes: Change[] }>("GET", at(conversation, `/requests/${reply}/diff`), { query: { branch, other } }),
+  list: ({ conversation, branch }: BranchRef, limit = 200) =>
+    requestJson<RequestList>("GET", path(conversation, "/requests"), { query: { branch, limit } }),
+  get: ({ conversation, branch }: BranchRef, reply: number) =>
+    requestJson<Manifest>("GET", path(conversation, `/requests/${reply}`), { query: { branch } }),
+  replay: ({ conversation, branch }: BranchRef, reply: number) =>
+    requestJson<Replay>("GET", path(conversation, `/requests/${reply}/replay`), { query: { branch } }),
+  diff: ({ conversation, branch }: BranchRef, reply: number, other: number) =>
+    requestJson<RequestDiff>("GET", path(conversation, `/requests/${reply}/diff`), { query: { branch, other } }),
 };
 
-export const compaction = {
-  get: ({ conversation, branch }: Line) =>
-    ask<CompactionState>("GET", at(conversation, "/compaction"), { query: { branch } }),
-  make: ({ conversation, branch }: Line, instructions: string | null) =>
-    ask<CompactionState>("POST", at(conversation, "/compaction"), { query: { branch }, body: { instructions } }),
-  edit: ({ conversation, branch }: Line, summary: string) =>
-    ask<CompactionState>("PUT", at(conversation, "/compaction"), { query: { branch }, body: { summary } }),
-  undo: ({ conversation, branch }: Line) =>
-    ask<CompactionState>("DELETE", at(conversation, "/compaction"), { query: { branch } }),
+export const compactions = {
+  get: ({ conversation, branch }: BranchRef) =>
+    requestJson<CompactionStatus>("GET", path(conversation, "/compaction"), { query: { branch } }),
+  create: ({ conversation, branch }: BranchRef, instructions: string | null) => {
+    const body: CompactBody = { instructions };
+    return requestJson<CompactionStatus>("POST", path(conversation, "/compaction"), { query: { branch }, body });
+  },
+  edit: ({ conversation, branch }: BranchRef, summary: string) => {
+    const body: EditSummaryBody = { summary };
+    return requestJson<CompactionStatus>("PUT", path(conversation, "/compaction"), { query: { branch }, body });
+  },
+  undo: ({ conversation, branch }: BranchRef) =>
+    requestJson<CompactionStatus>("DELETE", path(conversation, "/compaction"), { query: { branch } }),
 };
 
 export const documents = {
-  of: ({ conversation, branch }: Line) =>
-    ask<{ items: DocumentShown[] }>("GET", at(conversation, "/references"), { query: { branch } }),
+  list: ({ conversation, branch }: BranchRef) =>
+    requestJson<ReferencedDocumentList>("GET", path(conversation, "/references"), { query: { branch } }),
   find: (query: string, signal?: AbortSignal) =>
-    ask<{ items: Named[] }>("GET", "/api/documents", { query: { query, limit: 12 }, signal }),
-  read: (path: string) => ask<{ path: string; text: string }>("GET", "/api/documents/content", { query: { path } }),
-  blob: (digest: string) => answer("GET", `/api/blobs/${digest}`),
-  keep: (file: Blob) => ask<{ blob: string; media_type: string; size: number }>("POST", "/api/blobs", { file }),
+    requestJson<DocumentNameList>("GET", "/api/documents", { query: { query, limit: SEARCH_LIMIT }, signal }),
+  read: (file: string) => requestJson<DocumentText>("GET", "/api/documents/content", { query: { path: file } }),
+};
+
+export const blobs = {
+  get: (digest: string) => sendRequest("GET", `/api/blobs/${digest}`),
+  upload: (file: Blob) => requestJson<StoredBlob>("POST", "/api/blobs", { file }),
 };
 
 export const settings = {
-  get: () => ask<SettingsShown>("GET", "/api/settings"),
-  preview: ({ conversation, branch }: Line, changes: Record<string, unknown>, signal?: AbortSignal) =>
-    ask<Trial>("POST", "/api/settings/preview", { body: { conversation, branch, changes }, signal }),
-  change: (changes: Record<string, unknown>) => ask<SettingsShown>("PATCH", "/api/settings", { body: { changes } }),
+  get: () => requestJson<SettingList>("GET", "/api/settings"),
+  preview: ({ conversation, branch }: BranchRef, changes: Record<string, unknown>, signal?: AbortSignal) => {
+    const body: PreviewSettingsBody = { conversation, branch, changes };
+    return requestJson<SettingsPreview>("POST", "/api/settings/preview", { body, signal });
+  },
+  change: (changes: Record<string, unknown>) => {
+    const body: ChangeSettingsBody = { changes };
+    return requestJson<SettingList>("PATCH", "/api/settings", { body });
+  },
 };
 
-export const agents = { list: () => ask<{ items: Agent[] }>("GET", "/api/agents") };
+export const agents = { list: () => requestJson<AgentList>("GET", "/api/agents") };
 
 export const search = (query: string, signal?: AbortSignal) =>
-  ask<Found>("GET", "/api/search", { query: { query, limit: 12 }, signal });
+  requestJson<SearchResults>("GET", "/api/search", { query: { query, limit: SEARCH_LIMIT }, signal });

@@ -1,6 +1,6 @@
-/** Requests to the server. Every error is a `Problem`, whose text can be shown as it is. */
+/** HTTP client of the page. Every failure is an `ApiError` whose message can be displayed as it is. */
 
-export class Problem extends Error {
+export class ApiError extends Error {
   readonly status: number;
   readonly code: string;
 
@@ -13,43 +13,44 @@ export class Problem extends Error {
 
 export type Query = Record<string, string | number | boolean | string[] | null | undefined>;
 
-export interface Asked {
+export interface RequestOptions {
   query?: Query;
   body?: unknown;
-  /** Sent as it is, with its own type. */
+  /** Sent as the raw request body, with its own media type. */
   file?: Blob;
   signal?: AbortSignal;
 }
 
-const STORED = "quire-key";
+const API_KEY_STORAGE = "quire-key";
 
-/** The key that this window was given, if the server asks for one. It is forgotten with the window. */
-export const key = {
-  get: (): string | null => sessionStorage.getItem(STORED),
-  set: (value: string): void => sessionStorage.setItem(STORED, value),
-  forget: (): void => sessionStorage.removeItem(STORED),
+/** The API key, if the server requires one. Session storage limits it to this browser tab. */
+export const apiKey = {
+  get: (): string | null => sessionStorage.getItem(API_KEY_STORAGE),
+  set: (value: string): void => sessionStorage.setItem(API_KEY_STORAGE, value),
 };
 
-export function address(path: string, query: Query = {}): string {
-  const given = new URLSearchParams();
+export function buildUrl(path: string, query: Query = {}): string {
+  const params = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
     if (value === null || value === undefined || value === "") continue;
-    for (const each of Array.isArray(value) ? value : [value]) given.append(name, String(each));
+    for (const each of Array.isArray(value) ? value : [value]) params.append(name, String(each));
   }
-  const asked = given.toString();
-  return asked ? `${path}?${asked}` : path;
+  const search = params.toString();
+  return search ? `${path}?${search}` : path;
 }
 
-/** The answer itself, for streams; a `Problem` if it is none. */
-export async function answer(method: string, path: string, { query, body, file, signal }: Asked = {}): Promise<Response> {
+/** Sends a request and returns the response unread, for streams; throws `ApiError` on an error status. */
+export async function sendRequest(
+  method: string, path: string, { query, body, file, signal }: RequestOptions = {},
+): Promise<Response> {
   const headers: Record<string, string> = {};
-  const own = key.get();
-  if (own) headers.Authorization = `Bearer ${own}`;
+  const key = apiKey.get();
+  if (key) headers.Authorization = `Bearer ${key}`;
   if (file) headers["Content-Type"] = file.type || "application/octet-stream";
   else if (body !== undefined) headers["Content-Type"] = "application/json";
   let response: Response;
   try {
-    response = await fetch(address(path, query), {
+    response = await fetch(buildUrl(path, query), {
       method,
       headers,
       body: file ?? (body === undefined ? undefined : JSON.stringify(body)),
@@ -57,27 +58,28 @@ export async function answer(method: string, path: string, { query, body, file, 
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new Problem(0, "unreachable", "The server cannot be reached; is it still running?");
+    throw new ApiError(0, "unreachable", "Cannot reach the server. Check that it is running.");
   }
-  if (!response.ok) throw await problemIn(response);
+  if (!response.ok) throw await parseError(response);
   return response;
 }
 
-async function problemIn(response: Response): Promise<Problem> {
+async function parseError(response: Response): Promise<ApiError> {
   try {
-    const said = (await response.json()) as { code?: string; detail?: string };
-    return new Problem(response.status, said.code ?? "unknown", said.detail ?? response.statusText);
+    const problem = (await response.json()) as { code?: string; detail?: string };
+    return new ApiError(response.status, problem.code ?? "unknown", problem.detail ?? response.statusText);
   } catch {
-    return new Problem(response.status, "unknown", `The server answered ${response.status}.`);
+    return new ApiError(response.status, "unknown", `The server answered ${response.status}.`);
   }
 }
 
-export async function ask<T>(method: string, path: string, asked: Asked = {}): Promise<T> {
-  const response = await answer(method, path, asked);
+/** Sends a request and parses the JSON of its response. */
+export async function requestJson<T>(method: string, path: string, options: RequestOptions = {}): Promise<T> {
+  const response = await sendRequest(method, path, options);
   return response.status === 204 ? (undefined as T) : ((await response.json()) as T);
 }
 
-/** Whether an error only says that nobody waits for the answer any more. */
+/** Whether an error only says that the caller aborted the request. */
 export function isAborted(error: unknown): boolean {
   return error instanceof DOMException && error.name === "AbortError";
 }

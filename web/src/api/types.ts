@@ -1,33 +1,42 @@
-/** The server's values by short names. Their shapes come from its OpenAPI document; see `npm run types`. */
+/** Short names for the server's schemas. Their shapes come from its OpenAPI document; see `npm run types`. */
 
 import type { components } from "./schema";
 
 type Schemas = components["schemas"];
 
-export type Conversation = Schemas["ConversationShown"];
-export type ConversationWhole = Schemas["ConversationWhole"];
-export type Branch = Schemas["BranchShown"];
+export type Conversation = Schemas["ConversationSchema"];
+export type ConversationPage = Schemas["Page_ConversationSchema_"];
+export type ConversationDetail = Schemas["ConversationDetailSchema"];
+export type Branch = Schemas["BranchSchema"];
 export type Compaction = Schemas["Compaction"];
-export type CompactionState = Schemas["CompactionState"];
-export type Plan = Schemas["PlanShown"];
+export type CompactionStatus = Schemas["CompactionStatusSchema"];
 export type Manifest = Schemas["Manifest"];
 export type Decision = Schemas["Decision"];
-export type Reason = Decision["reason"];
-export type SlotName = Schemas["SlotUse"]["slot"];
-export type Usage = Schemas["UsageShown"];
-export type ProviderUsage = Schemas["Usage"];
-export type RequestShown = Schemas["RequestShown"];
-export type Replayed = Schemas["Replayed"];
-export type Change = Schemas["ChangeShown"];
-export type Item = Schemas["ItemShown"];
-export type DocumentShown = Schemas["DocumentShown"];
-export type Named = Schemas["Named"];
-export type Setting = Schemas["SettingShown"];
-export type SettingsShown = Schemas["SettingsShown"];
-export type Trial = Schemas["Trial"];
-export type Agent = Schemas["AgentShown"];
+export type DecisionReason = Decision["reason"];
+export type SlotName = Schemas["SlotUsage"]["slot"];
+export type ContextUsage = Schemas["ContextUsageSchema"];
+export type RequestSummary = Schemas["RequestSummarySchema"];
+export type RequestList = Schemas["RequestListSchema"];
+export type RequestDiff = Schemas["RequestDiffSchema"];
+export type DecisionChange = Schemas["DecisionChangeSchema"];
+export type Replay = Schemas["ReplaySchema"];
+export type ContextItem = Schemas["ContextItemSchema"];
+export type ContextItemList = Schemas["ContextItemListSchema"];
+export type PinList = Schemas["PinListSchema"];
+export type ReferencedDocument = Schemas["ReferencedDocumentSchema"];
+export type ReferencedDocumentList = Schemas["ReferencedDocumentListSchema"];
+export type DocumentName = Schemas["DocumentNameSchema"];
+export type DocumentNameList = Schemas["DocumentNameListSchema"];
+export type DocumentText = Schemas["DocumentTextSchema"];
+export type StoredBlob = Schemas["StoredBlobSchema"];
+export type Setting = Schemas["SettingSchema"];
+export type SettingList = Schemas["SettingsSchema"];
+export type SettingsPreview = Schemas["SettingsPreviewSchema"];
+export type Agent = Schemas["AgentSchema"];
+export type AgentList = Schemas["AgentListSchema"];
 export type Reference = Schemas["DocumentReference"];
-export type Found = Schemas["Found"];
+export type SearchResults = Schemas["SearchResultsSchema"];
+export type MessageHit = Schemas["MessageHitSchema"];
 
 export type Message = Schemas["Message"];
 export type Part = Message["parts"][number];
@@ -36,7 +45,19 @@ export type ToolResultPart = Schemas["ToolResultPart"];
 export type FilePart = Schemas["FilePart"] | Schemas["ImagePart"];
 
 export type Span = Schemas["Span"];
-export type Entry = Schemas["EntryShown"];
+export type Entry = Schemas["EntrySchema"];
 export type MessageEntry = Schemas["MessageEntry"];
-export type Entries = Schemas["Entries"];
-export type LiveEvent = Schemas["LiveEventShown"];
+export type EntryPage = Schemas["EntryPage"];
+export type LiveEvent = Schemas["LiveEventSchema"];
+export type TurnEndReason = Schemas["TurnEndedSchema"]["reason"];
+
+export type ForkBody = Schemas["ForkBody"];
+export type AddPinBody = Schemas["AddPinBody"];
+export type AddItemBody = Schemas["AddItemBody"];
+export type SendBody = Schemas["SendBody"];
+export type StopBody = Schemas["StopBody"];
+export type ApprovalBody = Schemas["ApprovalBody"];
+export type PreviewSettingsBody = Schemas["PreviewSettingsBody"];
+export type ChangeSettingsBody = Schemas["ChangeSettingsBody"];
+export type CompactBody = Schemas["CompactBody"];
+export type EditSummaryBody = Schemas["EditSummaryBody"];

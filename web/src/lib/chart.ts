@@ -1,61 +1,61 @@
-/** Tokens over the turns, as coordinates for a plain SVG. */
+/** Chart of tokens per request, as coordinates for a plain SVG. */
 
-import type { RequestShown } from "../api/types";
+import type { RequestSummary } from "../api/types";
 
 export interface Bar {
   reply: number;
   x: number;
   width: number;
-  /** What was sent, and of it what the provider had in its cache. */
+  /** Tokens sent, and how many of them the provider read from its cache. */
   sent: number;
   cached: number;
   y: number;
   height: number;
   cachedY: number;
   cachedHeight: number;
-  /** A compaction was made since the request before. */
+  /** Whether a compaction happened since the request before. */
   compacted: boolean;
 }
 
 export interface Chart {
   bars: Bar[];
-  trigger: number;
+  triggerY: number;
   ticks: { y: number; tokens: number }[];
-  top: number;
 }
 
-export function chart(requests: readonly RequestShown[], width: number, height: number): Chart {
-  const limit = Math.max(1, ...requests.map((each) => Math.max(sent(each), each.trigger)));
-  const top = niceTop(limit);
+export function layOutChart(requests: readonly RequestSummary[], width: number, height: number): Chart {
+  const maxTokens = Math.max(1, ...requests.map((each) => Math.max(countSentTokens(each), each.trigger_tokens)));
+  const top = roundUp(maxTokens);
   const scale = (tokens: number) => height - (tokens / top) * height;
   const step = width / Math.max(1, requests.length);
   const gap = step > 6 ? 2 : step > 3 ? 1 : 0;
   const bars = requests.map((each, index): Bar => {
-    const total = sent(each);
-    const cached = Math.min(total, each.usage?.cache_read_tokens ?? 0);
+    const sent = countSentTokens(each);
+    const cached = Math.min(sent, each.usage?.cache_read_tokens ?? 0);
     return {
       reply: each.reply,
       x: index * step,
       width: Math.max(0.5, step - gap),
-      sent: total,
+      sent,
       cached,
-      y: scale(total),
-      height: height - scale(total),
+      y: scale(sent),
+      height: height - scale(sent),
       cachedY: scale(cached),
       cachedHeight: height - scale(cached),
-      compacted: index > 0 && (each.summary ?? null) !== (requests[index - 1]?.summary ?? null),
+      compacted: index > 0 && (each.compaction_seq ?? null) !== (requests[index - 1]?.compaction_seq ?? null),
     };
   });
-  const trigger = scale(requests.at(-1)?.trigger ?? 0);
-  return { bars, trigger, ticks: [0.5, 1].map((part) => ({ y: scale(top * part), tokens: top * part })), top };
+  const triggerY = scale(requests.at(-1)?.trigger_tokens ?? 0);
+  return { bars, triggerY, ticks: [0.5, 1].map((part) => ({ y: scale(top * part), tokens: top * part })) };
 }
 
-function sent(request: RequestShown): number {
-  return request.usage && !request.usage.estimated && request.usage.input_tokens ? request.usage.input_tokens : request.total;
+/** The provider's count where it reported one, otherwise the engine's. */
+function countSentTokens({ usage, total_tokens }: RequestSummary): number {
+  return usage && !usage.estimated && usage.input_tokens ? usage.input_tokens : total_tokens;
 }
 
-/** The next round number. */
-export function niceTop(value: number): number {
+/** Rounds up to the next round number. */
+export function roundUp(value: number): number {
   const power = 10 ** Math.floor(Math.log10(value));
   const factor = [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((each) => each * power >= value) ?? 10;
   return factor * power;

@@ -1,20 +1,23 @@
-/** The small facts between messages, in words. */
+/** One-line texts for entries that are not messages. */
 
 import type { Entry } from "../api/types";
+import type { CompactionEntry } from "./compactions";
 
-export function lineOf(entry: Entry): string {
+export function formatEntry(entry: Entry, compactions: readonly CompactionEntry[]): string {
   switch (entry.kind) {
     case "pin":
       return `Pinned #${entry.body.message}`;
     case "unpin":
       return `Unpinned #${entry.body.message}`;
-    case "restore":
-      return `Compaction #${entry.body.compaction} undone`;
+    case "restore": {
+      const undone = compactions.find((each) => each.seq === entry.body.compaction);
+      return undone ? `Compaction ${undone.compaction.number} undone` : "Compaction undone";
+    }
     case "context_change": {
       const { action, item, include } = entry.body;
-      const named = `${item.type} “${item.name}”${item.server ? ` of ${item.server}` : ""}`;
-      if (action === "remove") return `Removed the ${named}`;
-      return include === "always" ? `Begins with the ${named}` : `Added the ${named}`;
+      const server = item.server ? ` of ${item.server}` : "";
+      if (action === "add" && include === "always") return `Starts with: ${item.name}${server}`;
+      return `${action === "remove" ? "Removed" : "Added"} the ${item.type} “${item.name}”${server}`;
     }
     default:
       return "";

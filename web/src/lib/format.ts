@@ -1,14 +1,14 @@
-/** Numbers and times in words, as people read them. */
+/** Formats numbers, sizes and times for display. */
 
-const GROUPED = new Intl.NumberFormat("en-US");
+const NUMBER_FORMAT = new Intl.NumberFormat("en-US");
 
 /** 150000 is "150,000". */
-export function grouped(value: number): string {
-  return GROUPED.format(Math.round(value));
+export function formatNumber(value: number): string {
+  return NUMBER_FORMAT.format(Math.round(value));
 }
 
 /** 1234 is "1.2k": for places where the width matters more than the last digit. */
-export function short(value: number): string {
+export function formatCompact(value: number): string {
   if (value < 1_000) return String(Math.round(value));
   if (value < 10_000) return `${(value / 1_000).toFixed(1).replace(/\.0$/, "")}k`;
   if (value < 1_000_000) return `${Math.round(value / 1_000)}k`;
@@ -16,44 +16,40 @@ export function short(value: number): string {
 }
 
 /** "1 message", "45 messages". */
-export function counted(value: number, one: string, many = `${one}s`): string {
-  return `${grouped(value)} ${value === 1 ? one : many}`;
+export function formatCount(value: number, singular: string, plural = `${singular}s`): string {
+  return `${formatNumber(value)} ${value === 1 ? singular : plural}`;
 }
 
-export function percent(part: number, whole: number): string {
+export function formatPercent(part: number, whole: number): string {
   if (whole <= 0) return "0 %";
   const share = (100 * part) / whole;
   return share > 0 && share < 1 ? "< 1 %" : `${Math.round(share)} %`;
 }
 
-export function dollars(value: number): string {
+export function formatDollars(value: number): string {
   if (value === 0) return "$0";
   return value < 0.01 ? "under $0.01" : `$${value.toFixed(2)}`;
 }
 
-const MINUTE = 60_000;
-const HOUR = 60 * MINUTE;
-const DAY = 24 * HOUR;
+const MINUTE_MS = 60_000;
+const HOUR_MS = 60 * MINUTE_MS;
+const DAY_MS = 24 * HOUR_MS;
 
-/** A time of the log (microseconds) as seen from `now` (milliseconds). */
-export function ago(at: number, now: number): string {
-  const passed = now - at / 1_000;
-  if (passed < MINUTE) return "just now";
-  if (passed < HOUR) return `${Math.floor(passed / MINUTE)} min ago`;
-  if (passed < DAY) return `${Math.floor(passed / HOUR)} h ago`;
-  if (passed < 7 * DAY) return counted(Math.floor(passed / DAY), "day") + " ago";
-  return day(at);
+/** Age of a timestamp of the log (microseconds) relative to `now` (milliseconds). */
+export function formatAge(timestamp: number, now: number): string {
+  const age = now - timestamp / 1_000;
+  if (age < MINUTE_MS) return "just now";
+  if (age < HOUR_MS) return `${Math.floor(age / MINUTE_MS)} min ago`;
+  if (age < DAY_MS) return `${Math.floor(age / HOUR_MS)} h ago`;
+  if (age < 7 * DAY_MS) return formatCount(Math.floor(age / DAY_MS), "day") + " ago";
+  return new Date(timestamp / 1_000).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
 }
 
-export function day(at: number): string {
-  return new Date(at / 1_000).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
+export function formatDateTime(timestamp: number): string {
+  return new Date(timestamp / 1_000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }
 
-export function moment(at: number): string {
-  return new Date(at / 1_000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
-}
-
-export function bytes(size: number): string {
+export function formatBytes(size: number): string {
   if (size < 1_000) return `${size} B`;
   return size < 1_000_000 ? `${Math.round(size / 1_000)} kB` : `${(size / 1_000_000).toFixed(1)} MB`;
 }

@@ -1,20 +1,24 @@
 /**
- * Where things stand in a list too long to be drawn whole. Entries are numbered from 1 and come in pages of one size; a
- * page that was drawn has its true height, every other an estimate.
+ * Geometry of the virtual list: heights and offsets of its pages. Entries are numbered from 1 and divided into pages of
+ * equal size. A rendered page has its measured height, every other page an estimate.
  */
 
-/** Browsers give up on taller elements; pages not seen yet are taken to be lower where a list would be. */
-export const TALLEST = 8_000_000;
+/** Browsers fail on taller elements; the estimate for pages never rendered shrinks where a list would exceed this. */
+export const MAX_LIST_HEIGHT_PX = 8_000_000;
+
+/** Estimated height of an entry before enough entries have been measured. */
+const DEFAULT_ENTRY_HEIGHT_PX = 120;
+const MIN_ENTRY_HEIGHT_PX = 8;
 
 export class Geometry {
-  readonly size: number;
+  readonly pageSize: number;
   #heights = new Map<number, number>();
   #head = 0;
-  #measured = 0;
-  #entries = 0;
+  #measuredHeight = 0;
+  #measuredEntries = 0;
 
-  constructor(size: number) {
-    this.size = size;
+  constructor(pageSize: number) {
+    this.pageSize = pageSize;
   }
 
   get head(): number {
@@ -22,91 +26,92 @@ export class Geometry {
   }
 
   set head(value: number) {
-    // The last page holds more than it did, so its height is no longer known.
-    if (value !== this.#head && this.pages > 0) this.#forget(this.pages - 1);
+    // The last page gets more entries, so its measured height is out of date.
+    if (value !== this.#head && this.pageCount > 0) this.#forget(this.pageCount - 1);
     this.#head = value;
   }
 
-  get pages(): number {
-    return Math.ceil(this.#head / this.size);
+  get pageCount(): number {
+    return Math.ceil(this.#head / this.pageSize);
   }
 
-  /** The page of an entry. */
-  page(seq: number): number {
-    return Math.floor((Math.min(Math.max(seq, 1), Math.max(this.#head, 1)) - 1) / this.size);
+  /** The page that contains an entry. */
+  pageOf(seq: number): number {
+    return Math.floor((Math.min(Math.max(seq, 1), Math.max(this.#head, 1)) - 1) / this.pageSize);
   }
 
   /** First and last entry of a page. */
-  span(page: number): [number, number] {
-    return [page * this.size + 1, Math.min((page + 1) * this.size, this.#head)];
+  spanOf(page: number): [number, number] {
+    return [page * this.pageSize + 1, Math.min((page + 1) * this.pageSize, this.#head)];
   }
 
-  /** Notes a page's true height; says by how much it differs from what was thought. */
+  /** Stores a page's measured height; returns the difference from the previous height. */
   measure(page: number, height: number): number {
-    const before = this.height(page);
+    const previous = this.heightOf(page);
     this.#forget(page);
-    const [first, last] = this.span(page);
+    const [first, last] = this.spanOf(page);
     this.#heights.set(page, height);
-    this.#measured += height;
-    this.#entries += last - first + 1;
-    return height - before;
+    this.#measuredHeight += height;
+    this.#measuredEntries += last - first + 1;
+    return height - previous;
   }
 
   #forget(page: number): void {
-    const known = this.#heights.get(page);
-    if (known === undefined) return;
-    const [first, last] = this.span(page);
+    const height = this.#heights.get(page);
+    if (height === undefined) return;
+    const [first, last] = this.spanOf(page);
     this.#heights.delete(page);
-    this.#measured -= known;
-    this.#entries -= last - first + 1;
+    this.#measuredHeight -= height;
+    this.#measuredEntries -= last - first + 1;
   }
 
-  height(page: number): number {
-    const known = this.#heights.get(page);
-    if (known !== undefined) return known;
-    const [first, last] = this.span(page);
-    return (last - first + 1) * this.#guess();
+  heightOf(page: number): number {
+    const height = this.#heights.get(page);
+    if (height !== undefined) return height;
+    const [first, last] = this.spanOf(page);
+    return (last - first + 1) * this.#estimateEntryHeight();
   }
 
-  /** What an entry that was never drawn is taken for: the mean of those that were, once there are some. */
-  #guess(): number {
-    const mean = this.#entries >= this.size / 2 ? this.#measured / this.#entries : 120;
-    return Math.max(8, Math.min(mean, TALLEST / Math.max(1, this.#head)));
+  /** Mean height of the measured entries once half a page was measured, before that a default. */
+  #estimateEntryHeight(): number {
+    const hasEnough = this.#measuredEntries >= this.pageSize / 2;
+    const mean = hasEnough ? this.#measuredHeight / this.#measuredEntries : DEFAULT_ENTRY_HEIGHT_PX;
+    return Math.max(MIN_ENTRY_HEIGHT_PX, Math.min(mean, MAX_LIST_HEIGHT_PX / Math.max(1, this.#head)));
   }
 
-  /** The distance from the beginning to a page's upper edge. */
-  top(page: number): number {
-    let known = 0;
-    let seen = 0;
-    for (const [at, height] of this.#heights) {
-      if (at >= page) continue;
-      known += height;
-      const [first, last] = this.span(at);
-      seen += last - first + 1;
+  /** Offset of a page's upper edge from the top of the list. */
+  topOf(page: number): number {
+    let measured = 0;
+    let entries = 0;
+    for (const [other, height] of this.#heights) {
+      if (other >= page) continue;
+      measured += height;
+      const [first, last] = this.spanOf(other);
+      entries += last - first + 1;
     }
-    const before = Math.min(page * this.size, this.#head);
-    return known + (before - seen) * this.#guess();
+    const before = Math.min(page * this.pageSize, this.#head);
+    return measured + (before - entries) * this.#estimateEntryHeight();
   }
 
-  get total(): number {
-    return this.top(this.pages);
+  get totalHeight(): number {
+    return this.topOf(this.pageCount);
   }
 
-  /** The page that stands at this distance from the beginning. */
-  at(distance: number): number {
+  /** The page at an offset from the top of the list. */
+  pageAt(offset: number): number {
     let low = 0;
-    let high = Math.max(0, this.pages - 1);
+    let high = Math.max(0, this.pageCount - 1);
     while (low < high) {
       const middle = Math.ceil((low + high) / 2);
-      if (this.top(middle) <= distance) low = middle;
+      if (this.topOf(middle) <= offset) low = middle;
       else high = middle - 1;
     }
     return low;
   }
 
-  /** The pages to draw so that what is between the two distances is covered. */
-  between(from: number, to: number): [number, number] {
-    if (this.pages === 0) return [0, -1];
-    return [this.at(Math.max(0, from)), this.at(Math.max(0, to))];
+  /** First and last page needed to cover the range between two offsets. */
+  pagesBetween(from: number, to: number): [number, number] {
+    if (this.pageCount === 0) return [0, -1];
+    return [this.pageAt(Math.max(0, from)), this.pageAt(Math.max(0, to))];
   }
 }

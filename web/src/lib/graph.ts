@@ -1,6 +1,6 @@
-/** Documents and the messages that used them, as two columns with lines between. */
+/** Graph of documents and the messages that used them: two columns of nodes with edges between them. */
 
-import type { DocumentShown } from "../api/types";
+import type { ReferencedDocument } from "../api/types";
 
 export interface Node {
   key: string;
@@ -8,7 +8,7 @@ export interface Node {
   y: number;
 }
 
-export interface Line {
+export interface Edge {
   key: string;
   from: number;
   to: number;
@@ -19,38 +19,38 @@ export interface Line {
 
 export interface Graph {
   documents: Node[];
-  turns: (Node & { seq: number })[];
-  lines: Line[];
+  messages: (Node & { seq: number })[];
+  edges: Edge[];
   height: number;
 }
 
-export const ROW = 26;
-/** More would be a blot; the list beside has them all. */
-export const MOST = 24;
+export const ROW_HEIGHT_PX = 26;
+/** Maximum nodes of a column: more edges would be unreadable, and the list above has them all. */
+export const MAX_COLUMN_NODES = 24;
 
-export function graph(documents: readonly DocumentShown[]): Graph {
-  const shown = documents.slice(0, MOST);
-  const numbers = new Set(shown.flatMap((each) => each.uses.map((use) => use.seq)));
-  const seqs = [...numbers].sort((a, b) => a - b).slice(-MOST);
-  const rows = Math.max(shown.length, seqs.length, 1);
-  const place = (index: number, count: number) => ((index + 0.5) * rows * ROW) / Math.max(1, count);
-  const at = new Map(seqs.map((seq, index) => [seq, place(index, seqs.length)]));
-  const lines: Line[] = [];
-  shown.forEach((document, index) => {
+export function layOutGraph(documents: readonly ReferencedDocument[]): Graph {
+  const drawn = documents.slice(0, MAX_COLUMN_NODES);
+  const used = new Set(drawn.flatMap((each) => each.uses.map((use) => use.seq)));
+  const seqs = [...used].sort((a, b) => a - b).slice(-MAX_COLUMN_NODES);
+  const rows = Math.max(drawn.length, seqs.length, 1);
+  const place = (index: number, count: number) => ((index + 0.5) * rows * ROW_HEIGHT_PX) / Math.max(1, count);
+  const messageY = new Map(seqs.map((seq, index) => [seq, place(index, seqs.length)]));
+  const edges: Edge[] = [];
+  drawn.forEach((document, index) => {
     for (const use of document.uses) {
-      const to = at.get(use.seq);
+      const to = messageY.get(use.seq);
       if (to === undefined) continue;
       const key = `${index}-${use.seq}`;
-      if (lines.some((line) => line.key === key)) continue;
-      lines.push({ key, from: place(index, shown.length), to, direct: use.kind === "direct", document: index, seq: use.seq });
+      if (edges.some((edge) => edge.key === key)) continue;
+      edges.push({ key, from: place(index, drawn.length), to, direct: use.kind === "direct", document: index, seq: use.seq });
     }
   });
   return {
-    documents: shown.map((each, index) => ({
-      key: `${index}`, label: each.path ?? each.link, y: place(index, shown.length),
+    documents: drawn.map((each, index) => ({
+      key: `${index}`, label: each.path ?? each.link, y: place(index, drawn.length),
     })),
-    turns: seqs.map((seq) => ({ key: `t${seq}`, label: `#${seq}`, seq, y: at.get(seq) ?? 0 })),
-    lines,
-    height: rows * ROW,
+    messages: seqs.map((seq) => ({ key: `m${seq}`, label: `#${seq}`, seq, y: messageY.get(seq) ?? 0 })),
+    edges,
+    height: rows * ROW_HEIGHT_PX,
   };
 }

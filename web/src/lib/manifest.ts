@@ -1,133 +1,133 @@
-/** The record of a request, in the sections and words that people read. */
+/** Manifest of a request as sections, badges and explanations for display. */
 
-import type { Decision, Item, Manifest, Reason } from "../api/types";
-import { counted } from "./format";
+import type { ContextItem, Decision, DecisionReason, Manifest } from "../api/types";
+import { formatCount } from "./format";
 
 export type SectionName = "Rules" | "References" | "Tools" | "Memory" | "Summary" | "Messages" | "Recalled";
 
 export interface Section {
   name: SectionName;
-  rows: Decision[];
+  decisions: Decision[];
   tokens: number;
 }
 
-const ORDER: SectionName[] = ["Rules", "References", "Tools", "Memory", "Summary", "Messages", "Recalled"];
+const SECTION_ORDER: SectionName[] = ["Rules", "References", "Tools", "Memory", "Summary", "Messages", "Recalled"];
 
-function sectionOf(row: Decision): SectionName {
-  switch (row.what) {
+function selectSection(decision: Decision): SectionName {
+  switch (decision.kind) {
     case "instructions":
     case "rule":
       return "Rules";
     case "tool":
       return "Tools";
     case "memory":
-      return row.slot === "recall" ? "Recalled" : "Memory";
+      return decision.slot === "recall" ? "Recalled" : "Memory";
     case "reference":
       return "References";
     case "summary":
       return "Summary";
-    case "document":
-      return row.slot === "recall" && !["referenced", "imported", "listed"].includes(row.reason) ? "Recalled" : "References";
+    case "document": {
+      const isNamed = ["referenced", "imported", "listed"].includes(decision.reason);
+      return decision.slot === "recall" && !isNamed ? "Recalled" : "References";
+    }
     case "message":
-      return row.slot === "recall" ? "Recalled" : "Messages";
+      return decision.slot === "recall" ? "Recalled" : "Messages";
   }
 }
 
-/** What was in the request, by section; sections without anything are left out. */
-export function used(manifest: Manifest): Section[] {
-  return sections(manifest.decisions.filter((row) => row.included));
+/** Decisions about included candidates, by section. */
+export function listIncluded(manifest: Manifest): Section[] {
+  return groupBySection(manifest.decisions.filter((decision) => decision.included));
 }
 
-export function leftOut(manifest: Manifest): Decision[] {
-  return manifest.decisions.filter((row) => !row.included);
+/** Decisions about excluded candidates, by section. */
+export function listExcluded(manifest: Manifest): Section[] {
+  return groupBySection(manifest.decisions.filter((decision) => !decision.included));
 }
 
-export function sections(rows: readonly Decision[]): Section[] {
-  return ORDER.map((name) => {
-    const own = rows.filter((row) => sectionOf(row) === name);
-    return { name, rows: own, tokens: own.reduce((sum, row) => sum + (row.tokens ?? 0), 0) };
-  }).filter((section) => section.rows.length > 0);
+function groupBySection(decisions: readonly Decision[]): Section[] {
+  return SECTION_ORDER.map((name) => {
+    const own = decisions.filter((decision) => selectSection(decision) === name);
+    return { name, decisions: own, tokens: own.reduce((sum, decision) => sum + decision.tokens, 0) };
+  }).filter((section) => section.decisions.length > 0);
 }
 
-const BADGES: Partial<Record<Reason, string>> = {
+const REASON_LABELS: Record<DecisionReason, string> = {
   always: "Always",
   manual: "Manual",
-  agent: "Agent",
-  carried: "Carried",
+  agent: "Matched",
+  carried: "Kept from earlier",
   pinned: "Pinned",
   recalled: "Recalled",
   instructions: "Always",
   memory: "Memory",
   summary: "Summary",
   recent: "Recent",
-  newest: "Newest",
+  newest: "This turn",
   referenced: "Linked",
   imported: "Imported",
   excerpted: "Excerpt",
-  cleared: "Stub",
+  cleared: "Pointer only",
   listed: "Listed",
-};
-
-/** "Always", "Manual", "Agent 0.87". */
-export function badge(row: Decision): string {
-  const word = BADGES[row.reason] ?? LEFT_OUT[row.reason] ?? row.reason;
-  return row.score === null || row.score === undefined ? word : `${word} ${row.score.toFixed(2)}`;
-}
-
-const LEFT_OUT: Partial<Record<Reason, string>> = {
-  over_budget: "Over budget",
-  below_score: "Below score",
+  over_budget: "No room",
+  below_score: "Not relevant enough",
   archived: "Archived",
   disabled: "Disabled",
-  incomplete: "Incomplete",
+  orphaned: "Orphaned",
   not_found: "Not found",
 };
 
-const WHY: Record<Reason, string> = {
-  instructions: "The agent's own instructions stand first in every request.",
-  always: "The agent brings it into every session.",
-  manual: "Someone added it to this session.",
-  agent: "The search found that it bears on the question.",
-  carried: "An earlier message called for it; tools stay for the session, so that the provider's cache holds.",
-  memory: "The project's memory, or something the agent remembers.",
-  pinned: "It is pinned, and stays word for word whatever is compacted.",
-  recent: "It stands after the summary.",
-  newest: "It is the newest question, or belongs to its answer.",
-  summary: "It stands in place of the archived messages.",
-  recalled: "Archived, and brought back because it bears on the question.",
+/** "Always", "Manual", "Matched 0.87". */
+export function formatBadge(decision: Decision): string {
+  const label = REASON_LABELS[decision.reason] ?? decision.reason;
+  return decision.score === null || decision.score === undefined ? label : `${label} ${decision.score.toFixed(2)}`;
+}
+
+const REASON_TEXTS: Record<DecisionReason, string> = {
+  instructions: "The agent's own instructions come first in every request.",
+  always: "The agent includes it in every session.",
+  manual: "It was added to this session by hand.",
+  agent: "The search matched it to the question.",
+  carried: "An earlier message needed it; tools stay for the session, so that the provider's cache stays valid.",
+  memory: "The project's memory, or a statement that the agent remembers.",
+  pinned: "It is pinned, and stays word for word in every request.",
+  recent: "It is newer than the summary.",
+  newest: "It is the current question, or part of its answer.",
+  summary: "It replaces the archived messages.",
+  recalled: "Archived, and recalled because it is relevant to the question.",
   referenced: "A message links to it.",
   imported: "A message imports it with @.",
-  excerpted: "Too long to be shown whole: its beginning, its end and a number to read the rest by.",
-  cleared: "An old tool output, shown as a stub with a number to read it by.",
-  over_budget: "There was no room left for it.",
-  below_score: "It bears too little on the question.",
-  archived: "The summary stands in its place.",
-  disabled: "It is switched off, or was taken out of the session.",
-  incomplete: "A tool call without its result, which no provider accepts.",
-  listed: "Too large to be shown whole: named with its summary, for the model to read with a tool.",
-  not_found: "There is nothing of that name.",
+  excerpted: "Too long to be sent whole: its beginning, its end and the number to read the rest by.",
+  cleared: "An old tool result, replaced by a pointer with the number to read it by.",
+  over_budget: "The budget had no room left for it.",
+  below_score: "Its score for this question is below the threshold.",
+  archived: "The summary replaces it.",
+  disabled: "It is disabled, or was removed from the session.",
+  orphaned: "A tool result without its call, which no provider accepts.",
+  listed: "Too large to be sent whole: listed with its summary, for the model to read with a tool.",
+  not_found: "No document or item has this name.",
 };
 
-export function why(row: Decision): string {
-  return WHY[row.reason] ?? "";
+export function explainReason(decision: Decision): string {
+  return REASON_TEXTS[decision.reason] ?? "";
 }
 
-/** What a row is called: its name, or the messages it stands for. */
-export function nameOf(row: Decision): string {
-  if (row.what === "instructions") return "Instructions";
-  if (row.name) return row.name;
-  if (row.what === "summary" && row.span) return `Summary, entry #${row.span.first}`;
-  if (!row.span) return row.asked ? "The question" : row.what;
-  const { first, last } = row.span;
-  return first === last ? `#${first}` : `#${first} to #${last} (${counted(last - first + 1, "entry", "entries")})`;
+/** Label of a decision: the name of its candidate, or the numbers of its entries. */
+export function formatName(decision: Decision): string {
+  if (decision.kind === "instructions") return "Instructions";
+  if (decision.name) return decision.name;
+  if (decision.kind === "summary" && decision.span) return `Summary, entry #${decision.span.first}`;
+  if (!decision.span) return decision.pending ? "The question" : decision.kind;
+  const { first, last } = decision.span;
+  return first === last ? `#${first}` : `#${first} to #${last} (${formatCount(last - first + 1, "entry", "entries")})`;
 }
 
-/** The item of the agent's that a row stands for; what the engine offers by itself, such as its own tools, is none. */
-export function itemOf(row: Decision, items: readonly Item[]): Item | null {
-  const named = items.filter((item) => item.type === row.what);
+/** The agent's item that a decision is about; null for built-in candidates, such as the engine's own tools. */
+export function findItem(decision: Decision, items: readonly ContextItem[]): ContextItem | null {
+  const sameKind = items.filter((item) => item.type === decision.kind);
   return (
-    named.find((item) => item.name === row.name) ??
-    named.find((item) => item.server && row.name?.endsWith(item.name) && row.name.startsWith(item.server)) ??
+    sameKind.find((item) => item.name === decision.name) ??
+    sameKind.find((item) => item.server && decision.name?.endsWith(item.name) && decision.name.startsWith(item.server)) ??
     null
   );
 }

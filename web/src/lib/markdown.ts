@@ -1,75 +1,75 @@
 /**
- * Markdown as a fragment of the page. It is made into HTML by `marked` and cleaned by DOMPurify; nothing in it can load
- * anything, run anything or style anything. HTML in it is shown as it was written, since a transcript shows what was
- * said. Links to notes and citations become buttons that the page answers.
+ * Renders Markdown to a DOM fragment: `marked` makes HTML, DOMPurify sanitizes it, so that it can neither load, run nor
+ * style anything. HTML in the source is displayed as text, because a transcript quotes messages verbatim. Links to notes
+ * and citations become buttons with the page's handlers.
  */
 
 import DOMPurify from "dompurify";
 import { Marked } from "marked";
 
-import { pieces } from "./links";
+import { parseLinks, type LinkPiece } from "./links";
 
 const marked = new Marked({
   gfm: true,
   async: false,
-  renderer: { html: ({ text }) => (/^<br\s*\/?>\s*$/i.test(text) ? "<br>" : escaped(text)) },
+  renderer: { html: ({ text }) => (/^<br\s*\/?>\s*$/i.test(text) ? "<br>" : escapeHtml(text)) },
 });
 
-function escaped(text: string): string {
+function escapeHtml(text: string): string {
   return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
-const TAGS = [
+const ALLOWED_TAGS = [
   "a", "b", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "i", "img", "input", "kbd",
   "li", "ol", "p", "pre", "s", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul",
 ];
 
-export interface Marks {
+export interface LinkHandlers {
   /** Called for [#12]. */
-  cite?: (seq: number) => void;
+  openEntry?: (seq: number) => void;
   /** Called for [[note]]. */
-  open?: (link: string) => void;
+  openNote?: (link: string) => void;
 }
 
-export function rendered(text: string, marks: Marks = {}): DocumentFragment {
+export function renderMarkdown(text: string, handlers: LinkHandlers = {}): DocumentFragment {
   const fragment = DOMPurify.sanitize(marked.parse(text) as string, {
-    ALLOWED_TAGS: TAGS,
+    ALLOWED_TAGS,
     ALLOWED_ATTR: ["href", "alt", "src", "title", "align", "start", "type", "checked", "disabled"],
     ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
     ALLOW_DATA_ATTR: false,
     RETURN_DOM_FRAGMENT: true,
   });
-  fragment.querySelectorAll("img").forEach(pictureAsLink);
-  fragment.querySelectorAll("input").forEach(asCheckbox);
-  fragment.querySelectorAll("a").forEach(leadAway);
-  fragment.querySelectorAll("pre, table").forEach(letScroll);
-  fragment.querySelectorAll("h1, h2, h3, h4, h5, h6").forEach(lower);
-  linkMarks(fragment, marks);
+  fragment.querySelectorAll("img").forEach(replaceImage);
+  fragment.querySelectorAll("input").forEach(replaceCheckbox);
+  fragment.querySelectorAll("a").forEach(openInNewTab);
+  fragment.querySelectorAll("pre, table").forEach(wrapScrollable);
+  fragment.querySelectorAll("h1, h2, h3, h4, h5, h6").forEach(replaceHeading);
+  replaceLinks(fragment, handlers);
   return fragment;
 }
 
-/** A picture from elsewhere would tell elsewhere that it was looked at. */
-function pictureAsLink(picture: HTMLImageElement): void {
-  const source = picture.getAttribute("src");
+/** Replaces an image by a link: loading it would reveal to its server that the message was read. */
+function replaceImage(image: HTMLImageElement): void {
+  const source = image.getAttribute("src");
   const link = document.createElement(source ? "a" : "span");
   if (source) link.setAttribute("href", source);
-  link.textContent = `Picture: ${picture.alt || source || "without a source"}`;
-  picture.replaceWith(link);
+  link.textContent = `Picture: ${image.alt || source || "without a source"}`;
+  image.replaceWith(link);
 }
 
-function asCheckbox(input: HTMLInputElement): void {
+function replaceCheckbox(input: HTMLInputElement): void {
   const box = document.createElement("span");
   box.textContent = input.checked ? "☑ " : "☐ ";
   input.replaceWith(box);
 }
 
-function leadAway(link: HTMLAnchorElement): void {
+function openInNewTab(link: HTMLAnchorElement): void {
   link.target = "_blank";
   link.rel = "noopener noreferrer nofollow";
 }
 
-/** What scrolls must be reachable with the keyboard. */
-function letScroll(block: Element): void {
+/** Wraps a block in a scrollable frame that takes the keyboard focus. */
+function wrapScrollable(block: Element): void {
   const frame = document.createElement("div");
   frame.className = "scrolls";
   frame.tabIndex = 0;
@@ -79,24 +79,24 @@ function letScroll(block: Element): void {
   frame.append(block);
 }
 
-/** A message's headings stand below the page's own, and have no say in its outline. */
-function lower(heading: Element): void {
+/** Replaces a heading by a styled paragraph, so that messages do not change the page's outline. */
+function replaceHeading(heading: Element): void {
   const block = document.createElement("p");
   block.className = `heading ${heading.localName}`;
   block.append(...heading.childNodes);
   heading.replaceWith(block);
 }
 
-function linkMarks(fragment: DocumentFragment, marks: Marks): void {
+function replaceLinks(fragment: DocumentFragment, handlers: LinkHandlers): void {
   const walker = document.createTreeWalker(fragment, NodeFilter.SHOW_TEXT);
   const texts: Text[] = [];
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     if (node.nodeValue?.includes("[") && !node.parentElement?.closest("a, code, pre")) texts.push(node as Text);
   }
-  for (const text of texts) text.replaceWith(...pieces(text.data).map((piece) => marked_(piece, marks)));
+  for (const text of texts) text.replaceWith(...parseLinks(text.data).map((piece) => createNode(piece, handlers)));
 }
 
-function marked_(piece: ReturnType<typeof pieces>[number], marks: Marks): Node {
+function createNode(piece: LinkPiece, handlers: LinkHandlers): Node {
   if (piece.kind === "text") return document.createTextNode(piece.text);
   const button = document.createElement("button");
   button.type = "button";
@@ -104,10 +104,10 @@ function marked_(piece: ReturnType<typeof pieces>[number], marks: Marks): Node {
   button.textContent = piece.text;
   if (piece.kind === "citation") {
     button.title = `Go to message ${piece.text}`;
-    button.addEventListener("click", () => marks.cite?.(piece.seq));
+    button.addEventListener("click", () => handlers.openEntry?.(piece.seq));
   } else {
     button.title = `Open ${piece.link}`;
-    button.addEventListener("click", () => marks.open?.(piece.link));
+    button.addEventListener("click", () => handlers.openNote?.(piece.link));
   }
   return button;
 }

@@ -1,126 +1,128 @@
 /**
- * Keeps a long list still while its parts are loaded, drawn and measured. What the reader looks at stays where it is:
- * the newest entry at the bottom, an entry that was asked for, or else the first that is in sight.
+ * Scroll anchoring of the virtual list: the reading position stays stable while pages are loaded, rendered and measured.
+ * The anchor is the end of the list, the entry to scroll to, or the first visible entry.
  */
 
 import type { Geometry } from "./geometry";
 
-type Anchor = { seq: number; offset: number } | { page: number; part: number };
+type Anchor = { seq: number; offset: number } | { page: number; fraction: number };
 
-const NEAR_END = 48;
-/** Where an entry that was asked for comes to stand, from the upper edge. */
-const LANDING = 72;
+/** Distance from the end within which the list follows new entries. */
+const NEAR_END_PX = 48;
+/** Distance of the target entry from the upper edge. */
+const TARGET_OFFSET_PX = 72;
 
 export class Scroller {
   readonly box: HTMLElement;
   readonly #geometry: Geometry;
-  stuck = true;
-  #goal: number | null = null;
+  /** Whether the list follows its end as entries are appended. */
+  followsEnd = true;
+  #targetSeq: number | null = null;
   #anchor: Anchor | null = null;
-  #last = 0;
+  #lastScrollTop = 0;
 
   constructor(box: HTMLElement, geometry: Geometry) {
     this.box = box;
     this.#geometry = geometry;
   }
 
-  /** The pages to draw: what is in sight, and as much again before and after. */
-  range(): [number, number] {
+  /** First and last page to render: the visible ones, and as much again before and after. */
+  visiblePages(): [number, number] {
     const { scrollTop, clientHeight } = this.box;
-    if (this.#goal !== null) {
-      const page = this.#geometry.page(this.#goal);
-      return [Math.max(0, page - 1), Math.min(this.#geometry.pages - 1, page + 1)];
+    const { pageCount, totalHeight } = this.#geometry;
+    if (this.#targetSeq !== null) {
+      const page = this.#geometry.pageOf(this.#targetSeq);
+      return [Math.max(0, page - 1), Math.min(pageCount - 1, page + 1)];
     }
-    const pages = this.#geometry.pages;
-    if (this.stuck) return [this.#geometry.at(Math.max(0, this.#geometry.total - 2 * clientHeight)), pages - 1];
-    return this.#geometry.between(scrollTop - clientHeight, scrollTop + 2 * clientHeight);
+    if (this.followsEnd) return [this.#geometry.pageAt(Math.max(0, totalHeight - 2 * clientHeight)), pageCount - 1];
+    return this.#geometry.pagesBetween(scrollTop - clientHeight, scrollTop + 2 * clientHeight);
   }
 
-  /** The reader takes over: what was asked for no longer counts. */
-  released(): void {
-    this.#goal = null;
+  /** Drops the target entry, because the reader has started to scroll. */
+  releaseTarget(): void {
+    this.#targetSeq = null;
   }
 
-  /** To be called on every scroll event. */
-  scrolled(): void {
+  /** Handles a scroll event. */
+  handleScroll(): void {
     const { scrollTop, clientHeight, scrollHeight } = this.box;
-    const atEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
-    if (atEnd) this.stuck = true;
-    else if (scrollTop < this.#last - 1) this.stuck = false;
-    this.#last = scrollTop;
-    this.drawn();
+    const isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    if (isAtEnd) this.followsEnd = true;
+    else if (scrollTop < this.#lastScrollTop - 1) this.followsEnd = false;
+    this.#lastScrollTop = scrollTop;
+    this.updateAnchor();
   }
 
-  /** Other pages are drawn: what is in sight now is what is to be kept in place. */
-  drawn(): void {
-    if (this.#goal === null && !this.stuck) this.#anchor = this.#seen();
+  /** Anchors to the first visible entry; called after other pages were rendered. */
+  updateAnchor(): void {
+    if (this.#targetSeq === null && !this.followsEnd) this.#anchor = this.#findAnchor();
   }
 
-  goTo(seq: number): void {
-    this.#goal = seq;
-    this.stuck = false;
-    this.box.scrollTop = this.#geometry.top(this.#geometry.page(seq));
-    this.settle();
+  scrollTo(seq: number): void {
+    this.#targetSeq = seq;
+    this.followsEnd = false;
+    this.box.scrollTop = this.#geometry.topOf(this.#geometry.pageOf(seq));
+    this.restorePosition();
   }
 
-  toEnd(): void {
-    this.#goal = null;
-    this.stuck = true;
-    this.settle();
+  scrollToEnd(): void {
+    this.#targetSeq = null;
+    this.followsEnd = true;
+    this.restorePosition();
   }
 
-  /** Puts things back in their place after something changed its size. */
-  settle(): void {
+  /** Restores the anchor's position after the layout has changed. */
+  restorePosition(): void {
     const { box } = this;
-    // The reader may have moved, and the event that says so not have come yet.
-    if (Math.abs(box.scrollTop - this.#last) > 1) this.scrolled();
-    if (this.#goal !== null) {
-      const entry = this.entry(this.#goal);
-      if (entry) box.scrollTop += this.#offset(entry) - LANDING;
-    } else if (this.stuck) box.scrollTop = box.scrollHeight;
-    else if (this.#anchor) this.#hold(this.#anchor);
-    this.#last = box.scrollTop;
+    // The reader may have scrolled, with the scroll event still to come.
+    if (Math.abs(box.scrollTop - this.#lastScrollTop) > 1) this.handleScroll();
+    if (this.#targetSeq !== null) {
+      const entry = this.findEntry(this.#targetSeq);
+      if (entry) box.scrollTop += this.#offsetOf(entry) - TARGET_OFFSET_PX;
+    } else if (this.followsEnd) box.scrollTop = box.scrollHeight;
+    else if (this.#anchor) this.#restoreAnchor(this.#anchor);
+    this.#lastScrollTop = box.scrollTop;
   }
 
-  /** Whether the entry that was asked for is there; from then on it is like any other. */
-  arrived(): number | null {
-    const goal = this.#goal;
-    const entry = goal === null ? null : this.entry(goal);
-    if (goal === null || !entry) return null;
-    this.#anchor = { seq: goal, offset: this.#offset(entry) };
-    return goal;
+  /** Returns the target's number once it is rendered, and makes it the anchor. */
+  reachTarget(): number | null {
+    const target = this.#targetSeq;
+    const entry = target === null ? null : this.findEntry(target);
+    if (target === null || !entry) return null;
+    this.#anchor = { seq: target, offset: this.#offsetOf(entry) };
+    return target;
   }
 
-  entry(seq: number): HTMLElement | null {
+  findEntry(seq: number): HTMLElement | null {
     return this.box.querySelector<HTMLElement>(`[data-seq="${seq}"]`);
   }
 
-  #offset(element: Element): number {
+  #offsetOf(element: Element): number {
     return element.getBoundingClientRect().top - this.box.getBoundingClientRect().top;
   }
 
-  #hold(anchor: Anchor): void {
+  #restoreAnchor(anchor: Anchor): void {
     if ("seq" in anchor) {
-      const entry = this.entry(anchor.seq);
-      if (entry) this.box.scrollTop += this.#offset(entry) - anchor.offset;
+      const entry = this.findEntry(anchor.seq);
+      if (entry) this.box.scrollTop += this.#offsetOf(entry) - anchor.offset;
       return;
     }
     const page = this.box.querySelector(`[data-page="${anchor.page}"]`);
-    if (page) this.box.scrollTop += this.#offset(page) + anchor.part * page.getBoundingClientRect().height;
+    if (page) this.box.scrollTop += this.#offsetOf(page) + anchor.fraction * page.getBoundingClientRect().height;
   }
 
-  #seen(): Anchor | null {
+  #findAnchor(): Anchor | null {
     const { top, bottom } = this.box.getBoundingClientRect();
     for (const page of this.box.querySelectorAll<HTMLElement>("[data-page]")) {
-      const own = page.getBoundingClientRect();
-      if (own.bottom <= top) continue;
-      // After a leap nothing in sight is drawn yet; there is nothing to hold on to.
-      if (own.top >= bottom) return null;
+      const pageRect = page.getBoundingClientRect();
+      if (pageRect.bottom <= top) continue;
+      // After a jump, no rendered page is visible yet, so there is no anchor.
+      if (pageRect.top >= bottom) return null;
       for (const entry of page.querySelectorAll<HTMLElement>("[data-seq]")) {
-        const place = entry.getBoundingClientRect();
-        if (place.bottom > top) return { seq: Number(entry.dataset.seq), offset: place.top - top };
+        const rect = entry.getBoundingClientRect();
+        if (rect.bottom > top) return { seq: Number(entry.dataset.seq), offset: rect.top - top };
       }
-      return { page: Number(page.dataset.page), part: Math.max(0, top - own.top) / Math.max(1, own.height) };
+      return { page: Number(page.dataset.page), fraction: Math.max(0, top - pageRect.top) / Math.max(1, pageRect.height) };
     }
     return null;
   }

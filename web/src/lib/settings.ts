@@ -1,16 +1,16 @@
-/** A setting's kind, from its JSON Schema, and what a field's text means for it. */
+/** Form fields of settings: the field type from a setting's JSON Schema, its label, and parsing of its text. */
 
 import type { Setting } from "../api/types";
 
-export type Kind =
+export type FieldType =
   | { type: "switch" }
-  | { type: "number"; whole: boolean; least: number | null; most: number | null; empty: boolean }
+  | { type: "number"; isInteger: boolean; minimum: number | null; maximum: number | null; nullable: boolean }
   | { type: "choice"; choices: string[] }
-  | { type: "text"; empty: boolean };
+  | { type: "text"; nullable: boolean };
 
-type Schema = {
+type JsonSchema = {
   type?: string;
-  anyOf?: Schema[];
+  anyOf?: JsonSchema[];
   enum?: string[];
   minimum?: number;
   maximum?: number;
@@ -19,39 +19,43 @@ type Schema = {
 
 const STRATEGIES = ["hybrid", "summarize", "discard"];
 
-export function kindOf(setting: Setting): Kind {
-  const given = setting.kind as Schema;
-  const own = given.anyOf?.find((each) => each.type !== "null") ?? given;
-  const empty = !!given.anyOf?.some((each) => each.type === "null");
-  if (own.type === "boolean") return { type: "switch" };
-  if (own.type === "integer" || own.type === "number") {
-    const least = own.minimum ?? own.exclusiveMinimum ?? null;
-    return { type: "number", whole: own.type === "integer", least, most: own.maximum ?? null, empty };
+export function parseFieldType(setting: Setting): FieldType {
+  const declared = setting.json_schema as JsonSchema;
+  const schema = declared.anyOf?.find((each) => each.type !== "null") ?? declared;
+  const nullable = !!declared.anyOf?.some((each) => each.type === "null");
+  if (schema.type === "boolean") return { type: "switch" };
+  if (schema.type === "integer" || schema.type === "number") {
+    const minimum = schema.minimum ?? schema.exclusiveMinimum ?? null;
+    return { type: "number", isInteger: schema.type === "integer", minimum, maximum: schema.maximum ?? null, nullable };
   }
-  if (own.enum) return { type: "choice", choices: own.enum };
+  if (schema.enum) return { type: "choice", choices: schema.enum };
   if (setting.name === "strategy") {
     const current = String(setting.value);
     return { type: "choice", choices: STRATEGIES.includes(current) ? STRATEGIES : [...STRATEGIES, current] };
   }
-  return { type: "text", empty };
+  return { type: "text", nullable };
 }
 
-/** "context_threshold" is "Context threshold". */
-export function words(name: string): string {
+/** Labels that say more than the setting's name. */
+const LABELS: Record<string, string> = { context_threshold: "Compact at" };
+
+/** "context_limit" is "Context limit". */
+export function formatLabel(name: string): string {
   const text = name.replace(/_/g, " ");
-  return text.charAt(0).toUpperCase() + text.slice(1);
+  return LABELS[name] ?? text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** The value of a field's text; undefined if it is none. */
-export function valueOf(kind: Kind, text: string): unknown {
-  const bare = text.trim();
-  if (kind.type === "number") {
-    if (bare === "") return kind.empty ? null : undefined;
-    const value = Number(bare.replace(/[,\s]/g, ""));
-    if (!Number.isFinite(value) || (kind.whole && !Number.isInteger(value))) return undefined;
-    if ((kind.least !== null && value < kind.least) || (kind.most !== null && value > kind.most)) return undefined;
-    return value;
+/** Parses a field's text; undefined if it is not a valid value. */
+export function parseValue(field: FieldType, text: string): unknown {
+  const trimmed = text.trim();
+  if (field.type === "number") {
+    if (trimmed === "") return field.nullable ? null : undefined;
+    const value = Number(trimmed.replace(/[,\s]/g, ""));
+    if (!Number.isFinite(value) || (field.isInteger && !Number.isInteger(value))) return undefined;
+    const isTooSmall = field.minimum !== null && value < field.minimum;
+    const isTooLarge = field.maximum !== null && value > field.maximum;
+    return isTooSmall || isTooLarge ? undefined : value;
   }
-  if (bare === "") return kind.type === "text" && kind.empty ? null : undefined;
-  return bare;
+  if (trimmed === "") return field.type === "text" && field.nullable ? null : undefined;
+  return trimmed;
 }

@@ -1,28 +1,28 @@
-/** Server-sent events out of a byte stream. `EventSource` can neither post nor send a key, so they are read by hand. */
+/** Server-sent events (SSE) from a `fetch` stream, because `EventSource` can send neither a body nor an API key. */
 
 export interface ServerEvent {
   event: string;
   data: string;
 }
 
-/** Takes text in whatever pieces it comes, and gives every event that is complete. Comments are heart-beats. */
+/** Incremental SSE parser: accepts chunks cut anywhere and returns complete events. Comments are heartbeats. */
 export class EventParser {
-  #rest = "";
+  #buffer = "";
   #event = "";
   #data: string[] = [];
 
   feed(text: string): ServerEvent[] {
     const events: ServerEvent[] = [];
-    const lines = (this.#rest + text).split(/\r\n|\n|\r(?!$)/);
-    this.#rest = lines.pop() ?? "";
+    const lines = (this.#buffer + text).split(/\r\n|\n|\r(?!$)/);
+    this.#buffer = lines.pop() ?? "";
     for (const line of lines) {
-      const event = this.#line(line);
+      const event = this.#parseLine(line);
       if (event) events.push(event);
     }
     return events;
   }
 
-  #line(line: string): ServerEvent | null {
+  #parseLine(line: string): ServerEvent | null {
     if (line === "") return this.#dispatch();
     if (line.startsWith(":")) return null;
     const colon = line.indexOf(":");
@@ -34,15 +34,15 @@ export class EventParser {
   }
 
   #dispatch(): ServerEvent | null {
-    const found = this.#data.length ? { event: this.#event || "message", data: this.#data.join("\n") } : null;
+    const event = this.#data.length ? { event: this.#event || "message", data: this.#data.join("\n") } : null;
     this.#event = "";
     this.#data = [];
-    return found;
+    return event;
   }
 }
 
-/** The events of a response, as they come. */
-export async function* eventsOf(body: ReadableStream<Uint8Array>): AsyncGenerator<ServerEvent> {
+/** Yields the events of a response body as they arrive. */
+export async function* readEvents(body: ReadableStream<Uint8Array>): AsyncGenerator<ServerEvent> {
   const parser = new EventParser();
   const decoder = new TextDecoder();
   const reader = body.getReader();

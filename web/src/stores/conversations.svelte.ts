@@ -1,72 +1,72 @@
-/** The list of conversations, those used last first, or those of them whose titles have the words of a search. */
+/** List of conversations, most recently used first, with cursor pagination and a filter by title. */
 
 import { conversations as calls } from "../api/calls";
 import type { Conversation } from "../api/types";
 import { notices } from "./notices.svelte";
 
-const PAGE = 50;
-/** So many are searched by title, those used last; the search in messages looks at as many. */
-const SEARCHED = 200;
+const PAGE_SIZE = 50;
+/** Number of recent conversations whose titles are searched; the search in messages covers as many. */
+const TITLE_SEARCH_LIMIT = 200;
 
-/** Whether every word of the query stands in the title. */
-export function matches(title: string, query: string): boolean {
+/** Whether the title contains every word of the query. */
+export function matchesTitle(title: string, query: string): boolean {
   const lower = title.toLowerCase();
   return query.toLowerCase().split(/\s+/).every((word) => lower.includes(word));
 }
 
-class Conversations {
+class ConversationListStore {
   items = $state.raw<Conversation[]>([]);
-  next = $state<string | null>(null);
+  nextCursor = $state<string | null>(null);
   query = $state("");
   loading = $state(false);
   loaded = $state(false);
-  #asked: AbortController | null = null;
+  #request: AbortController | null = null;
 
   async load(): Promise<void> {
-    this.#asked?.abort();
-    const asked = (this.#asked = new AbortController());
+    this.#request?.abort();
+    const request = (this.#request = new AbortController());
     this.loading = true;
-    await notices.try(async () => {
+    await notices.run(async () => {
       const query = this.query.trim();
-      const page = await calls.list(query ? SEARCHED : PAGE, null, asked.signal);
-      this.items = query ? page.items.filter((each) => matches(each.title, query)) : page.items;
-      this.next = query ? null : page.next;
+      const page = await calls.list(query ? TITLE_SEARCH_LIMIT : PAGE_SIZE, null, request.signal);
+      this.items = query ? page.items.filter((each) => matchesTitle(each.title, query)) : page.items;
+      this.nextCursor = query ? null : page.next_cursor;
       this.loaded = true;
     });
-    if (this.#asked === asked) this.loading = false;
+    if (this.#request === request) this.loading = false;
   }
 
-  async more(): Promise<void> {
-    if (!this.next || this.loading) return;
+  async loadMore(): Promise<void> {
+    if (!this.nextCursor || this.loading) return;
     this.loading = true;
-    await notices.try(async () => {
-      const page = await calls.list(PAGE, this.next);
+    await notices.run(async () => {
+      const page = await calls.list(PAGE_SIZE, this.nextCursor);
       const known = new Set(this.items.map((each) => each.id));
       this.items = [...this.items, ...page.items.filter((each) => !known.has(each.id))];
-      this.next = page.next;
+      this.nextCursor = page.next_cursor;
     });
     this.loading = false;
   }
 
   async create(): Promise<string | undefined> {
-    const made = await notices.try(() => calls.create());
-    // The list may have been read in between, and have it already.
-    if (made) this.items = [made, ...this.items.filter((each) => each.id !== made.id)];
-    return made?.id;
+    const created = await notices.run(() => calls.create());
+    // A load in the meantime may have added it already.
+    if (created) this.items = [created, ...this.items.filter((each) => each.id !== created.id)];
+    return created?.id;
   }
 
   async rename(id: string, title: string): Promise<void> {
-    const renamed = await notices.try(() => calls.rename(id, title));
-    if (renamed) this.called(id, renamed.title);
+    const renamed = await notices.run(() => calls.rename(id, title));
+    if (renamed) this.updateTitle(id, renamed.title);
   }
 
-  /** A conversation has this title now: its own, or its first question. */
-  called(id: string, title: string): void {
+  /** Updates a title in the list: the conversation's own, or its first question. */
+  updateTitle(id: string, title: string): void {
     this.items = this.items.map((each) => (each.id === id ? { ...each, title } : each));
   }
 
   async remove(id: string): Promise<boolean> {
-    const removed = await notices.try(async () => {
+    const removed = await notices.run(async () => {
       await calls.remove(id);
       return true;
     });
@@ -74,12 +74,12 @@ class Conversations {
     return removed ?? false;
   }
 
-  /** A conversation was just used: it goes to the top. */
-  touch(id: string): void {
-    const found = this.items.find((each) => each.id === id);
-    if (!found || this.query) return;
-    this.items = [{ ...found, used_at: Date.now() * 1_000 }, ...this.items.filter((each) => each !== found)];
+  /** Moves a conversation to the top, because it was just used. */
+  moveToTop(id: string): void {
+    const item = this.items.find((each) => each.id === id);
+    if (!item || this.query) return;
+    this.items = [{ ...item, updated_at: Date.now() * 1_000 }, ...this.items.filter((each) => each !== item)];
   }
 }
 
-export const conversations = new Conversations();
+export const conversations = new ConversationListStore();

@@ -1,50 +1,51 @@
-/** Short notes at the edge of the page, read out by screen readers too. */
+/** Notices (toasts) at the edge of the page, announced by screen readers too. */
 
-import { isAborted, Problem } from "../api/client";
+import { ApiError, isAborted } from "../api/client";
 
 export interface Notice {
   id: number;
   text: string;
-  wrong: boolean;
+  isError: boolean;
 }
 
-const SECONDS = 7;
+const NOTICE_MS = 7_000;
+const ERROR_MS = 2 * NOTICE_MS;
 
-class Notices {
-  shown = $state<Notice[]>([]);
-  /** The server wants a key that this window does not have. */
-  locked = $state(false);
-  #next = 1;
+class NoticeStore {
+  items = $state<Notice[]>([]);
+  /** Whether the server requires an API key that this window does not have. */
+  needsKey = $state(false);
+  #nextId = 1;
 
-  say(text: string, { wrong = false } = {}): void {
-    const id = this.#next++;
-    this.shown.push({ id, text, wrong });
-    setTimeout(() => this.dismiss(id), SECONDS * (wrong ? 2_000 : 1_000));
+  show(text: string, { isError = false } = {}): void {
+    const id = this.#nextId++;
+    this.items.push({ id, text, isError });
+    setTimeout(() => this.dismiss(id), isError ? ERROR_MS : NOTICE_MS);
   }
 
   dismiss(id: number): void {
-    this.shown = this.shown.filter((each) => each.id !== id);
+    this.items = this.items.filter((each) => each.id !== id);
   }
 
-  /** What went wrong, in the server's words. */
-  fail(error: unknown): void {
+  /** Shows an error's message, or opens the key dialog on status 401. */
+  showError(error: unknown): void {
     if (isAborted(error)) return;
-    if (error instanceof Problem && error.status === 401) {
-      this.locked = true;
+    if (error instanceof ApiError && error.status === 401) {
+      this.needsKey = true;
       return;
     }
-    this.say(error instanceof Error ? error.message : String(error), { wrong: true });
+    this.show(error instanceof Error ? error.message : String(error), { isError: true });
   }
 
-  /** Does something, and says what went wrong if it does; undefined then. */
-  async try<T>(work: () => Promise<T>): Promise<T | undefined> {
+  /** Runs `work` and shows its error, if any; the result is undefined then. */
+  async run<T>(work: () => Promise<T>): Promise<T | undefined> {
     try {
       return await work();
     } catch (error) {
-      this.fail(error);
+      this.showError(error);
       return undefined;
     }
   }
 }
 
-export const notices = new Notices();
+export const notices = new NoticeStore();

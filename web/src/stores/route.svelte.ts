@@ -1,54 +1,53 @@
-/** Where the page is: kept in the address after the #, so that back, forward and links work. */
+/** Router: the page's location is the URL fragment, so that back, forward and links work. */
 
 export type PanelName = "context" | "references" | "window" | "settings";
 
-export interface Place {
+export interface Location {
   conversation: string | null;
   branch: number;
-  /** The entry to show. */
+  /** Sequence number of the entry to scroll to. */
   at: number | null;
   panel: PanelName | null;
-  /** The reply whose context the panel shows; null for the next request. */
+  /** The reply whose context the panel displays; null for the next request. */
   reply: number | null;
-  /** The document that the panel shows. */
+  /** The document that the references panel displays. */
   document: string | null;
 }
 
-const PANELS: readonly string[] = ["context", "references", "window", "settings"];
+export const PANEL_NAMES: readonly PanelName[] = ["context", "references", "window", "settings"];
 
-export function parsed(hash: string): Place {
+export function parseHash(hash: string): Location {
   const [path = "", query = ""] = hash.replace(/^#\/?/, "").split("?");
-  const given = new URLSearchParams(query);
-  const id = path.startsWith("c/") ? decoded(path.slice(2)) : "";
-  const panel = given.get("panel");
+  const params = new URLSearchParams(query);
+  const id = path.startsWith("c/") ? decodeId(path.slice(2)) : "";
   return {
     conversation: id || null,
-    branch: whole(given.get("branch")) ?? 0,
-    at: whole(given.get("at")),
-    panel: panel !== null && PANELS.includes(panel) ? (panel as PanelName) : null,
-    reply: whole(given.get("reply")),
-    document: given.get("document"),
+    branch: parseInteger(params.get("branch")) ?? 0,
+    at: parseInteger(params.get("at")),
+    panel: PANEL_NAMES.find((name) => name === params.get("panel")) ?? null,
+    reply: parseInteger(params.get("reply")),
+    document: params.get("document"),
   };
 }
 
-export function written(place: Place): string {
-  const given = new URLSearchParams();
-  if (place.branch) given.set("branch", String(place.branch));
-  if (place.at !== null) given.set("at", String(place.at));
-  if (place.panel) given.set("panel", place.panel);
-  if (place.reply !== null) given.set("reply", String(place.reply));
-  if (place.document !== null) given.set("document", place.document);
-  const query = given.toString();
-  const path = place.conversation === null ? "#/" : `#/c/${encodeURIComponent(place.conversation)}`;
+export function formatHash(location: Location): string {
+  const params = new URLSearchParams();
+  if (location.branch) params.set("branch", String(location.branch));
+  if (location.at !== null) params.set("at", String(location.at));
+  if (location.panel) params.set("panel", location.panel);
+  if (location.reply !== null) params.set("reply", String(location.reply));
+  if (location.document !== null) params.set("document", location.document);
+  const query = params.toString();
+  const path = location.conversation === null ? "#/" : `#/c/${encodeURIComponent(location.conversation)}`;
   return query ? `${path}?${query}` : path;
 }
 
-function whole(text: string | null): number | null {
+function parseInteger(text: string | null): number | null {
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }
 
-/** An address that somebody mistyped is no reason to fail. */
-function decoded(text: string): string {
+/** Decodes an id; a mistyped URL yields an empty one. */
+function decodeId(text: string): string {
   try {
     return decodeURIComponent(text);
   } catch {
@@ -56,34 +55,35 @@ function decoded(text: string): string {
   }
 }
 
-class Route {
-  place = $state.raw<Place>(parsed(typeof location === "undefined" ? "" : location.hash));
+class RouteStore {
+  location = $state.raw<Location>(parseHash(typeof globalThis.location === "undefined" ? "" : globalThis.location.hash));
 
+  /** Follows the browser's history; returns the function that stops it. */
   listen(): () => void {
-    const changed = () => (this.place = parsed(location.hash));
-    addEventListener("hashchange", changed);
-    return () => removeEventListener("hashchange", changed);
+    const update = () => (this.location = parseHash(globalThis.location.hash));
+    addEventListener("hashchange", update);
+    return () => removeEventListener("hashchange", update);
   }
 
-  /** Goes on with these changes; `quiet` leaves no step in the history. */
-  go(changes: Partial<Place>, { quiet = false } = {}): void {
-    const next = { ...this.place, ...changes };
-    const address = written(next);
-    if (address !== written(this.place)) {
-      if (quiet) history.replaceState(null, "", address);
-      else history.pushState(null, "", address);
+  /** Navigates with these changes; `replace` adds no step to the browser's history. */
+  go(changes: Partial<Location>, { replace = false } = {}): void {
+    const next = { ...this.location, ...changes };
+    const hash = formatHash(next);
+    if (hash !== formatHash(this.location)) {
+      if (replace) history.replaceState(null, "", hash);
+      else history.pushState(null, "", hash);
     }
-    this.place = next;
+    this.location = next;
   }
 
-  open(conversation: string | null, branch = 0): void {
-    const { panel } = this.place;
+  openConversation(conversation: string | null, branch = 0): void {
+    const { panel } = this.location;
     this.go({ conversation, branch, at: null, reply: null, document: null, panel: conversation ? panel : null });
   }
 
-  show(panel: PanelName | null, more: Partial<Place> = {}): void {
-    this.go({ panel, reply: null, document: null, ...more });
+  showPanel(panel: PanelName | null, changes: Partial<Location> = {}): void {
+    this.go({ panel, reply: null, document: null, ...changes });
   }
 }
 
-export const route = new Route();
+export const route = new RouteStore();

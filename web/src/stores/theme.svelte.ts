@@ -1,27 +1,27 @@
-/** Light or dark: as the system has it, unless somebody chose. */
+/** Colour theme: the system's, unless the user chose light or dark. */
 
 export type Theme = "system" | "light" | "dark";
 
-const STORED = "quire-theme";
-const ORDER: Theme[] = ["system", "light", "dark"];
+const THEME_STORAGE = "quire-theme";
+const THEMES: Theme[] = ["system", "light", "dark"];
 
 class ThemeStore {
-  chosen = $state<Theme>("system");
+  current = $state<Theme>("system");
 
-  start(): void {
-    const stored = localStorage.getItem(STORED);
-    this.set(ORDER.includes(stored as Theme) ? (stored as Theme) : "system");
+  restore(): void {
+    const stored = localStorage.getItem(THEME_STORAGE);
+    this.set(THEMES.includes(stored as Theme) ? (stored as Theme) : "system");
   }
 
   set(theme: Theme): void {
-    this.chosen = theme;
-    localStorage.setItem(STORED, theme);
+    this.current = theme;
+    localStorage.setItem(THEME_STORAGE, theme);
     if (theme === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
   }
 
-  turn(): void {
-    this.set(ORDER[(ORDER.indexOf(this.chosen) + 1) % ORDER.length] ?? "system");
+  selectNext(): void {
+    this.set(THEMES[(THEMES.indexOf(this.current) + 1) % THEMES.length] ?? "system");
   }
 }
 

@@ -1,163 +1,163 @@
 /**
- * The entries of one branch, a page at a time: those near what is looked at, and the newest. Pages that nobody looks at
- * are dropped, so a long conversation takes no more memory than a short one.
+ * Entries of one branch, loaded page by page around the visible part. Distant pages are evicted, so a long conversation
+ * takes no more memory than a short one.
  */
 
 import { SvelteMap, SvelteSet } from "svelte/reactivity";
 
-import { entries as calls, type Line } from "../api/calls";
-import type { Entries, Entry, Part, Span, ToolResultPart } from "../api/types";
+import { entries as calls, type BranchRef } from "../api/calls";
+import type { Entry, EntryPage, Part, Span, ToolResultPart } from "../api/types";
+import { isArchived, listCompactions, type CompactionEntry } from "../lib/compactions";
 import { Geometry } from "../lib/geometry";
-import { chapters, isArchived, type Chapter } from "../lib/story";
 import { notices } from "./notices.svelte";
 
-export const PAGE = 40;
-/** So many pages are kept on either side of what is looked at. */
-const KEPT = 6;
+const PAGE_SIZE = 40;
+/** Pages further than this from the visible ones are evicted. */
+const MAX_PAGE_DISTANCE = 6;
+/** Entries per request where a range is read that is not one page. */
+const BATCH_SIZE = 100;
 
-export class Transcript {
-  readonly line: Line;
-  readonly geometry = new Geometry(PAGE);
+export class TranscriptStore {
+  readonly branchRef: BranchRef;
+  readonly geometry = new Geometry(PAGE_SIZE);
   readonly pages = new SvelteMap<number, Entry[]>();
   /** Results of tool calls, by the id of the call. */
   readonly results = new SvelteMap<string, ToolResultPart>();
-  /** The ids of the calls that are at hand. */
-  readonly calls = new SvelteSet<string>();
+  /** Ids of the tool calls on loaded pages. */
+  readonly callIds = new SvelteSet<string>();
   head = $state(0);
   pins = $state.raw<number[]>([]);
-  story = $state.raw<Chapter[]>([]);
-  /** What the active compaction stands for. */
+  compactions = $state.raw<CompactionEntry[]>([]);
+  /** The range that the active compaction covers. */
   covers = $state.raw<Span | null>(null);
-  opened = $state(false);
-  #loading = new Map<number, AbortController>();
+  loaded = $state(false);
+  #requests = new Map<number, AbortController>();
 
-  constructor(line: Line) {
-    this.line = line;
+  constructor(branchRef: BranchRef) {
+    this.branchRef = branchRef;
   }
 
   async open(): Promise<void> {
-    const found = await calls.page(this.line, { newest: true, limit: PAGE });
-    this.#take(found);
-    // The compactions of a long history take longer to find than its newest messages, which nobody should wait for.
-    if (found.state.compactions > 0) void notices.try(() => this.#tell());
-    if (found.head > 0) {
-      const page = this.geometry.page(found.head);
-      const [first] = this.geometry.span(page);
-      this.#keep(page, found.items.filter((entry) => entry.seq >= first));
+    const newest = await calls.list(this.branchRef, { newest: true, limit: PAGE_SIZE });
+    this.#applyState(newest);
+    // Not awaited: in a long history, reading the compactions takes longer than reading the newest messages.
+    if (newest.state.compaction_count > 0) void notices.run(() => this.#loadCompactions());
+    if (newest.head > 0) {
+      const page = this.geometry.pageOf(newest.head);
+      const [first] = this.geometry.spanOf(page);
+      this.#storePage(page, newest.items.filter((entry) => entry.seq >= first));
     }
-    this.opened = true;
+    this.loaded = true;
   }
 
-  /** Sees to it that these pages are there; those far away are let go. */
+  /** Loads these pages, evicts distant ones, and aborts requests for pages no longer visible. */
   async ensure(first: number, last: number): Promise<void> {
     for (const page of [...this.pages.keys()]) {
-      if (page < first - KEPT || page > last + KEPT) this.#drop(page);
+      if (page < first - MAX_PAGE_DISTANCE || page > last + MAX_PAGE_DISTANCE) this.#evictPage(page);
     }
-    for (const [page, asked] of this.#loading) {
-      if (page < first - 1 || page > last + 1) asked.abort();
+    for (const [page, request] of this.#requests) {
+      if (page < first - 1 || page > last + 1) request.abort();
     }
-    const wanted = [];
+    const missing = [];
     for (let page = first; page <= last; page++) {
-      if (page >= 0 && page < this.geometry.pages && !this.#whole(page) && !this.#loading.has(page)) wanted.push(page);
+      const exists = page >= 0 && page < this.geometry.pageCount;
+      if (exists && !this.#isComplete(page) && !this.#requests.has(page)) missing.push(page);
     }
-    await Promise.all(wanted.map((page) => this.#load(page)));
+    await Promise.all(missing.map((page) => this.#loadPage(page)));
   }
 
-  #whole(page: number): boolean {
-    const [first, last] = this.geometry.span(page);
+  #isComplete(page: number): boolean {
+    const [first, last] = this.geometry.spanOf(page);
     return (this.pages.get(page)?.length ?? 0) >= last - first + 1;
   }
 
-  async #load(page: number): Promise<void> {
-    const asked = new AbortController();
-    this.#loading.set(page, asked);
-    const [first, last] = this.geometry.span(page);
-    await notices.try(async () => {
-      const found = await calls.page(this.line, { first, last, limit: PAGE }, asked.signal);
-      this.#keep(page, found.items);
-      this.#take(found);
+  async #loadPage(page: number): Promise<void> {
+    const request = new AbortController();
+    this.#requests.set(page, request);
+    const [first, last] = this.geometry.spanOf(page);
+    await notices.run(async () => {
+      const loaded = await calls.list(this.branchRef, { first, last, limit: PAGE_SIZE }, request.signal);
+      this.#storePage(page, loaded.items);
+      this.#applyState(loaded);
     });
-    this.#loading.delete(page);
+    this.#requests.delete(page);
   }
 
-  #keep(page: number, items: Entry[]): void {
-    for (const entry of items) this.#note(entry);
-    this.pages.set(page, items);
-  }
-
-  #note(entry: Entry): void {
-    for (const part of partsOf(entry)) {
+  #storePage(page: number, entries: Entry[]): void {
+    for (const part of entries.flatMap(listParts)) {
       if (part.type === "tool_result") this.results.set(part.call_id, part);
-      if (part.type === "tool_call") this.calls.add(part.id);
+      if (part.type === "tool_call") this.callIds.add(part.id);
     }
+    this.pages.set(page, entries);
   }
 
-  #drop(page: number): void {
-    for (const part of (this.pages.get(page) ?? []).flatMap(partsOf)) {
+  #evictPage(page: number): void {
+    for (const part of (this.pages.get(page) ?? []).flatMap(listParts)) {
       if (part.type === "tool_result") this.results.delete(part.call_id);
-      if (part.type === "tool_call") this.calls.delete(part.id);
+      if (part.type === "tool_call") this.callIds.delete(part.id);
     }
     this.pages.delete(page);
   }
 
-  #take(found: Entries): void {
-    this.pins = found.state.pins;
-    this.covers = found.state.active?.covers ?? null;
-    this.#grow(found.head);
+  #applyState({ state, head }: EntryPage): void {
+    this.pins = state.pins;
+    this.covers = state.active_compaction?.covers ?? null;
+    this.#advanceHead(head);
   }
 
-  #grow(head: number): void {
-    if (head <= this.head && this.opened) return;
+  #advanceHead(head: number): void {
+    if (head <= this.head && this.loaded) return;
     this.geometry.head = head;
     this.head = head;
   }
 
-  /** Entries that a turn has just kept. A page that lacks some between is read again when it is looked at. */
-  append(...fresh: Entry[]): void {
-    for (const entry of fresh) {
-      this.#grow(entry.seq);
-      const page = this.geometry.page(entry.seq);
-      const [first] = this.geometry.span(page);
-      const there = this.pages.get(page) ?? [];
-      if (there.length === entry.seq - first) this.#keep(page, [...there, entry]);
+  /** Appends entries that a turn has recorded. A page with a gap before them is loaded again when it becomes visible. */
+  append(...entries: Entry[]): void {
+    for (const entry of entries) {
+      this.#advanceHead(entry.seq);
+      const page = this.geometry.pageOf(entry.seq);
+      const [first] = this.geometry.spanOf(page);
+      const present = this.pages.get(page) ?? [];
+      if (present.length === entry.seq - first) this.#storePage(page, [...present, entry]);
     }
-    if (fresh.some((entry) => entry.kind === "compaction" || entry.kind === "restore")) void notices.try(() => this.#tell());
+    const changesView = entries.some((entry) => entry.kind === "compaction" || entry.kind === "restore");
+    if (changesView) void notices.run(() => this.#loadCompactions());
   }
 
-  /** The branch has moved, here or elsewhere. */
-  async moved(head: number): Promise<void> {
+  /** Loads the entries up to a new head of the branch, whichever client appended them. */
+  async loadUpTo(head: number): Promise<void> {
     if (head <= this.head) return;
     const first = this.head + 1;
-    const found = await notices.try(() => calls.page(this.line, { first, limit: 100 }));
-    if (!found) return;
-    this.append(...found.items);
-    this.#take(found);
+    const added = await notices.run(() => calls.list(this.branchRef, { first, limit: BATCH_SIZE }));
+    if (!added) return;
+    this.append(...added.items);
+    this.#applyState(added);
   }
 
-  /** Reads again what stands, as after a purge. */
+  /** Loads the present pages again, as after a purge. */
   async reload(): Promise<void> {
-    const there = [...this.pages.keys()].filter((page) => !this.#loading.has(page));
-    await Promise.all([...there.map((page) => this.#load(page)), this.#tell()]);
+    const idle = [...this.pages.keys()].filter((page) => !this.#requests.has(page));
+    await Promise.all([...idle.map((page) => this.#loadPage(page)), this.#loadCompactions()]);
   }
 
-  async #tell(): Promise<void> {
-    const found: Entry[] = [];
+  async #loadCompactions(): Promise<void> {
+    const entries: Entry[] = [];
     for (let first = 1; ; ) {
-      const page = await calls.page(this.line, { first, limit: 100, kinds: ["compaction", "restore"] });
-      found.push(...page.items);
-      const last = page.items.at(-1);
-      if (page.items.length < 100 || !last) break;
+      const batch = await calls.list(this.branchRef, { first, limit: BATCH_SIZE, kinds: ["compaction", "restore"] });
+      entries.push(...batch.items);
+      const last = batch.items.at(-1);
+      if (batch.items.length < BATCH_SIZE || !last) break;
       first = last.seq + 1;
     }
-    this.story = chapters(found);
-    this.covers = this.story.find((chapter) => chapter.fate === "active")?.compaction.covers ?? null;
+    this.compactions = listCompactions(entries);
+    this.covers = this.compactions.find((each) => each.status === "active")?.compaction.covers ?? null;
   }
 
-  archived(seq: number): boolean {
+  isArchived(seq: number): boolean {
     return isArchived(seq, this.covers, this.pins);
   }
 }
 
-function partsOf(entry: Entry): Part[] {
+function listParts(entry: Entry): Part[] {
   return entry.kind === "message" ? entry.body.parts : [];
 }

@@ -1,139 +1,143 @@
-/** A turn under way: what has come of the reply, which tools run, who is asked for leave. */
+/** The turn in progress: accumulates the streamed reply, tool calls and approval requests from turn events. */
 
-import type { Entry, LiveEvent, Message, ToolCallPart, ToolResultPart } from "../api/types";
-import { tokensOf } from "../lib/meter";
+import type { Entry, LiveEvent, Message, ToolCallPart, ToolResultPart, TurnEndReason } from "../api/types";
+import { estimateTokens } from "../lib/meter";
 
-export interface Call {
+export interface LiveToolCall {
   call: ToolCallPart;
-  asked: boolean;
+  needsApproval: boolean;
   result: ToolResultPart | null;
 }
 
-const FRAME = 33;
-
-export interface Heard {
-  kept: (entry: Entry) => void;
-  prepared: () => void;
-  ended: () => void;
+export interface TurnCallbacks {
+  /** An entry was recorded. */
+  onEntry: (entry: Entry) => void;
+  /** A request was prepared. */
+  onPrepared: () => void;
+  onEnded: () => void;
 }
 
-export class Turn {
+/** Streamed chunks are rendered in batches at this interval. */
+const RENDER_INTERVAL_MS = 33;
+
+export class TurnStore {
   running = $state(false);
-  /** What was asked, as long as it is not in the log. */
-  asked = $state.raw<Message | null>(null);
+  /** The question, until it is recorded. */
+  question = $state.raw<Message | null>(null);
   text = $state("");
   thinking = $state("");
-  calls = $state.raw<Call[]>([]);
-  /** What it waits for, in words. */
-  waiting = $state("");
+  calls = $state.raw<LiveToolCall[]>([]);
+  /** What the turn waits for. */
+  statusText = $state("");
   error = $state<string | null>(null);
-  /** How the last turn ended, where that is worth a word. */
-  ending = $state<string | null>(null);
-  #heard: Heard;
-  /** What came since the page was last drawn: a frame's words at once, however many events they are. */
-  #words = { text: "", thinking: "" };
-  #drawing: ReturnType<typeof setTimeout> | null = null;
+  /** Why the last turn ended, unless it was answered. */
+  endText = $state<string | null>(null);
+  #callbacks: TurnCallbacks;
+  /** Chunks received since the last rendering. */
+  #buffer = { text: "", thinking: "" };
+  #renderTimer: ReturnType<typeof setTimeout> | null = null;
 
-  constructor(heard: Heard) {
-    this.#heard = heard;
+  constructor(callbacks: TurnCallbacks) {
+    this.#callbacks = callbacks;
   }
 
-  streamed = $derived(tokensOf(this.text) + tokensOf(this.thinking));
+  streamedTokens = $derived(estimateTokens(this.text) + estimateTokens(this.thinking));
 
-  begin(asked: Message | null): void {
+  start(question: Message | null): void {
     this.running = true;
-    this.asked = asked;
+    this.question = question;
     this.#clear();
-    this.error = this.ending = null;
-    this.waiting = "Getting the request ready";
+    this.error = this.endText = null;
+    this.statusText = "Preparing the request";
   }
 
   #clear(): void {
-    this.#hush();
+    this.#clearReply();
     this.calls = [];
   }
 
-  #hush(): void {
-    if (this.#drawing) clearTimeout(this.#drawing);
-    this.#drawing = null;
-    this.#words = { text: "", thinking: "" };
+  #clearReply(): void {
+    if (this.#renderTimer) clearTimeout(this.#renderTimer);
+    this.#renderTimer = null;
+    this.#buffer = { text: "", thinking: "" };
     this.text = this.thinking = "";
   }
 
-  #say(kind: "text" | "thinking", words: string): void {
-    this.#words[kind] += words;
-    this.#drawing ??= setTimeout(() => {
-      this.#drawing = null;
-      this.text += this.#words.text;
-      this.thinking += this.#words.thinking;
-      this.#words = { text: "", thinking: "" };
-    }, FRAME);
+  #appendChunk(kind: "text" | "thinking", chunk: string): void {
+    this.#buffer[kind] += chunk;
+    this.#renderTimer ??= setTimeout(() => {
+      this.#renderTimer = null;
+      this.text += this.#buffer.text;
+      this.thinking += this.#buffer.thinking;
+      this.#buffer = { text: "", thinking: "" };
+    }, RENDER_INTERVAL_MS);
   }
 
-  hear(data: LiveEvent): void {
+  handleEvent(data: LiveEvent): void {
     switch (data.event) {
       case "turn_started":
-        return this.begin(data.message);
-      case "question_kept":
-        this.asked = null;
-        return this.#heard.kept(data.entry);
+        return this.start(data.message);
+      case "question_recorded":
+        this.question = null;
+        return this.#callbacks.onEntry(data.entry);
       case "request_prepared":
         this.#clear();
-        this.waiting = "Waiting for the model";
-        for (const entry of data.compacted ?? []) this.#heard.kept(entry);
-        return this.#heard.prepared();
+        this.statusText = "Waiting for the model";
+        for (const entry of data.compactions) this.#callbacks.onEntry(entry);
+        return this.#callbacks.onPrepared();
       case "thinking":
-        this.waiting = "Thinking";
-        return this.#say("thinking", data.text);
+        this.statusText = "Thinking";
+        return this.#appendChunk("thinking", data.text);
       case "text":
-        this.waiting = "";
-        return this.#say("text", data.text);
-      case "retrying":
-        this.waiting = `The model did not answer; asking again in ${Math.ceil(data.seconds)} s`;
+        this.statusText = "";
+        return this.#appendChunk("text", data.text);
+      case "retry_scheduled":
+        this.statusText = `The model did not answer; retrying in ${Math.ceil(data.delay_seconds)} s`;
         return;
-      case "reply_kept":
-        this.#hush();
-        return this.#heard.kept(data.entry);
+      case "reply_recorded":
+        this.#clearReply();
+        return this.#callbacks.onEntry(data.entry);
       case "tool_called":
-        this.waiting = `Running ${data.call.name}`;
-        this.calls = [...this.calls, { call: data.call, asked: false, result: null }];
+        this.statusText = `Running ${data.call.name}`;
+        this.calls = [...this.calls, { call: data.call, needsApproval: false, result: null }];
         return;
-      case "approval_asked":
-        this.waiting = "Waiting for your leave";
-        return this.#change(data.call, { asked: true });
-      case "tool_answered":
-        return this.#change(data.call, { asked: false, result: data.result });
+      case "approval_requested":
+        this.statusText = "Waiting for your approval";
+        return this.#updateCall(data.call, { needsApproval: true });
+      case "tool_completed":
+        return this.#updateCall(data.call, { needsApproval: false, result: data.result });
       case "turn_ended":
-        return this.#end(ENDINGS[data.reason] ?? null);
+        return this.#end(END_TEXTS[data.reason]);
       case "turn_failed":
-        this.error = data.problem?.detail ?? "The turn failed.";
+        this.error = data.problem.detail;
         return this.#end(null);
     }
   }
 
-  #change(call: ToolCallPart, changes: Partial<Call>): void {
-    const there = this.calls.some((each) => each.call.id === call.id);
-    const all = there ? this.calls : [...this.calls, { call, asked: false, result: null }];
+  #updateCall(call: ToolCallPart, changes: Partial<LiveToolCall>): void {
+    const isKnown = this.calls.some((each) => each.call.id === call.id);
+    const all = isKnown ? this.calls : [...this.calls, { call, needsApproval: false, result: null }];
     this.calls = all.map((each) => (each.call.id === call.id ? { ...each, ...changes } : each));
   }
 
-  #end(ending: string | null): void {
-    this.ending = ending;
+  #end(endText: string | null): void {
+    this.endText = endText;
     this.stop();
-    this.#heard.ended();
+    this.#callbacks.onEnded();
   }
 
-  /** Nothing more comes. */
+  /** Ends the turn on the page; no further event is expected. */
   stop(): void {
     this.running = false;
-    this.waiting = "";
+    this.statusText = "";
     this.#clear();
   }
 }
 
-const ENDINGS: Record<string, string> = {
-  truncated: "The reply was cut at the limit of its tokens.",
-  empty: "The model said nothing.",
-  steps: "The turn had as many replies as it may have.",
+const END_TEXTS: Record<TurnEndReason, string | null> = {
+  answered: null,
+  truncated: "The reply was cut off at its token limit.",
+  empty: "The model returned an empty reply.",
+  max_steps: "The turn reached its limit of model calls.",
   stopped: "Stopped.",
 };

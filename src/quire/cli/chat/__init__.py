@@ -1,18 +1,17 @@
-"""`quire chat`: a conversation in a terminal. What it shows comes from events and from the library alone."""
+"""`quire chat`: a conversation in the terminal, drawn from the engine's events."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quire.cli.completing import agent_names, conversation_ids
-from quire.cli.running import Given, run
+from quire.cli.common import SetOptions, complete_agent_names, complete_conversation_ids, run_async
 
-Vault = Annotated[Path | None, typer.Option(help="The folder that links and @paths lead into.")]
-AgentName = Annotated[
-    str | None, typer.Option("--agent", help="An agent's name, or its TOML file.", autocompletion=agent_names)
+VaultOption = Annotated[Path | None, typer.Option(help="The folder of notes that links and @paths refer to.")]
+AgentOption = Annotated[
+    str | None, typer.Option("--agent", help="The agent's name or TOML file.", autocompletion=complete_agent_names)
 ]
-ReplyTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens that a reply may have.")]
+ReplyTokensOption = Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a reply.")]
 
 
 def command(
@@ -20,21 +19,21 @@ def command(
         str | None,
         typer.Argument(
             metavar="[CONVERSATION]",
-            help="Its id; else the one that was used last.",
+            help="The conversation's id; default: the most recently used.",
             show_default=False,
-            autocompletion=conversation_ids,
+            autocompletion=complete_conversation_ids,
         ),
     ] = None,
     *,
-    new: Annotated[bool, typer.Option("--new", help="Begin another conversation.")] = False,
-    agent: AgentName = None,
-    vault: Vault = None,
-    reply_tokens: ReplyTokens = None,
-    given: Given = None,
+    new: Annotated[bool, typer.Option("--new", help="Start a new conversation.")] = False,
+    agent: AgentOption = None,
+    vault: VaultOption = None,
+    reply_tokens: ReplyTokensOption = None,
+    overrides: SetOptions = None,
 ) -> None:
-    """Chat in the terminal; /help says what can be done there."""
-    from quire.cli.chat.loop import chat
-    from quire.cli.chat.talk import Wanted, options_from
+    """Chat in the terminal; type /help for the commands."""
+    from quire.cli.chat.loop import run_chat
+    from quire.cli.chat.runtime import ChatOptions, build_overrides
 
-    wanted = Wanted(conversation=conversation, new=new, resume=True, reply_tokens=reply_tokens)
-    run(chat(options_from(given or (), agent=agent, vault=vault), wanted))
+    chat_options = ChatOptions(conversation=conversation, new=new, resume=True, reply_tokens=reply_tokens)
+    run_async(run_chat(build_overrides(overrides or (), agent=agent, vault=vault), chat_options))

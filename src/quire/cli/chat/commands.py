@@ -1,252 +1,308 @@
-"""The commands that begin with a slash. Each does one thing by the library, and says what it did."""
+"""Slash commands of the chat. Each calls the library and prints what it did."""
 
+import asyncio
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from quire.cli.chat.completion import Named
-from quire.cli.chat.export import export
-from quire.cli.output import counted, one_line
-from quire.cli.window import drawn
-from quire.context.items import available
+from quire.cli.chat.completion import CompletionItem
+from quire.cli.context_window import render_window
+from quire.cli.output import pluralize, to_one_line
+from quire.context.items import index_agent_items
 from quire.engine import Conversation
 from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from quire.cli.chat.session import Session
-    from quire.model import ContextItem
+    from quire.cli.chat.runtime import ChatRuntime
+    from quire.cli.chat.screen import Screen
+    from quire.log import LogStore
+    from quire.model import ContextItem, Entry
 
-Run = Callable[["Session", str], Coroutine[Any, Any, None]]
+_COMMAND = re.compile(r"/(?P<name>[a-z]+)(?:\s+(?P<argument>.*))?\s*\Z", re.DOTALL)
+_SPEAKERS = {"user": "You", "assistant": "Model", "tool": "Tool", "system": "System"}
+RECENT_MESSAGE_COUNT = 20
+"""Newest messages that completion offers by number."""
 
-_COMMAND = re.compile(r"/(?P<name>[a-z]+)(?:\s+(?P<given>.*))?\s*\Z", re.DOTALL)
-RECENT = 20
-"""So many of the newest messages are offered by number."""
+
+class CommandSession(Protocol):
+    """The part of a chat session that commands use."""
+
+    is_quitting: bool
+
+    @property
+    def runtime(self) -> "ChatRuntime": ...
+
+    @property
+    def screen(self) -> "Screen": ...
+
+    async def run_turn(self, text: str | None) -> None: ...
 
 
-class Command(NamedTuple):
+CommandHandler = Callable[[CommandSession, str], Coroutine[Any, Any, None]]
+
+
+class SlashCommand(NamedTuple):
     name: str
-    takes: str
-    does: str
-    run: Run
+    usage: str
+    description: str
+    run: CommandHandler
 
 
-class Call(NamedTuple):
-    command: Command
-    given: str
+class CommandCall(NamedTuple):
+    command: SlashCommand
+    argument: str
 
 
-def parsed(line: str) -> Call | None:
-    """The command in a line; None if it is a message, such as one that begins with a path or with a blank."""
-    found = _COMMAND.match(line)
-    if found is None:
+def parse_command(line: str) -> CommandCall | None:
+    """Parses a slash command; None if the line is a message, such as one that begins with a path or a space."""
+    match = _COMMAND.match(line)
+    if match is None:
         return None
-    name = found["name"]
+    name = match["name"]
     command = next((each for each in COMMANDS if each.name == name), None)
     if command is None:
-        near = get_close_matches(name, [each.name for each in COMMANDS], n=1)
-        instead = f"did you mean /{near[0]}?" if near else "/help lists those that there are."
-        raise InvalidRequest(f"There is no command /{name}; {instead} A blank before it makes it a message.")
-    return Call(command, (found["given"] or "").strip())
+        similar = get_close_matches(name, [each.name for each in COMMANDS], n=1)
+        advice = f"did you mean /{similar[0]}?" if similar else "type /help for a list."
+        raise InvalidRequest(f"There is no command /{name}; {advice} To send it as a message, put a space before it.")
+    return CommandCall(command, (match["argument"] or "").strip())
 
 
-async def _context(session: "Session", given: str) -> None:
-    """What the meter shows, by slot."""
-    manifest = await session.talk.conversation.preview()
-    session.screen.put(Group(*drawn(manifest, session.screen.console)))
+async def _context(session: CommandSession, argument: str) -> None:
+    manifest = await session.runtime.conversation.preview()
+    session.screen.show_block(Group(*render_window(manifest, session.screen.console)))
 
 
-async def _compact(session: "Session", given: str) -> None:
-    entry = await session.talk.conversation.compact(instructions=given or None)
+async def _compact(session: CommandSession, argument: str) -> None:
+    entry = await session.runtime.conversation.compact(instructions=argument or None)
     if entry is None:
-        session.screen.note("There is nothing to compact.")
+        session.screen.show_note("There is nothing to compact.")
 
 
-async def _undo(session: "Session", given: str) -> None:
-    talk = session.talk
-    branch = await talk.engine.store.branch(talk.conversation.id, talk.conversation.branch)
-    active = branch.state.active
-    await talk.conversation.undo()
+async def _undo(session: CommandSession, argument: str) -> None:
+    runtime = session.runtime
+    conversation, store = runtime.conversation, runtime.engine.store
+    active = (await store.get_branch(conversation.id, conversation.branch)).state.active_compaction
+    await conversation.undo_compaction()
     assert active is not None
-    entry = await talk.engine.store.entry(talk.conversation.id, active.seq, branch=talk.conversation.branch)
-    done = await talk.archived(entry)
-    seen = f": {counted(done.messages, 'message')} seen again" if done.messages else ""
-    session.screen.note(f"Compaction #{done.number} is taken back{seen}.")
-    report = await talk.conversation.usage()
+    entry = await store.get_entry(conversation.id, active.seq, branch=conversation.branch)
+    stats = await runtime.load_compaction_stats(entry)
+    restored = f": {pluralize(stats.archived_messages, 'message')} restored" if stats.archived_messages else ""
+    session.screen.show_note(f"Compaction {stats.number} undone{restored}.")
+    report = await conversation.usage()
     if report.status == "over":
-        session.screen.note(
-            f"That is {report.total:,} tokens: above {report.trigger:,} the next message compacts again. "
-            "A model with a larger window, or a higher `context_threshold`, gives it room."
+        session.screen.show_note(
+            f"The context has {report.total_tokens:,} tokens, so the next message compacts again (limit "
+            f"{report.trigger_tokens:,}). Use a model with a larger context window, or raise `context_threshold`."
         )
 
 
-async def _add(session: "Session", given: str) -> None:
-    item = await session.talk.conversation.add(_needed(given, "add NAME"))
-    session.screen.note(f"Added {_shown(item)}; it is in every request from now on.")
+async def _add(session: CommandSession, argument: str) -> None:
+    item = await session.runtime.conversation.add_item(_require_argument(argument, "add NAME"))
+    session.screen.show_note(f"Added {_describe_item(item)}; every request includes it from now on.")
 
 
-async def _remove(session: "Session", given: str) -> None:
-    item = await session.talk.conversation.remove(_needed(given, "remove NAME"))
-    session.screen.note(f"Removed {_shown(item)}.")
+async def _remove(session: CommandSession, argument: str) -> None:
+    item = await session.runtime.conversation.remove_item(_require_argument(argument, "remove NAME"))
+    session.screen.show_note(f"Removed {_describe_item(item)}.")
 
 
-async def _pin(session: "Session", given: str) -> None:
-    number = _number(given, "pin N")
-    await session.talk.conversation.pin(number)
-    session.screen.note(f"Pinned #{number}: it stays in view, word for word, whatever is compacted.")
+async def _pin(session: CommandSession, argument: str) -> None:
+    number = _parse_number(argument, "pin N")
+    await session.runtime.conversation.pin(number)
+    session.screen.show_note(f"Pinned #{number}: no compaction archives or shortens it.")
 
 
-async def _unpin(session: "Session", given: str) -> None:
-    number = _number(given, "unpin N")
-    here = session.talk.conversation
-    if number not in (await here.engine.store.branch(here.id, here.branch)).state.pins:
+async def _unpin(session: CommandSession, argument: str) -> None:
+    number = _parse_number(argument, "unpin N")
+    conversation = session.runtime.conversation
+    if number not in (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state.pins:
         raise InvalidRequest(f"#{number} is not pinned.")
-    await session.talk.conversation.unpin(number)
-    session.screen.note(f"#{number} is not pinned any more.")
+    await conversation.unpin(number)
+    session.screen.show_note(f"Unpinned #{number}.")
 
 
-async def _branch(session: "Session", given: str) -> None:
-    talk = session.talk
-    here = talk.conversation
-    head = (await talk.engine.store.branch(here.id, here.branch)).head_seq
-    at = _number(given, "branch [N]") if given else head
-    talk.conversation = await here.fork(at)
-    session.screen.note(
-        f"Branch {talk.conversation.branch}, from #{at} on; /switch {here.branch} goes back to where you were."
+async def _branch(session: CommandSession, argument: str) -> None:
+    runtime = session.runtime
+    old = runtime.conversation
+    head = (await runtime.engine.store.get_branch(old.id, old.branch)).head_seq
+    at = _parse_number(argument, "branch [N]") if argument else head
+    runtime.conversation = await old.fork(at)
+    session.screen.show_note(
+        f"Now on branch {runtime.conversation.branch}, forked from #{at}; to go back, type /switch {old.branch}."
     )
 
 
-async def _switch(session: "Session", given: str) -> None:
-    talk = session.talk
-    if not given:
-        session.screen.put(await _branches(session))
+async def _switch(session: CommandSession, argument: str) -> None:
+    runtime = session.runtime
+    if not argument:
+        session.screen.show_block(await _render_branches(session))
         return
-    number = _number(given, "switch [BRANCH]")
-    branch = await talk.engine.store.branch(talk.conversation.id, number)
-    talk.conversation = Conversation(talk.engine, talk.conversation.id, number)
-    session.screen.note(f"Branch {number}, at #{branch.head_seq}.")
+    number = _parse_number(argument, "switch [BRANCH]")
+    branch = await runtime.engine.store.get_branch(runtime.conversation.id, number)
+    runtime.conversation = Conversation(runtime.engine, runtime.conversation.id, number)
+    session.screen.show_note(f"Now on branch {number}, at #{branch.head_seq}.")
 
 
-async def _branches(session: "Session") -> Table:
-    talk = session.talk
+async def _render_branches(session: CommandSession) -> Table:
+    runtime = session.runtime
+    store, conversation = runtime.engine.store, runtime.conversation
     table = Table(box=None, show_header=False, padding=(0, 1))
-    for branch in await talk.engine.store.branches(talk.conversation.id):
-        here = "▸" if branch.number == talk.conversation.branch else ""
-        newest = await talk.engine.store.tail(
-            talk.conversation.id, 1, branch=branch.number, kinds=["message"], roles=["user"]
-        )
-        last = one_line(newest[0].message.text, 60) if newest else ""
-        begins = f"from #{branch.fork_seq}" if branch.lineage else "from the beginning"
-        table.add_row(here, f"branch {branch.number}", begins, f"to #{branch.head_seq}", Text(last, style="dim"))
+    for branch in await store.list_branches(conversation.id):
+        marker = "▸" if branch.number == conversation.branch else ""
+        newest = await store.read_tail(conversation.id, 1, branch=branch.number, kinds=["message"], roles=["user"])
+        question = to_one_line(newest[0].message.text, 60) if newest else ""
+        start = f"from #{branch.fork_seq}" if branch.lineage else "from the start"
+        table.add_row(marker, f"branch {branch.number}", start, f"to #{branch.head_seq}", Text(question, style="dim"))
     return table
 
 
-async def _model(session: "Session", given: str) -> None:
-    talk = session.talk
-    if not given:
-        session.screen.note(f"{talk.engine.settings.model} answers; /model NAME chooses another.")
+async def _model(session: CommandSession, argument: str) -> None:
+    runtime = session.runtime
+    if not argument:
+        session.screen.show_note(f"The model is {runtime.engine.settings.model}; change it with /model NAME.")
         return
-    talk.use_model(given)
-    window = talk.engine.policy.window
-    session.screen.note(f"{given} answers from now on; its window is taken to be {window:,} tokens.")
-    session.screen.meter(await talk.reading())
+    runtime.use_model(argument)
+    window = runtime.engine.policy.window
+    session.screen.show_note(f"{argument} answers from now on; assumed context window: {window:,} tokens.")
+    session.screen.show_meter(await runtime.read_meter())
 
 
-async def _retry(session: "Session", given: str) -> None:
-    """A reply that is there stays on its branch."""
-    talk = session.talk
-    here = talk.conversation
-    last = await talk.engine.store.tail(here.id, 1, branch=here.branch, kinds=["message"])
-    asked = await talk.engine.store.tail(here.id, 1, branch=here.branch, kinds=["message"], roles=["user"])
-    if not last or not asked:
-        raise InvalidRequest("Nothing was asked yet.")
+async def _retry(session: CommandSession, argument: str) -> None:
+    """Asks the last question again; an existing reply stays on its branch."""
+    runtime = session.runtime
+    old, store = runtime.conversation, runtime.engine.store
+    last = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"])
+    questions = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"], roles=["user"])
+    if not last or not questions:
+        raise InvalidRequest("There is no question to retry yet.")
     if last[0].role == "assistant":
-        talk.conversation = await here.fork(asked[0].seq)
-        session.screen.note(
-            f"Branch {talk.conversation.branch}, from #{asked[0].seq} on; /switch {here.branch} has the reply before."
+        at = questions[0].seq
+        runtime.conversation = await old.fork(at)
+        session.screen.show_note(
+            f"Now on branch {runtime.conversation.branch}, forked from #{at}; the old reply is on /switch {old.branch}."
         )
-    await session.turn(None)
+    await session.run_turn(None)
 
 
-async def _export(session: "Session", given: str) -> None:
-    talk = session.talk
-    path = await export(talk.engine.store, talk.conversation, _needed(given, "export PATH"))
-    session.screen.note(f"Wrote {path}.")
+async def _export(session: CommandSession, argument: str) -> None:
+    runtime = session.runtime
+    path_text = _require_argument(argument, "export PATH")
+    path = await export_conversation(runtime.engine.store, runtime.conversation, path_text)
+    session.screen.show_note(f"Wrote {path}.")
 
 
-async def _help(session: "Session", given: str) -> None:
+async def _help(session: CommandSession, argument: str) -> None:
     table = Table(box=None, show_header=False, padding=(0, 1))
     for command in COMMANDS:
-        table.add_row(Text(f"/{command.name} {command.takes}".strip(), style="cyan"), command.does)
-    for keys, does in KEYS:
-        table.add_row(Text(keys, style="cyan"), does)
-    session.screen.put(table)
+        table.add_row(Text(f"/{command.name} {command.usage}".strip(), style="cyan"), command.description)
+    for keys, description in KEY_HELP:
+        table.add_row(Text(keys, style="cyan"), description)
+    session.screen.show_block(table)
 
 
-async def _quit(session: "Session", given: str) -> None:
-    session.leaving = True
+async def _quit(session: CommandSession, argument: str) -> None:
+    session.is_quitting = True
 
 
 COMMANDS = (
-    Command("context", "", "what the window holds, by slot, and what is left out", _context),
-    Command("compact", "[WHAT TO KEEP]", "archive the older part behind a summary", _compact),
-    Command("undo", "", "take the last compaction back", _undo),
-    Command("add", "NAME", "bring a rule, a reference or a tool of the agent's into the session", _add),
-    Command("remove", "NAME", "take one out", _remove),
-    Command("pin", "N", "keep message N in view, whatever is compacted", _pin),
-    Command("unpin", "N", "let it be compacted again", _unpin),
-    Command("branch", "[N]", "go another way from message N, or from here", _branch),
-    Command("switch", "[BRANCH]", "list the branches, or go to one", _switch),
-    Command("retry", "", "ask again for a reply to what was asked last", _retry),
-    Command("model", "[NAME]", "say which model answers, or choose another", _model),
-    Command("export", "PATH", "write the conversation: readable to a .md file, whole to any other", _export),
-    Command("help", "", "this list", _help),
-    Command("quit", "", "leave", _quit),
+    SlashCommand("context", "", "show the context window by slot, and what is not included", _context),
+    SlashCommand("compact", "[WHAT TO KEEP]", "archive older messages and summarize them", _compact),
+    SlashCommand("undo", "", "undo the last compaction", _undo),
+    SlashCommand("add", "NAME", "add a rule, reference or tool of the agent to the session", _add),
+    SlashCommand("remove", "NAME", "remove an item from the session", _remove),
+    SlashCommand("pin", "N", "pin message N, so that no compaction archives it", _pin),
+    SlashCommand("unpin", "N", "unpin message N", _unpin),
+    SlashCommand("branch", "[N]", "fork a branch at message N, or here", _branch),
+    SlashCommand("switch", "[BRANCH]", "list the branches, or switch to one", _switch),
+    SlashCommand("retry", "", "ask the last question again", _retry),
+    SlashCommand("model", "[NAME]", "show the model, or change it", _model),
+    SlashCommand("export", "PATH", "export the conversation: a transcript to a .md file, else all data", _export),
+    SlashCommand("help", "", "show this list", _help),
+    SlashCommand("quit", "", "quit", _quit),
 )
-KEYS = (
-    ("[[ and @", "a note or a file that the message refers to; Tab completes"),
-    ("Alt-Enter, or \\ at a line's end", "another line"),
+KEY_HELP = (
+    ("[[ and @", "refer to a note or a file; Tab completes"),
+    ("Alt-Enter, or \\ at a line's end", "new line"),
     ("Ctrl-C", "stop the reply"),
-    ("Ctrl-D", "leave"),
+    ("Ctrl-D", "quit"),
 )
 
 
-async def arguments(session: "Session") -> dict[str, Sequence[Named]]:
-    """What each command can be given now, for completion."""
-    talk, store = session.talk, session.talk.engine.store
-    named, branch = talk.conversation.id, talk.conversation.branch
-    inside = [each.item for each in await talk.conversation.items()]
-    outside = [item for item in available(talk.engine.agent) if item not in inside]
-    recent = await store.tail(named, RECENT, branch=branch, kinds=["message"])
-    numbers = [Named(str(entry.seq), f"{entry.role}: {one_line(entry.message.text)}") for entry in reversed(recent)]
-    pins = (await store.branch(named, branch)).state.pins
+async def load_argument_items(session: CommandSession) -> dict[str, Sequence[CompletionItem]]:
+    """Loads the arguments that each command accepts now, for completion."""
+    conversation, engine = session.runtime.conversation, session.runtime.engine
+    store, branch = engine.store, conversation.branch
+    in_session = [each.item for each in await conversation.items()]
+    available = [item for item in index_agent_items(engine.agent) if item not in in_session]
+    recent = await store.read_tail(conversation.id, RECENT_MESSAGE_COUNT, branch=branch, kinds=["message"])
+    numbers = [
+        CompletionItem(str(entry.seq), f"{entry.role}: {to_one_line(entry.message.text)}") for entry in reversed(recent)
+    ]
+    pins = (await store.get_branch(conversation.id, branch)).state.pins
     return {
-        "add": [Named(item.name, item.type) for item in outside],
-        "remove": [Named(item.name, item.type) for item in inside],
+        "add": [CompletionItem(item.name, item.type) for item in available],
+        "remove": [CompletionItem(item.name, item.type) for item in in_session],
         "pin": numbers,
-        "unpin": [Named(str(number)) for number in pins],
+        "unpin": [CompletionItem(str(number)) for number in pins],
         "branch": numbers,
-        "switch": [Named(str(each.number), each.name) for each in await store.branches(named)],
-        "model": [Named(talk.engine.settings.model)],
+        "switch": [CompletionItem(str(each.number), each.name) for each in await store.list_branches(conversation.id)],
+        "model": [CompletionItem(engine.settings.model)],
     }
 
 
-def _shown(item: "ContextItem") -> str:
+def _describe_item(item: "ContextItem") -> str:
     return f"the {item.type} {item.name}"
 
 
-def _needed(given: str, usage: str) -> str:
-    if not given:
-        raise InvalidRequest(f"Something is missing: /{usage}.")
-    return given
+def _require_argument(argument: str, usage: str) -> str:
+    if not argument:
+        raise InvalidRequest(f"The argument is missing; usage: /{usage}.")
+    return argument
 
 
-def _number(given: str, usage: str) -> int:
-    text = given.removeprefix("#")
+def _parse_number(argument: str, usage: str) -> int:
+    text = argument.removeprefix("#")
     if not text.isdecimal():
-        raise InvalidRequest(f"{given or 'Nothing'!r} is no number: /{usage}. The numbers stand below each reply.")
+        raise InvalidRequest(
+            f"{argument!r} is not a number; usage: /{usage}. The line below each reply has its number."
+        )
     return int(text)
+
+
+async def export_conversation(store: "LogStore", conversation: "Conversation", path_text: str) -> Path:
+    """Exports to a new file; an existing file is never overwritten."""
+    path = await asyncio.to_thread(Path(path_text).expanduser)
+    if path.suffix.lower() in (".md", ".markdown"):
+        text = format_transcript(conversation.id, await conversation.messages())
+    else:
+        text = "".join([f"{line.rstrip()}\n" async for line in store.export_conversation(conversation.id)])
+    await asyncio.to_thread(_write_new_file, path, text)
+    return path
+
+
+def format_transcript(name: str, entries: "list[Entry]") -> str:
+    """Formats all messages as Markdown, archived or not, each under a heading with its number."""
+    sections = [f"# {name}\n"]
+    for entry in entries:
+        message = entry.message
+        text = message.text or "\n".join(result.text for result in message.tool_results)
+        calls = "".join(f"\n\n`{call.name}({call.arguments})`" for call in message.tool_calls)
+        mark = " (incomplete)" if entry.metadata.incomplete else ""
+        sections.append(f"## #{entry.seq} {_SPEAKERS[message.role]}{mark}\n\n{text}{calls}\n")
+    return "\n".join(sections)
+
+
+def _write_new_file(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise InvalidRequest(f"{path} already exists; choose another name.") from error
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror}.") from error

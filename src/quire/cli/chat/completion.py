@@ -1,7 +1,7 @@
-"""What can be completed while somebody writes: `[[` notes and headings, `@` files, `/` commands and what they take.
+"""Completion in the chat prompt: `[[` notes and headings, `@` files, `/` commands and their arguments.
 
-Pure but for the one note that is read for its headings: everything else is handed in as `Choices`, taken before the
-prompt is shown.
+Pure, except that the headings of one note are read on demand and `/export` lists a folder: everything else is passed in
+as `CompletionSources`, loaded before the prompt appears.
 """
 
 import re
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from quire.cli.output import one_line
+from quire.cli.output import to_one_line
 
-MOST = 50
+MAX_SUGGESTIONS = 50
+MAX_LISTED_PATHS = 1_000
+"""Paths of a folder that are considered."""
 
 _LINK = re.compile(r"!?\[\[([^\[\]\n]*)\Z")
 _FILE = re.compile(r'(?:^|(?<=[\s(\[{,;]))@(?:"([^"\n]*)|([^\s"@]*))\Z')
@@ -22,105 +24,114 @@ _ARGUMENT = re.compile(r"\A/([a-z]+)[ ]+([^\n]*)\Z")
 
 
 class Suggestion(NamedTuple):
-    """`text` in place of the last `replaces` characters before the cursor."""
+    """Replaces the last `replace_length` characters before the cursor by `text`."""
 
     text: str
-    replaces: int
-    shown: str
-    about: str = ""
+    replace_length: int
+    display: str
+    description: str = ""
 
 
-class Named(NamedTuple):
+class CompletionItem(NamedTuple):
     name: str
-    about: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    commands: Sequence[Named] = ()
-    notes: Sequence[Named] = ()
-    """What may stand between brackets, and the note's path."""
+class CompletionSources:
+    commands: Sequence[CompletionItem] = ()
+    notes: Sequence[CompletionItem] = ()
+    """Link targets, with the note's path as description."""
     files: Sequence[str] = ()
-    arguments: Callable[[str], Sequence[Named]] = lambda command: ()
-    """What a command can be given."""
+    arguments: Callable[[str], Sequence[CompletionItem]] = lambda command: ()
+    """Arguments that a command accepts."""
 
 
-def suggestions(
-    before: str, choices: Choices, *, headings: Callable[[str], Sequence[str]] = lambda note: ()
+def suggest(
+    text_before_cursor: str, sources: CompletionSources, *, headings: Callable[[str], Sequence[str]] = lambda note: ()
 ) -> list[Suggestion]:
-    """For the text before the cursor; the best first."""
-    if (link := _LINK.search(before)) is not None:
-        return _links(link[1], choices, headings)
-    if (file := _FILE.search(before)) is not None:
-        return _files(file[0], choices.files)
-    if (command := _COMMAND.match(before)) is not None:
-        return _named(command[1], choices.commands, shown="/{}", written="{} ")
-    if (argument := _ARGUMENT.match(before)) is not None:
-        command, given = argument[1], argument[2]
-        return _paths(given) if command == "export" else _named(given, choices.arguments(command))
+    """Suggests completions of the text before the cursor, best first."""
+    if (link := _LINK.search(text_before_cursor)) is not None:
+        return _suggest_links(link[1], sources, headings)
+    if (file := _FILE.search(text_before_cursor)) is not None:
+        return _suggest_files(file[0], sources.files)
+    if (command := _COMMAND.match(text_before_cursor)) is not None:
+        return _suggest_items(command[1], sources.commands, display_template="/{}", text_template="{} ")
+    if (argument := _ARGUMENT.match(text_before_cursor)) is not None:
+        name, typed = argument[1], argument[2]
+        return _suggest_paths(typed) if name == "export" else _suggest_items(typed, sources.arguments(name))
     return []
 
 
-def _links(written: str, choices: Choices, headings: Callable[[str], Sequence[str]]) -> list[Suggestion]:
-    note, hash_, part = written.partition("#")
+def _suggest_links(
+    typed: str, sources: CompletionSources, headings: Callable[[str], Sequence[str]]
+) -> list[Suggestion]:
+    note, hash_, heading_start = typed.partition("#")
     if hash_:
-        found = _matching(part, [Named(heading) for heading in headings(note)])
-        return [Suggestion(f"{each.name}]]", len(part), each.name) for each in found]
-    return _named(written, choices.notes, written="{}]]")
+        matches = _rank_matches(heading_start, [CompletionItem(heading) for heading in headings(note)])
+        return [Suggestion(f"{each.name}]]", len(heading_start), each.name) for each in matches]
+    return _suggest_items(typed, sources.notes, text_template="{}]]")
 
 
-def _files(mention: str, files: Sequence[str]) -> list[Suggestion]:
-    given = mention[1:].removeprefix('"')
-    found = _matching(given, [Named(path) for path in files])
-    quoted = [f'@"{each.name}"' if re.search(r'[\s"]', each.name) else f"@{each.name}" for each in found]
-    return [Suggestion(text, len(mention), each.name) for text, each in zip(quoted, found, strict=True)]
+def _suggest_files(mention: str, files: Sequence[str]) -> list[Suggestion]:
+    typed = mention[1:].removeprefix('"')
+    matches = _rank_matches(typed, [CompletionItem(path) for path in files])
+    mentions = [f'@"{each.name}"' if re.search(r'[\s"]', each.name) else f"@{each.name}" for each in matches]
+    return [Suggestion(text, len(mention), each.name) for text, each in zip(mentions, matches, strict=True)]
 
 
-def _named(given: str, known: Iterable[Named], *, shown: str = "{}", written: str = "{}") -> list[Suggestion]:
+def _suggest_items(
+    typed: str, items: Iterable[CompletionItem], *, display_template: str = "{}", text_template: str = "{}"
+) -> list[Suggestion]:
     return [
-        Suggestion(written.format(each.name), len(given), shown.format(each.name), one_line(each.about, 60))
-        for each in _matching(given, known)
+        Suggestion(
+            text_template.format(each.name),
+            len(typed),
+            display_template.format(each.name),
+            to_one_line(each.description, 60),
+        )
+        for each in _rank_matches(typed, items)
     ]
 
 
-def _matching(given: str, known: Iterable[Named]) -> list[Named]:
-    """Names that begin so, then those with a word that does, then those that hold it."""
-    wanted = given.strip().casefold()
-    ranked: list[tuple[int, Named]] = []
-    for each in known:
+def _rank_matches(typed: str, items: Iterable[CompletionItem]) -> list[CompletionItem]:
+    """Ranks names that start with the text, then names with such a word, then names that contain it."""
+    needle = typed.strip().casefold()
+    ranked: list[tuple[int, CompletionItem]] = []
+    for each in items:
         name = each.name.casefold()
-        at = name.find(wanted)
+        at = name.find(needle)
         if at >= 0:
             ranked.append((0 if at == 0 else 1 if not name[at - 1].isalnum() else 2, each))
     ranked.sort(key=lambda pair: (pair[0], len(pair[1].name)))
-    return [each for _, each in ranked[:MOST]]
+    return [each for _, each in ranked[:MAX_SUGGESTIONS]]
 
 
-def _paths(given: str) -> list[Suggestion]:
-    """Files and folders on disk, for what is written to a path."""
-    return list(_inside(given))
+def _suggest_paths(typed: str) -> list[Suggestion]:
+    """Suggests files and folders on disk."""
+    return list(_iterate_paths(typed))
 
 
-def _inside(given: str) -> Iterator[Suggestion]:
-    folder, _, start = given.rpartition("/")
-    place = Path(f"{folder}/" if "/" in given else ".").expanduser()
+def _iterate_paths(typed: str) -> Iterator[Suggestion]:
+    folder, _, start = typed.rpartition("/")
+    directory = Path(f"{folder}/" if "/" in typed else ".").expanduser()
     try:
-        there = sorted(place.iterdir())[:1_000]
+        paths = sorted(directory.iterdir())[:MAX_LISTED_PATHS]
     except OSError:
         return
-    for each in [path for path in there if path.name.startswith(start) and not path.name.startswith(".")][:MOST]:
+    matches = [path for path in paths if path.name.startswith(start) and not path.name.startswith(".")]
+    for each in matches[:MAX_SUGGESTIONS]:
         name = f"{each.name}/" if each.is_dir() else each.name
         yield Suggestion(name, len(start), name)
 
 
-def note_choices(paths: Iterable[tuple[str, Sequence[str]]]) -> list[Named]:
-    """How notes are written in a link, from their paths and aliases: by name, or by path where several have it."""
-    known = [(PurePosixPath(path), aliases) for path, aliases in paths]
-    often = {name for name, count in Counter(path.stem.casefold() for path, _ in known).items() if count > 1}
-    made: list[Named] = []
-    for path, aliases in known:
-        alone = path.stem.casefold() not in often
-        written = path.stem if alone else str(path.with_suffix(""))
-        made.append(Named(written, str(path)))
-        made += [Named(f"{written}|{alias}", str(path)) for alias in aliases]
-    return made
+def build_note_items(paths: Iterable[tuple[str, Sequence[str]]]) -> list[CompletionItem]:
+    """Builds link targets from paths and aliases: a note's name, or its path where several notes share the name."""
+    notes = [(PurePosixPath(path), aliases) for path, aliases in paths]
+    ambiguous = {name for name, count in Counter(path.stem.casefold() for path, _ in notes).items() if count > 1}
+    items: list[CompletionItem] = []
+    for path, aliases in notes:
+        target = str(path.with_suffix("")) if path.stem.casefold() in ambiguous else path.stem
+        items.append(CompletionItem(target, str(path)))
+        items += [CompletionItem(f"{target}|{alias}", str(path)) for alias in aliases]
+    return items

@@ -1,6 +1,6 @@
-"""What the chat shows, event by event. It knows no terminal, only a console to print on, so that tests can read it.
+"""Draws the chat, event by event, on a Rich console; it needs no terminal, so that tests can read the output.
 
-Every event is shown in the order in which it comes; nothing is looked up here.
+Events are drawn in the order in which they come; this module loads nothing.
 """
 
 from collections.abc import Sequence
@@ -10,179 +10,189 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.text import Text
 
-from quire.cli.chat.calls import asked_line, outcome_line
-from quire.cli.chat.marker import Archived, marker
-from quire.cli.chat.meter import Reading, meter_line
-from quire.cli.chat.references import documents, joined
-from quire.cli.chat.streaming import Streaming
-from quire.cli.output import moment, one_line, plain
-from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted, ContextUsageUpdated, Event
-from quire.model.turns import (
-    ApprovalAsked,
-    EndReason,
-    QuestionKept,
-    ReplyKept,
+from quire.cli.chat.markdown_stream import MarkdownStream
+from quire.cli.chat.renderables import (
+    CompactionStats,
+    MeterReading,
+    deduplicate_references,
+    render_approval_request,
+    render_compaction_marker,
+    render_meter,
+    render_references,
+    render_tool_result,
+)
+from quire.cli.output import format_local_time, sanitize, to_one_line
+from quire.model.events import (
+    ApprovalRequested,
+    CompactionFailed,
+    CompactionStarted,
+    ContextCompacted,
+    ContextEvent,
+    ContextUsageUpdated,
+    QuestionRecorded,
+    ReplyRecorded,
     RequestPrepared,
-    Retrying,
-    Thinking,
-    ToolAnswered,
+    RetryScheduled,
+    TextChunk,
+    ThinkingChunk,
     ToolCalled,
+    ToolCompleted,
     TurnEnded,
+    TurnEndReason,
     TurnEvent,
     TurnFailed,
     TurnStarted,
-)
-from quire.model.turns import (
-    Text as Said,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.model import Entry
-    from quire.model.notes import DocumentReference
+    from quire.model.entry_metadata import DocumentReference
 
-_ENDINGS: dict[EndReason, str | None] = {
+_END_MESSAGES: dict[TurnEndReason, str | None] = {
     "answered": None,
-    "truncated": "The reply ends at the limit of its tokens.",
-    "empty": "The reply is empty; /retry asks again.",
-    "steps": "The turn has had as many replies as `max_steps` lets it; /retry goes on.",
-    "stopped": "Stopped before anything came; /retry asks again.",
+    "truncated": "The reply was cut off at its token limit.",
+    "empty": "The reply is empty; type /retry to ask again.",
+    "max_steps": "The turn reached `max_steps`; type /retry to continue.",
+    "stopped": "Stopped before the reply; type /retry to ask again.",
 }
-
-
-LONGEST_PAST = 600
-"""So many characters of a reply are shown again when a conversation is resumed."""
+MAX_RESUMED_REPLY_CHARS = 600
+"""Characters of the last reply that are printed when a conversation is resumed."""
 
 
 class Screen:
     def __init__(self, console: "Console") -> None:
         self.console = console
-        self._reply = Streaming(console)
-        self._references: list[Sequence[DocumentReference]] = []
-        self._kept: int | None = None
-        """The number of a reply that was broken off."""
+        self._stream = MarkdownStream(console)
+        self._reference_groups: list[Sequence[DocumentReference]] = []
+        self._incomplete_reply_seq: int | None = None
+        """The number of an incomplete reply."""
 
-    def show(self, event: TurnEvent | Event) -> None:
+    def show(self, event: TurnEvent | ContextEvent) -> None:
         match event:
-            case TurnStarted() | QuestionKept() | RequestPrepared():
-                self._begin(event)
-            case Said() | Thinking() | Retrying() | ReplyKept():
-                self._hear(event)
-            case ToolCalled() | ApprovalAsked() | ToolAnswered():
+            case TurnStarted() | QuestionRecorded() | RequestPrepared():
+                self._show_start(event)
+            case TextChunk() | ThinkingChunk() | RetryScheduled() | ReplyRecorded():
+                self._show_reply(event)
+            case ToolCalled() | ApprovalRequested() | ToolCompleted():
                 self._show_call(event)
             case TurnEnded() | TurnFailed():
-                self._end(event)
+                self._show_end(event)
             case CompactionStarted():
-                self._reply.wait("compacts the context")
+                self._stream.show_status("compacting the context")
             case CompactionFailed(detail=detail):
-                self._say(Text(f"A summary failed: {one_line(detail)}", style="yellow"))
+                self._print(Text(f"The summary failed: {to_one_line(detail)}", style="yellow"))
             case ContextUsageUpdated() | ContextCompacted():
-                # The meter stands below the reply; the marker counts what was archived, which an event does not say.
+                # The meter is printed below the reply; the marker needs the counts, which the event does not carry.
                 pass
             case _:
                 assert_never(event)
 
-    def _begin(self, event: TurnStarted | QuestionKept | RequestPrepared) -> None:
+    def _show_start(self, event: TurnStarted | QuestionRecorded | RequestPrepared) -> None:
         match event:
             case TurnStarted():
-                self._references, self._kept = [], None
-                self._reply.wait("…")
-            case QuestionKept(entry=entry):
-                self._references.append(entry.notes.references or ())
+                self._reference_groups, self._incomplete_reply_seq = [], None
+                self._stream.show_status("…")
+            case QuestionRecorded(entry=entry):
+                self._reference_groups.append(entry.metadata.references or ())
             case RequestPrepared(tokens=tokens):
-                self._reply.wait(f"waits for the model to read {tokens:,} tokens")
+                self._stream.show_status(f"waiting for the model to read {tokens:,} tokens")
             case _:
                 assert_never(event)
 
-    def _hear(self, event: Said | Thinking | Retrying | ReplyKept) -> None:
+    def _show_reply(self, event: TextChunk | ThinkingChunk | RetryScheduled | ReplyRecorded) -> None:
         match event:
-            case Said(text=text):
-                self._reply.say(text)
-            case Thinking():
-                self._reply.wait("thinks")
-            case Retrying(error=error, seconds=seconds):
-                self._say(Text(f"{plain(str(error))} Asks again in {seconds:g} s.", style="yellow"))
-                self._reply.wait(f"asks again in {seconds:g} s")
-            case ReplyKept(entry=entry, unfinished=unfinished):
-                self._references.append(entry.notes.references or ())
-                self._kept = entry.seq if unfinished else None
-                self._reply.finish()
+            case TextChunk(text=text):
+                self._stream.write(text)
+            case ThinkingChunk():
+                self._stream.show_status("thinking")
+            case RetryScheduled(error=error, delay_seconds=seconds):
+                self._print(Text(f"{sanitize(str(error))} Retrying in {seconds:g} s.", style="yellow"))
+                self._stream.show_status(f"retrying in {seconds:g} s")
+            case ReplyRecorded(entry=entry, incomplete=incomplete):
+                self._reference_groups.append(entry.metadata.references or ())
+                self._incomplete_reply_seq = entry.seq if incomplete else None
+                self._stream.finish()
             case _:
                 assert_never(event)
 
-    def _show_call(self, event: ToolCalled | ApprovalAsked | ToolAnswered) -> None:
+    def _show_call(self, event: ToolCalled | ApprovalRequested | ToolCompleted) -> None:
         match event:
             case ToolCalled(call=call):
-                self._reply.wait(f"runs {call.name}")
-            case ApprovalAsked(call=call):
-                self._say(asked_line(call))
-            case ToolAnswered(call=call, result=result):
-                self._say(outcome_line(call, result, width=self.console.width))
-                self._reply.wait("goes on")
+                self._stream.show_status(f"running {call.name}")
+            case ApprovalRequested(call=call):
+                self._print(render_approval_request(call))
+            case ToolCompleted(call=call, result=result):
+                self._print(render_tool_result(call, result, width=self.console.width))
+                self._stream.show_status("continuing")
             case _:
                 assert_never(event)
 
-    def _end(self, event: TurnEnded | TurnFailed) -> None:
-        self._reply.finish()
-        used = joined(*self._references)
-        if used:
-            self.put(documents(used))
+    def _show_end(self, event: TurnEnded | TurnFailed) -> None:
+        self._stream.finish()
+        references = deduplicate_references(*self._reference_groups)
+        if references:
+            self.show_block(render_references(references))
         if isinstance(event, TurnFailed):
-            self.problem(event.error)
-        elif (said := _ENDINGS[event.reason]) is not None:
-            kept = f"Stopped; what had come is kept as #{self._kept}, marked as unfinished. /retry asks again."
-            self.console.print(Text(said if self._kept is None else kept, style="yellow"))
+            self.show_error(event.error)
+        elif (message := _END_MESSAGES[event.reason]) is not None:
+            if self._incomplete_reply_seq is not None:
+                message = (
+                    f"Stopped; the partial reply is recorded as #{self._incomplete_reply_seq} (incomplete). "
+                    "Type /retry to ask again."
+                )
+            self.console.print(Text(message, style="yellow"))
 
-    def wait(self, label: str) -> None:
-        """Says what is waited for, until something else is shown."""
-        self._reply.wait(label)
+    def show_status(self, status: str) -> None:
+        """Shows a status until something else is printed."""
+        self._stream.show_status(status)
 
-    def rest(self) -> None:
-        """Nothing is under way any more, however it ended."""
-        self._reply.finish()
+    def finish(self) -> None:
+        """Ends the stream and its status, however the turn ended."""
+        self._stream.finish()
 
-    def gap(self) -> None:
-        """A line of air before the next input."""
+    def print_blank_line(self) -> None:
         self.console.print()
 
-    def marker(self, done: Archived) -> None:
-        self._say(marker(done))
+    def show_compaction(self, stats: CompactionStats) -> None:
+        self._print(render_compaction_marker(stats))
 
-    def meter(self, reading: Reading) -> None:
-        self._say(meter_line(reading))
+    def show_meter(self, reading: MeterReading) -> None:
+        self._print(render_meter(reading))
 
-    def put(self, shown: "RenderableType") -> None:
-        """Something between the turns, with a line of air before it."""
-        self._reply.finish()
+    def show_block(self, renderable: "RenderableType") -> None:
+        """Prints something between turns, after a blank line."""
+        self._stream.finish()
         self.console.print()
-        self.console.print(shown)
+        self.console.print(renderable)
 
-    def note(self, text: str) -> None:
-        self._say(Text(plain(text), style="dim"))
+    def show_note(self, text: str) -> None:
+        self._print(Text(sanitize(text), style="dim"))
 
-    def problem(self, error: BaseException) -> None:
-        self._say(Text(plain(str(error)), style="red"))
+    def show_error(self, error: BaseException) -> None:
+        self._print(Text(sanitize(str(error)), style="red"))
 
-    def past(self, entries: "Sequence[Entry]") -> None:
-        """The end of what was said before."""
+    def show_history(self, entries: "Sequence[Entry]") -> None:
+        """Prints the last messages of a resumed conversation."""
         for entry in entries:
             message = entry.message
             if message.role == "user":
-                self.console.print(Text(f"› {one_line(message.text, 400)}", style="dim"))
+                self.console.print(Text(f"› {to_one_line(message.text, 400)}", style="dim"))
             elif message.role == "assistant" and message.text.strip():
-                self.console.print(Padding(Markdown(_beginning(plain(message.text))), (1, 0)), style="dim")
-            if entry.notes.unfinished:
-                self.console.print(Text("(unfinished)", style="dim yellow"))
+                self.console.print(Padding(Markdown(_truncate_reply(sanitize(message.text))), (1, 0)), style="dim")
+            if entry.metadata.incomplete:
+                self.console.print(Text("(incomplete)", style="dim yellow"))
 
-    def resumed(self, name: str, *, branch: int, newest: "Entry") -> None:
-        where = f", branch {branch}" if branch else ""
-        self.note(f"Resumes {name}{where}, at #{newest.seq} of {moment(newest.at)}. /help says what can be done.")
+    def show_resumed(self, conversation_id: str, *, branch: int, newest: "Entry") -> None:
+        branch_note = f", branch {branch}" if branch else ""
+        position = f"at #{newest.seq} of {format_local_time(newest.created_at)}"
+        self.show_note(f"Resumed {conversation_id}{branch_note}, {position}. Type /help for the commands.")
 
-    def _say(self, shown: "RenderableType") -> None:
-        self._reply.finish()
-        self.console.print(shown)
+    def _print(self, renderable: "RenderableType") -> None:
+        self._stream.finish()
+        self.console.print(renderable)
 
 
-def _beginning(text: str) -> str:
-    return text if len(text) <= LONGEST_PAST else f"{text[:LONGEST_PAST]} …"
+def _truncate_reply(text: str) -> str:
+    return text if len(text) <= MAX_RESUMED_REPLY_CHARS else f"{text[:MAX_RESUMED_REPLY_CHARS]} …"

@@ -1,7 +1,6 @@
-"""The chat between two inputs: takes a line, does what it asks for, shows what happens.
+"""Chat session: handles one input line, as a slash command or as a message to the model, and draws what happens.
 
-It knows neither keys nor prompts. A line either is a command or goes to the model; whatever happens to it, the session
-goes on.
+It handles neither keys nor prompts. An error in a line never ends the session.
 """
 
 import asyncio
@@ -9,133 +8,134 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.chat.commands import COMMANDS, Call, arguments, parsed
-from quire.cli.chat.completion import Choices, Named, note_choices
+from quire.cli.chat.commands import COMMANDS, CommandCall, load_argument_items, parse_command
+from quire.cli.chat.completion import CompletionItem, CompletionSources, build_note_items
 from quire.errors import QuireError
-from quire.model.events import ContextCompacted, Event
-from quire.model.turns import ReplyKept, TurnEnded, TurnFailed
+from quire.model.events import ContextCompacted, ContextEvent, ReplyRecorded, TurnEnded, TurnFailed
 
 if TYPE_CHECKING:
+    from quire.cli.chat.runtime import ChatRuntime
     from quire.cli.chat.screen import Screen
-    from quire.cli.chat.talk import Talk
     from quire.model import Entry
 
-Aside = Callable[[Callable[[], None]], Awaitable[None]]
-"""Shows something while an input is waited for."""
+PrintAbovePrompt = Callable[[Callable[[], None]], Awaitable[None]]
+"""Prints something while the prompt waits for input."""
 
 
-async def _at_once(show: Callable[[], None]) -> None:
+async def _print_now(show: Callable[[], None]) -> None:
     show()
 
 
-class Session:
-    def __init__(self, talk: "Talk", screen: "Screen", *, aside: Aside = _at_once) -> None:
-        self.talk, self.screen = talk, screen
-        self.leaving = False
-        self._aside = aside
+class ChatSession:
+    def __init__(
+        self, runtime: "ChatRuntime", screen: "Screen", *, print_above_prompt: PrintAbovePrompt = _print_now
+    ) -> None:
+        self.runtime, self.screen = runtime, screen
+        self.is_quitting = False
+        self._print_above_prompt = print_above_prompt
         self._stop = asyncio.Event()
         self._busy = False
-        self._compacted: list[Entry] = []
-        self._asides: set[asyncio.Task[None]] = set()
-        self._notes: list[Named] = []
+        self._pending_compactions: list[Entry] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._notes: list[CompletionItem] = []
         self._files: list[str] = []
-        talk.engine.subscribe(self._hear)
+        runtime.engine.subscribe(self._handle_event)
 
-    async def take(self, line: str) -> None:
-        """Does what a line asks for."""
+    async def handle_line(self, line: str) -> None:
+        """Runs the command in the line, or sends it to the model."""
         self._stop = asyncio.Event()
         self._busy = True
         try:
-            call = parsed(line)
+            call = parse_command(line)
             if call is not None:
-                await self._run(call)
+                await self._run_command(call)
             elif line.strip():
-                await self.turn(line)
+                await self.run_turn(line)
         except QuireError as error:
-            self.screen.problem(error)
+            self.screen.show_error(error)
         finally:
             self._busy = False
-            self.screen.rest()
-            self.screen.gap()
-        await self._show_compacted()
+            self.screen.finish()
+            self.screen.print_blank_line()
+        await self._show_compactions()
 
     def stop(self) -> None:
-        """Ends what is under way, and not the session."""
+        """Stops the running turn or command, not the session."""
         self._stop.set()
 
-    async def _run(self, call: Call) -> None:
+    async def _run_command(self, call: CommandCall) -> None:
         if call.command.name == "retry":
-            # It asks the model, and what had come of a reply is to be kept.
-            await call.command.run(self, call.given)
-        elif not await _unless(self._stop, call.command.run(self, call.given)):
-            self.screen.note("Stopped.")
+            # A retry runs a turn, which stops by itself and records the partial reply.
+            await call.command.run(self, call.argument)
+        elif not await _run_unless_stopped(self._stop, call.command.run(self, call.argument)):
+            self.screen.show_note("Stopped.")
 
-    async def turn(self, text: str | None) -> None:
+    async def run_turn(self, text: str | None) -> None:
         if text is not None and "[[" in text:
-            await self.refresh()
-        self.screen.wait("reaches for the model")
+            await self.refresh_vault()
+        self.screen.show_status("connecting to the model")
         number = usage = None
-        async with aclosing(self.talk.turn(text, stop=self._stop)) as events:
+        async with aclosing(self.runtime.run_turn(text, stop=self._stop)) as events:
             async for event in events:
-                await self._show_compacted()
+                await self._show_compactions()
                 self.screen.show(event)
-                if isinstance(event, ReplyKept):
+                if isinstance(event, ReplyRecorded):
                     number = event.entry.seq
                 elif isinstance(event, TurnEnded | TurnFailed):
                     usage = event.usage
-        await self._show_compacted()
-        self.screen.meter(await self.talk.reading(number=number, usage=usage))
+        await self._show_compactions()
+        self.screen.show_meter(await self.runtime.read_meter(reply_seq=number, usage=usage))
 
-    def _hear(self, event: Event) -> None:
-        here = self.talk.conversation
-        if (event.conversation, event.branch) != (here.id, here.branch):
+    def _handle_event(self, event: ContextEvent) -> None:
+        conversation = self.runtime.conversation
+        if (event.conversation, event.branch) != (conversation.id, conversation.branch):
             return
         if isinstance(event, ContextCompacted):
-            self._compacted.append(event.entry)
+            self._pending_compactions.append(event.entry)
             if not self._busy:
-                task = asyncio.get_running_loop().create_task(self._show_compacted())
-                self._asides.add(task)
-                task.add_done_callback(self._asides.discard)
+                task = asyncio.get_running_loop().create_task(self._show_compactions())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         elif self._busy:
             self.screen.show(event)
 
-    async def _show_compacted(self) -> None:
-        while self._compacted:
-            done = await self.talk.archived(self._compacted.pop(0))
+    async def _show_compactions(self) -> None:
+        while self._pending_compactions:
+            stats = await self.runtime.load_compaction_stats(self._pending_compactions.pop(0))
             if self._busy:
-                self.screen.marker(done)
+                self.screen.show_compaction(stats)
             else:
-                await self._aside(lambda done=done: self.screen.marker(done))
+                await self._print_above_prompt(lambda stats=stats: self.screen.show_compaction(stats))
 
-    async def refresh(self) -> None:
-        """Brings the vault's index and what can be completed up to date."""
-        vault = self.talk.engine.vault
+    async def refresh_vault(self) -> None:
+        """Updates the vault's index and the completions."""
+        vault = self.runtime.engine.vault
         if vault is None:
             return
-        async for _ in self.talk.engine.index_vault():
+        async for _ in self.runtime.engine.index_vault():
             pass
-        await self.take_stock()
+        await self.reload_completions()
 
-    async def take_stock(self) -> None:
-        """Notes and files as they can be completed from now on."""
-        vault = self.talk.engine.vault
+    async def reload_completions(self) -> None:
+        """Reloads the notes and files for completion."""
+        vault = self.runtime.engine.vault
         if vault is not None:
-            found = await asyncio.to_thread(vault.root.files)
-            self._files = [file.path for file in found]
-            self._notes = note_choices((path, known.aliases) for path, known in sorted(vault.known.items()))
+            files = await asyncio.to_thread(vault.root.list_files)
+            self._files = [file.path for file in files]
+            self._notes = build_note_items((path, known.aliases) for path, known in sorted(vault.known_files.items()))
 
-    async def choices(self) -> Choices:
-        given = await arguments(self)
-        return Choices(
-            commands=[Named(command.name, command.does) for command in COMMANDS],
+    async def load_completions(self) -> CompletionSources:
+        argument_items = await load_argument_items(self)
+        return CompletionSources(
+            commands=[CompletionItem(command.name, command.description) for command in COMMANDS],
             notes=self._notes,
             files=self._files,
-            arguments=lambda command: given.get(command, ()),
+            arguments=lambda command: argument_items.get(command, ()),
         )
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work was done before somebody stopped it."""
+async def _run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Runs the work until it ends or `stop` is set; returns whether it ended by itself."""
     loop = asyncio.get_running_loop()
     working, stopping = loop.create_task(work), loop.create_task(stop.wait())
     try:

@@ -1,4 +1,4 @@
-"""The prompt in a terminal: history, completion, several lines, and what the keys do."""
+"""Prompt of the chat in a terminal: history, completion, multi-line input and key bindings."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
-from quire.agent.approvals import Allow, AllowAlways, Deny, Verdict
-from quire.cli.chat.completion import Choices, suggestions
-from quire.cli.chat.reading import MORE, PROMPT, Interrupted, Left, continues
-from quire.cli.output import plain
+from quire.agent.approvals import Allow, AllowAlways, ApprovalDecision, Deny
+from quire.cli.chat.completion import CompletionSources, suggest
+from quire.cli.chat.input import CONTINUATION_PROMPT, PROMPT, InputEnded, InputInterrupted, is_continued
+from quire.cli.output import sanitize
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quire.model import ToolCallPart
 
 _STYLE = Style.from_dict({"": "bold", "prompt": "bold ansigreen"})
-Headings = Callable[[str], Sequence[str]]
+HeadingLookup = Callable[[str], Sequence[str]]
 
 
 class TerminalReader:
@@ -36,53 +36,55 @@ class TerminalReader:
         self,
         *,
         history: Path | None = None,
-        headings: Headings = lambda note: (),
+        headings: HeadingLookup = lambda note: (),
         input: "Input | None" = None,
         output: "Output | None" = None,
     ) -> None:
-        self._choices = Choices()
-        self._given: dict[str, Any] = {"input": input, "output": output}
+        self._completions = CompletionSources()
+        self._session_options: dict[str, Any] = {"input": input, "output": output}
         self._session: PromptSession[str] = PromptSession(
-            history=_history(history),
-            completer=_Completer(lambda: self._choices, headings),
+            history=_open_history(history),
+            completer=_PromptCompleter(lambda: self._completions, headings),
             complete_while_typing=True,
             complete_style=CompleteStyle.COLUMN,
             reserve_space_for_menu=4,
-            key_bindings=_keys(),
+            key_bindings=_build_key_bindings(),
             multiline=True,
-            interrupt_exception=Interrupted,
-            prompt_continuation=lambda width, number, wrapped: "" if wrapped else MORE,
+            interrupt_exception=InputInterrupted,
+            prompt_continuation=lambda width, number, wrapped: "" if wrapped else CONTINUATION_PROMPT,
             style=_STYLE,
-            **self._given,
+            **self._session_options,
         )
 
-    async def read(self, choices: Choices) -> str:
-        self._choices = choices
+    async def read(self, completions: CompletionSources) -> str:
+        self._completions = completions
         try:
             return await self._session.prompt_async([("class:prompt", PROMPT)])
         except EOFError:
-            raise Left from None
+            raise InputEnded from None
 
-    async def allow(self, call: "ToolCallPart") -> Verdict:
-        asking: PromptSession[str] = PromptSession(style=_STYLE, interrupt_exception=Interrupted, **self._given)
-        question = f"Allow {plain(call.name)}? [y]es, [a]lways, or why not: "
+    async def ask_approval(self, call: "ToolCallPart") -> ApprovalDecision:
+        prompt: PromptSession[str] = PromptSession(
+            style=_STYLE, interrupt_exception=InputInterrupted, **self._session_options
+        )
+        question = f"Allow {sanitize(call.name)}? [y]es, [a]lways, [n]o or a reason: "
         try:
-            # The signal belongs to the turn under way; here Ctrl-C is a key.
-            said = await asking.prompt_async([("class:prompt", question)], handle_sigint=False)
+            # SIGINT belongs to the running turn; here Ctrl-C is a key.
+            answer = await prompt.prompt_async([("class:prompt", question)], handle_sigint=False)
         except EOFError:
-            raise Interrupted from None
-        return verdict(said)
+            raise InputInterrupted from None
+        return parse_verdict(answer)
 
-    async def aside(self, show: Callable[[], None]) -> None:
+    async def print_above_prompt(self, show: Callable[[], None]) -> None:
         if get_app().is_running:
             await run_in_terminal(show)
         else:
             show()
 
 
-def verdict(said: str) -> Verdict:
-    """Only what is clearly a yes is one; any other words are the reason why not."""
-    match said.strip().lower():
+def parse_verdict(answer: str) -> ApprovalDecision:
+    """Parses an approval: only a clear yes approves; any other text denies, with the text as the reason."""
+    match answer.strip().lower():
         case "y" | "yes":
             return Allow()
         case "a" | "always":
@@ -90,11 +92,11 @@ def verdict(said: str) -> Verdict:
         case "" | "n" | "no":
             return Deny()
         case _:
-            return Deny(said.strip())
+            return Deny(answer.strip())
 
 
-def _history(path: Path | None) -> FileHistory | InMemoryHistory:
-    """What was written before; for its owner's eyes alone."""
+def _open_history(path: Path | None) -> FileHistory | InMemoryHistory:
+    """Opens the input history, in a file that only its owner can read."""
     if path is None:
         return InMemoryHistory()
     try:
@@ -105,18 +107,21 @@ def _history(path: Path | None) -> FileHistory | InMemoryHistory:
     return FileHistory(str(path))
 
 
-class _Completer(Completer):
-    def __init__(self, choices: Callable[[], Choices], headings: Headings) -> None:
-        self._choices, self._headings = choices, headings
+class _PromptCompleter(Completer):
+    def __init__(self, completions: Callable[[], CompletionSources], headings: HeadingLookup) -> None:
+        self._completions, self._headings = completions, headings
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        for each in suggestions(document.text_before_cursor, self._choices(), headings=self._headings):
+        for each in suggest(document.text_before_cursor, self._completions(), headings=self._headings):
             yield Completion(
-                each.text, -each.replaces, display=plain(each.shown) or each.text, display_meta=each.about or None
+                each.text,
+                -each.replace_length,
+                display=sanitize(each.display) or each.text,
+                display_meta=each.description or None,
             )
 
 
-def _keys() -> KeyBindings:
+def _build_key_bindings() -> KeyBindings:
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -124,7 +129,7 @@ def _keys() -> KeyBindings:
         buffer = event.current_buffer
         if has_completions() and buffer.complete_state is not None and buffer.complete_state.current_completion:
             buffer.complete_state = None
-        elif continues(buffer.document.text_before_cursor) and buffer.document.is_cursor_at_the_end:
+        elif is_continued(buffer.document.text_before_cursor) and buffer.document.is_cursor_at_the_end:
             buffer.delete_before_cursor()
             buffer.newline()
         else:
@@ -139,6 +144,6 @@ def _keys() -> KeyBindings:
         if event.current_buffer.text:
             event.current_buffer.reset()
         else:
-            event.app.exit(exception=Interrupted, style="class:aborting")
+            event.app.exit(exception=InputInterrupted, style="class:aborting")
 
     return keys

@@ -1,24 +1,24 @@
-"""Recall: which archived messages bear on a question, and what each is worth for its price.
+"""Recall: finds the archived messages that are relevant to a question and ranks each by its utility for its token cost.
 
-`segments` keeps what is needed of the messages, `archive` joins it, `question` reads the new message, `signals` says in
-what respects a message answers it, `ranking` weighs them. Pure: bytes, numbers and texts in, numbers out.
+`segments` stores an inverted index and feature columns of the messages, `index` merges segments, `query` parses the new
+message, `ranker` computes the relevance signals and their weighted sum. Pure: bytes, numbers and texts in, numbers out.
 """
 
-from quire.context.recall.archive import Archive, join
-from quire.context.recall.question import Question, read_question
-from quire.context.recall.ranking import WEIGHTS, Ranked, rank
-from quire.context.recall.segments import Segment, Spoken, build, read
+from quire.context.recall.index import RecallIndex, merge_segments
+from quire.context.recall.query import RecallQuery, parse_query
+from quire.context.recall.ranker import SIGNAL_WEIGHTS, RankedMessage, rank_messages
+from quire.context.recall.segments import IndexedMessage, RecallSegment, build_segment, decode_segment
 
 __all__ = [
-    "WEIGHTS",
-    "Archive",
-    "Question",
-    "Ranked",
-    "Segment",
-    "Spoken",
-    "build",
-    "join",
-    "rank",
-    "read",
-    "read_question",
+    "SIGNAL_WEIGHTS",
+    "IndexedMessage",
+    "RankedMessage",
+    "RecallIndex",
+    "RecallQuery",
+    "RecallSegment",
+    "build_segment",
+    "decode_segment",
+    "merge_segments",
+    "parse_query",
+    "rank_messages",
 ]

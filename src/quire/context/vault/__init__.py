@@ -1,48 +1,44 @@
-"""A folder of notes or a project: links and paths in messages, and what they lead to. Begin with `Vault`.
+"""A folder of notes or a project: resolves the wikilinks and paths in messages. Start with `Vault`.
 
-What is named here is imported when it is first used, so that `quire.context.vault.paths` costs no more than itself.
+The exported names are imported lazily, so that importing `quire.context.vault.paths` loads no other module.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.context.vault.catalogue import Batch, Known, Step
-    from quire.context.vault.links import Link
-    from quire.context.vault.notes import Note
-    from quire.context.vault.passages import Passage
-    from quire.context.vault.paths import File, Root
-    from quire.context.vault.references import Referred, summarized
-    from quire.context.vault.resolve import Ambiguous, Broken, Destination, Resolved
+    from quire.context.vault.passages import NotePassage
+    from quire.context.vault.paths import Root, TextFile
+    from quire.context.vault.references import ReferencedDocument, add_summaries
+    from quire.context.vault.scanner import KnownFile, Note, ScanBatch, ScanStep
     from quire.context.vault.vault import Vault
+    from quire.context.vault.wikilinks import AmbiguousLink, BrokenLink, LinkResolution, ResolvedLink, Wikilink
 
-_HOMES = {
-    "catalogue": ("Batch", "Known", "Step"),
-    "links": ("Link",),
-    "notes": ("Note",),
-    "passages": ("Passage",),
-    "paths": ("File", "Root"),
-    "references": ("Referred", "summarized"),
-    "resolve": ("Ambiguous", "Broken", "Destination", "Resolved"),
+_MODULE_EXPORTS = {
+    "passages": ("NotePassage",),
+    "paths": ("Root", "TextFile"),
+    "references": ("ReferencedDocument", "add_summaries"),
+    "scanner": ("KnownFile", "Note", "ScanBatch", "ScanStep"),
     "vault": ("Vault",),
+    "wikilinks": ("AmbiguousLink", "BrokenLink", "LinkResolution", "ResolvedLink", "Wikilink"),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULE_EXPORTS.items() for name in names}
 
 __all__ = [
-    "Ambiguous",
-    "Batch",
-    "Broken",
-    "Destination",
-    "File",
-    "Known",
-    "Link",
+    "AmbiguousLink",
+    "BrokenLink",
+    "KnownFile",
+    "LinkResolution",
     "Note",
-    "Passage",
-    "Referred",
-    "Resolved",
+    "NotePassage",
+    "ReferencedDocument",
+    "ResolvedLink",
     "Root",
-    "Step",
+    "ScanBatch",
+    "ScanStep",
+    "TextFile",
     "Vault",
-    "summarized",
+    "Wikilink",
+    "add_summaries",
 ]
 
 
@@ -50,9 +46,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     try:
-        home = import_module(f"{__name__}.{_HOME[name]}")
+        module = import_module(f"{__name__}.{_MODULE_OF[name]}")
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(home, name)
+    value = getattr(module, name)
     globals()[name] = value
     return value

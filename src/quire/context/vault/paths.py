@@ -1,7 +1,7 @@
-"""From a string to a file: the only way in, and it never leaves the root.
+"""Reads files below a root folder by relative path, safe against path traversal. All file access goes through `Root`.
 
-A path is names with `/` between them, counted from the root. Nothing in it is expanded or decoded: `~`, `%2e` and
-letters that only look like a separator are names like any other. Names that begin with a dot are not listed.
+A path is names separated by `/`, relative to the root. Nothing in it is expanded or decoded: `~`, `%2e` and characters
+that only look like a separator are ordinary names. Names that begin with a dot are not listed.
 """
 
 import os
@@ -11,22 +11,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.context.vault.beneath import BY_DESCRIPTOR, Found, files_beneath, open_beneath
+from quire.context.vault.safe_open import HAS_DIR_FD, ListedFile, open_within_root, walk_files
 from quire.errors import DocumentNotFound, PathRefused
 
-LIMIT_BYTES = 2_000_000
-"""A larger file is not read, unless the caller says otherwise: no model reads half a million tokens of one note."""
-NEVER_OPENED = frozenset([".git", ".hg", ".svn", ".obsidian", ".trash"])
-"""Folders of other programs: keys and tokens stand in some of them, and what is in the trash was thrown away."""
-NOT_LISTED = frozenset(["node_modules", "__pycache__"])
-LONGEST_PATH = 4_096
+MAX_FILE_BYTES = 2_000_000
+"""Default size limit of a file, in bytes: no model reads half a million tokens of one note."""
+BLOCKED_FOLDERS = frozenset([".git", ".hg", ".svn", ".obsidian", ".trash"])
+"""Folders of other programs, which are never read: some hold keys and tokens, and the trash holds deleted notes."""
+UNLISTED_FOLDERS = frozenset(["node_modules", "__pycache__"])
+MAX_PATH_CHARS = 4_096
 _BOM = "\ufeff"
-_ELSEWHERE = re.compile(r"~(?:/|\Z)|[A-Za-z]:(?:/|\Z)")
-"""Where a shell or Windows would look outside of the root; nothing is expanded here, so it can only be meant so."""
-_UNSAYABLE = re.compile(r"[\x00-\x1f\x7f\\]")
+_ABSOLUTE_PREFIX = re.compile(r"~(?:/|\Z)|[A-Za-z]:(?:/|\Z)")
+"""Prefixes of absolute paths for a shell or Windows, which are rejected as outside the root."""
+_INVALID_PATH_CHARS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
-class File(NamedTuple):
+class TextFile(NamedTuple):
     """A file's text, without its byte order mark; `size` is in bytes."""
 
     path: str
@@ -37,97 +37,95 @@ class File(NamedTuple):
 
 
 class Root:
-    """A folder, and all that may be read.
+    """A folder, below which files may be read.
 
-    `hidden` lets names be opened that begin with a dot (`.github/workflows/ci.yml`); a few folders never are.
+    `allow_hidden` allows names that begin with a dot (`.github/workflows/ci.yml`), except `BLOCKED_FOLDERS`.
     """
 
-    def __init__(self, path: Path | str, *, hidden: bool = False, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, path: Path | str, *, allow_hidden: bool = False, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         self.path = Path(path).resolve()
-        self.limit_bytes = limit_bytes
-        self._hidden = hidden
-        self._by_descriptor = BY_DESCRIPTOR
+        self.max_file_bytes = max_file_bytes
+        self._allow_hidden = allow_hidden
+        self._use_dir_fd = HAS_DIR_FD
         if not self.path.is_dir():
-            raise DocumentNotFound(f"There is no folder {str(path)!r}; name the vault's or the project's folder.")
+            raise DocumentNotFound(f"There is no folder {str(path)!r}; give the folder of the vault or the project.")
 
-    def read(self, path: str, *, folder: str = "", limit_bytes: int | None = None) -> File:
-        """The text at a path from the root, or from a folder under it."""
-        parts = place(path, folder=folder)
-        shown = "/".join(parts)
-        limit = self.limit_bytes if limit_bytes is None else limit_bytes
-        descriptor = open_beneath(self.path, parts, check=self._check, by_descriptor=self._by_descriptor)
+    def read(self, path: str, *, folder: str = "", max_bytes: int | None = None) -> TextFile:
+        """Reads the text file at a path relative to the root, or to a folder below it."""
+        parts = split_path(path, folder=folder)
+        full_path = "/".join(parts)
+        limit = self.max_file_bytes if max_bytes is None else max_bytes
+        descriptor = open_within_root(self.path, parts, check=self._check_name, use_dir_fd=self._use_dir_fd)
         with os.fdopen(descriptor, "rb") as file:
             info = os.fstat(file.fileno())
             if info.st_size > limit:
-                raise _too_large(shown, info.st_size, limit)
+                raise _too_large_error(full_path, info.st_size, limit)
             try:
-                data = file.read(limit + 1)  # It may have grown since, or be one that does not tell its size.
+                data = file.read(limit + 1)  # It may have grown, or not report its size.
             except OSError as error:
-                said = f"{shown!r} cannot be read ({error.strerror}); check its permissions."
-                raise PathRefused(said, reason="unreadable", path=shown) from error
+                message = f"{full_path!r} cannot be read ({error.strerror}); check its permissions."
+                raise PathRefused(message, reason="unreadable", path=full_path) from error
         if len(data) > limit:
-            raise _too_large(shown, len(data), limit)
-        text = _text(data, shown)
-        return File(shown, text, sha256(text.encode()).hexdigest(), len(data), info.st_mtime_ns)
+            raise _too_large_error(full_path, len(data), limit)
+        text = _decode_text(data, full_path)
+        return TextFile(full_path, text, sha256(text.encode()).hexdigest(), len(data), info.st_mtime_ns)
 
-    def files(self, folder: str = "", *, most: int | None = None) -> list[Found]:
-        """What is listed under a folder, in order of path; `most` stops the search after so many files."""
-        inside = place(folder) if folder else ()
-        for name in inside:
-            self._check(name)
-        found: list[Found] = []
-        for file in files_beneath(self.path, inside, listed=self._listed, by_descriptor=self._by_descriptor):
-            found.append(file)
-            if len(found) == most:
+    def list_files(self, folder: str = "", *, limit: int | None = None) -> list[ListedFile]:
+        """Lists the files below a folder, sorted by path; the walk stops after `limit` files."""
+        parts = split_path(folder) if folder else ()
+        for name in parts:
+            self._check_name(name)
+        files: list[ListedFile] = []
+        for file in walk_files(self.path, parts, is_listed=self._is_listed, use_dir_fd=self._use_dir_fd):
+            files.append(file)
+            if len(files) == limit:
                 break
-        return sorted(found)
+        return sorted(files)
 
-    def _listed(self, name: str) -> bool:
-        return not name.startswith(".") and name not in NOT_LISTED and _sayable(name)
+    def _is_listed(self, name: str) -> bool:
+        return not name.startswith(".") and name not in UNLISTED_FOLDERS and _is_storable(name)
 
-    def _check(self, name: str) -> None:
-        # Some file systems pass over letter case and invisible letters, so the name is looked at as they would.
-        bare = name.lower() if name.isascii() else _bare(name)
-        if bare in NEVER_OPENED or (bare.startswith(".") and not self._hidden):
-            raise PathRefused(f"{name!r} is hidden, and hidden files are not read here.", reason="hidden")
-
-
-def _bare(name: str) -> str:
-    return "".join(letter for letter in name if unicodedata.category(letter) != "Cf").casefold()
+    def _check_name(self, name: str) -> None:
+        # Some file systems ignore letter case and invisible characters, so the check ignores them too.
+        folded = name.lower() if name.isascii() else _strip_invisible(name)
+        if folded in BLOCKED_FOLDERS or (folded.startswith(".") and not self._allow_hidden):
+            raise PathRefused(f"{name!r} is hidden, and hidden files are not read; give another file.", reason="hidden")
 
 
-def place(path: str, *, folder: str = "") -> tuple[str, ...]:
-    """The names on the way from the root to a path; `..` is folded away, and may not climb over the root."""
-    _require_plain(path)
+def _strip_invisible(name: str) -> str:
+    return "".join(char for char in name if unicodedata.category(char) != "Cf").casefold()
+
+
+def split_path(path: str, *, folder: str = "") -> tuple[str, ...]:
+    """Splits a path into its names from the root; resolves `..`, which must not escape the root."""
+    _validate_path(path)
     names: list[str] = []
     for name in (*folder.split("/"), *path.split("/")):
         if name == "..":
             if not names:
-                raise _leaves(path)
+                raise _outside_root_error(path)
             names.pop()
         elif name not in ("", "."):
             names.append(name)
     if not names:
-        raise PathRefused(f"{_shown(path)} is the root itself; name a file in it.", reason="folder")
+        raise PathRefused(f"{_shorten(path)} is the root itself; give a file in it.", reason="folder")
     return tuple(names)
 
 
-def _require_plain(path: str) -> None:
+def _validate_path(path: str) -> None:
     if not path:
-        raise DocumentNotFound("An empty path names no file; write the path from the root.")
-    if len(path) > LONGEST_PATH:
-        raise DocumentNotFound(f"{_shown(path)} is longer than any path ({len(path):,} characters).")
-    if path.startswith("/") or _ELSEWHERE.match(path):
-        raise _leaves(path)
-    if not _sayable(path):
-        raise PathRefused(
-            f"{_shown(path)} holds signs that no path has here; write it anew, with `/` between the names."
-        )
+        raise DocumentNotFound("The path is empty; write a path relative to the root.")
+    if len(path) > MAX_PATH_CHARS:
+        raise DocumentNotFound(f"{_shorten(path)} has {len(path):,} characters; a path has {MAX_PATH_CHARS:,} at most.")
+    if path.startswith("/") or _ABSOLUTE_PREFIX.match(path):
+        raise _outside_root_error(path)
+    if not _is_storable(path):
+        raise PathRefused(f"{_shorten(path)} has invalid characters; write the path with `/` between the names.")
 
 
-def _sayable(name: str) -> bool:
-    """Whether a name is text that can be stored and read back: the names of files may be any bytes."""
-    if _UNSAYABLE.search(name):
+def _is_storable(name: str) -> bool:
+    """Whether a name is valid text: file systems allow arbitrary bytes."""
+    if _INVALID_PATH_CHARS.search(name):
         return False
     try:
         name.encode()
@@ -136,24 +134,26 @@ def _sayable(name: str) -> bool:
     return True
 
 
-def _text(data: bytes, shown: str) -> str:
+def _decode_text(data: bytes, path: str) -> str:
     if b"\0" not in data:
         try:
             return data.decode().removeprefix(_BOM)
         except UnicodeDecodeError:
             pass
-    said = f"{shown!r} is not text in UTF-8 ({len(data):,} bytes); convert it, or leave it out."
-    raise PathRefused(said, reason="binary", path=shown)
+    message = f"{path!r} is not UTF-8 text ({len(data):,} bytes); convert it, or remove the reference."
+    raise PathRefused(message, reason="binary", path=path)
 
 
-def _leaves(path: str) -> PathRefused:
-    return PathRefused(f"{_shown(path)} leaves the root; write a path from the root, with `/` between the names.")
+def _outside_root_error(path: str) -> PathRefused:
+    return PathRefused(
+        f"{_shorten(path)} is outside the root; write a path relative to the root, with `/` between the names."
+    )
 
 
-def _too_large(shown: str, size: int, limit: int) -> PathRefused:
-    said = f"{shown!r} has {size:,} bytes, and {limit:,} are allowed; name a part of it, or raise the limit."
-    return PathRefused(said, reason="too_large", path=shown)
+def _too_large_error(path: str, size: int, limit: int) -> PathRefused:
+    message = f"{path!r} has {size:,} bytes, and {limit:,} are allowed; give a part of it, or raise the limit."
+    return PathRefused(message, reason="too_large", path=path)
 
 
-def _shown(path: str) -> str:
+def _shorten(path: str) -> str:
     return repr(path if len(path) <= 80 else f"{path[:79]}…")

@@ -1,7 +1,7 @@
-"""The documents that a message names: `[[wikilinks]]` and `@paths`, each with the text that it stands for.
+"""Resolves the document references of a message: `[[wikilinks]]` and `@paths`, each with the text that it refers to.
 
-What leads nowhere is kept and says so; what can be read in parts refers to that part only. Whether a text is injected
-or merely listed is decided by whoever knows the budget.
+A broken reference is reported with its reason; a reference to a section has the text of that section only. The caller,
+who knows the budget, decides whether a text is inlined or only listed.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -9,127 +9,143 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import assert_never
 
-from quire.context.imports import DEFAULT_LIMITS, Import, ImportLimits, NotImported, imports
-from quire.context.vault.links import Link, links
+from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportedFile, ImportLimits, SkippedImport, resolve_imports
 from quire.context.vault.paths import Root
-from quire.context.vault.resolve import Ambiguity, Ambiguous, Broken, Names, Resolved
-from quire.context.vault.sections import block, headings, section
+from quire.context.vault.sections import find_block, find_headings, find_section
+from quire.context.vault.wikilinks import (
+    AmbiguityPolicy,
+    AmbiguousLink,
+    BrokenLink,
+    LinkIndex,
+    ResolvedLink,
+    Wikilink,
+    find_wikilinks,
+)
 from quire.errors import DocumentNotFound, PathRefused
-from quire.model.notes import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 
-SHOWN_OPTIONS = 10
+MAX_LISTED_OPTIONS = 10
+"""Alternatives that a message about a link lists."""
 
-Summarize = Callable[[str], Awaitable[str]]
-"""A document's text in, a line or two about it out."""
+SummarizeText = Callable[[str], Awaitable[str]]
+"""Returns a summary of one or two lines for a document's text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Referred:
-    """A reference for the log, and the text behind it; None if it is broken or no text."""
+class ReferencedDocument:
+    """A reference for the log with its text; None if it is broken or not a text file."""
 
     reference: DocumentReference
     text: str | None = None
 
     @property
     def digest(self) -> str | None:
-        """What the text is kept under, once it is injected."""
+        """Digest under which an inlined text is stored."""
         return None if self.text is None else sha256(self.text.encode()).hexdigest()
 
 
-def references(
+def resolve_references(
     text: str,
     root: Root,
     *,
-    names: Names | None = None,
-    ambiguous: Ambiguity = "list",
-    limits: ImportLimits = DEFAULT_LIMITS,
-) -> list[Referred]:
-    """What a message refers to, wikilinks first, each document or part of one once. Without names, `@paths` alone."""
-    linked = [] if names is None else [_linked(link, root, names, ambiguous) for link in links(text)]
-    brought = imports(text, root, limits=limits)
-    mentioned = (*map(_imported, brought.found), *map(_not_imported, brought.failed))
-    once: dict[object, Referred] = {}
-    for referred in (*linked, *mentioned):
-        once.setdefault(_place(referred), referred)
-    return list(once.values())
+    link_index: LinkIndex | None = None,
+    on_ambiguous: AmbiguityPolicy = "list",
+    limits: ImportLimits = DEFAULT_IMPORT_LIMITS,
+) -> list[ReferencedDocument]:
+    """References of a message, wikilinks first, without duplicates. Without a `link_index`, only `@paths`."""
+    linked = (
+        []
+        if link_index is None
+        else [_resolve_wikilink(link, root, link_index, on_ambiguous) for link in find_wikilinks(text)]
+    )
+    imports = resolve_imports(text, root, limits=limits)
+    mentioned = (*map(_from_import, imports.imported), *map(_from_skipped_import, imports.skipped))
+    unique: dict[object, ReferencedDocument] = {}
+    for document in (*linked, *mentioned):
+        unique.setdefault(_dedup_key(document), document)
+    return list(unique.values())
 
 
-async def summarized(
-    found: Iterable[Referred], summarize: Summarize, *, kept: MutableMapping[str, str]
-) -> list[Referred]:
-    """The same with summaries; `kept` holds them by the digest of the text, and is added to."""
-    done: list[Referred] = []
-    for referred in found:
-        if referred.text is not None and referred.digest is not None:
-            if referred.digest not in kept:
-                kept[referred.digest] = await summarize(referred.text)
-            summary = kept[referred.digest] or None
-            referred = replace(referred, reference=referred.reference.model_copy(update={"summary": summary}))
-        done.append(referred)
-    return done
+async def add_summaries(
+    documents: Iterable[ReferencedDocument], summarize: SummarizeText, *, cache: MutableMapping[str, str]
+) -> list[ReferencedDocument]:
+    """Adds summaries to the documents; `cache` maps the digest of a text to its summary, and is filled."""
+    summarized: list[ReferencedDocument] = []
+    for document in documents:
+        if document.text is not None and document.digest is not None:
+            if document.digest not in cache:
+                cache[document.digest] = await summarize(document.text)
+            summary = cache[document.digest] or None
+            document = replace(document, reference=document.reference.model_copy(update={"summary": summary}))
+        summarized.append(document)
+    return summarized
 
 
-def _place(referred: Referred) -> object:
-    """Two references are one if they stand for the same text of the same file, or are broken in the same way."""
-    reference = referred.reference
+def _dedup_key(document: ReferencedDocument) -> object:
+    """References are duplicates if they have the same text of the same file, or the same broken link."""
+    reference = document.reference
     if reference.path:
-        return reference.path, referred.digest
+        return reference.path, document.digest
     return reference.link.partition("|")[0].strip("![] ").casefold()
 
 
-def _linked(link: Link, root: Root, names: Names, ambiguous: Ambiguity) -> Referred:
-    destination = names.resolve(link, ambiguous=ambiguous)
-    match destination:
-        case Broken(reason):
-            return _said(link.text, f"Not found: {reason}.")
-        case Ambiguous(options):
-            return _said(link.text, f"Several notes have this name: {_listed(options)}. Write the path of one.")
-        case Resolved(path, others):
-            also = f"Also called so: {_listed(others)}." if others else None
-            return _resolved(link, path, root, also)
-    assert_never(destination)
+def _resolve_wikilink(
+    link: Wikilink, root: Root, link_index: LinkIndex, on_ambiguous: AmbiguityPolicy
+) -> ReferencedDocument:
+    resolution = link_index.resolve(link, on_ambiguous=on_ambiguous)
+    match resolution:
+        case BrokenLink(reason):
+            return _unresolved(link.text, f"Not found: {reason}.")
+        case AmbiguousLink(options):
+            return _unresolved(
+                link.text, f"Several notes have this name: {_format_options(options)}. Write the path of one."
+            )
+        case ResolvedLink(path, others):
+            note = f"Other notes with this name: {_format_options(others)}." if others else None
+            return _read_document(link, path, root, note)
+    assert_never(resolution)
 
 
-def _resolved(link: Link, path: str, root: Root, also: str | None) -> Referred:
+def _read_document(link: Wikilink, path: str, root: Root, note: str | None) -> ReferencedDocument:
     try:
         text = root.read(path).text
     except DocumentNotFound:
-        return _said(link.text, f"Not found: {path!r} has gone since the vault was scanned.")
+        return _unresolved(link.text, f"Not found: {path!r} was removed after the vault was scanned.")
     except PathRefused as refusal:
-        return Referred(DocumentReference(link=link.text, path=path, snippet=str(refusal)))
-    part, missing = _part(link, text)
-    snippet = " ".join(filter(None, (missing, also))) or None
-    return Referred(DocumentReference(link=link.text, path=path, snippet=snippet), part)
+        return ReferencedDocument(DocumentReference(link=link.text, path=path, snippet=str(refusal)))
+    part, missing = _select_part(link, text)
+    snippet = " ".join(filter(None, (missing, note))) or None
+    return ReferencedDocument(DocumentReference(link=link.text, path=path, snippet=snippet), part)
 
 
-def _part(link: Link, text: str) -> tuple[str, str | None]:
-    """What a link means of a note; the whole note where it has no such part, as in Obsidian, and that is said."""
-    if link.block is not None:
-        found = block(text, link.block)
-        missing = f"The note has no block ^{link.block}; this is the whole note."
+def _select_part(link: Wikilink, text: str) -> tuple[str, str | None]:
+    """The section or block that a link names. If it is missing: the whole note, as in Obsidian, and a message."""
+    if link.block_id is not None:
+        span = find_block(text, link.block_id)
+        missing = f"The note has no block ^{link.block_id}; this is the whole note."
     elif link.headings:
-        found = section(text, link.headings)
+        span = find_section(text, link.headings)
         missing = f"The note has no heading {' > '.join(link.headings)!r}; this is the whole note."
-        if found is None:
-            missing += f" Its headings: {_listed(heading.text for heading in headings(text)) or 'none'}."
+        if span is None:
+            missing += f" Its headings: {_format_options(heading.text for heading in find_headings(text)) or 'none'}."
     else:
         return text, None
-    return (text, missing) if found is None else (text[found.start : found.end].rstrip(), None)
+    return (text, missing) if span is None else (text[span.start : span.end].rstrip(), None)
 
 
-def _imported(found: Import) -> Referred:
-    return Referred(DocumentReference(link=found.link, path=found.path), found.text)
+def _from_import(file: ImportedFile) -> ReferencedDocument:
+    return ReferencedDocument(DocumentReference(link=file.link, path=file.path), file.text)
 
 
-def _not_imported(failed: NotImported) -> Referred:
-    return Referred(DocumentReference(link=failed.link, path=failed.path, snippet=failed.said))
+def _from_skipped_import(skipped: SkippedImport) -> ReferencedDocument:
+    return ReferencedDocument(DocumentReference(link=skipped.link, path=skipped.path, snippet=skipped.message))
 
 
-def _said(link: str, snippet: str) -> Referred:
-    return Referred(DocumentReference(link=link, snippet=snippet))
+def _unresolved(link: str, snippet: str) -> ReferencedDocument:
+    return ReferencedDocument(DocumentReference(link=link, snippet=snippet))
 
 
-def _listed(options: Iterable[str]) -> str:
-    all_ = list(options)
-    more = f" and {len(all_) - SHOWN_OPTIONS:,} more" if len(all_) > SHOWN_OPTIONS else ""
-    return ", ".join(all_[:SHOWN_OPTIONS]) + more
+def _format_options(options: Iterable[str]) -> str:
+    names = list(options)
+    more = f" and {len(names) - MAX_LISTED_OPTIONS:,} more" if len(names) > MAX_LISTED_OPTIONS else ""
+    return ", ".join(names[:MAX_LISTED_OPTIONS]) + more

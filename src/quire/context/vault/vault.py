@@ -1,31 +1,37 @@
-"""A vault: a folder of notes that link to each other. Joins what its neighbours do; all is read through its root."""
+"""A vault: a folder of notes that link to each other. Combines scanning, link resolution and safe file access."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.context.imports import DEFAULT_LIMITS, ImportLimits
-from quire.context.vault.catalogue import Batch, Known, Step, index
-from quire.context.vault.links import Link, parsed
-from quire.context.vault.paths import File, Root
-from quire.context.vault.references import Referred, references
-from quire.context.vault.resolve import Ambiguity, Broken, Destination, Names
+from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportLimits
+from quire.context.vault.paths import Root, TextFile
+from quire.context.vault.references import ReferencedDocument, resolve_references
+from quire.context.vault.scanner import KnownFile, ScanBatch, ScanStep, scan_files
+from quire.context.vault.wikilinks import (
+    AmbiguityPolicy,
+    BrokenLink,
+    LinkIndex,
+    LinkResolution,
+    Wikilink,
+    parse_wikilink,
+)
 
 
-class _Named(NamedTuple):
+class _LinkSnapshot(NamedTuple):
     paths: list[str]
     aliases: dict[str, tuple[str, ...]]
-    names: Names
+    link_index: LinkIndex
 
 
 class Vault:
-    """Resolves links and reads notes as of the last `scan`; the first link scans, if nobody did before.
+    """Resolves links and reads notes as of the last `scan`; the first link triggers a scan if there was none.
 
         vault = Vault("~/notes")
-        vault.resolve("[[Water mills#Wheels]]")     # Resolved(path='places/Water mills.md')
-        vault.references("How do [[Water mills]] compare with @data/wind.csv:1-20?")
+        vault.resolve("[[Water mills#Wheels]]")     # ResolvedLink(path='places/Water mills.md')
+        vault.find_references("How do [[Water mills]] compare with @data/wind.csv:1-20?")
 
-    Everything here blocks for as long as the disk does: call it in a thread from async code.
+    All methods block on disk I/O: call them in a thread from async code.
     """
 
     def __init__(
@@ -33,70 +39,72 @@ class Vault:
         root: Root | Path | str,
         *,
         name: str | None = None,
-        ambiguous: Ambiguity = "list",
-        limits: ImportLimits = DEFAULT_LIMITS,
+        on_ambiguous: AmbiguityPolicy = "list",
+        limits: ImportLimits = DEFAULT_IMPORT_LIMITS,
     ) -> None:
         self.root = root if isinstance(root, Root) else Root(Path(root).expanduser())
         self.name = name or self.root.path.name
-        self._ambiguous: Ambiguity = ambiguous
+        self._on_ambiguous: AmbiguityPolicy = on_ambiguous
         self._limits = limits
-        self._known: dict[str, Known] = {}
-        self._named: _Named | None = None
+        self._known_files: dict[str, KnownFile] = {}
+        self._link_snapshot: _LinkSnapshot | None = None
 
-    def scan(self, known: Mapping[str, Known] | None = None) -> Iterator[Step]:
-        """Lists the folder and reads what changed since `known`, a step at a time; by itself, since the last scan.
+    def scan(self, known: Mapping[str, KnownFile] | None = None) -> Iterator[ScanStep]:
+        """Lists the folder and reads the notes that changed since `known`, by default since the last scan.
 
-        Links resolve by what a scan found as soon as it has ended.
+        Links resolve by the new state once the iterator is exhausted.
         """
-        found = self.root.files()
-        current = dict(self._known if known is None else known)
-        for step in index(self.root, current.copy(), found):
+        files = self.root.list_files()
+        current = dict(self._known_files if known is None else known)
+        for step in scan_files(self.root, current.copy(), files):
             if step.batch:
-                _take_in(current, step.batch)
+                _apply_batch(current, step.batch)
             yield step
-        self._known = current
-        self._name([file.path for file in found])
+        self._known_files = current
+        self._update_link_index([file.path for file in files])
 
-    def _name(self, paths: list[str]) -> None:
-        """Prepares the names, unless they are as they were: most changes are to what a note says."""
-        aliases = {path: kept.aliases for path, kept in self._known.items() if kept.aliases}
-        if self._named is None or (self._named.paths, self._named.aliases) != (paths, aliases):
-            self._named = _Named(paths, aliases, Names(paths, aliases=aliases))
-
-    @property
-    def known(self) -> Mapping[str, Known]:
-        """What the last scan knew of each note."""
-        return self._known
+    def _update_link_index(self, paths: list[str]) -> None:
+        """Rebuilds the link index if paths or aliases changed: most changes are to the text of a note only."""
+        aliases = {path: file.aliases for path, file in self._known_files.items() if file.aliases}
+        if self._link_snapshot is None or (self._link_snapshot.paths, self._link_snapshot.aliases) != (paths, aliases):
+            self._link_snapshot = _LinkSnapshot(paths, aliases, LinkIndex(paths, aliases=aliases))
 
     @property
-    def names(self) -> Names:
-        if self._named is None:
+    def known_files(self) -> Mapping[str, KnownFile]:
+        """State of each note as of the last scan."""
+        return self._known_files
+
+    @property
+    def link_index(self) -> LinkIndex:
+        if self._link_snapshot is None:
             for _ in self.scan():
                 pass
-        assert self._named is not None
-        return self._named.names
+        assert self._link_snapshot is not None
+        return self._link_snapshot.link_index
 
-    def resolve(self, link: Link | str, *, source: str | None = None) -> Destination:
-        """Where a link leads, `[[with brackets]]` or without; `source` is the note that it stands in."""
-        read = parsed(link) if isinstance(link, str) else link
-        if read is None:
-            return Broken("the link is empty")
-        return self.names.resolve(read, source=source, ambiguous=self._ambiguous)
+    def resolve(self, link: Wikilink | str, *, source: str | None = None) -> LinkResolution:
+        """Resolves a link, `[[with brackets]]` or without; `source` is the note that contains it."""
+        wikilink = parse_wikilink(link) if isinstance(link, str) else link
+        if wikilink is None:
+            return BrokenLink("the link is empty")
+        return self.link_index.resolve(wikilink, source=source, on_ambiguous=self._on_ambiguous)
 
-    def read(self, path: str) -> File:
+    def read(self, path: str) -> TextFile:
         return self.root.read(path)
 
-    def references(self, text: str) -> list[Referred]:
-        """What a message refers to, by links and by `@paths` in this folder."""
-        # Most messages have no link, and then nobody waits for a first scan.
-        names = self.names if "[[" in text else None
-        return references(text, self.root, names=names, ambiguous=self._ambiguous, limits=self._limits)
+    def find_references(self, text: str) -> list[ReferencedDocument]:
+        """Resolves the wikilinks and `@paths` of a message."""
+        # Most messages have no link, and then they need not wait for a first scan.
+        link_index = self.link_index if "[[" in text else None
+        return resolve_references(
+            text, self.root, link_index=link_index, on_ambiguous=self._on_ambiguous, limits=self._limits
+        )
 
 
-def _take_in(known: dict[str, Known], batch: Batch) -> None:
+def _apply_batch(known: dict[str, KnownFile], batch: ScanBatch) -> None:
     for note in batch.notes:
-        known[note.path] = Known(note.digest, note.size, note.modified, note.aliases)
+        known[note.path] = KnownFile(note.digest, note.size, note.modified, note.aliases)
     for file, stored in batch.touched:
         known[file.path] = stored._replace(size=file.size, modified=file.modified)
-    for path in batch.gone:
+    for path in batch.deleted:
         known.pop(path, None)

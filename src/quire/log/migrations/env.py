@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the migrations on the connection that `quire.log.migrate` hands over."""
+"""Entry point of Alembic: runs the migrations on the connection that `quire.log.migrate` passes."""
 
 from alembic import context
 

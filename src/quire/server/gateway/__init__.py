@@ -1,6 +1,7 @@
-"""The gateway: OpenAI's chat completions for any client, with every conversation kept and every request within budget.
+"""Gateway: OpenAI-compatible chat completions that record every conversation and fit every request to the window.
 
-One request is read, recognised, prepared, forwarded, relayed and recorded, in that order; `exchange.py` is the map.
+A request is parsed, matched to a stored conversation, prepared, forwarded, relayed and recorded, in that order;
+`exchange.py` shows the steps.
 """
 
 from quire.server.gateway.routes import router

@@ -1,7 +1,7 @@
-"""One request through the gateway, from top to bottom: read, recognise, prepare, forward, relay, record.
+"""One exchange of the gateway, top to bottom: parse, match, prepare, forward, relay, record.
 
-What cannot be read, and, if the settings say so, what comes while the log is out of reach, passes on without being
-kept, and says so.
+Two kinds of request are passed through unrecorded, with a header that says so: bodies that Quire cannot parse, and,
+with `on_store_failure = "pass_through"`, requests during a store outage.
 """
 
 import logging
@@ -10,130 +10,150 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 from starlette.responses import Response
 
-from quire.errors import ModelUnavailable, QuireError, StaleHead, StoreError
-from quire.server.gateway.asking import Asking, Unreadable, encoded, model_in, read, read_body
-from quire.server.gateway.client import Client
-from quire.server.gateway.places import Heads, Named, Place, recognise
-from quire.server.gateway.preparing import Prepared, prepare
-from quire.server.gateway.refusals import event_of, refusal, told
-from quire.server.gateway.relaying import UNRECORDED, Relay
-from quire.server.gateway.upstream import Call, call_to, passed_headers, told_apart
-from quire.server.gateway.variants import Variants
-from quire.server.identity import Caller
-from quire.server.serving import Serving
+from quire.errors import ModelError, QuireError, StaleHead, StoreError
+from quire.server.auth import Caller
+from quire.server.gateway.chat_request import (
+    ChatRequest,
+    UnreadableBody,
+    encode_body,
+    get_model_name,
+    parse_body,
+    parse_chat_request,
+)
+from quire.server.gateway.engine_variants import EngineVariants
+from quire.server.gateway.prepare import PreparedRequest, prepare_request
+from quire.server.gateway.recognition import HeadCache, HistoryMatch, RequestedConversation, match_history
+from quire.server.gateway.relay import UNRECORDED_HEADERS, Relay
+from quire.server.gateway.response import ResponseWriter, build_openai_error, to_error_event, to_error_response
+from quire.server.gateway.upstream import UpstreamCall, build_upstream_call, filter_response_headers, map_http_errors
+from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
-from quire.settings.table import Upstream
+from quire.settings.schema import Upstream
 
 _log = logging.getLogger(__name__)
 
-ATTEMPTS = 3
-"""So often a place is looked for anew because others were quicker."""
+MAX_MATCH_ATTEMPTS = 3
+"""Maximum attempts to match and prepare a request when concurrent appends move the branch head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    serving: Serving
-    variants: Variants
-    heads: Heads
+    """A client's request and everything that is needed to answer it."""
+
+    server_state: ServerState
+    variants: EngineVariants
+    head_cache: HeadCache
     caller: Caller
-    named: Named
+    requested: RequestedConversation
     headers: Mapping[str, str]
-    raw: bytes
+    raw_body: bytes
     telemetry: Telemetry
 
-    async def answer(self, client: Client) -> None:
+    async def respond(self, writer: ResponseWriter) -> None:
+        """Answers the request; errors become responses."""
         try:
-            body = read_body(self.raw)
-        except Unreadable as error:
-            return await self._refuse(client, told(400, str(error), code="invalid_json"))
-        upstream = self.serving.upstream(model_in(body))
+            body = parse_body(self.raw_body)
+        except UnreadableBody as error:
+            return await self._send_error(writer, build_openai_error(400, str(error), code="invalid_json"))
+        upstream = self.server_state.upstream_for(get_model_name(body))
         if upstream is None:
-            return await self._refuse(client, _nowhere(model_in(body)))
-        call = call_to(upstream, "chat/completions", serving=self.serving, caller=self.caller, headers=self.headers)
+            return await self._send_error(writer, _build_no_upstream_error(get_model_name(body)))
+        call = build_upstream_call(
+            upstream, "chat/completions", server_state=self.server_state, caller=self.caller, headers=self.headers
+        )
         try:
-            prepared = await self._prepared(body, upstream)
+            prepared = await self._prepare(body, upstream)
         except QuireError as error:
-            return await self._refuse(client, refusal(error))
-        self.telemetry.gateway_decided("fitted" if prepared is not None and prepared.fitted else "passed")
+            return await self._send_error(writer, to_error_response(error))
+        is_fitted = prepared is not None and prepared.is_fitted
+        self.telemetry.count_gateway_decision("fitted" if is_fitted else "passthrough")
         if prepared is None:
-            content = encoded({**body, "model": upstream.model}) if upstream.model else self.raw
-            return await self._pass(client, call, content, model=model_in(body))
+            content = encode_body({**body, "model": upstream.model}) if upstream.model else self.raw_body
+            return await self._pass_through(writer, call, content, model=get_model_name(body))
         relay = Relay(
-            client,
+            writer,
             call,
             prepared,
-            mended=self._mended,
-            moved=partial(self.heads.moved, self.caller.tenant),
-            store_down=self.serving.settings.store_down,
+            refit=self._refit,
+            update_head=partial(self.head_cache.update, self.caller.tenant),
+            on_store_failure=self.server_state.settings.on_store_failure,
             telemetry=self.telemetry,
         )
         return await relay.run()
 
-    async def _refuse(self, client: Client, response: Response) -> None:
-        self.telemetry.gateway_decided("refused")
-        await client.refuse(response, {})
+    async def _send_error(self, writer: ResponseWriter, response: Response) -> None:
+        self.telemetry.count_gateway_decision("rejected")
+        await writer.send_error(response, {})
 
-    async def _prepared(self, body: dict[str, Any], upstream: Upstream) -> Prepared | None:
-        """None for what passes on without being kept."""
+    async def _prepare(self, body: dict[str, Any], upstream: Upstream) -> PreparedRequest | None:
+        """Prepares the request; None if it is to be passed through unrecorded."""
         try:
-            asking = read(self.raw, body)
-            return await self._placed(asking, upstream)
-        except Unreadable as error:
-            _log.info("A request passes on unread: %s", error)
+            return await self._match_and_prepare(parse_chat_request(self.raw_body, body), upstream)
+        except UnreadableBody as error:
+            _log.info("Request passed through unrecorded, body cannot be parsed: %s", error)
         except StoreError as error:
-            if self.serving.settings.store_down == "refuse":
+            if self.server_state.settings.on_store_failure == "refuse":
                 raise
-            _log.warning("A request passes on unrecorded: %s", error)
+            _log.warning("Request passed through unrecorded, store failure: %s", error)
         return None
 
-    async def _placed(self, asking: Asking, upstream: Upstream, *, at: Place | None = None) -> Prepared:
-        """Recognised and prepared; with `at`, at that place, and fitted however short it is."""
-        variant = self.variants.of(self.caller.tenant, asking.model, asking.reserve)
-        for _ in range(ATTEMPTS):
-            place = at or await recognise(
-                variant.engine.store, asking, self.named, heads=self.heads, tenant=self.caller.tenant
+    async def _match_and_prepare(
+        self, chat_request: ChatRequest, upstream: Upstream, *, known_match: HistoryMatch | None = None
+    ) -> PreparedRequest:
+        """Matches the request to the log and prepares it. With `known_match`, skips matching and always fits."""
+        variant = self.variants.get(self.caller.tenant, chat_request.model, chat_request.max_reply_tokens)
+        for _ in range(MAX_MATCH_ATTEMPTS):
+            match = known_match or await match_history(
+                variant.engine.store,
+                chat_request,
+                self.requested,
+                head_cache=self.head_cache,
+                tenant=self.caller.tenant,
             )
             try:
-                return await prepare(asking, place, variant, model=upstream.model, fit=at is not None)
+                return await prepare_request(
+                    chat_request, match, variant, upstream_model=upstream.model, force_fit=known_match is not None
+                )
             except StaleHead:
-                at = None
+                known_match = None
         raise StaleHead
 
-    async def _mended(self, prepared: Prepared, window: int | None) -> Prepared:
-        """The same request anew, for a window that its upstream says is smaller than was thought."""
-        asking, upstream = prepared.received.asking, self.serving.upstream(prepared.received.asking.model)
+    async def _refit(self, prepared: PreparedRequest, window: int | None) -> PreparedRequest:
+        """Prepares the request again after an overflow, with the smaller window that the upstream reported, if any."""
+        chat_request = prepared.matched.chat_request
+        upstream = self.server_state.upstream_for(chat_request.model) or Upstream(base_url="")
         if window is not None:
-            self.variants.narrow(asking.model, window)
-        return await self._placed(asking, upstream or Upstream(base_url=""), at=prepared.place)
+            self.variants.set_window(chat_request.model, window)
+        return await self._match_and_prepare(chat_request, upstream, known_match=prepared.match)
 
-    async def _pass(self, client: Client, call: Call, content: bytes, *, model: str) -> None:
-        """There and back, and nothing is kept."""
+    async def _pass_through(self, writer: ResponseWriter, call: UpstreamCall, content: bytes, *, model: str) -> None:
+        """Forwards the body and relays the response without recording either."""
         try:
-            with self.telemetry.gateway_call(model, conversation=None) as span:
-                async with call.post(content, trace=span.headers) as response:
-                    await _relay(client, response)
-        except ModelUnavailable as error:
-            if client.begun:
-                await client.send(event_of(error), last=True)
+            with self.telemetry.trace_gateway_call(model, conversation=None) as span:
+                async with call.post(content, trace_headers=span.headers) as response:
+                    await _relay_unrecorded(writer, response)
+        except ModelError as error:
+            if writer.is_started:
+                await writer.write(to_error_event(error), last=True)
             else:
-                await client.refuse(refusal(error), UNRECORDED)
+                await writer.send_error(to_error_response(error), UNRECORDED_HEADERS)
 
 
-async def _relay(client: Client, response: httpx.Response) -> None:
-    with told_apart():
+async def _relay_unrecorded(writer: ResponseWriter, response: httpx2.Response) -> None:
+    with map_http_errors():
         chunks = response.aiter_bytes()
         first = await anext(chunks, b"")
-    await client.begin(response.status_code, {**passed_headers(response), **UNRECORDED})
-    await client.send(first)
-    with told_apart():
+    await writer.start(response.status_code, {**filter_response_headers(response), **UNRECORDED_HEADERS})
+    await writer.write(first)
+    with map_http_errors():
         async for chunk in chunks:
-            await client.send(chunk)
-    await client.send(b"", last=True)
+            await writer.write(chunk)
+    await writer.write(b"", last=True)
 
 
-def _nowhere(model: str) -> Response:
-    detail = f"No upstream answers for the model {model!r}; name one under `upstreams`, or set `base_url`."
-    return told(404, detail, code="model_not_found")
+def _build_no_upstream_error(model: str) -> Response:
+    detail = f"No upstream serves the model {model!r}; add one under `upstreams`, or set `base_url`."
+    return build_openai_error(404, detail, code="model_not_found")

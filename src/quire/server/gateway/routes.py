@@ -1,4 +1,4 @@
-"""The two addresses that OpenAI's clients know."""
+"""Routes of the gateway: `/v1/chat/completions` and `/v1/models`, compatible with OpenAI's clients."""
 
 from typing import Annotated
 
@@ -6,59 +6,65 @@ from fastapi import APIRouter, Header, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from quire.server.asking import Chatting, serving_of
-from quire.server.gateway.client import Answer
+from quire.server.dependencies import ChatCaller, get_server_state
+from quire.server.gateway.engine_variants import EngineVariants
 from quire.server.gateway.exchange import Exchange
-from quire.server.gateway.models import listed_models
-from quire.server.gateway.places import Heads, Named
-from quire.server.gateway.variants import Variants
-from quire.server.serving import Serving
-from quire.server.telemetry import telemetry_of
+from quire.server.gateway.recognition import HeadCache, RequestedConversation
+from quire.server.gateway.response import CancellableResponse
+from quire.server.gateway.upstream import collect_models
+from quire.server.state import ServerState
+from quire.server.telemetry import get_telemetry
 
 router = APIRouter(prefix="/v1", tags=["gateway"])
 
-ConversationName = Annotated[
+ConversationHeader = Annotated[
     str | None,
-    Header(alias="X-Quire-Conversation", min_length=1, max_length=200, description="The conversation; made if new."),
+    Header(
+        alias="X-Quire-Conversation",
+        min_length=1,
+        max_length=200,
+        description="Conversation to continue; created if it does not exist.",
+    ),
 ]
-BranchName = Annotated[
-    int | None, Header(alias="X-Quire-Branch", ge=0, le=2**31 - 1, description="Its branch, for what is new only.")
+BranchHeader = Annotated[
+    int | None,
+    Header(alias="X-Quire-Branch", ge=0, le=2**31 - 1, description="Branch, for new messages only."),
 ]
 
 
-@router.post("/chat/completions", response_class=Response, summary="Answer a list of messages, within the window")
-async def complete(
-    request: Request, caller: Chatting, conversation: ConversationName = None, branch: BranchName = None
+@router.post("/chat/completions", response_class=Response, summary="Create a chat completion within the context window")
+async def create_chat_completion(
+    request: Request, caller: ChatCaller, conversation: ConversationHeader = None, branch: BranchHeader = None
 ) -> Response:
-    """OpenAI's chat completions. What fits goes upstream as it is; what does not is fitted. All of it is kept."""
+    """OpenAI's chat completions. Requests that fit are passed through, others are fitted. All are recorded."""
     try:
         raw = await request.body()
     except ClientDisconnect:
         return Response(status_code=400)
-    serving = serving_of(request)
-    variants, heads = _at_hand(request, serving)
+    server_state = get_server_state(request)
+    variants, head_cache = _get_gateway_state(request, server_state)
     exchange = Exchange(
-        serving=serving,
+        server_state=server_state,
         variants=variants,
-        heads=heads,
+        head_cache=head_cache,
         caller=caller,
-        named=Named(conversation, branch),
+        requested=RequestedConversation(conversation, branch),
         headers=request.headers,
-        raw=raw,
-        telemetry=telemetry_of(request),
+        raw_body=raw,
+        telemetry=get_telemetry(request),
     )
-    return Answer(request, exchange.answer)
+    return CancellableResponse(request, exchange.respond)
 
 
-@router.get("/models", summary="The models that can be asked for")
-async def models(request: Request, caller: Chatting) -> dict[str, object]:
-    """What the upstreams offer, and the names that the settings give."""
-    return {"object": "list", "data": await listed_models(serving_of(request), caller, request.headers)}
+@router.get("/models", summary="List models")
+async def list_models(request: Request, caller: ChatCaller) -> dict[str, object]:
+    """Lists the models of all upstreams, and those named in the settings."""
+    return {"object": "list", "data": await collect_models(get_server_state(request), caller, request.headers)}
 
 
-def _at_hand(request: Request, serving: Serving) -> tuple[Variants, Heads]:
-    """What the gateway of an application keeps between requests, made when the first comes."""
+def _get_gateway_state(request: Request, server_state: ServerState) -> tuple[EngineVariants, HeadCache]:
+    """Returns the application's gateway caches, created on the first request."""
     state = request.app.state
     if not hasattr(state, "gateway"):
-        state.gateway = (Variants(serving), Heads())
+        state.gateway = (EngineVariants(server_state), HeadCache())
     return state.gateway

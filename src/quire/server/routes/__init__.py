@@ -1,4 +1,4 @@
-"""The REST interface, a file a subject."""
+"""REST API: one module per resource."""
 
 from quire.server.routes import (
     agents,
@@ -6,23 +6,21 @@ from quire.server.routes import (
     context,
     conversations,
     entries,
-    events,
     health,
     keys,
     memory,
     references,
     requests,
     search,
-    sending,
     settings,
     transfer,
+    turns,
 )
 
 ROUTERS = (
     conversations.router,
     entries.router,
-    sending.router,
-    events.router,
+    turns.router,
     context.router,
     compaction.router,
     requests.router,

@@ -1,76 +1,76 @@
-"""The agent that answers, and what it brings."""
+"""Agents: the agent of the server, and its items."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel
 
-from quire.context.items import available, mode_of
+from quire.context.items import get_include_mode, index_agent_items
 from quire.engine import Engine
 from quire.errors import NotFound
-from quire.model.agents import Agent, Include
-from quire.server.asking import Reading, Shared, engine_of
+from quire.model.agents import Agent, IncludeMode
+from quire.server.dependencies import ReadCaller, StateDep, engine_for_caller
 
 router = APIRouter(prefix="/api/agents", tags=["agents"])
 
 
-class Brought(BaseModel):
+class AgentItemSchema(BaseModel):
     type: str
     name: str
     server: str | None
-    include: Include
+    include: IncludeMode
     enabled: bool
 
 
-class AgentShown(BaseModel):
+class AgentSchema(BaseModel):
     name: str
     description: str
     model: str
     instructions: str
-    remembers: bool
-    items: list[Brought]
+    memory_enabled: bool
+    items: list[AgentItemSchema]
 
 
-class Agents(BaseModel):
-    items: list[AgentShown]
+class AgentListSchema(BaseModel):
+    items: list[AgentSchema]
 
 
 @router.get("")
-async def list_agents(caller: Reading, serving: Shared) -> Agents:
-    """A server has one."""
-    return Agents(items=[_shown(engine_of(serving, caller))])
+async def list_agents(caller: ReadCaller, server_state: StateDep) -> AgentListSchema:
+    """Lists the agents of the server, which has exactly one."""
+    return AgentListSchema(items=[_to_schema(engine_for_caller(server_state, caller))])
 
 
 @router.get("/{name}")
 async def get_agent(
-    caller: Reading, serving: Shared, name: Annotated[str, Path(min_length=1, max_length=200)]
-) -> AgentShown:
-    shown = _shown(engine_of(serving, caller))
-    if shown.name != name:
-        raise NotFound(f"There is no agent {name!r} here; this server answers as {shown.name!r}.")
-    return shown
+    caller: ReadCaller, server_state: StateDep, name: Annotated[str, Path(min_length=1, max_length=200)]
+) -> AgentSchema:
+    agent = _to_schema(engine_for_caller(server_state, caller))
+    if agent.name != name:
+        raise NotFound(f"This server has no agent {name!r}; its agent is {agent.name!r}.")
+    return agent
 
 
-def _shown(engine: Engine) -> AgentShown:
+def _to_schema(engine: Engine) -> AgentSchema:
     agent = engine.agent
-    return AgentShown(
+    return AgentSchema(
         name=agent.name,
         description=agent.description,
         model=engine.settings.model,
         instructions=agent.instructions,
-        remembers=agent.memory.enabled,
-        items=_brought(agent),
+        memory_enabled=agent.memory.enabled,
+        items=_list_items(agent),
     )
 
 
-def _brought(agent: Agent) -> list[Brought]:
+def _list_items(agent: Agent) -> list[AgentItemSchema]:
     return [
-        Brought(
+        AgentItemSchema(
             type=item.type,
             name=item.name,
             server=item.server,
-            include=mode_of(agent, known),
-            enabled=known.enabled,
+            include=get_include_mode(agent, agent_item),
+            enabled=agent_item.enabled,
         )
-        for item, known in available(agent).items()
+        for item, agent_item in index_agent_items(agent).items()
     ]

@@ -1,108 +1,91 @@
-"""Compaction: what it would do, done, edited, undone."""
+"""Compaction: plan, run, edit the summary, undo."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from quire.engine import Conversation
-from quire.log import MAIN
-from quire.model import Compaction, Entry, Shortened, Span
-from quire.server.asking import BranchNumber, Chatting, ConversationId, Reading, Shared, Writing, conversation_of
-from quire.view.plans import Plan
+from quire.log import MAIN_BRANCH
+from quire.schemas.context import ActiveCompactionSchema, CompactionPlanSchema
+from quire.server.dependencies import (
+    BranchQuery,
+    ChatCaller,
+    ConversationId,
+    ReadCaller,
+    StateDep,
+    WriteCaller,
+    load_conversation,
+)
 
 router = APIRouter(prefix="/api/conversations/{conversation}/compaction", tags=["compaction"])
 
 
-class CompactionShown(BaseModel):
-    seq: int = Field(description="Its entry.")
-    at: int
-    compaction: Compaction
-
-
-class PlanShown(BaseModel):
-    covers: Span | None = Field(description="What would be archived, the present summary's part included.")
-    shortened: list[Shortened]
-    tokens: int = Field(description="What it would free.")
-    target: int
-    summarize: bool
-
-    @classmethod
-    def of(cls, plan: Plan) -> "PlanShown":
-        return cls(
-            covers=plan.covers,
-            shortened=list(plan.shortened),
-            tokens=plan.tokens,
-            target=plan.target,
-            summarize=plan.summarize,
-        )
-
-
-class CompactionState(BaseModel):
-    active: CompactionShown | None
-    plan: PlanShown | None = Field(
-        description="What a compaction by hand would do now; null if there is nothing to do."
+class CompactionStatusSchema(BaseModel):
+    active: ActiveCompactionSchema | None
+    plan: CompactionPlanSchema | None = Field(
+        description="What a manual compaction would do now; null if there is nothing to compact."
     )
 
 
-class CompactionWanted(BaseModel):
-    instructions: str | None = Field(default=None, max_length=10_000, description="What the summary must keep.")
+class CompactBody(BaseModel):
+    instructions: str | None = Field(default=None, max_length=10_000, description="What the summary must preserve.")
 
 
-class SummaryEdited(BaseModel):
+class EditSummaryBody(BaseModel):
     summary: str = Field(min_length=1, max_length=200_000)
 
 
 @router.get("")
 async def get_compaction(
-    caller: Reading, serving: Shared, conversation: ConversationId, branch: BranchNumber = MAIN
-) -> CompactionState:
-    return await _state(await conversation_of(serving, caller, conversation, branch))
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> CompactionStatusSchema:
+    return await _load_status(await load_conversation(server_state, caller, conversation, branch))
 
 
 @router.post("")
 async def compact(
-    caller: Chatting,
-    serving: Shared,
+    caller: ChatCaller,
+    server_state: StateDep,
     conversation: ConversationId,
-    wanted: CompactionWanted,
-    branch: BranchNumber = MAIN,
-) -> CompactionState:
-    """Compacts now, whatever the meter says. Nothing is deleted, and it can be undone."""
-    found = await conversation_of(serving, caller, conversation, branch)
-    await found.compact(instructions=wanted.instructions)
-    return await _state(found)
+    body: CompactBody,
+    branch: BranchQuery = MAIN_BRANCH,
+) -> CompactionStatusSchema:
+    """Compacts now, even below the threshold. Nothing is deleted, and it can be undone."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.compact(instructions=body.instructions)
+    return await _load_status(loaded)
 
 
 @router.put("")
 async def edit_summary(
-    caller: Writing, serving: Shared, conversation: ConversationId, edited: SummaryEdited, branch: BranchNumber = MAIN
-) -> CompactionState:
-    """Puts other words in place of the active summary; undo brings the old one back."""
-    found = await conversation_of(serving, caller, conversation, branch)
-    await found.edit_summary(edited.summary)
-    return await _state(found)
+    caller: WriteCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    body: EditSummaryBody,
+    branch: BranchQuery = MAIN_BRANCH,
+) -> CompactionStatusSchema:
+    """Replaces the text of the current summary; undo restores the previous one."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.edit_summary(body.summary)
+    return await _load_status(loaded)
 
 
 @router.delete("")
 async def undo_compaction(
-    caller: Writing, serving: Shared, conversation: ConversationId, branch: BranchNumber = MAIN
-) -> CompactionState:
-    """Takes the active compaction back: the model sees again what it saw before it."""
-    found = await conversation_of(serving, caller, conversation, branch)
-    await found.undo()
-    return await _state(found)
+    caller: WriteCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> CompactionStatusSchema:
+    """Undoes the active compaction: the model sees again what it saw before."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.undo_compaction()
+    return await _load_status(loaded)
 
 
-async def _state(conversation: Conversation) -> CompactionState:
+async def _load_status(conversation: Conversation) -> CompactionStatusSchema:
     store = conversation.engine.store
-    active = (await store.branch(conversation.id, conversation.branch)).state.active
-    entry = await store.entry(conversation.id, active.seq, branch=conversation.branch) if active is not None else None
-    plan = await conversation.plan()
-    return CompactionState(
-        active=_shown(entry) if entry is not None else None, plan=PlanShown.of(plan) if plan is not None else None
+    active = (await store.get_branch(conversation.id, conversation.branch)).state.active_compaction
+    entry = (
+        await store.get_entry(conversation.id, active.seq, branch=conversation.branch) if active is not None else None
     )
-
-
-def _shown(entry: Entry) -> CompactionShown:
-    body = entry.body
-    assert isinstance(body, Compaction)
-    return CompactionShown(seq=entry.seq, at=entry.at, compaction=body)
+    plan = await conversation.plan_compaction()
+    return CompactionStatusSchema(
+        active=ActiveCompactionSchema.from_entry(entry), plan=CompactionPlanSchema.from_plan(plan)
+    )

@@ -1,175 +1,144 @@
-"""What the model sees next: the meter, the next request in full, the session's items, pins."""
+"""Context of the next request: token usage, preview, session items, pins."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from quire.context.items import Available, InSession, available, mode_of
-from quire.engine import Engine
-from quire.log import MAIN
+from quire.context.items import ResolvedSessionItem, index_agent_items
+from quire.engine.context import EngineContext
+from quire.log import MAIN_BRANCH
 from quire.model import ContextItem, Manifest
-from quire.model.agents import Include, OfferedTool
-from quire.model.manifest import SlotUse
-from quire.server.asking import BranchNumber, ConversationId, Reading, Seq, Shared, Writing, conversation_of
-from quire.view.budget import UsageReport
+from quire.model.entries import SessionIncludeMode
+from quire.schemas.context import ContextItemSchema, ContextUsageSchema, ItemType
+from quire.server.dependencies import (
+    BranchQuery,
+    ConversationId,
+    EntrySeq,
+    ReadCaller,
+    StateDep,
+    WriteCaller,
+    load_conversation,
+)
 
 router = APIRouter(prefix="/api/conversations/{conversation}", tags=["context"])
 
-ItemType = Literal["rule", "reference", "tool"]
+
+class ContextItemListSchema(BaseModel):
+    items: list[ContextItemSchema] = Field(description="Items of the session first, then other items of the agent.")
 
 
-class UsageShown(BaseModel):
-    """The meter: `total` over `trigger` is what leads to a compaction."""
-
-    slots: list[SlotUse]
-    total: int
-    window: int
-    reserved: int = Field(description="Left free for the reply.")
-    trigger: int
-    exact: bool = Field(description="Counted with the model's own vocabulary, not estimated.")
-
-    @classmethod
-    def of(cls, usage: UsageReport) -> "UsageShown":
-        return cls(
-            slots=list(usage.slots),
-            total=usage.total,
-            window=usage.window,
-            reserved=usage.reserved,
-            trigger=usage.trigger,
-            exact=usage.exact,
-        )
-
-
-class ItemShown(BaseModel):
-    type: ItemType
-    name: str
-    server: str | None
-    description: str
-    mode: Include | None = Field(description="How the agent has it; null if the agent has it no more.")
-    session: Include | None = Field(description="How it came into the session; null if it is not in it.")
-    enabled: bool
-
-
-class Items(BaseModel):
-    items: list[ItemShown] = Field(description="Those of the session first, then what else the agent has.")
-
-
-class ItemNamed(BaseModel):
+class AddItemBody(BaseModel):
     name: str = Field(min_length=1, max_length=500)
     type: ItemType | None = None
     server: str | None = Field(default=None, max_length=500)
 
 
-class PinNamed(BaseModel):
-    number: int = Field(ge=1, le=2**62, description="The message's number.")
+class AddPinBody(BaseModel):
+    seq: int = Field(ge=1, le=2**62, description="Sequence number of the message.")
 
 
-class Pins(BaseModel):
+class PinListSchema(BaseModel):
     pins: list[int]
 
 
 @router.get("/usage")
 async def get_usage(
-    caller: Reading, serving: Shared, conversation: ConversationId, branch: BranchNumber = MAIN
-) -> UsageShown:
-    """What the next request holds before anything is asked, and the number that triggers."""
-    found = await conversation_of(serving, caller, conversation, branch)
-    return UsageShown.of(await found.usage())
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> ContextUsageSchema:
+    """Token usage of the next request before a question is added, and the compaction trigger."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    return ContextUsageSchema.from_report(await loaded.usage())
 
 
 @router.get("/context")
 async def preview_context(
-    caller: Reading,
-    serving: Shared,
+    caller: ReadCaller,
+    server_state: StateDep,
     conversation: ConversationId,
-    branch: BranchNumber = MAIN,
-    message: Annotated[str, Query(max_length=8_000, description="What would be asked.")] = "",
+    branch: BranchQuery = MAIN_BRANCH,
+    message: Annotated[str, Query(max_length=8_000, description="The question to preview.")] = "",
 ) -> Manifest:
-    """The record that a request would have now. Nothing is changed by asking."""
-    return await (await conversation_of(serving, caller, conversation, branch)).preview(message)
+    """Manifest that a request would have now. Changes nothing."""
+    return await (await load_conversation(server_state, caller, conversation, branch)).preview(message)
 
 
 @router.get("/items")
 async def list_items(
-    caller: Reading, serving: Shared, conversation: ConversationId, branch: BranchNumber = MAIN
-) -> Items:
-    found = await conversation_of(serving, caller, conversation, branch)
-    return _items(found.engine, await found.items())
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> ContextItemListSchema:
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    return _list_items(loaded.engine, await loaded.items())
 
 
 @router.post("/items", status_code=201)
 async def add_item(
-    caller: Writing, serving: Shared, conversation: ConversationId, item: ItemNamed, branch: BranchNumber = MAIN
-) -> Items:
-    """Brings a rule, a reference or a tool of the agent's into the session."""
-    found = await conversation_of(serving, caller, conversation, branch)
-    await found.add(_named(item))
-    return _items(found.engine, await found.items())
+    caller: WriteCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    body: AddItemBody,
+    branch: BranchQuery = MAIN_BRANCH,
+) -> ContextItemListSchema:
+    """Adds a rule, reference or tool of the agent to the session."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.add_item(_to_context_item(body))
+    return _list_items(loaded.engine, await loaded.items())
 
 
 @router.delete("/items/{type}/{name:path}")
 async def remove_item(
-    caller: Writing,
-    serving: Shared,
+    caller: WriteCaller,
+    server_state: StateDep,
     conversation: ConversationId,
     type: ItemType,
     name: Annotated[str, Path(min_length=1, max_length=500)],
-    branch: BranchNumber = MAIN,
-    server: Annotated[str | None, Query(max_length=500, description="The server of a tool.")] = None,
-) -> Items:
-    """Takes an item out of the session, however it came in."""
-    found = await conversation_of(serving, caller, conversation, branch)
-    await found.remove(ContextItem(type=type, name=name, server=server))
-    return _items(found.engine, await found.items())
+    branch: BranchQuery = MAIN_BRANCH,
+    server: Annotated[str | None, Query(max_length=500, description="MCP server of a tool.")] = None,
+) -> ContextItemListSchema:
+    """Removes an item from the session, whatever its include mode."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.remove_item(ContextItem(type=type, name=name, server=server))
+    return _list_items(loaded.engine, await loaded.items())
 
 
 @router.post("/pins", status_code=201)
 async def pin_message(
-    caller: Writing, serving: Shared, conversation: ConversationId, pin: PinNamed, branch: BranchNumber = MAIN
-) -> Pins:
-    """Keeps a message in view, word for word, whatever is compacted."""
-    found = await conversation_of(serving, caller, conversation, branch)
-    await found.pin(pin.number)
-    return await _pins(found.engine, conversation, branch)
+    caller: WriteCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    body: AddPinBody,
+    branch: BranchQuery = MAIN_BRANCH,
+) -> PinListSchema:
+    """Pins a message: it stays in the request verbatim through every compaction."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.pin(body.seq)
+    return await _load_pins(loaded.engine, conversation, branch)
 
 
 @router.delete("/pins/{seq}")
 async def unpin_message(
-    caller: Writing, serving: Shared, conversation: ConversationId, seq: Seq, branch: BranchNumber = MAIN
-) -> Pins:
-    found = await conversation_of(serving, caller, conversation, branch)
-    await found.unpin(seq)
-    return await _pins(found.engine, conversation, branch)
+    caller: WriteCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    seq: EntrySeq,
+    branch: BranchQuery = MAIN_BRANCH,
+) -> PinListSchema:
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.unpin(seq)
+    return await _load_pins(loaded.engine, conversation, branch)
 
 
-async def _pins(engine: Engine, conversation: str, branch: int) -> Pins:
-    return Pins(pins=list((await engine.store.branch(conversation, branch)).state.pins))
+async def _load_pins(engine: EngineContext, conversation: str, branch: int) -> PinListSchema:
+    return PinListSchema(pins=list((await engine.store.get_branch(conversation, branch)).state.pins))
 
 
-def _named(item: ItemNamed) -> ContextItem | str:
+def _to_context_item(item: AddItemBody) -> ContextItem | str:
     return item.name if item.type is None else ContextItem(type=item.type, name=item.name, server=item.server)
 
 
-def _items(engine: Engine, session: list[InSession]) -> Items:
-    agent, entered = engine.agent, {each.item: each for each in session}
-    shown = [_item(engine, each.item, each) for each in session]
-    shown += [_item(engine, item, None) for item in available(agent) if item not in entered]
-    return Items(items=shown)
-
-
-def _item(engine: Engine, item: ContextItem, session: InSession | None) -> ItemShown:
-    known = available(engine.agent).get(item)
-    return ItemShown(
-        type=item.type,
-        name=item.name,
-        server=item.server,
-        description=_description(known) if known is not None else "",
-        mode=mode_of(engine.agent, known) if known is not None else None,
-        session=session.include if session is not None else None,
-        enabled=known.enabled if known is not None else False,
+def _list_items(engine: EngineContext, session: list[ResolvedSessionItem]) -> ContextItemListSchema:
+    modes: dict[ContextItem, SessionIncludeMode] = {each.item: each.include for each in session}
+    items = [*modes, *(item for item in index_agent_items(engine.agent) if item not in modes)]
+    return ContextItemListSchema(
+        items=[ContextItemSchema.from_item(item, engine.agent, session_mode=modes.get(item)) for item in items]
     )
-
-
-def _description(known: Available) -> str:
-    return known.definition.description if isinstance(known, OfferedTool) else known.description

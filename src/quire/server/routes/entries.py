@@ -1,113 +1,129 @@
-"""The transcript: all of it, from the first entry or from the newest; one entry; messages kept without asking."""
+"""Log entries of a conversation: list, get, purge; append messages without a model call."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from quire.log import MAIN
+from quire.log import MAIN_BRANCH
 from quire.model import BranchState, EntryKind, Message
-from quire.server.asking import (
-    BranchNumber,
+from quire.schemas.base import JsonModel
+from quire.schemas.entries import EntrySchema, entry_to_schema
+from quire.server.dependencies import (
+    AdminCaller,
+    BranchQuery,
     ConversationId,
-    Managing,
-    Reading,
-    Seq,
-    Shared,
-    Writing,
-    conversation_of,
-    engine_of,
+    EntrySeq,
+    PageLimit,
+    ReadCaller,
+    StateDep,
+    WriteCaller,
+    engine_for_caller,
+    load_conversation,
 )
-from quire.server.paging import Limit
-from quire.server.repeats import append_once
-from quire.server.shown import EntryShown, Shown, entry_shown
+from quire.server.idempotency import append_once
 
 router = APIRouter(prefix="/api/conversations/{conversation}", tags=["entries"])
 
-EntryNumber = Annotated[int, Query(ge=1, le=2**62)]
-After = Annotated[
+EntrySeqQuery = Annotated[int, Query(ge=1, le=2**62)]
+AfterSeq = Annotated[
     int | None,
     Field(
         ge=0,
         le=2**62,
-        description="The last entry that you know, 0 for none. With it the request can be repeated: what it brings "
-        "goes right after that entry, once, and if something else is there, the answer is 409.",
+        description="Idempotency key: the last entry known to the client, 0 for none. The messages are recorded once, "
+        "right after that entry, so that the request can be retried; 409 if other entries follow it.",
     ),
 ]
 
 
-class Entries(Shown):
-    items: list[EntryShown] = Field(description="In the order of the log.")
-    more: bool = Field(description="There are more of what was asked for: after the last, or with `newest` before.")
-    head: int = Field(description="The number of the branch's newest entry.")
-    state: BranchState = Field(description="What the branch's entries amount to: active compaction, pins, items.")
+class EntryPage(JsonModel):
+    items: list[EntrySchema] = Field(description="In log order.")
+    has_more: bool = Field(description="More entries match: after the last item, or with `newest` before the first.")
+    head: int = Field(description="Sequence number of the newest entry of the branch.")
+    state: BranchState = Field(description="State of the branch: active compaction, pins, items.")
 
 
-class NewMessages(Shown):
+class AppendMessagesBody(JsonModel):
     messages: list[str | Message] = Field(
-        min_length=1, max_length=1_000, description="All are kept, or none. A text is a user's message."
+        min_length=1, max_length=1_000, description="Recorded all or none. A string is a user message."
     )
-    branch: int = Field(default=MAIN, ge=0, le=2**31 - 1)
-    after: After = None
+    branch: int = Field(default=MAIN_BRANCH, ge=0, le=2**31 - 1)
+    after: AfterSeq = None
 
 
-class EntriesKept(Shown):
-    items: list[EntryShown]
+class AppendedEntriesSchema(JsonModel):
+    items: list[EntrySchema]
 
 
 @router.get("/entries")
 async def list_entries(
-    caller: Reading,
-    serving: Shared,
+    caller: ReadCaller,
+    server_state: StateDep,
     conversation: ConversationId,
-    branch: BranchNumber = MAIN,
-    first: EntryNumber = 1,
-    last: EntryNumber | None = None,
-    limit: Limit = 100,
-    newest: Annotated[bool, Query(description="The newest of them, not the oldest.")] = False,
+    branch: BranchQuery = MAIN_BRANCH,
+    first: EntrySeqQuery = 1,
+    last: EntrySeqQuery | None = None,
+    limit: PageLimit = 100,
+    newest: Annotated[bool, Query(description="Return the newest entries of the range, not the oldest.")] = False,
     kinds: Annotated[list[EntryKind] | None, Query(description="Only entries of these kinds.")] = None,
-) -> Entries:
-    """Entries `first` to `last`. Nothing is ever missing here, whatever was compacted."""
-    store = engine_of(serving, caller).store
-    line = await store.branch(conversation, branch)
-    # Not beyond the head that is stated, although somebody may have appended since.
-    last = min(last or line.head_seq, line.head_seq)
+) -> EntryPage:
+    """Lists the entries `first` to `last`. Compacted entries are included."""
+    store = engine_for_caller(server_state, caller).store
+    record = await store.get_branch(conversation, branch)
+    # Not beyond the returned head, even if entries were appended since.
+    last = min(last or record.head_seq, record.head_seq)
     if newest:
-        found = await store.tail(conversation, limit + 1, branch=branch, last=last, kinds=kinds)
-        found = [entry for entry in found if entry.seq >= first]
-        shown = found[-limit:]
+        entries = await store.read_tail(conversation, limit + 1, branch=branch, last=last, kinds=kinds)
+        entries = [entry for entry in entries if entry.seq >= first]
+        page = entries[-limit:]
     else:
-        found = await store.range(conversation, branch=branch, first=first, last=last, kinds=kinds, limit=limit + 1)
-        shown = found[:limit]
-    return Entries(
-        items=[entry_shown(entry) for entry in shown], more=len(found) > limit, head=line.head_seq, state=line.state
+        entries = await store.read_range(
+            conversation, branch=branch, first=first, last=last, kinds=kinds, limit=limit + 1
+        )
+        page = entries[:limit]
+    return EntryPage(
+        items=[entry_to_schema(entry) for entry in page],
+        has_more=len(entries) > limit,
+        head=record.head_seq,
+        state=record.state,
     )
 
 
 @router.get("/entries/{seq}")
 async def get_entry(
-    caller: Reading, serving: Shared, conversation: ConversationId, seq: Seq, branch: BranchNumber = MAIN
-) -> EntryShown:
-    return entry_shown(await engine_of(serving, caller).store.entry(conversation, seq, branch=branch))
+    caller: ReadCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    seq: EntrySeq,
+    branch: BranchQuery = MAIN_BRANCH,
+) -> EntrySchema:
+    return entry_to_schema(
+        await engine_for_caller(server_state, caller).store.get_entry(conversation, seq, branch=branch)
+    )
 
 
 @router.delete("/entries/{seq}", status_code=204)
 async def purge_entry(
-    caller: Managing, serving: Shared, conversation: ConversationId, seq: Seq, branch: BranchNumber = MAIN
+    caller: AdminCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    seq: EntrySeq,
+    branch: BranchQuery = MAIN_BRANCH,
 ) -> None:
-    """Removes what one message says for good: from the log, summaries, search, memories and manifests."""
-    await engine_of(serving, caller).store.purge(conversation, [seq], branch=branch)
+    """Erases one message permanently: from the log, summaries, search, memories and manifests."""
+    await engine_for_caller(server_state, caller).store.purge(conversation, [seq], branch=branch)
 
 
 @router.post("/messages", status_code=201)
-async def keep_messages(
-    caller: Writing, serving: Shared, conversation: ConversationId, new: NewMessages
-) -> EntriesKept:
-    """Keeps messages without asking a model anything."""
-    found = await conversation_of(serving, caller, conversation, new.branch)
-    messages = [Message.user(each) if isinstance(each, str) else each for each in new.messages]
-    if new.after is None:
-        kept = await found.append(*messages)
+async def append_messages(
+    caller: WriteCaller, server_state: StateDep, conversation: ConversationId, body: AppendMessagesBody
+) -> AppendedEntriesSchema:
+    """Records messages without calling a model."""
+    loaded = await load_conversation(server_state, caller, conversation, body.branch)
+    messages = [Message.user(each) if isinstance(each, str) else each for each in body.messages]
+    if body.after is None:
+        entries = await loaded.append(*messages)
     else:
-        kept = await append_once(found, messages, after=new.after)
-    return EntriesKept(items=[entry_shown(entry) for entry in kept])
+        entries = await append_once(loaded, messages, after=body.after)
+    return AppendedEntriesSchema(items=[entry_to_schema(entry) for entry in entries])

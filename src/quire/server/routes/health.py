@@ -1,6 +1,6 @@
-"""Whether the process lives, whether it can serve, and what it has counted so far.
+"""Liveness, readiness and Prometheus metrics, for operators.
 
-For those who run it: no key is asked for, and nothing is told of anybody's conversations.
+These routes need no API key and reveal nothing about conversations.
 """
 
 import asyncio
@@ -10,55 +10,58 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from quire.errors import SchemaOutdated, StoreError
-from quire.server.problems import problem
-from quire.server.serving import Serving
-from quire.server.stopping import Stopping
-from quire.server.telemetry import telemetry_of
-from quire.server.telemetry.metrics import MEDIA_TYPE
+from quire.server.lifecycle import StreamRegistry
+from quire.server.problems import problem_response
+from quire.server.state import ServerState
+from quire.server.telemetry import get_telemetry
+from quire.server.telemetry.metrics import METRICS_MEDIA_TYPE
 
-READY_WITHIN = 2.0
-"""Seconds that the database has to answer."""
+READINESS_TIMEOUT_SECONDS = 2.0
+"""Seconds that the database has to answer the readiness check."""
 
 router = APIRouter(tags=["health"])
 
 
-class Health(BaseModel):
-    status: str = Field(description="Always `ok`: a server that is not, answers with a problem or not at all.")
+class HealthSchema(BaseModel):
+    status: str = Field(description="Always `ok`; a failing server returns a problem, or does not answer.")
 
 
 @router.get("/healthz")
-async def alive() -> Health:
-    """The process lives and answers. It says nothing of the database: a restart would not mend that."""
-    return Health(status="ok")
+async def check_liveness() -> HealthSchema:
+    """Liveness: the process answers. Does not check the database, because a restart would not repair it."""
+    return HealthSchema(status="ok")
 
 
-@router.get("/readyz", response_model=Health)
-async def ready(request: Request) -> Health | JSONResponse:
-    """Whether requests can be served: the database answers and has the right schema, and the server is not stopping."""
-    serving: Serving = request.app.state.serving
-    stopping: Stopping = request.app.state.stopping
-    if stopping.begun:
-        return _not_ready("stopping", "The server is stopping.")
+@router.get("/readyz", response_model=HealthSchema)
+async def check_readiness(request: Request) -> HealthSchema | JSONResponse:
+    """Readiness: the database answers and has the right schema, and the server is not stopping."""
+    server_state: ServerState = request.app.state.server_state
+    streams: StreamRegistry = request.app.state.streams
+    if streams.is_shutting_down:
+        return _not_ready_response("stopping", "The server is stopping.")
     try:
-        async with asyncio.timeout(READY_WITHIN):
-            await serving.store.check()
+        async with asyncio.timeout(READINESS_TIMEOUT_SECONDS):
+            await server_state.store.check()
     except TimeoutError:
-        return _not_ready("store_unavailable", f"The database did not answer within {READY_WITHIN:g} seconds.")
+        return _not_ready_response(
+            "store_unavailable", f"The database did not answer within {READINESS_TIMEOUT_SECONDS:g} seconds."
+        )
     except SchemaOutdated as error:
-        return _not_ready("schema_outdated", str(error))
+        return _not_ready_response("schema_outdated", str(error))
     except StoreError:
-        # Its message may name hosts and users, which are nobody's business here.
-        return _not_ready("store_unavailable", "The database cannot be reached.")
-    return Health(status="ok")
+        # The message may contain host and user names, which must not be public.
+        return _not_ready_response("store_unavailable", "The database cannot be reached.")
+    return HealthSchema(status="ok")
 
 
-def _not_ready(code: str, detail: str) -> JSONResponse:
-    return problem(503, detail=detail, code=code, headers={"Retry-After": "1"})
+def _not_ready_response(code: str, detail: str) -> JSONResponse:
+    return problem_response(503, detail=detail, code=code, headers={"Retry-After": "1"})
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(request: Request) -> Response:
-    """Counts and times, as Prometheus reads them."""
-    told, serving = telemetry_of(request).metrics, request.app.state.serving
-    told.connected(serving.store.connections())
-    return Response(told.page(), media_type=MEDIA_TYPE)
+async def get_metrics(request: Request) -> Response:
+    """Returns metrics in the Prometheus text format."""
+    server_state: ServerState = request.app.state.server_state
+    metrics = get_telemetry(request).metrics
+    metrics.set_connections(server_state.store.get_pool_stats())
+    return Response(metrics.export(), media_type=METRICS_MEDIA_TYPE)

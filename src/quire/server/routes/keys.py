@@ -1,83 +1,69 @@
-"""The tenant's keys: listed, made, revoked. A key's text is in the answer that makes it, and in no other."""
+"""API keys of the tenant: list, create, revoke. Only the response that creates a key contains its text."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from quire.errors import KeyScopeMissing
-from quire.log import SCOPES, Key, Scope
-from quire.server.asking import Managing, Shared
-from quire.server.identity import door_of
-from quire.server.paging import Cursor, Limit, Page, cursor_after, mark_in
+from quire.errors import InsufficientScope
+from quire.log import KEY_SCOPES, ApiKey, KeyScope
+from quire.schemas.records import CreatedKeySchema, KeySchema
+from quire.server.auth import get_key_verifier
+from quire.server.dependencies import AdminCaller, Page, PageCursor, PageLimit, StateDep, decode_cursor, encode_cursor
 
 router = APIRouter(prefix="/api/keys", tags=["keys"])
 
-KeyId = Annotated[str, Path(pattern="^[0-9a-z]{26}$", description="The public part of a key, after `quire_`.")]
+KeyId = Annotated[str, Path(pattern="^[0-9a-z]{26}$", description="ID of the key: its public part, after `quire_`.")]
 
 
-class KeyShown(BaseModel):
-    id: str
-    name: str
-    scopes: list[Scope]
-    requests_per_minute: int | None = Field(description="Null for what the settings say.")
-    created_at: int
-    expires_at: int | None
-    revoked_at: int | None
-
-    @classmethod
-    def of(cls, key: Key) -> "KeyShown":
-        return cls(**_fields(key))
-
-
-class KeyMade(KeyShown):
-    key: str = Field(description="The whole key. It is not stored, and nothing shows it again.")
-
-
-class NewKey(BaseModel):
+class CreateKeyBody(BaseModel):
     name: str = Field(min_length=1, max_length=200)
-    scopes: list[Scope] = Field(min_length=1, max_length=len(SCOPES))
+    scopes: list[KeyScope] = Field(min_length=1, max_length=len(KEY_SCOPES))
     expires_at: int | None = Field(default=None, ge=0, lt=2**63, description="In microseconds since 1970.")
     requests_per_minute: int | None = Field(default=None, gt=0, lt=2**31)
 
 
-class _Mark(BaseModel):
-    """The last key of a page."""
+class _KeyPosition(BaseModel):
+    """Pagination cursor: the last key of a page."""
 
     id: str
     created_at: int
 
 
 @router.get("")
-async def list_keys(caller: Managing, serving: Shared, limit: Limit = 50, cursor: Cursor = None) -> Page[KeyShown]:
-    """The newest first, those that were revoked or have expired included."""
-    mark = mark_in(cursor, _Mark)
-    before = Key(mark.id, "", "", frozenset(), None, mark.created_at, None, None) if mark is not None else None
-    found = await serving.store.for_tenant(caller.tenant).keys(limit=limit, before=before)
-    last = {"id": found[-1].id, "created_at": found[-1].created_at} if len(found) == limit else None
-    return Page(items=[KeyShown.of(each) for each in found], next=cursor_after(last))
+async def list_keys(
+    caller: AdminCaller, server_state: StateDep, limit: PageLimit = 50, cursor: PageCursor = None
+) -> Page[KeySchema]:
+    """Lists keys, newest first, including revoked and expired ones."""
+    position = decode_cursor(cursor, _KeyPosition)
+    before = (
+        ApiKey(position.id, "", "", frozenset(), None, position.created_at, None, None)
+        if position is not None
+        else None
+    )
+    keys = await server_state.store.for_tenant(caller.tenant).list_keys(limit=limit, before=before)
+    last = {"id": keys[-1].id, "created_at": keys[-1].created_at} if len(keys) == limit else None
+    return Page(items=[KeySchema.from_record(each) for each in keys], next_cursor=encode_cursor(last))
 
 
 @router.post("", status_code=201)
-async def create_key(caller: Managing, serving: Shared, new: NewKey, response: Response) -> KeyMade:
-    """A key for the caller's own tenant; it can have no scope that the caller's lacks."""
-    if beyond := sorted(set(new.scopes) - caller.scopes):
-        raise KeyScopeMissing(f"A key cannot give the scope {beyond[0]!r}, which it does not have itself.")
-    made, text = await serving.store.for_tenant(caller.tenant).create_key(
-        new.name, new.scopes, expires_at=new.expires_at, requests_per_minute=new.requests_per_minute
+async def create_key(
+    caller: AdminCaller, server_state: StateDep, body: CreateKeyBody, response: Response
+) -> CreatedKeySchema:
+    """Creates a key for the caller's tenant, with at most the scopes of the caller's own key."""
+    if excess := sorted(set(body.scopes) - caller.scopes):
+        raise InsufficientScope(
+            f"The new key cannot have the scope {excess[0]!r}, which your own key lacks; use a key that has it."
+        )
+    created, text = await server_state.store.for_tenant(caller.tenant).create_key(
+        body.name, body.scopes, expires_at=body.expires_at, requests_per_minute=body.requests_per_minute
     )
     response.headers["Cache-Control"] = "no-store"
-    return KeyMade(**_fields(made), key=text)
+    return CreatedKeySchema.from_secret(created, text)
 
 
 @router.delete("/{key}", status_code=204)
-async def revoke_key(request: Request, caller: Managing, serving: Shared, key: KeyId) -> None:
-    """Lets nobody in with it any more: here at once, on other nodes within ten seconds."""
-    await serving.store.for_tenant(caller.tenant).revoke_key(key)
-    door_of(request.app).forget(key)
-
-
-def _fields(key: Key) -> dict[str, Any]:
-    fields = key._asdict()
-    del fields["tenant"]
-    return fields | {"scopes": [scope for scope in SCOPES if scope in key.scopes]}
+async def revoke_key(request: Request, caller: AdminCaller, server_state: StateDep, key: KeyId) -> None:
+    """Revokes a key: on this node at once, on other nodes within ten seconds."""
+    await server_state.store.for_tenant(caller.tenant).revoke_key(key)
+    get_key_verifier(request.app).evict(key)

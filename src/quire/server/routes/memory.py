@@ -1,75 +1,62 @@
-"""What the agent remembers: listed, added, corrected, retired."""
+"""Memories of the agent: list, add, correct, retire."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from quire.engine.surroundings import memory_shelf
-from quire.log.found import Citation, Memory
-from quire.server.asking import Reading, Shared, Writing, engine_of
-from quire.server.paging import Cursor, Limit, Page
+from quire.engine.context_gatherer import memory_namespace
+from quire.schemas.records import MemorySchema
+from quire.server.dependencies import Page, PageCursor, PageLimit, ReadCaller, StateDep, WriteCaller, engine_for_caller
 
 router = APIRouter(prefix="/api/memories", tags=["memory"])
 
 MemoryId = Annotated[str, Path(min_length=1, max_length=200)]
 
 
-class CitationShown(BaseModel):
-    conversation: str
-    branch: int
-    seq: int
-
-
-class MemoryShown(BaseModel):
-    id: str
-    agent: str
-    text: str
-    cites: CitationShown | None = Field(description="The message that it came from.")
-    source: str | None
-    created_at: int
-    retired_at: int | None
-    replaced_by: str | None
-
-    @classmethod
-    def of(cls, memory: Memory) -> "MemoryShown":
-        fields = memory._asdict()
-        cites: Citation | None = fields.pop("cites")
-        return cls(**fields, cites=CitationShown(**cites._asdict()) if cites is not None else None)
-
-
-class MemoryWritten(BaseModel):
+class MemoryBody(BaseModel):
     text: str = Field(min_length=1, max_length=20_000)
 
 
 @router.get("")
 async def list_memories(
-    caller: Reading,
-    serving: Shared,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    retired: Annotated[bool, Query(description="Also those that were corrected or taken out of use.")] = False,
-) -> Page[MemoryShown]:
-    """The newest first."""
-    engine = engine_of(serving, caller)
-    before = await engine.store.memory(cursor) if cursor is not None else None
-    found = await engine.store.memories(memory_shelf(engine.agent), retired=retired, limit=limit, before=before)
-    return Page(items=[MemoryShown.of(each) for each in found], next=found[-1].id if len(found) == limit else None)
+    caller: ReadCaller,
+    server_state: StateDep,
+    limit: PageLimit = 50,
+    cursor: PageCursor = None,
+    include_retired: Annotated[bool, Query(description="Include memories that were corrected or retired.")] = False,
+) -> Page[MemorySchema]:
+    """Lists memories, newest first."""
+    engine = engine_for_caller(server_state, caller)
+    before = await engine.store.get_memory(cursor) if cursor is not None else None
+    memories = await engine.store.list_memories(
+        memory_namespace(engine.agent), include_retired=include_retired, limit=limit, before=before
+    )
+    return Page(
+        items=[MemorySchema.from_record(each) for each in memories],
+        next_cursor=memories[-1].id if len(memories) == limit else None,
+    )
 
 
 @router.post("", status_code=201)
-async def remember(caller: Writing, serving: Shared, written: MemoryWritten) -> MemoryShown:
-    engine = engine_of(serving, caller)
-    return MemoryShown.of(await engine.store.remember(memory_shelf(engine.agent), written.text, source="user"))
+async def create_memory(caller: WriteCaller, server_state: StateDep, body: MemoryBody) -> MemorySchema:
+    engine = engine_for_caller(server_state, caller)
+    return MemorySchema.from_record(
+        await engine.store.add_memory(memory_namespace(engine.agent), body.text, source="user")
+    )
 
 
 @router.put("/{memory}")
-async def correct_memory(caller: Writing, serving: Shared, memory: MemoryId, written: MemoryWritten) -> MemoryShown:
-    """Retires a memory and gives the one that takes its place."""
-    return MemoryShown.of(await engine_of(serving, caller).store.correct(memory, written.text, source="user"))
+async def correct_memory(
+    caller: WriteCaller, server_state: StateDep, memory: MemoryId, body: MemoryBody
+) -> MemorySchema:
+    """Retires a memory and returns its replacement."""
+    return MemorySchema.from_record(
+        await engine_for_caller(server_state, caller).store.replace_memory(memory, body.text, source="user")
+    )
 
 
 @router.delete("/{memory}")
-async def retire_memory(caller: Writing, serving: Shared, memory: MemoryId) -> MemoryShown:
-    """Takes a memory out of use and out of search."""
-    return MemoryShown.of(await engine_of(serving, caller).store.retire(memory))
+async def retire_memory(caller: WriteCaller, server_state: StateDep, memory: MemoryId) -> MemorySchema:
+    """Retires a memory: requests and search no longer use it."""
+    return MemorySchema.from_record(await engine_for_caller(server_state, caller).store.retire_memory(memory))

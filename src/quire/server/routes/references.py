@@ -1,4 +1,4 @@
-"""Documents: those that a conversation refers to, those of the vault, and files that somebody brings along."""
+"""Documents: references of a conversation, files of the vault, and uploaded blobs."""
 
 import asyncio
 from collections import Counter
@@ -11,55 +11,56 @@ from pydantic import BaseModel, Field
 
 from quire.context.vault import Vault
 from quire.errors import InvalidRequest
-from quire.log import MAIN
+from quire.log import MAIN_BRANCH
 from quire.model import Entry
-from quire.model.notes import DocumentReference
-from quire.server.asking import BranchNumber, ConversationId, Reading, Shared, Writing, engine_of
+from quire.model.entry_metadata import DocumentReference
+from quire.server.dependencies import BranchQuery, ConversationId, ReadCaller, StateDep, WriteCaller, engine_for_caller
 
 router = APIRouter(prefix="/api", tags=["references"])
 
-MOST = 50
+DEFAULT_NAME_LIMIT = 50
+"""Default number of document names in a response."""
 
 
-class Use(BaseModel):
-    """Where a document was named or found."""
+class DocumentUseSchema(BaseModel):
+    """A message that names a document, or a tool result that found it."""
 
     seq: int
     role: str | None
     kind: str = Field(description="`direct` if the message names it, `search` if a tool found it.")
-    injected: bool = Field(description="Its text stood in the message as the model read it.")
-    blob: str | None = Field(description="Its text as it was then.")
+    injected: bool = Field(description="The document's text was included in the message that the model saw.")
+    blob: str | None = Field(description="Digest of the document's text at that time.")
     snippet: str | None
 
 
-class DocumentShown(BaseModel):
+class ReferencedDocumentSchema(BaseModel):
     link: str
     path: str | None = Field(description="Null if the link is broken.")
     summary: str | None
-    uses: list[Use]
+    uses: list[DocumentUseSchema]
 
 
-class Documents(BaseModel):
-    items: list[DocumentShown]
+class ReferencedDocumentListSchema(BaseModel):
+    items: list[ReferencedDocumentSchema]
 
 
-class Named(BaseModel):
-    name: str = Field(description="What stands between the brackets of a link, or after the @.")
+class DocumentNameSchema(BaseModel):
+    name: str = Field(description="Name to use in a [[link]] or after @.")
     path: str
-    note: bool = Field(description="It can be linked; otherwise it is only a file.")
+    is_note: bool = Field(description="A note, which can be linked; otherwise a plain file.")
 
 
-class NamesFound(BaseModel):
-    items: list[Named]
+class DocumentNameListSchema(BaseModel):
+    items: list[DocumentNameSchema]
 
 
-class Text(BaseModel):
+class DocumentTextSchema(BaseModel):
     path: str
     text: str
 
 
-class Kept(BaseModel):
-    """A file that can be named in a message, as a part of type `file` or `image` with this blob."""
+class StoredBlobSchema(BaseModel):
+    """An uploaded file. Messages refer to it in a part of type `file` or `image` with this `blob`."""
 
     blob: str
     media_type: str
@@ -68,28 +69,30 @@ class Kept(BaseModel):
 
 @router.get("/conversations/{conversation}/references")
 async def list_references(
-    caller: Reading, serving: Shared, conversation: ConversationId, branch: BranchNumber = MAIN
-) -> Documents:
-    """Every document that the branch's messages name, or that tools found for them, by first use."""
-    store = engine_of(serving, caller).store
-    return Documents(items=_documents(await store.referring(conversation, branch=branch)))
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> ReferencedDocumentListSchema:
+    """Lists documents that messages of the branch name or that tools found for them, in order of first use."""
+    store = engine_for_caller(server_state, caller).store
+    return ReferencedDocumentListSchema(
+        items=_group_references(await store.list_referencing_entries(conversation, branch=branch))
+    )
 
 
-def _documents(entries: Iterable[Entry]) -> list[DocumentShown]:
-    found: dict[str, DocumentShown] = {}
+def _group_references(entries: Iterable[Entry]) -> list[ReferencedDocumentSchema]:
+    documents: dict[str, ReferencedDocumentSchema] = {}
     for entry in entries:
-        for reference in entry.notes.references or ():
-            shown = found.setdefault(
+        for reference in entry.metadata.references or ():
+            document = documents.setdefault(
                 reference.path or reference.link,
-                DocumentShown(link=reference.link, path=reference.path, summary=reference.summary, uses=[]),
+                ReferencedDocumentSchema(link=reference.link, path=reference.path, summary=reference.summary, uses=[]),
             )
-            shown.summary = reference.summary or shown.summary
-            shown.uses.append(_use(entry, reference))
-    return list(found.values())
+            document.summary = reference.summary or document.summary
+            document.uses.append(_to_use_schema(entry, reference))
+    return list(documents.values())
 
 
-def _use(entry: Entry, reference: DocumentReference) -> Use:
-    return Use(
+def _to_use_schema(entry: Entry, reference: DocumentReference) -> DocumentUseSchema:
+    return DocumentUseSchema(
         seq=entry.seq,
         role=entry.role,
         kind=reference.kind,
@@ -100,54 +103,56 @@ def _use(entry: Entry, reference: DocumentReference) -> Use:
 
 
 @router.get("/documents")
-async def find_names(
-    caller: Reading,
-    serving: Shared,
-    query: Annotated[str, Query(max_length=500, description="A part of a name.")] = "",
-    limit: Annotated[int, Query(ge=1, le=200)] = MOST,
-) -> NamesFound:
-    """Notes and files of the vault whose names have this in them: those that begin with it first."""
-    vault = engine_of(serving, caller).vault
-    return NamesFound(items=await asyncio.to_thread(_names, vault, query.casefold(), limit) if vault else [])
+async def find_document_names(
+    caller: ReadCaller,
+    server_state: StateDep,
+    query: Annotated[str, Query(max_length=500, description="Part of a name.")] = "",
+    limit: Annotated[int, Query(ge=1, le=200)] = DEFAULT_NAME_LIMIT,
+) -> DocumentNameListSchema:
+    """Finds notes and files of the vault whose names contain the query; names that start with it come first."""
+    vault = engine_for_caller(server_state, caller).vault
+    return DocumentNameListSchema(
+        items=await asyncio.to_thread(_search_names, vault, query.casefold(), limit) if vault else []
+    )
 
 
-def _names(vault: Vault, query: str, limit: int) -> list[Named]:
-    files = [file.path for file in vault.root.files()]
-    found = [path for path in files if query in path.casefold()]
-    found.sort(key=lambda path: (not _stem(path).casefold().startswith(query), len(path), path))
-    named = Counter(_stem(path).casefold() for path in files if path.endswith(".md"))
-    return [_named(path, unique=named[_stem(path).casefold()] == 1) for path in found[:limit]]
+def _search_names(vault: Vault, query: str, limit: int) -> list[DocumentNameSchema]:
+    files = [file.path for file in vault.root.list_files()]
+    matches = [path for path in files if query in path.casefold()]
+    matches.sort(key=lambda path: (not _stem(path).casefold().startswith(query), len(path), path))
+    name_counts = Counter(_stem(path).casefold() for path in files if path.endswith(".md"))
+    return [_to_name_schema(path, unique=name_counts[_stem(path).casefold()] == 1) for path in matches[:limit]]
 
 
 def _stem(path: str) -> str:
     return PurePosixPath(path).name.removesuffix(".md")
 
 
-def _named(path: str, *, unique: bool) -> Named:
-    """A note goes by its bare name where no other has it."""
-    note = path.endswith(".md")
-    name = path if not note else _stem(path) if unique else path.removesuffix(".md")
-    return Named(name=name, path=path, note=note)
+def _to_name_schema(path: str, *, unique: bool) -> DocumentNameSchema:
+    """A note gets its bare name if that is unique, else its path."""
+    is_note = path.endswith(".md")
+    name = path if not is_note else _stem(path) if unique else path.removesuffix(".md")
+    return DocumentNameSchema(name=name, path=path, is_note=is_note)
 
 
 @router.get("/documents/content")
 async def read_document(
-    caller: Reading, serving: Shared, path: Annotated[str, Query(min_length=1, max_length=2_000)]
-) -> Text:
-    """A text file of the vault as it is now."""
-    vault = engine_of(serving, caller).vault
+    caller: ReadCaller, server_state: StateDep, path: Annotated[str, Query(min_length=1, max_length=2_000)]
+) -> DocumentTextSchema:
+    """Reads the current text of a file of the vault."""
+    vault = engine_for_caller(server_state, caller).vault
     if vault is None:
-        raise InvalidRequest("There is no vault to read from; set `vault`.")
+        raise InvalidRequest("There is no vault to read from; configure the setting `vault`.")
     file = await asyncio.to_thread(vault.read, path)
-    return Text(path=file.path, text=file.text)
+    return DocumentTextSchema(path=file.path, text=file.text)
 
 
 @router.get("/blobs/{digest}")
 async def read_blob(
-    caller: Reading, serving: Shared, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+    caller: ReadCaller, server_state: StateDep, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> Response:
-    """What a message or a request quoted, as it was then. Never shown by a browser as a page of its own."""
-    blob = await engine_of(serving, caller).store.blob(digest)
+    """Reads a file that a message or request quoted, as it was then. Sandboxed: browsers never render it as a page."""
+    blob = await engine_for_caller(server_state, caller).store.get_blob(digest)
     headers = {
         "Content-Disposition": "attachment",
         "Content-Security-Policy": "sandbox",
@@ -157,9 +162,9 @@ async def read_blob(
 
 
 @router.post("/blobs", status_code=201)
-async def keep_blob(caller: Writing, serving: Shared, request: Request) -> Kept:
-    """Keeps the body, of whatever type it is, for messages to name."""
+async def upload_blob(caller: WriteCaller, server_state: StateDep, request: Request) -> StoredBlobSchema:
+    """Stores the request body, of any media type, as a blob for messages."""
     data = await request.body()
     media_type = request.headers.get("content-type", "application/octet-stream")
-    digest = await engine_of(serving, caller).store.put_blob(data, media_type=media_type)
-    return Kept(blob=digest, media_type=media_type, size=len(data))
+    digest = await engine_for_caller(server_state, caller).store.put_blob(data, media_type=media_type)
+    return StoredBlobSchema(blob=digest, media_type=media_type, size=len(data))

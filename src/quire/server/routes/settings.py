@@ -1,6 +1,6 @@
-"""Settings that shape a request: shown, tried on a conversation, changed.
+"""Settings that affect requests: get, preview on a conversation, change.
 
-Where the log is and which servers are asked is for whoever starts the server to say, and is not shown here.
+The database and the upstreams are configured where the server is started, and are not exposed here.
 """
 
 from typing import Any
@@ -8,17 +8,18 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, ValidationError
 
-from quire.engine import Conversation, Engine
+from quire.engine import Conversation
+from quire.engine.context import EngineContext
 from quire.errors import AccessDenied, InvalidConfiguration
-from quire.log import MAIN
-from quire.server.asking import Managing, Reading, Shared, conversation_of
-from quire.server.routes.compaction import PlanShown
-from quire.server.routes.context import UsageShown
+from quire.log import MAIN_BRANCH
+from quire.server.dependencies import AdminCaller, ReadCaller, StateDep, load_conversation
+from quire.server.routes.compaction import CompactionPlanSchema
+from quire.server.routes.context import ContextUsageSchema
 from quire.settings import Settings
 
 router = APIRouter(prefix="/api/settings", tags=["settings"])
 
-SHOWN = (
+EDITABLE_SETTINGS = (
     "model",
     "strategy",
     "context_limit",
@@ -36,107 +37,113 @@ SHOWN = (
     "import_share",
     "max_spend",
 )
+"""Names of the settings that the API exposes."""
 
 
-class SettingShown(BaseModel):
+class SettingSchema(BaseModel):
     name: str
     value: Any
     default: Any
     description: str
-    kind: dict[str, Any] = Field(description="Its type and limits, as JSON Schema.")
+    json_schema: dict[str, Any] = Field(description="JSON Schema of the setting: type and limits.")
 
 
-class SettingsShown(BaseModel):
-    items: list[SettingShown]
-    changeable: bool = Field(description="Whether they can be changed here.")
+class SettingsSchema(BaseModel):
+    items: list[SettingSchema]
+    editable: bool = Field(description="Whether this server lets its user change settings.")
 
 
-class Tried(BaseModel):
+class PreviewSettingsBody(BaseModel):
     conversation: str = Field(min_length=1, max_length=200)
-    branch: int = Field(default=MAIN, ge=0, le=2**31 - 1)
+    branch: int = Field(default=MAIN_BRANCH, ge=0, le=2**31 - 1)
     changes: dict[str, Any]
 
 
-class Reckoned(BaseModel):
-    usage: UsageShown
-    plan: PlanShown | None
+class SettingsEffectSchema(BaseModel):
+    usage: ContextUsageSchema
+    plan: CompactionPlanSchema | None
 
 
-class Trial(BaseModel):
-    """What the next request would be, as things are and as they would be."""
+class SettingsPreviewSchema(BaseModel):
+    """The next request with the current settings and with the changed ones."""
 
-    before: Reckoned
-    after: Reckoned
+    before: SettingsEffectSchema
+    after: SettingsEffectSchema
 
 
-class Changed(BaseModel):
+class ChangeSettingsBody(BaseModel):
     changes: dict[str, Any]
 
 
 @router.get("")
-async def get_settings(caller: Reading, serving: Shared) -> SettingsShown:
-    return _shown(serving.settings, changeable=serving.local)
+async def get_settings(caller: ReadCaller, server_state: StateDep) -> SettingsSchema:
+    return _to_schema(server_state.settings, editable=server_state.is_local)
 
 
-def _shown(settings: Settings, *, changeable: bool) -> SettingsShown:
-    kinds = Settings.model_json_schema()["properties"]
-    return SettingsShown(
+def _to_schema(settings: Settings, *, editable: bool) -> SettingsSchema:
+    schemas = Settings.model_json_schema()["properties"]
+    return SettingsSchema(
         items=[
-            SettingShown(
+            SettingSchema(
                 name=name,
                 value=getattr(settings, name),
                 default=Settings.model_fields[name].default,
-                description=kinds[name].pop("description", ""),
-                kind={key: value for key, value in kinds[name].items() if key not in ("title", "default")},
+                description=schemas[name].pop("description", ""),
+                json_schema={key: value for key, value in schemas[name].items() if key not in ("title", "default")},
             )
-            for name in SHOWN
+            for name in EDITABLE_SETTINGS
         ],
-        changeable=changeable,
+        editable=editable,
     )
 
 
 @router.post("/preview")
-async def try_settings(caller: Reading, serving: Shared, tried: Tried) -> Trial:
-    """What these changes would do to a conversation's next request. Nothing is changed by asking."""
-    found = await conversation_of(serving, caller, tried.conversation, tried.branch)
-    engine = _changed(found.engine, _allowed(tried.changes))
-    other = Conversation(engine, found.id, found.branch)
-    return Trial(before=await _reckoned(found), after=await _reckoned(other))
+async def preview_settings(
+    caller: ReadCaller, server_state: StateDep, body: PreviewSettingsBody
+) -> SettingsPreviewSchema:
+    """Previews the effect of changed settings on a conversation's next request. Changes nothing."""
+    current = await load_conversation(server_state, caller, body.conversation, body.branch)
+    engine = _with_changes(current.engine, _check_editable(body.changes))
+    changed = Conversation(engine, current.id, current.branch)
+    return SettingsPreviewSchema(before=await _measure_effect(current), after=await _measure_effect(changed))
 
 
-def _changed(engine: Engine, changes: dict[str, Any]) -> Engine:
+def _with_changes(engine: EngineContext, changes: dict[str, Any]) -> EngineContext:
     try:
-        return engine.like(**changes)
+        return engine.with_changes(**changes)
     except ValidationError as error:
-        raise InvalidConfiguration(_explained(error)) from error
+        raise InvalidConfiguration(_explain_error(error)) from error
 
 
-async def _reckoned(conversation: Conversation) -> Reckoned:
-    plan = await conversation.plan()
-    return Reckoned(
-        usage=UsageShown.of(await conversation.usage()), plan=PlanShown.of(plan) if plan is not None else None
+async def _measure_effect(conversation: Conversation) -> SettingsEffectSchema:
+    plan = await conversation.plan_compaction()
+    return SettingsEffectSchema(
+        usage=ContextUsageSchema.from_report(await conversation.usage()),
+        plan=CompactionPlanSchema.from_plan(plan) if plan is not None else None,
     )
 
 
 @router.patch("")
-async def change_settings(caller: Managing, serving: Shared, changed: Changed) -> SettingsShown:
-    """From the next request on; only where Quire serves one user on their own machine."""
-    if not serving.local:
-        raise AccessDenied("Settings of a server for many are changed where it is started, not over the network.")
+async def change_settings(caller: AdminCaller, server_state: StateDep, body: ChangeSettingsBody) -> SettingsSchema:
+    """Changes settings from the next request on; only on a local server with one user."""
+    if not server_state.is_local:
+        raise AccessDenied("A shared server's settings cannot be changed over the API; change them where it starts.")
     try:
-        await serving.change(_allowed(changed.changes))
+        await server_state.change_settings(_check_editable(body.changes))
     except ValidationError as error:
-        raise InvalidConfiguration(_explained(error)) from error
-    return _shown(serving.settings, changeable=True)
+        raise InvalidConfiguration(_explain_error(error)) from error
+    return _to_schema(server_state.settings, editable=True)
 
 
-def _allowed(changes: dict[str, Any]) -> dict[str, Any]:
+def _check_editable(changes: dict[str, Any]) -> dict[str, Any]:
     for name in changes:
-        if name not in SHOWN:
-            raise InvalidConfiguration(f"{name!r} cannot be changed here; these can: {', '.join(SHOWN)}.")
+        if name not in EDITABLE_SETTINGS:
+            raise InvalidConfiguration(
+                f"The setting {name!r} cannot be changed here; these can: {', '.join(EDITABLE_SETTINGS)}."
+            )
     return changes
 
 
-def _explained(error: ValidationError) -> str:
-    faults = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors())
-    return f"The settings cannot be used: {faults}."
+def _explain_error(error: ValidationError) -> str:
+    details = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors())
+    return f"The settings are invalid: {details}."

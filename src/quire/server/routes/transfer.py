@@ -1,4 +1,4 @@
-"""Conversations out and in, as JSON Lines: all branches, every entry, the ledger, and what they quote."""
+"""Export and import of conversations as JSON Lines: branches, entries, ledger, and quoted blobs."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager
@@ -11,92 +11,104 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypeAliasType
 
 from quire.errors import ImportFailed
-from quire.log.transfer import Line
-from quire.server.asking import ConversationId, Reading, Shared, Writing, conversation_of, engine_of
-from quire.server.routes.conversations import ConversationShown
-from quire.server.streams import ClosingStream, lines_of
+from quire.log.export_import import ExportLine
+from quire.schemas.records import ConversationSchema
+from quire.server.dependencies import (
+    ConversationId,
+    ReadCaller,
+    StateDep,
+    WriteCaller,
+    engine_for_caller,
+    load_conversation,
+)
+from quire.server.event_stream import ClosingStreamingResponse, ndjson_responses
 
 router = APIRouter(prefix="/api", tags=["transfer"])
 
-CHUNK = 65_536
-"""Lines are sent in pieces of about so many bytes."""
-IN_MEMORY = 1_000_000
-"""A larger body waits in a file until all of it is there: an import is one transaction, and must not wait for it."""
+EXPORT_CHUNK_BYTES = 65_536
+"""Approximate size of the chunks in which lines are sent."""
+MAX_IMPORT_MEMORY_BYTES = 1_000_000
+"""A larger body is spooled to a file first: an import is one transaction, which must not wait for the client."""
 
 
-ExportLine = TypeAliasType("ExportLine", Line)
+ExportLineSchema = TypeAliasType("ExportLineSchema", ExportLine)
 
 
-class LineStream(ClosingStream):
+class NdjsonResponse(ClosingStreamingResponse):
     media_type = "application/x-ndjson"
 
 
 @router.get(
     "/conversations/{conversation}/export",
     status_code=200,
-    response_class=LineStream,
-    response_model=ExportLine,
-    responses=lines_of("ExportLine"),
+    response_class=NdjsonResponse,
+    response_model=ExportLineSchema,
+    responses=ndjson_responses("ExportLineSchema"),
 )
-async def export_conversation(caller: Reading, serving: Shared, conversation: ConversationId) -> LineStream:
-    """Each line is one of these. The last has `line` = `end`: an export without it broke off."""
-    found = await conversation_of(serving, caller, conversation)
-    named = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.jsonl"
-    return LineStream(_in_chunks(found.engine.store.export(conversation)), headers={"Content-Disposition": named})
+async def export_conversation(
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationId
+) -> NdjsonResponse:
+    """Exports a conversation, one object a line. An export without a last line with `line` = `end` is incomplete."""
+    loaded = await load_conversation(server_state, caller, conversation)
+    disposition = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.jsonl"
+    lines = loaded.engine.store.export_conversation(conversation)
+    return NdjsonResponse(_batch_lines(lines), headers={"Content-Disposition": disposition})
 
 
-async def _in_chunks(lines: AsyncIterator[str]) -> AsyncGenerator[bytes, None]:
-    held: list[bytes] = []
+async def _batch_lines(lines: AsyncIterator[str]) -> AsyncGenerator[bytes, None]:
+    batch: list[bytes] = []
     size = 0
     async for line in lines:
-        held.append(f"{line}\n".encode())
-        size += len(held[-1])
-        if size >= CHUNK:
-            yield b"".join(held)
-            held, size = [], 0
-    yield b"".join(held)
+        batch.append(f"{line}\n".encode())
+        size += len(batch[-1])
+        if size >= EXPORT_CHUNK_BYTES:
+            yield b"".join(batch)
+            batch, size = [], 0
+    yield b"".join(batch)
 
 
-_BODY: dict[str, Any] = {
+_IMPORT_REQUEST_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "What an export gave.",
+        "description": "An exported conversation.",
         "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
     }
 }
 
 
-@router.post("/import", status_code=201, openapi_extra=_BODY)
+@router.post("/import", status_code=201, openapi_extra=_IMPORT_REQUEST_BODY)
 async def import_conversation(
     request: Request,
-    caller: Writing,
-    serving: Shared,
-    rename: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="Keep it under another id than its own.")
+    caller: WriteCaller,
+    server_state: StateDep,
+    as_id: Annotated[
+        str | None,
+        Query(min_length=1, max_length=200, description="ID to import it under; by default its own."),
     ] = None,
-) -> ConversationShown:
-    """Takes an exported conversation in: all of it or nothing, every digest checked. An error names its line."""
-    async with _spooled(request) as file:
-        made = await engine_of(serving, caller).store.import_(_lines(file), rename=rename)
-    return ConversationShown.of(made)
+) -> ConversationSchema:
+    """Imports an exported conversation in one transaction and verifies every digest. An error names its line."""
+    async with _spool_body(request) as file:
+        store = engine_for_caller(server_state, caller).store
+        imported = await store.import_conversation(_decode_lines(file), as_id=as_id)
+    return ConversationSchema.from_record(imported)
 
 
 @asynccontextmanager
-async def _spooled(request: Request) -> AsyncGenerator[IO[bytes], None]:
-    """The body, from its beginning, in memory or in a file that goes when this is over. `Limits` bounds its size."""
-    file = SpooledTemporaryFile[bytes](max_size=IN_MEMORY)
+async def _spool_body(request: Request) -> AsyncGenerator[IO[bytes], None]:
+    """Spools the body to memory or a temporary file. `LimitsMiddleware` bounds its size."""
+    file = SpooledTemporaryFile[bytes](max_size=MAX_IMPORT_MEMORY_BYTES)
     try:
-        async for piece in request.stream():
-            await run_in_threadpool(file.write, piece)
+        async for chunk in request.stream():
+            await run_in_threadpool(file.write, chunk)
         file.seek(0)
         yield file
     finally:
         file.close()
 
 
-def _lines(file: IO[bytes]) -> Generator[str, None, None]:
+def _decode_lines(file: IO[bytes]) -> Generator[str, None, None]:
     for number, line in enumerate(file, start=1):
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
-            raise ImportFailed(f"Line {number} is no text in UTF-8: {error}. Nothing was imported.") from error
+            raise ImportFailed(f"Line {number} is not valid UTF-8: {error}. Nothing was imported.") from error

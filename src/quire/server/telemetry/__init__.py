@@ -1,4 +1,7 @@
-"""What the server tells of itself: metrics, spans and log lines, none of which holds a word of what was said."""
+"""Telemetry of the server: Prometheus metrics, OpenTelemetry spans and log lines.
+
+None of them contains content of messages.
+"""
 
 import time
 from collections.abc import Callable, Generator
@@ -13,79 +16,80 @@ from quire.engine import Conversation
 from quire.errors import ModelError, QuireError
 from quire.llm import Model
 from quire.model import Usage
-from quire.model.turns import TurnEnded, TurnEvent, TurnFailed
-from quire.server.problems import code_of, problem_of
-from quire.server.serving import Serving
-from quire.server.telemetry.metrics import Decision, Metrics
-from quire.server.telemetry.models import WatchedModel
-from quire.server.telemetry.tracing import Call, Tracing
-from quire.server.telemetry.watching import Watching
+from quire.model.events import TurnEnded, TurnEvent, TurnFailed
+from quire.server.problems import error_code, error_to_response
+from quire.server.state import ServerState
+from quire.server.telemetry.metrics import GatewayDecision, Metrics
+from quire.server.telemetry.middleware import TelemetryMiddleware
+from quire.server.telemetry.tracer import InstrumentedModel, ModelCallSpan, Tracing
 
-__all__ = ["Telemetry", "add_telemetry", "telemetry_of"]
+__all__ = ["Telemetry", "add_telemetry", "get_telemetry"]
 
 
 class Telemetry:
-    """Reached as `request.app.state.telemetry`, or by `telemetry_of(request)`."""
+    """Metrics and tracing of one application; `get_telemetry(request)` returns it."""
 
-    def __init__(self, serving: Serving, *, provider: TracerProvider | None = None) -> None:
-        self._serving = serving
-        self.metrics = Metrics(label_of=self._label_of)
+    def __init__(self, server_state: ServerState, *, provider: TracerProvider | None = None) -> None:
+        self._server_state = server_state
+        self.metrics = Metrics(get_model_label=self._get_model_label)
         self.tracing = Tracing(provider)
 
-    def _label_of(self, model: str | None) -> str:
-        """A model's name if the settings have it, or the pattern of theirs that it fits: clients may send any."""
-        settings = self._serving.settings
-        known = (settings.model, settings.summarizer, *settings.upstreams)
-        if model in known:
+    def _get_model_label(self, model: str | None) -> str:
+        """Returns the model's name if the settings have it, else the upstream pattern that it matches, else "other".
+
+        Clients may send any name, so names from requests are not used as labels.
+        """
+        settings = self._server_state.settings
+        if model in (settings.model, settings.summarizer, *settings.upstreams):
             return model or "other"
         return next((each for each in settings.upstreams if model is not None and fnmatchcase(model, each)), "other")
 
     @contextmanager
-    def turn(self, conversation: Conversation, model: Model) -> Generator[Callable[[TurnEvent], None]]:
-        """A turn, from here to its end; the function that this gives is to be called with its every event."""
-        began, end = time.perf_counter(), list[TurnEnded | TurnFailed]()
+    def observe_turn(self, conversation: Conversation, model: Model) -> Generator[Callable[[TurnEvent], None]]:
+        """Traces and counts a turn; yields a function to call with each of its events."""
+        started, end = time.perf_counter(), list[TurnEnded | TurnFailed]()
         agent = conversation.engine.agent.name
-        self.metrics.turn_began()
-        with self.tracing.turn(agent=agent, model=model.name, conversation=conversation.id) as spans:
+        self.metrics.count_turn_started()
+        with self.tracing.trace_turn(agent=agent, model=model.name, conversation=conversation.id) as spans:
 
-            def told(event: TurnEvent) -> None:
-                self.metrics.turn_told(event)
-                spans.told(event)
+            def observe(event: TurnEvent) -> None:
+                self.metrics.count_turn_event(event)
+                spans.handle_event(event)
                 if isinstance(event, TurnEnded | TurnFailed):
                     end.append(event)
 
             try:
-                yield told
+                yield observe
             finally:
-                outcome, usage, error = _ending(end)
-                spans.over(outcome, usage, error)
-                self.metrics.turn_over(outcome, time.perf_counter() - began)
+                outcome, usage, error = _get_outcome(end)
+                spans.finish(outcome, usage, error)
+                self.metrics.count_turn_ended(outcome, time.perf_counter() - started)
 
-    def model(self, model: Model) -> Model:
-        """The model with its calls traced and its errors counted."""
-        return WatchedModel(model, self.tracing, failed=self.metrics.upstream_failed)
+    def instrument_model(self, model: Model) -> Model:
+        """Wraps a model so that its calls are traced and its errors counted."""
+        return InstrumentedModel(model, self.tracing, on_error=self.metrics.count_upstream_error)
 
     @contextmanager
-    def gateway_call(self, model: str, *, conversation: str | None) -> Generator[Call]:
-        """A call of an upstream by the gateway. Its `headers` go with the request; what comes of it is told to it."""
-        with self.tracing.call(model, conversation=conversation) as call:
+    def trace_gateway_call(self, model: str, *, conversation: str | None) -> Generator[ModelCallSpan]:
+        """Traces a call of the gateway to an upstream, and counts its error. Send the span's `headers` upstream."""
+        with self.tracing.trace_call(model, conversation=conversation) as span:
             try:
-                yield call
+                yield span
             except ModelError as error:
-                self.metrics.upstream_failed(error)
+                self.metrics.count_upstream_error(error)
                 raise
 
-    def gateway_decided(self, decision: Decision) -> None:
-        self.metrics.gateway_decided(decision)
+    def count_gateway_decision(self, decision: GatewayDecision) -> None:
+        self.metrics.count_gateway_decision(decision)
 
-    def gateway_replied(self, call: Call, usage: Usage | None, finish: str | None = None) -> None:
-        call.replied(usage, finish)
+    def observe_gateway_reply(self, span: ModelCallSpan, usage: Usage | None, finish_reason: str | None = None) -> None:
+        span.set_reply(usage, finish_reason)
         if usage is not None:
-            self.metrics.used(usage)
+            self.metrics.count_usage(usage)
 
 
-def _ending(end: list[TurnEnded | TurnFailed]) -> tuple[str, Usage | None, QuireError | None]:
-    """How a turn ended, and with what; one whose end nobody told was cancelled."""
+def _get_outcome(end: list[TurnEnded | TurnFailed]) -> tuple[str, Usage | None, QuireError | None]:
+    """Returns a turn's outcome, usage and error; a turn without an end event was cancelled."""
     match end:
         case [TurnEnded(reason=reason, usage=usage), *_]:
             return reason, usage, None
@@ -95,25 +99,25 @@ def _ending(end: list[TurnEnded | TurnFailed]) -> tuple[str, Usage | None, Quire
             return "cancelled", None, None
 
 
-def add_telemetry(app: FastAPI, serving: Serving, *, provider: TracerProvider | None = None) -> Telemetry:
-    """Watches an application and what it shares, from now on. To be added after everything else that wraps it."""
-    telemetry = Telemetry(serving, provider=provider)
+def add_telemetry(app: FastAPI, server_state: ServerState, *, provider: TracerProvider | None = None) -> Telemetry:
+    """Instruments an application and its shared state. Call it after adding all other middleware, to be outermost."""
+    telemetry = Telemetry(server_state, provider=provider)
     app.state.telemetry = telemetry
-    serving.store.watch(telemetry.metrics.store_used)
-    serving.subscribe(lambda tenant, event: telemetry.metrics.context_told(event))
-    serving.subscribe(telemetry.tracing.context_told)
-    serving.turns.observer, serving.watched = telemetry.turn, telemetry.model
-    app.add_exception_handler(QuireError, _noted)
-    app.add_middleware(Watching, telemetry=telemetry)
+    server_state.store.observe_transactions(telemetry.metrics.observe_transaction)
+    server_state.subscribe(lambda tenant, event: telemetry.metrics.count_context_event(event))
+    server_state.subscribe(telemetry.tracing.handle_context_event)
+    server_state.turns.observer, server_state.instrument_model = telemetry.observe_turn, telemetry.instrument_model
+    app.add_exception_handler(QuireError, _handle_quire_error)
+    app.add_middleware(TelemetryMiddleware, metrics=telemetry.metrics)
     return telemetry
 
 
-async def _noted(request: Request, error: Exception) -> JSONResponse:
-    """Answers as always, and leaves the problem's name for the log."""
+async def _handle_quire_error(request: Request, error: Exception) -> JSONResponse:
+    """Answers with a problem document, and stores the error code for the log line."""
     assert isinstance(error, QuireError)
-    request.state.problem = code_of(error)
-    return problem_of(error)
+    request.state.error_code = error_code(error)
+    return error_to_response(error)
 
 
-def telemetry_of(request: Request) -> Telemetry:
+def get_telemetry(request: Request) -> Telemetry:
     return request.app.state.telemetry

@@ -1,7 +1,6 @@
-"""The server's log: one line an event on standard error, as JSON or as text.
+"""Structured logging of the server: one line per event on standard error, as JSON or as text.
 
-A line says what happened, where and how long it took, and never what was said: of an error it has the kind and the
-place in the code, not the message, which may quote anything.
+Lines never contain content. An error is logged by its type and stack, without its message, which may quote content.
 """
 
 import json
@@ -12,24 +11,26 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-Format = Literal["json", "text"]
-_FIELDS = "quire_fields"
+LogLineFormat = Literal["json", "text"]
+_FIELDS_ATTRIBUTE = "quire_fields"
 
 logger = logging.getLogger("quire.server")
 
 
-def log(event: str, /, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any) -> None:
-    """Writes a line; fields without a value are left out."""
+def log_server_event(
+    event: str, /, *, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
+) -> None:
+    """Logs an event; fields that are None are omitted."""
     if not logger.isEnabledFor(level):
         return
-    known = {name: value for name, value in fields.items() if value is not None}
-    logger.log(level, event, exc_info=error, extra={_FIELDS: known})
+    values = {name: value for name, value in fields.items() if value is not None}
+    logger.log(level, event, exc_info=error, extra={_FIELDS_ATTRIBUTE: values})
 
 
-def configure(format: Format, *, stream: TextIO | None = None) -> None:
-    """From now on this process logs so. For entry points: a library does not say how its program logs."""
+def configure_logging(format: LogLineFormat, *, stream: TextIO | None = None) -> None:
+    """Configures logging of the whole process. For entry points only: a library must not configure logging."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -37,60 +38,60 @@ def configure(format: Format, *, stream: TextIO | None = None) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("quire").setLevel(logging.INFO)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        known = logging.getLogger(name)
-        known.handlers.clear()
-        known.propagate = True
-    # A request has one line, and it is ours.
+        uvicorn_logger = logging.getLogger(name)
+        uvicorn_logger.handlers.clear()
+        uvicorn_logger.propagate = True
+    # The telemetry middleware logs one line per request.
     logging.getLogger("uvicorn.access").disabled = True
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(_line(record), ensure_ascii=False, default=str)
+        return json.dumps(_to_fields(record), ensure_ascii=False, default=str)
 
 
-class TextLines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = _line(record)
+        line = _to_fields(record)
         head = [line.pop("time"), line.pop("level").upper(), line.pop("event")]
-        return " ".join([*head, *(f"{name}={_shown(value)}" for name, value in line.items())])
+        return " ".join([*head, *(f"{name}={_quote_value(value)}" for name, value in line.items())])
 
 
-def _shown(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return json.dumps(text, ensure_ascii=False) if any(sign in text for sign in ' \n\r\t"=') else text
+    return json.dumps(text, ensure_ascii=False) if any(char in text for char in ' \n\r\t"=') else text
 
 
-def _line(record: logging.LogRecord) -> dict[str, Any]:
-    at = datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds")
-    fields: Mapping[str, Any] = getattr(record, _FIELDS, {})
-    line = {"time": at, "level": record.levelname.lower(), **_event(record), **fields}
+def _to_fields(record: logging.LogRecord) -> dict[str, Any]:
+    time = datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds")
+    fields: Mapping[str, Any] = getattr(record, _FIELDS_ATTRIBUTE, {})
+    line = {"time": time, "level": record.levelname.lower(), **_extract_event(record), **fields}
     if record.name != logger.name:
         line["logger"] = record.name
     if record.exc_info and record.exc_info[1] is not None:
-        line |= described(record.exc_info[1])
+        line |= describe_error(record.exc_info[1])
     return line
 
 
-def _event(record: logging.LogRecord) -> dict[str, Any]:
+def _extract_event(record: logging.LogRecord) -> dict[str, Any]:
     if record.name.startswith("quire.jobs"):
-        # Its lines are documents already, with a time of their own.
+        # Lines of the jobs are JSON documents with their own time.
         document: dict[str, Any] = json.loads(record.getMessage())
         return {name: value for name, value in document.items() if name != "at"}
     if record.name == logger.name:
         return {"event": record.getMessage()}
-    # What others fill in may be anything, the words of a message or of a database's error among it.
+    # Arguments of other loggers may contain content or database errors, so only the first line of the format is logged.
     lines = str(record.msg).splitlines()
     return {"event": lines[0] if lines else ""}
 
 
-def described(error: BaseException) -> dict[str, Any]:
-    """An error's kinds, from itself to its cause, and the calls that led to it."""
-    kinds, cause, seen = list[str](), error, set[int]()
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Returns the error's type and those of its causes, and the last 8 frames of its stack."""
+    types, cause, seen = list[str](), error, set[int]()
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        kinds.append(type(cause).__qualname__)
+        types.append(type(cause).__qualname__)
         cause = cause.__cause__ or cause.__context__
     frames = traceback.extract_tb(error.__traceback__)[-8:]
-    calls = [f"{frame.filename.rpartition('/site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
-    return {"error": kinds, "at": calls}
+    stack = [f"{frame.filename.rpartition('/site-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
+    return {"error": types, "stack": stack}

@@ -1,14 +1,12 @@
-"""Strategies: how much of a history stays when it has to be cut. Pure; one a file; users can register their own."""
+"""Compaction strategies: where to cut a history. Pure; users can register their own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from quire.errors import UnknownStrategy
 from quire.model.policy import Policy, Slot
-from quire.view.batches import Batch
-from quire.view.strategies.discard import Discard
-from quire.view.strategies.hybrid import Hybrid
-from quire.view.strategies.summarize import Summarize
+from quire.view.batches import MessageBatch
+from quire.view.strategies.builtin import DiscardStrategy, HybridStrategy, SummarizeStrategy
 
 
 class Strategy(Protocol):
@@ -17,39 +15,41 @@ class Strategy(Protocol):
 
     @property
     def summarizes(self) -> bool:
-        """Whether what is cut off should leave a summary behind."""
+        """Whether archived messages are replaced by a summary."""
         ...
 
     @property
     def shares(self) -> Mapping[Slot, float]:
-        """The part of the room that each slot may take; what it leaves over flows to messages."""
+        """Share of the budget that each slot may use; unused tokens go to messages."""
         ...
 
     @property
     def recalls(self) -> bool:
-        """Whether archived messages that bear on a question are shown again with it."""
+        """Whether archived messages that are relevant to a question are recalled."""
         ...
 
-    def cut(self, batches: Sequence[Batch], *, legal: Sequence[int], room: int, policy: Policy) -> int:
-        """One of the legal places. `room` is what the batches after it should fit into, if they can."""
+    def choose_cut(
+        self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
+    ) -> int:
+        """Returns one of `legal_cuts`. The batches after it should fit into `max_tokens`, if possible."""
         ...
 
 
-_registered: dict[str, Strategy] = {}
+_strategies: dict[str, Strategy] = {}
 
 
 def register_strategy(strategy: Strategy) -> None:
-    """Makes a strategy known by its name, in place of one that had it."""
-    _registered[strategy.name] = strategy
+    """Registers a strategy under its name; replaces an earlier one with that name."""
+    _strategies[strategy.name] = strategy
 
 
-def strategy_named(name: str) -> Strategy:
+def get_strategy(name: str) -> Strategy:
     try:
-        return _registered[name]
+        return _strategies[name]
     except KeyError:
-        known = ", ".join(sorted(_registered))
-        raise UnknownStrategy(f"There is no strategy {name!r}; there are {known}, and those you register.") from None
+        known = ", ".join(sorted(_strategies))
+        raise UnknownStrategy(f"Unknown strategy {name!r}; use one of {known}, or register your own.") from None
 
 
-for _strategy in (Discard(), Summarize(), Hybrid()):
+for _strategy in (DiscardStrategy(), SummarizeStrategy(), HybridStrategy()):
     register_strategy(_strategy)

@@ -1,0 +1,1 @@
+"""MCP (Model Context Protocol) client. Only `servers` may be imported without the `mcp` extra."""

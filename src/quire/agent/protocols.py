@@ -1,0 +1,99 @@
+"""Protocols of the turn loop: its host (`Conversation` is one), the requests it sends, and its tool runners."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from quire.compaction.execution import CompactionTrigger
+from quire.llm import Reply
+from quire.model import Entry, Message, ToolCallPart
+from quire.model.entry_metadata import DocumentReference
+from quire.view.assembly import Assembly
+from quire.view.wire_formats import BlobLoader
+
+
+class TurnRequest(Protocol):
+    """A prepared request, which fits the context window."""
+
+    @property
+    def assembly(self) -> Assembly: ...
+
+    @property
+    def compactions(self) -> tuple[Entry, ...]:
+        """Compactions made while preparing it."""
+        ...
+
+    @property
+    def load_blob(self) -> BlobLoader | None:
+        """Loads the blobs that its messages refer to."""
+        ...
+
+
+RequestT = TypeVar("RequestT", bound=TurnRequest)
+
+
+class BuiltinToolOutcome(Protocol):
+    """Result of a built-in tool."""
+
+    @property
+    def message(self) -> Message:
+        """A tool message with exactly one result."""
+        ...
+
+    @property
+    def references(self) -> tuple[DocumentReference, ...]:
+        """The documents that the tool read or found."""
+        ...
+
+
+class TurnHost(Protocol[RequestT]):
+    """The conversation in which a turn runs."""
+
+    async def prepare(self, message: Message | None = None) -> RequestT:
+        """Builds the request for `message`, or one that continues from the log as it is."""
+        ...
+
+    async def record_question(self, request: RequestT) -> tuple[list[Entry], RequestT]:
+        """Appends the request's question and its referenced documents to the log before the request is sent.
+
+        Returns the entries, and the request for which only the reply remains to be recorded.
+        """
+        ...
+
+    async def record(
+        self,
+        response: Reply,
+        *,
+        request: RequestT,
+        references: Sequence[DocumentReference] = (),
+        incomplete: bool = False,
+    ) -> Entry:
+        """Records a reply with the manifest of its request, and the documents that built-in tools read for it.
+
+        `incomplete` marks an interrupted reply.
+        """
+        ...
+
+    async def append(self, *messages: Message) -> list[Entry]: ...
+
+    async def compact(self, *, trigger: CompactionTrigger) -> Entry | None:
+        """Compacts the history; None if nothing can be compacted."""
+        ...
+
+    async def run_tool(self, call: ToolCallPart, *, request: RequestT) -> BuiltinToolOutcome:
+        """Runs a built-in tool that the reply to `request` called; for an unknown name the result is an error that
+        says so."""
+        ...
+
+
+class ToolRunner(Protocol):
+    """Runs some of the offered tools, identified by the names that the model sees on the wire."""
+
+    def handles(self, call: ToolCallPart) -> bool: ...
+
+    def needs_approval(self, call: ToolCallPart) -> bool:
+        """Whether a person must approve this call before it runs."""
+        ...
+
+    async def run(self, call: ToolCallPart) -> Message:
+        """Returns a tool message with exactly one result. An exception becomes an error result."""
+        ...

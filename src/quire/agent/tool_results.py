@@ -1,0 +1,65 @@
+"""Results of tool calls, of any kind of tool: content for the log and the model, or an error text.
+
+Text in a result is valid UTF-8 and bounded; content beyond the limit is truncated with a note of its size.
+"""
+
+from collections.abc import Iterable
+
+from quire.model.base import FrozenModel
+from quire.model.messages import FilePart, ImagePart, TextPart, ToolResultContent, ToolResultPart
+from quire.model.text import replace_lone_surrogates
+
+MAX_RESULT_CHARS = 20_000_000
+"""Maximum characters of a result. The log stores results untruncated; this limit only bounds memory."""
+
+
+class ToolResult(FrozenModel):
+    content: tuple[ToolResultContent, ...] = ()
+    is_error: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    def to_part(self, call_id: str) -> ToolResultPart:
+        """Converts to a message part that answers the call with this id."""
+        return ToolResultPart(call_id=call_id, content=self.content, is_error=self.is_error)
+
+
+def make_tool_error(text: str) -> ToolResult:
+    """Makes an error result; `text` says what happened and what the model can do next."""
+    return ToolResult(content=(TextPart(text=replace_lone_surrogates(text)),), is_error=True)
+
+
+def make_tool_result(
+    parts: Iterable[ToolResultContent], *, is_error: bool = False, max_chars: int = MAX_RESULT_CHARS
+) -> ToolResult:
+    """Makes a result of at most `max_chars`: text is truncated, an image or file is included whole or replaced by a
+    note."""
+    content: list[ToolResultContent] = []
+    room_chars = max_chars
+    for part in parts:
+        content.append(_truncate_part(part, room_chars=room_chars, max_chars=max_chars))
+        if content[-1] is part:
+            room_chars -= _count_chars(part)
+        elif isinstance(part, TextPart):
+            room_chars = 0
+    return ToolResult(content=tuple(content), is_error=is_error)
+
+
+def _truncate_part(part: ToolResultContent, *, room_chars: int, max_chars: int) -> ToolResultContent:
+    size = _count_chars(part)
+    if size <= room_chars:
+        return part
+    if isinstance(part, TextPart):
+        note = f"\n[truncated: this text has {size:,} characters; the limit of a result is {max_chars:,}]"
+        return TextPart(text=part.text[:room_chars] + note)
+    return TextPart(text=f"[omitted: {part.type} of {size:,} characters; the limit of a result is {max_chars:,}]")
+
+
+def _count_chars(part: ToolResultContent) -> int:
+    match part:
+        case TextPart():
+            return len(part.text)
+        case ImagePart() | FilePart():
+            return len(part.url or "")

@@ -1,0 +1,195 @@
+"""Renderables of the chat: compaction markers, the usage meter, tool calls and document references."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from quire.cli.output import pluralize, sanitize, to_one_line
+from quire.model import Compaction, ToolCallPart, ToolResultPart, Usage
+from quire.model.entry_metadata import DocumentReference
+from quire.view.budget import UsageReport, UsageStatus
+
+if TYPE_CHECKING:
+    from quire.log import LogStore
+    from quire.model import Entry
+
+METER_COLUMNS = 20
+"""Width of the meter's bar."""
+MAX_REFERENCE_TEXT_CHARS = 200
+
+_STATUS_COLORS: dict[UsageStatus, str] = {"ok": "green", "near": "yellow", "over": "red"}
+_MAX_ARGUMENT_CHARS = 60
+_MAX_CALL_LINES = 20
+"""Lines of an approval request that are printed; the rest is counted."""
+
+
+class CompactionStats(NamedTuple):
+    number: int
+    archived_messages: int
+    """Messages archived by this compaction, without those of the one it supersedes."""
+    freed_tokens: int
+    shortened_messages: int = 0
+    """Messages of which the model sees only a part from now on."""
+    failures: tuple[str, ...] = ()
+
+
+async def load_compaction_stats(store: "LogStore", entry: "Entry") -> CompactionStats:
+    body = entry.body
+    assert isinstance(body, Compaction)
+    previous = None
+    if body.supersedes is not None:
+        superseded = (await store.get_entry(entry.conversation, body.supersedes, branch=entry.branch)).body
+        previous = superseded if isinstance(superseded, Compaction) else None
+    first = previous.covers.last + 1 if previous is not None and previous.covers is not None else 1
+    last = body.covers.last if body.covers is not None else 0
+    messages = (
+        await store.read_range(entry.conversation, branch=entry.branch, first=first, last=last, kinds=["message"])
+        if last >= first
+        else []
+    )
+    already = {each.message for each in (previous.truncations or ())} if previous is not None else set[int]()
+    return CompactionStats(
+        number=body.number,
+        archived_messages=len(messages),
+        freed_tokens=max(0, body.tokens_before - body.tokens_after),
+        shortened_messages=sum(each.message not in already for each in body.truncations or ()),
+        failures=body.failures or (),
+    )
+
+
+def format_compaction_stats(stats: CompactionStats) -> str:
+    changes = [f"{pluralize(stats.archived_messages, 'message')} archived"] if stats.archived_messages else []
+    changes += [f"{pluralize(stats.shortened_messages, 'long message')} shortened"] if stats.shortened_messages else []
+    return f"{', '.join(changes) or 'Summary renewed'}, {stats.freed_tokens:,} tokens freed; undo with /undo"
+
+
+def render_compaction_marker(stats: CompactionStats) -> Group:
+    title = Text(f"Context compacted #{stats.number}", style="bold yellow")
+    failures = [Text(f"The summary failed ({each}); used the fallback.", style="dim") for each in stats.failures]
+    line = Text(format_compaction_stats(stats), style="yellow", justify="center")
+    return Group(Rule(title, style="yellow"), line, *failures, Rule(style="yellow"))
+
+
+class MeterReading(NamedTuple):
+    """The usage meter after a reply."""
+
+    report: UsageReport
+    reply_seq: int | None = None
+    """The reply's number, for /pin and /branch."""
+    usage: Usage | None = None
+    turn_cost: float = 0.0
+    """US dollars for this turn; 0 if no price is known."""
+    conversation_cost: float = 0.0
+    """US dollars for the conversation so far."""
+
+
+def render_meter(reading: MeterReading) -> Text:
+    report = reading.report
+    about = "" if report.exact else "~"
+    line = Text(style="dim")
+    if reading.reply_seq is not None:
+        line.append(f"#{reading.reply_seq} · ")
+    line.append_text(_render_meter_bar(report))
+    if report.total_tokens > report.trigger_tokens:
+        line.append(f" {about}{report.total_tokens:,} tokens; compacts first (limit {report.trigger_tokens:,})")
+    else:
+        line.append(f" {about}{report.total_tokens:,} of {report.trigger_tokens:,} tokens · window {report.window:,}")
+    if reading.usage is not None and reading.usage.cache_read_tokens:
+        line.append(f" · {reading.usage.cache_read_tokens:,} from cache")
+    if reading.turn_cost or reading.conversation_cost:
+        line.append(f" · ${reading.turn_cost:.4f} of ${reading.conversation_cost:.4f}")
+    return line
+
+
+def _render_meter_bar(report: UsageReport) -> Text:
+    """Renders the bar; a full bar means that the next request compacts first."""
+    filled = min(METER_COLUMNS, round(METER_COLUMNS * report.total_tokens / max(1, report.trigger_tokens)))
+    full, rest = ("━" * filled, f"not dim {_STATUS_COLORS[report.status]}"), ("─" * (METER_COLUMNS - filled), "dim")
+    return Text.assemble(full, rest)
+
+
+def format_tool_call(call: ToolCallPart, *, max_chars: int = 120) -> str:
+    """Formats a call on one line: `read_document(path="places/Mill.md")`."""
+    arguments = _parse_object(call.arguments)
+    if arguments is None:
+        return to_one_line(f"{call.name}({call.arguments})", max_chars)
+    pairs = [f"{name}={to_one_line(_to_json(value), _MAX_ARGUMENT_CHARS)}" for name, value in arguments.items()]
+    return to_one_line(f"{call.name}({', '.join(pairs)})", max_chars)
+
+
+def render_tool_result(call: ToolCallPart, result: ToolResultPart, *, width: int) -> Text:
+    sign, style = ("✗", "red") if result.is_error else ("✓", "green")
+    head = format_tool_call(call, max_chars=max(20, width // 2))
+    tail = to_one_line(result.text, max(20, width - len(head) - 6)) if result.is_error else _format_result_size(result)
+    return Text.assemble((f"{sign} ", style), (head, "cyan"), (f" {tail}", "dim"))
+
+
+def _format_result_size(result: ToolResultPart) -> str:
+    others = len(result.content) - sum(part.type == "text" for part in result.content)
+    size = pluralize(len(result.text), "character") if result.text or not others else ""
+    files = pluralize(others, "file") if others else ""
+    return " and ".join(filter(None, (size, files)))
+
+
+def render_approval_request(call: ToolCallPart) -> Group:
+    """Renders a call with its arguments, because the user must see what it does before approving it."""
+    arguments = _parse_object(call.arguments)
+    text = call.arguments if arguments is None else json.dumps(arguments, ensure_ascii=False, indent=2)
+    lines = sanitize(text).splitlines()
+    hidden = len(lines) - _MAX_CALL_LINES
+    more = [Text(f"… and {hidden} more lines", style="bold red")] if hidden > 0 else []
+    head = Text.assemble(("Run ", "bold yellow"), (sanitize(call.name), "bold cyan"), ("?", "bold yellow"))
+    return Group(head, *(Padding(Text(line), (0, 0, 0, 2)) for line in lines[:_MAX_CALL_LINES]), *more)
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _parse_object(arguments: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def deduplicate_references(*groups: Iterable[DocumentReference]) -> tuple[DocumentReference, ...]:
+    """Deduplicates references by document; the first reference wins."""
+    unique: dict[object, DocumentReference] = {}
+    for references in groups:
+        for each in references:
+            unique.setdefault(each.path or each.link, each)
+    return tuple(unique.values())
+
+
+def render_references(references: Sequence[DocumentReference]) -> Group:
+    return Group(
+        Text("Documents", style="bold dim"), *(Padding(_render_reference(each), (0, 0, 0, 2)) for each in references)
+    )
+
+
+def _render_reference(reference: DocumentReference) -> Group:
+    sign, color = ("•", "cyan") if reference.path is not None else ("✗", "red")
+    head = Text.assemble((f"{sign} {sanitize(reference.link)}", color))
+    if reference.path is not None:
+        head.append(f" ({sanitize(reference.path)}{_format_inclusion(reference)})", style="dim")
+    text = _get_reference_text(reference)
+    return Group(head, *([Padding(Text(text, style="dim"), (0, 0, 0, 2))] if text else []))
+
+
+def _format_inclusion(reference: DocumentReference) -> str:
+    if reference.kind == "search":
+        return ", found by a tool"
+    return "" if reference.injected else ", listed only"
+
+
+def _get_reference_text(reference: DocumentReference) -> str:
+    """Returns the document's summary, or the problem of a broken reference."""
+    text = reference.summary if reference.path is not None and reference.summary else reference.snippet
+    return to_one_line(text or "", MAX_REFERENCE_TEXT_CHARS)

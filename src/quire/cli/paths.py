@@ -1,0 +1,59 @@
+"""Paths of the command line: settings files, the default database and agents, where each platform has them.
+
+On Linux these are the XDG base directories; `XDG_CONFIG_HOME` and `XDG_DATA_HOME` also count on macOS.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import platformdirs
+
+from quire.errors import DocumentNotFound
+
+APP_NAME = "quire"
+SETTINGS_FILENAME = "quire.toml"
+AGENT_FILENAME = "agent.toml"
+
+
+def get_user_settings_path(environ: Mapping[str, str]) -> Path:
+    """Returns the user's settings file; `QUIRE_CONFIG` overrides it."""
+    if path := environ.get("QUIRE_CONFIG"):
+        return Path(path).expanduser()
+    return _get_config_folder() / SETTINGS_FILENAME
+
+
+def find_project_settings_path(folder: Path) -> Path | None:
+    """Finds the nearest settings file in the folder or its parents."""
+    return next((file for each in (folder, *folder.parents) if (file := each / SETTINGS_FILENAME).is_file()), None)
+
+
+def get_default_database_url() -> str:
+    return f"sqlite:///{platformdirs.user_data_path(APP_NAME, appauthor=False) / 'quire.db'}"
+
+
+def get_agents_folder() -> Path:
+    return _get_config_folder() / "agents"
+
+
+def _get_config_folder() -> Path:
+    return platformdirs.user_config_path(APP_NAME, appauthor=False)
+
+
+def find_agent_files() -> dict[str, Path]:
+    """Finds the user's agents by name: `NAME/agent.toml`, next to its rules and references, or `NAME.toml`."""
+    folder = get_agents_folder()
+    files = {file.stem: file for file in folder.glob("*.toml")}
+    files |= {file.parent.name: file for file in folder.glob(f"*/{AGENT_FILENAME}")}
+    return dict(sorted(files.items()))
+
+
+def find_agent_file(name: str) -> Path:
+    """Finds an agent's file by the agent's name or by path."""
+    files = find_agent_files()
+    if name in files:
+        return files[name]
+    path = Path(name).expanduser()
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    existing = f"existing agents: {', '.join(files)}" if files else "there are no agents yet"
+    raise DocumentNotFound(f"There is no agent {name!r}; {existing}. Create it with `quire agent new {name}`.")

@@ -1,0 +1,280 @@
+"""Extractive summary, without a model: lines of the messages, each with its citation, in log order. Deterministic.
+
+Selects the lines that add most information per token, including lines of the previous summary. Lines that differ only
+in their values are merged: the template once, then the values. The next compaction expands merged lines again.
+"""
+
+import heapq
+import re
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from quire.compaction.citations import CITATION, escape_citations
+from quire.compaction.line_scorer import (
+    ELLIPSIS,
+    MAX_LINE_CHARS,
+    ROLE_WEIGHTS,
+    SENTENCE_BOUNDARY,
+    LineScorer,
+    ScoredLine,
+    collapse_whitespace,
+    split_clauses,
+)
+from quire.model import Entry, Message
+from quire.view.tokens import TokenCounter
+
+EXTRACT_HEADING = "Extracts from archived messages, word for word; each can be read by its number."
+FIRST_REQUEST_PREFIX, NEWEST_REQUEST_PREFIX = "First request: ", "Newest request: "
+
+_REQUEST_TOKENS_DIVISOR = 8
+"""The first and the newest request may each use 1/8 of the tokens."""
+_PLAIN_TOKENS_DIVISOR = 4
+"""Plain lines, without values or decisions, may use 1/4 of the tokens."""
+_MIN_TEMPLATE_LINES = 3
+"""Minimum lines with one template to be merged."""
+_PREVIOUS_SUMMARY_WEIGHT = 1.6
+"""Weight factor of lines of the previous summary, which were selected once already."""
+_SAME_SOURCE_DECAY = 0.85
+"""Weight factor of each further line of the same message."""
+_REPEATED_VALUE_WEIGHT = 0.25
+"""Weight factor of a value that a selected line contains already."""
+_MAX_MISSES = 50
+"""Selection stops after this many lines in a row that do not fit."""
+_MAX_FIT_ROUNDS = 4
+_MIN_FILL_SHARE = 0.97
+
+_SECTION_HEADING = re.compile(r"#{1,6}\s|\*\*[^*]{1,60}\*\*:?$|[A-Z][\w ]{0,40}:$")
+_CITED_NUMBER = re.compile(r"#([0-9]{1,15})(?![0-9])")
+
+
+def extract_summary(
+    entries: Sequence[Entry],
+    *,
+    previous: str | None,
+    max_tokens: int,
+    counter: TokenCounter,
+    instructions: str | None = None,
+) -> str:
+    """Selects the best lines within `max_tokens`; empty if not even one fits."""
+    messages = [(entry.seq, entry.message) for entry in entries if entry.kind == "message"]
+    scorer = LineScorer(instructions)
+    required, lines = _parse_previous(previous or "", scorer)
+    requests = dict(
+        _pick_requests(
+            messages, include_first=not previous, max_chars=max(0, max_tokens) // _REQUEST_TOKENS_DIVISOR * 4
+        )
+    )
+    required += [scorer.score_line(text, f"[#{seq}]", (seq, -1), seq, role="user") for seq, text in requests.items()]
+    for seq, message in messages:
+        if requests.get(seq, ELLIPSIS).endswith(ELLIPSIS):
+            lines += scorer.score_message(seq, message)
+    distinct = _deduplicate(lines)
+    _estimate_tokens(distinct)
+    return _fit_to_limit(required, distinct, max_tokens, counter)
+
+
+def _pick_requests(
+    messages: Sequence[tuple[int, Message]], *, include_first: bool, max_chars: int
+) -> Iterator[tuple[int, str]]:
+    """The user's newest request, and the first one unless the previous summary contains it."""
+    requests = [(seq, message) for seq, message in messages if message.role == "user" and message.text.strip()]
+    chosen = [(FIRST_REQUEST_PREFIX, *requests[0])] if include_first and requests else []
+    if requests and (not chosen or len(requests) > 1):
+        chosen.append((NEWEST_REQUEST_PREFIX, *requests[-1]))
+    for label, seq, message in chosen:
+        text = escape_citations(collapse_whitespace(message.text))
+        yield seq, label + (text if len(text) <= max_chars else f"{text[:max_chars].rsplit(' ', 1)[0]} {ELLIPSIS}")
+
+
+def _parse_previous(previous: str, scorer: LineScorer) -> tuple[list[ScoredLine], list[ScoredLine]]:
+    """Lines of the previous summary: required ones, and ones that compete with the new lines."""
+    required: list[ScoredLine] = []
+    lines: list[ScoredLine] = []
+    number = 0
+    for place, raw in enumerate(_split_previous(previous)):
+        text = collapse_whitespace(raw)
+        if not text or text == EXTRACT_HEADING or _SECTION_HEADING.match(text):
+            continue
+        if len(CITATION.findall(raw)) != len(CITATION.findall(text)):
+            text = escape_citations(text)
+        numbers = _CITED_NUMBER.findall("".join(CITATION.findall(text)))
+        number = int(numbers[0]) if numbers else number
+        text, citation = _split_citation(text.removeprefix("- "))
+        clauses = (
+            split_clauses(text.removeprefix(NEWEST_REQUEST_PREFIX))
+            if text.startswith(NEWEST_REQUEST_PREFIX)
+            else (text,)
+        )
+        for clause in filter(None, clauses):
+            line = scorer.score_line(clause, citation, (number, place), -place - 1, role="user")
+            line.role_weight = ROLE_WEIGHTS["assistant"] * _PREVIOUS_SUMMARY_WEIGHT
+            (required if text.startswith(FIRST_REQUEST_PREFIX) and not required else lines).append(line)
+    return required, lines
+
+
+def _split_previous(previous: str) -> Iterator[str]:
+    """Lines of a summary; merged lines are expanded, long lines without a citation are split into sentences."""
+    for line in previous.splitlines():
+        if (items := _expand_merged_line(line)) is not None:
+            yield from items
+        elif len(line) > MAX_LINE_CHARS and not CITATION.search(line):
+            yield from SENTENCE_BOUNDARY.split(collapse_whitespace(line))
+        else:
+            yield line
+
+
+def _split_citation(text: str) -> tuple[str, str]:
+    """Splits a line from the citation at its end."""
+    bare = text.rstrip(" .")
+    start = bare.rfind("[")
+    if start >= 0 and CITATION.fullmatch(bare, start):
+        return bare[:start].rstrip(), bare[start:]
+    return text, ""
+
+
+def _deduplicate(lines: Iterable[ScoredLine]) -> list[ScoredLine]:
+    """Deduplicates lines, ignoring case; the first occurrence and its citation stay."""
+    seen: dict[str, ScoredLine] = {}
+    for line in lines:
+        seen.setdefault(line.text.lower(), line)
+    return list(seen.values())
+
+
+def _estimate_tokens(lines: Iterable[ScoredLine]) -> None:
+    """Estimates the tokens of each line; a line whose template others share costs only its values."""
+    template_counts = Tally(line.template.lower() for line in lines if line.template and line.citation)
+    for line in lines:
+        if template_counts[line.template.lower()] < _MIN_TEMPLATE_LINES or not line.citation:
+            line.template = ""
+        line.estimated_tokens = len(", ".join(line.template_values) if line.template else line.text) // 3 + 8
+
+
+def _fit_to_limit(
+    required: Sequence[ScoredLine], lines: Sequence[ScoredLine], max_tokens: int, counter: TokenCounter
+) -> str:
+    """Selects, renders and counts lines, and repeats with a corrected budget until they fill `max_tokens`."""
+    budget, best, best_tokens = float(max_tokens), "", 0
+    for _ in range(_MAX_FIT_ROUNDS):
+        text = _render_lines(_select_lines(required, lines, budget, counter))
+        tokens = counter.count(text)
+        if best_tokens < tokens <= max_tokens:
+            best, best_tokens = text, tokens
+        if not tokens or max_tokens * _MIN_FILL_SHARE < tokens <= max_tokens or tokens < max_tokens / 2:
+            break
+        budget *= 0.985 * max_tokens / tokens
+    return best or _pick_single_line(required, lines, max_tokens, counter)
+
+
+def _pick_single_line(
+    required: Sequence[ScoredLine], lines: Sequence[ScoredLine], max_tokens: int, counter: TokenCounter
+) -> str:
+    """For very small limits: one line without the heading, a request if one fits."""
+    for line in (*required, *heapq.nsmallest(20, lines, key=lambda line: line.estimated_tokens)):
+        if counter.count(line.bullet) <= max_tokens:
+            return line.bullet
+    return ""
+
+
+@dataclass(slots=True)
+class _LineSelection:
+    """Lines selected so far, and the values that they cover."""
+
+    lines: list[ScoredLine] = field(default_factory=list["ScoredLine"])
+    covered_values: set[str] = field(default_factory=set[str])
+    lines_by_source: Tally[int] = field(default_factory=Tally[int])
+    templates: set[str] = field(default_factory=set[str])
+    tokens: int = 0
+
+    def add(self, line: ScoredLine, tokens: int) -> None:
+        self.lines.append(line)
+        self.covered_values.update(line.values)
+        self.lines_by_source[line.source] += 1
+        self.templates.add(line.template.lower())
+        self.tokens += tokens
+
+    def score(self, line: ScoredLine) -> float:
+        """Information that the line adds to the selection, per token."""
+        covered = self.covered_values
+        value_score = sum(
+            [weight * _REPEATED_VALUE_WEIGHT if value in covered else weight for value, weight in line.values.items()]
+        )
+        return (
+            (line.base_score + value_score)
+            * line.role_weight
+            * _SAME_SOURCE_DECAY ** self.lines_by_source[line.source]
+            / line.estimated_tokens
+        )
+
+    def count_tokens(self, line: ScoredLine, counter: TokenCounter) -> int:
+        if not line.template:
+            return counter.count(line.bullet) + 1
+        values = counter.count(_format_values(line) + ";")
+        return values if line.template.lower() in self.templates else values + counter.count(f"- {line.template}:") + 1
+
+
+def _select_lines(
+    required: Sequence[ScoredLine], lines: Sequence[ScoredLine], budget: float, counter: TokenCounter
+) -> list[ScoredLine]:
+    """Greedy selection with lazy scores: adding a line only lowers other scores, so only the heap's top is rescored."""
+    selection = _LineSelection(tokens=counter.count(EXTRACT_HEADING) + 1)
+    for line in required:
+        selection.add(line, counter.count(line.bullet) + 1)
+    heap = [(-selection.score(line), index) for index, line in enumerate(lines)]
+    heapq.heapify(heap)
+    misses = 0
+    while heap and misses < _MAX_MISSES:
+        _, index = heap[0]
+        line = lines[index]
+        score = selection.score(line)
+        if -score > heap[0][0]:
+            heapq.heapreplace(heap, (-score, index))
+            continue
+        heapq.heappop(heap)
+        tokens = selection.count_tokens(line, counter)
+        if selection.tokens + tokens > (budget / _PLAIN_TOKENS_DIVISOR if line.is_plain else budget):
+            misses += 1
+            continue
+        misses = 0
+        selection.add(line, tokens)
+    return selection.lines
+
+
+def _render_lines(lines: Sequence[ScoredLine]) -> str:
+    if not lines:
+        return ""
+    groups: dict[str, list[ScoredLine]] = {}
+    for index, line in enumerate(sorted(lines, key=lambda line: line.order)):
+        groups.setdefault(line.template.lower() or f"{ELLIPSIS}{index}", []).append(line)
+    return "\n".join([EXTRACT_HEADING, *(text for group in groups.values() for text in _merge_lines(group))])
+
+
+def _merge_lines(lines: Sequence[ScoredLine]) -> Iterator[str]:
+    """Merges lines with one template, if there are enough: the template, then the values and citation of each line."""
+    if len(lines) < _MIN_TEMPLATE_LINES:
+        yield from (line.bullet for line in lines)
+        return
+    yield f"- {lines[0].template}:{';'.join(map(_format_values, lines))}"
+
+
+def _format_values(line: ScoredLine) -> str:
+    return f" {', '.join(line.template_values)} {line.citation}"
+
+
+def _expand_merged_line(line: str) -> list[str] | None:
+    """Expands a line that `_merge_lines` wrote; None for any other line."""
+    head, gap, rest = line.rpartition(ELLIPSIS)
+    tail, colon, items = rest.partition(": ")
+    if not gap or not colon:
+        return None
+    fragments = (head + gap + tail).split(ELLIPSIS)
+    expanded: list[str] = []
+    for item in items.split("; "):
+        values, citation = _split_citation(item)
+        item_values = values.split(", ")
+        if not citation or len(item_values) != len(fragments) - 1:
+            return None
+        expanded.append(
+            "".join(text + value for text, value in zip(fragments, (*item_values, ""), strict=True)) + f" {citation}"
+        )
+    return expanded

@@ -1,0 +1,250 @@
+"""Loads agents from files: a TOML file, and the folders `rules` and `references` with Markdown files next to it.
+
+A Markdown file is one item. Its front matter sets how it is included; the tables `[rules.NAME]` and `[references.NAME]`
+of the TOML file override that for this agent, or add an item. Paths are relative to the agent's file and must stay
+inside the project. Unknown keys are errors, because a misspelled key would otherwise be ignored silently.
+"""
+
+import json
+import tomllib
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from quire.context.front_matter import parse_front_matter
+from quire.context.mcp_config import describe_first_error, parse_server_table, parse_servers
+from quire.context.vault.paths import Root, TextFile
+from quire.errors import DocumentNotFound, InvalidConfiguration, PathRefused
+from quire.model.agents import Agent, AgentMemory, Reference, Rule, ToolServer
+from quire.settings import Settings
+
+_KNOWN_KEYS = (
+    "name", "description", "model", "instructions", "instructions_file", "settings", "rules", "rules_folder",
+    "references", "references_folder", "servers", "servers_file", "memory",
+)  # fmt: skip
+_OVERRIDE_KEYS = ("description", "include", "priority", "enabled")
+_SOURCE_KEYS = ("text", "path")
+
+_ItemType = TypeVar("_ItemType", Rule, Reference)
+TomlTable = Mapping[str, object]
+
+
+def load_agent(path: Path, *, project: Path | None = None) -> Agent:
+    """Loads an agent from a TOML file. Its paths must stay inside `project`, by default the file's folder."""
+    return _AgentLoader(path, project or path.parent).load()
+
+
+class _AgentLoader:
+    """Loads one agent; every error names its file and the key."""
+
+    def __init__(self, path: Path, project: Path) -> None:
+        self._path = path
+        home = path.resolve().parent
+        if not home.is_relative_to(project.resolve()):
+            raise InvalidConfiguration(f"The agent {path} is outside its project {project}; move it inside.")
+        self._root = Root(project, allow_hidden=True)
+        self._folder = home.relative_to(project.resolve()).as_posix()
+
+    def load(self) -> Agent:
+        given = self._read_toml()
+        self._reject_unknown_keys(given, _KNOWN_KEYS, "")
+        fields: dict[str, object] = {key: given[key] for key in ("description", "model") if key in given}
+        try:
+            return Agent.model_validate(
+                {
+                    **fields,
+                    "name": given.get("name", self._path.stem),
+                    "instructions": self._load_instructions(given),
+                    "settings": self._validate_settings(self._get_table(given, "settings")),
+                    "rules": self._load_items(given, Rule, "rules"),
+                    "references": self._load_items(given, Reference, "references"),
+                    "servers": self._load_servers(given),
+                    "memory": self._load_memory(self._get_table(given, "memory")),
+                }
+            )
+        except ValidationError as exc:
+            raise self._error(describe_first_error(exc)) from exc
+
+    def _read_toml(self) -> dict[str, object]:
+        try:
+            return tomllib.loads(self._path.read_text(encoding="utf-8-sig"))
+        except FileNotFoundError as exc:
+            raise DocumentNotFound(f"There is no agent {self._path}; create it, or check the path.") from exc
+        except (OSError, ValueError) as exc:
+            raise self._error(f"the file cannot be read: {exc}") from exc
+
+    def _load_instructions(self, given: TomlTable) -> object:
+        if "instructions_file" not in given:
+            return given.get("instructions", "")
+        if "instructions" in given:
+            raise self._error("`instructions` and `instructions_file` are both set; remove one.")
+        return self._read_file(given["instructions_file"], "instructions_file").text
+
+    def _validate_settings(self, given: TomlTable) -> TomlTable:
+        self._reject_unknown_keys(given, tuple(Settings.model_fields), "settings.")
+        try:
+            Settings.model_validate(given)
+        except ValidationError as exc:
+            raise self._error(f"`settings`: {describe_first_error(exc)}") from exc
+        return given
+
+    def _load_memory(self, given: TomlTable) -> AgentMemory:
+        self._reject_unknown_keys(given, tuple(AgentMemory.model_fields), "memory.")
+        try:
+            return AgentMemory.model_validate(given)
+        except ValidationError as exc:
+            raise self._error(f"`memory`: {describe_first_error(exc)}") from exc
+
+    def _load_servers(self, given: TomlTable) -> tuple[ToolServer, ...]:
+        servers = parse_server_table(self._get_table(given, "servers"), source=str(self._path))
+        if "servers_file" in given:
+            file = self._read_file(given["servers_file"], "servers_file")
+            servers = (*servers, *parse_servers(file.text, source=file.path))
+        return servers
+
+    def _load_items(self, given: TomlTable, kind: type[_ItemType], key: str) -> tuple[_ItemType, ...]:
+        """Items of the folder with the overrides of the agent's table, and the items that the table adds."""
+        items = self._load_folder(given, kind, key)
+        for name, table in self._get_table(given, key).items():
+            fields = self._get_table({name: table}, name, within=f"{key}.")
+            self._reject_unknown_keys(fields, (*_OVERRIDE_KEYS, *_SOURCE_KEYS), f"{key}.{name}.")
+            items[name] = self._merge_item(kind, key, name, fields, items.get(name))
+        return tuple(items[name] for name in sorted(items))
+
+    def _merge_item(
+        self, kind: type[_ItemType], key: str, name: str, fields: TomlTable, known: _ItemType | None
+    ) -> _ItemType:
+        sources = [source for source in _SOURCE_KEYS if source in fields]
+        if known is not None and sources:
+            raise self._error(f"`{key}.{name}.{sources[0]}`: the folder has an item of this name; rename one.")
+        if known is None and len(sources) != 1:
+            raise self._error(f"`{key}.{name}` is not in the folder, so it needs either `text` or `path`.")
+        if "path" in fields:
+            known = self._parse_item(kind, self._read_file(fields["path"], f"{key}.{name}.path"))
+        given: dict[str, Any] = {field: value for field, value in fields.items() if field != "path"}
+        try:
+            return kind.model_validate({**(known.model_dump() if known else {}), **given, "name": name})
+        except ValidationError as exc:
+            raise self._error(f"`{key}.{name}`: {describe_first_error(exc)}") from exc
+
+    def _load_folder(self, given: TomlTable, kind: type[_ItemType], key: str) -> dict[str, _ItemType]:
+        folder = given.get(f"{key}_folder", key)
+        items: dict[str, _ItemType] = {}
+        for path in self._list_markdown(folder, f"{key}_folder", required=f"{key}_folder" in given):
+            item = self._parse_item(kind, self._root.read(path))
+            if item.name in items:
+                raise self._error(f"two files in {folder!r} have the name {item.name!r}; rename one.")
+            items[item.name] = item
+        return items
+
+    def _list_markdown(self, folder: object, key: str, *, required: bool) -> list[str]:
+        if not isinstance(folder, str):
+            raise self._error(f"`{key}` must be the path of a folder, not {folder!r}.")
+        try:
+            files = self._root.list_files(f"{self._folder}/{folder}" if self._folder != "." else folder)
+        except (DocumentNotFound, PathRefused) as exc:
+            raise self._error(f"`{key}`: {exc}") from exc
+        paths = [file.path for file in files if file.path.endswith(".md")]
+        if required and not paths:
+            raise self._error(f"`{key}`: there are no Markdown files in {folder!r}; check the path.")
+        return paths
+
+    def _parse_item(self, kind: type[_ItemType], file: TextFile) -> _ItemType:
+        front, body = parse_front_matter(file.text)
+        if front.errors:
+            raise self._error(f"{file.path}: {front.errors[0]}")
+        fields: dict[str, Any] = {"path": file.path} if kind is Reference else {}
+        return kind.model_validate(
+            {
+                **fields,
+                "name": front.name or Path(file.path).stem,
+                "text": body,
+                "description": front.description or "",
+                "include": front.include,
+                "priority": front.priority,
+                "enabled": front.enabled,
+            }
+        )
+
+    def _read_file(self, path: object, key: str) -> TextFile:
+        if not isinstance(path, str):
+            raise self._error(f"`{key}` must be a path, not {path!r}.")
+        try:
+            return self._root.read(path, folder=self._folder)
+        except (DocumentNotFound, PathRefused) as exc:
+            raise self._error(f"`{key}`: {exc}") from exc
+
+    def _get_table(self, given: TomlTable, key: str, *, within: str = "") -> dict[str, object]:
+        table = given.get(key, {})
+        if not isinstance(table, dict):
+            raise self._error(f"`{within}{key}` must be a table, written [{within}{key}], not {table!r}.")
+        return cast("dict[str, object]", table)
+
+    def _reject_unknown_keys(self, given: TomlTable, known: Collection[str], within: str) -> None:
+        for key in given:
+            if key not in known:
+                matches = get_close_matches(key, known, n=1, cutoff=0.5)
+                hint = f"did you mean `{within}{matches[0]}`?" if matches else f"the known keys are {', '.join(known)}."
+                raise self._error(f"unknown key `{within}{key}`; {hint}")
+
+    def _error(self, problem: str) -> InvalidConfiguration:
+        return InvalidConfiguration(f"The agent {self._path}: {problem}")
+
+
+def render_agent_template(name: str) -> str:
+    """A commented TOML file to start an agent from."""
+    # TOML strings are JSON strings, except that TOML requires DEL to be escaped.
+    return _AGENT_TEMPLATE.replace("NAME", json.dumps(name, ensure_ascii=False).replace("\x7f", "\\u007f"))
+
+
+_AGENT_TEMPLATE = """\
+# An agent of Quire. Rules and references are Markdown files in the folders `rules` and `references` next to this file;
+# their front matter (name, description, include, priority, enabled) sets how they enter a conversation:
+#   always   with every new conversation
+#   manual   when you add them
+#   agent    when a message needs them
+name = NAME
+description = ""
+
+# The model; without it, the one in the settings.
+# model = "openai:gpt-4o"
+
+instructions = \"\"\"
+You are a helpful assistant.
+\"\"\"
+# Or the path of a text file:
+# instructions_file = "instructions.md"
+
+# Settings for this agent alone.
+[settings]
+# strategy = "hybrid"
+# context_threshold = 0.85
+
+# Overrides for a file in `rules`, by name, or a rule of this agent alone.
+# [rules.brevity]
+# text = "Answer in three sentences or fewer."
+# include = "always"
+
+# A document from elsewhere in the project.
+# [references.readme]
+# path = "README.md"
+# description = "What the project is and how to start it"
+# include = "agent"
+
+# MCP servers, with the fields of the common `mcpServers` JSON; `servers_file`, above the tables, is the path of such a
+# file. `include` applies to all tools of a server, `tools` to one of them.
+# [servers.files]
+# command = "npx"
+# args = ["-y", "@modelcontextprotocol/server-filesystem", "."]
+# env = { TOKEN = "${FILES_TOKEN:-none}" }
+# include = "agent"
+# tools = { read_file = { include = "always" }, delete_file = { enabled = false } }
+
+# Memory: project files that are loaded into every conversation, and what the agent remembers.
+[memory]
+# enabled = true
+# files = ["AGENTS.md"]
+"""

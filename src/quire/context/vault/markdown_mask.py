@@ -1,0 +1,197 @@
+"""Masks the parts of a Markdown text that are not prose: code, comments, math and escaped characters.
+
+`mask_non_prose` preserves positions: it replaces every masked character, line breaks too, by `MASK_CHAR`. So patterns
+are searched in the masked text, and their matches are read from the original. Linear in the length of any text.
+"""
+
+import re
+from bisect import bisect_left
+from functools import lru_cache
+
+MASK_CHAR = "\x1a"
+"""A control character: neither whitespace nor a letter nor Markdown syntax."""
+
+WIKILINK_PATTERN = re.compile(r"\[\[((?:(?!\[\[|\]\]|[\r\n]).)+)\]\]")
+
+_MASK_TRIGGERS = ("`", "~~~", "$", "\\", "%%", "<", "    ", "\t")
+"""A text without any of these is all prose."""
+_FENCE = re.compile(
+    r"(?P<quote>(?:[ \t]*>)*)(?P<indent>[ \t]*)(?P<marks>(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)"
+    r"(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})"
+)
+_LIST_ITEM = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])(?:[ \t]+|$)")
+_NON_PARAGRAPH_LINE = re.compile(r" {0,3}(?:#{1,6}(?:[ \t]|$)|(?:[-*_][ \t]*){3,}$)")
+_INLINE_MARKER = re.compile(r"[\\`<%$\[]")
+_INLINE_PATTERNS = {
+    "\\": re.compile(r"\\[!-/:-@\[-`{}~]"),
+    "`": re.compile(r"`+"),
+    "<": re.compile(r"<!--|<(?:pre|code)\b[^<>\n]*>", re.IGNORECASE),
+    "%": re.compile(r"%%"),
+    "$": re.compile(r"\$\$|\$(?=\S)"),
+    "[": re.compile(r"\[\["),
+}
+_BACKTICKS = re.compile(r"`+")
+_BLANK_LINE = re.compile(r"\n[ \t\r]*(?=\n)")
+_MATH_END = re.compile(r"(?<=[^\s\\])\$(?!\d)")
+_QUOTE_END = re.compile(r"^(?![ \t]*>)", re.MULTILINE)
+
+
+def mask_non_prose(text: str) -> str:
+    """Replaces everything that is not prose by `MASK_CHAR`."""
+    if not any(trigger in text for trigger in _MASK_TRIGGERS):
+        return text
+    pieces: list[str] = []
+    position = 0
+    for start, end in _MaskScanner(text).scan():
+        pieces += (text[position:start], MASK_CHAR * (end - start))
+        position = end
+    pieces.append(text[position:])
+    return "".join(pieces)
+
+
+class _MaskScanner:
+    """Scans a text in one pass, line by line; a construct that spans lines advances it past them."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._masked_spans: list[tuple[int, int]] = []
+        self._in_paragraph = False
+        """Whether the previous line is part of a paragraph, which indented code cannot interrupt."""
+        self._item_indent = 0
+        """Column at which the text of the current list item begins."""
+        self._known_quote_end = -1
+        self._backtick_runs: dict[int, list[int]] | None = None
+        self._blank_lines = [match.start() for match in _BLANK_LINE.finditer(text)]
+        self._missing_from: dict[str, int] = {}
+        """For each end marker that was not found: the position from which it is missing, so that scans stay linear."""
+
+    def scan(self) -> list[tuple[int, int]]:
+        position = 0
+        while position < len(self._text):
+            position = self._scan_line(position, self._line_end(position))
+        return self._masked_spans
+
+    def _scan_line(self, start: int, end: int) -> int:
+        """Scans a line; returns the start of the next one."""
+        line = self._text[start:end]
+        if not line.strip():
+            self._in_paragraph = False
+            return end + 1
+        indent = _indent_width(line)
+        self._close_items(indent)
+        if not self._in_paragraph and indent >= self._item_indent + 4:
+            return self._mask_span(start, end) + 1
+        fence = _FENCE.match(line)
+        if fence and (fence["quote"] or fence["marks"] or indent < self._item_indent + 4):
+            self._in_paragraph = False
+            return self._mask_span(start + fence.start("fence"), self._fence_end(fence, end)) + 1
+        if item := _LIST_ITEM.match(line):
+            self._item_indent = min(_indent_width(line[: item.end()], whole=True), indent + 6)
+        self._in_paragraph = not _NON_PARAGRAPH_LINE.match(line)
+        return self._scan_inline(start, end) + 1
+
+    def _close_items(self, indent: int) -> None:
+        if not self._in_paragraph:
+            self._item_indent = min(self._item_indent, indent)
+
+    def _fence_end(self, fence: re.Match[str], opened: int) -> int:
+        """End of the closing fence; without one, of the enclosing quote or of the text."""
+        bound = self._quote_end(opened) if fence["quote"] else len(self._text)
+        closing = _closing_fence(fence["fence"][0], len(fence["fence"])).search(self._text, opened, bound)
+        return closing.end() if closing else bound
+
+    def _quote_end(self, position: int) -> int:
+        """End of the quoted lines from here on; searched once for each quote."""
+        if position > self._known_quote_end:
+            outside = _QUOTE_END.search(self._text, position + 1)
+            self._known_quote_end = max(position, outside.start() - 1) if outside else len(self._text)
+        return self._known_quote_end
+
+    def _scan_inline(self, position: int, end: int) -> int:
+        """Scans inline syntax; returns the end of the line that it reaches, which may be a later one."""
+        while char := _INLINE_MARKER.search(self._text, position, end):
+            marker = _INLINE_PATTERNS[char[0]].match(self._text, char.start())
+            position = self._mask_marker(marker[0], *marker.span()) if marker else char.end()
+            if position > end:
+                end = self._line_end(position)
+        return end
+
+    def _mask_marker(self, marker: str, start: int, position: int) -> int:
+        """Masks the construct that a marker begins; returns the position to continue at."""
+        match marker[0]:
+            case "\\":
+                return self._mask_span(start, position)
+            case "[":
+                link = WIKILINK_PATTERN.match(self._text, start)
+                return link.end() if link and "`" not in link[0] else position
+            case "`":
+                stop = self._code_span_end(position, len(marker))
+            case "<":
+                stop = self._element_end(marker.lower(), start, position)
+            case "%":
+                stop = self._find_end("%%", position)
+            case _:
+                stop = self._find_end("$$", position) if marker == "$$" else self._math_end(position)
+        return position if stop is None else self._mask_span(start, stop)
+
+    def _element_end(self, tag: str, start: int, position: int) -> int | None:
+        if tag != "<!--":
+            return self._find_end("</pre>" if tag.startswith("<pre") else "</code>", position)
+        stop = self._find_end("-->", position)
+        # An unclosed HTML comment at the start of a line extends to the end of the text.
+        return len(self._text) if stop is None and self._is_line_start(start) else stop
+
+    def _mask_span(self, start: int, end: int) -> int:
+        self._masked_spans.append((start, end))
+        return end
+
+    def _find_end(self, marker: str, position: int) -> int | None:
+        if position >= self._missing_from.get(marker, len(self._text) + 1):
+            return None
+        at = self._text.find(marker, position)
+        if at < 0:
+            self._missing_from[marker] = position
+            return None
+        return at + len(marker)
+
+    def _code_span_end(self, position: int, length: int) -> int | None:
+        """Inline code ends at the next run of equally many backticks in the same paragraph."""
+        if self._backtick_runs is None:
+            self._backtick_runs = {}
+            for run in _BACKTICKS.finditer(self._text):
+                self._backtick_runs.setdefault(len(run[0]), []).append(run.start())
+        runs = self._backtick_runs.get(length, [])
+        at = bisect_left(runs, position)
+        return runs[at] + length if at < len(runs) and runs[at] < self._paragraph_end(position) else None
+
+    def _math_end(self, position: int) -> int | None:
+        bound = self._paragraph_end(position)
+        if self._missing_from.get("$") == bound:
+            return None
+        closing = _MATH_END.search(self._text, position, bound)
+        if closing is None:
+            self._missing_from["$"] = bound
+        return closing.end() if closing else None
+
+    def _paragraph_end(self, position: int) -> int:
+        at = bisect_left(self._blank_lines, position)
+        return self._blank_lines[at] if at < len(self._blank_lines) else len(self._text)
+
+    def _is_line_start(self, position: int) -> bool:
+        before = self._text[max(0, position - 4) : position]
+        return not before.rpartition("\n")[2].strip() and ("\n" in before or position < 4)
+
+    def _line_end(self, position: int) -> int:
+        end = self._text.find("\n", position)
+        return len(self._text) if end < 0 else end
+
+
+def _indent_width(line: str, *, whole: bool = False) -> int:
+    """Width of a line's indentation, or of the `whole` line; a tab extends to the next multiple of four."""
+    blanks = line if whole else line[: len(line) - len(line.lstrip(" \t"))]
+    return len(blanks.expandtabs(4)) if "\t" in blanks else len(blanks)
+
+
+@lru_cache(maxsize=256)
+def _closing_fence(fence_char: str, length: int) -> re.Pattern[str]:
+    return re.compile(rf"^(?:[ \t]*>)*[ \t]*{fence_char}{{{length},}}(?=[ \t\r]*$)", re.MULTILINE)

@@ -1,0 +1,179 @@
+"""Finds wikilinks in a text and resolves them to files: `[[Note]]`, `[[folder/Note#Heading|text]]`, `![[Note#^block]]`.
+
+Links in code, comments and math are ignored. Resolution order, as in Obsidian: full path, the source note's
+folder, the end of a path, alias.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.context.vault.markdown_mask import WIKILINK_PATTERN, mask_non_prose
+
+AmbiguityPolicy = Literal["list", "first"]
+"""How to resolve a name that several notes have: list them, or take the first (the shortest path)."""
+
+NOTE_SUFFIXES = (".md", ".markdown")
+
+
+@dataclass(frozen=True, slots=True)
+class Wikilink:
+    text: str
+    """As written, with brackets."""
+    target: str
+    """Name or path of the note; empty for a heading of the note that contains the link."""
+    headings: tuple[str, ...] = ()
+    """Outermost first."""
+    block_id: str | None = None
+    display_text: str | None = None
+    is_embed: bool = False
+    start: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedLink:
+    path: str
+    others: tuple[str, ...] = ()
+    """Further notes of that name, with the policy `first`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AmbiguousLink:
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLink:
+    reason: str
+
+
+LinkResolution = ResolvedLink | AmbiguousLink | BrokenLink
+
+
+def find_wikilinks(text: str, *, masked_text: str | None = None) -> list[Wikilink]:
+    """Finds all links of a Markdown text, in order; `masked_text` saves masking it again."""
+    if "[[" not in text:
+        return []
+    masked_text = mask_non_prose(text) if masked_text is None else masked_text
+    links: list[Wikilink] = []
+    for match in WIKILINK_PATTERN.finditer(masked_text):
+        start = match.start() - (masked_text[match.start() - 1 : match.start()] == "!")
+        link = parse_wikilink(text[start : match.end()], start=start)
+        if link is not None:
+            links.append(link)
+    return links
+
+
+def parse_wikilink(written: str, *, start: int = 0) -> Wikilink | None:
+    """Parses a link with or without brackets; None if it is empty."""
+    content = written.strip()
+    is_embed = content.startswith("![[")
+    if is_embed or content.startswith("[["):
+        content = content.removeprefix("!").removeprefix("[[").removesuffix("]]")
+    location, separator, display_text = content.partition("|")
+    if separator:
+        location = location.removesuffix("\\")  # In a table the bar itself is escaped.
+    target, *inner = (step.strip() for step in location.split("#"))
+    block = inner.pop()[1:].strip() if inner and inner[-1].startswith("^") else None
+    headings = tuple(step for step in inner if step)
+    if not (target or headings or block):
+        return None
+    return Wikilink(written, target, headings, block or None, display_text.strip() or None, is_embed, start)
+
+
+class LinkIndex:
+    """Index from link names to the files of a vault."""
+
+    def __init__(self, paths: Iterable[str], *, aliases: Mapping[str, Iterable[str]] | None = None) -> None:
+        self._by_path: dict[str, list[str]] = {}
+        self._by_suffix: dict[str, list[str]] = {}
+        self._by_alias: dict[str, list[str]] = {}
+        # Of several files with one name, the shortest path is first, as in Obsidian.
+        for path in sorted(paths, key=lambda path: (len(path), path)):
+            for key in _link_keys(path):
+                self._by_path.setdefault(key, []).append(path)
+                for suffix in _path_suffixes(key):
+                    self._by_suffix.setdefault(suffix, []).append(path)
+            for alias in (aliases or {}).get(path, ()):
+                known = self._by_alias.setdefault(fold_name(alias), [])
+                if path not in known[-1:]:
+                    known.append(path)
+
+    def resolve(
+        self, link: Wikilink, *, source: str | None = None, on_ambiguous: AmbiguityPolicy = "list"
+    ) -> LinkResolution:
+        """Resolves a link in the note `source`, or in a message if `source` is None."""
+        if not link.target:
+            reason = "the link has only a heading, and a message is not a note; write the note's name before the #"
+            return BrokenLink(reason) if source is None else ResolvedLink(source)
+        options = self._find_paths(link.target, source)
+        if not options:
+            return BrokenLink(f"no note, file or alias is called {link.target!r}")
+        if len(options) == 1:
+            return ResolvedLink(options[0])
+        return (
+            ResolvedLink(options[0], tuple(options[1:])) if on_ambiguous == "first" else AmbiguousLink(tuple(options))
+        )
+
+    def _find_paths(self, target: str, source: str | None) -> list[str]:
+        folder = source.rpartition("/")[0] if source else ""
+        steps = _split_target(target, folder)
+        if steps is None:
+            return []
+        key = fold_name("/".join(steps))
+        exact = _prefer_exact_case(self._by_path.get(key, []), steps)
+        if exact or target.startswith(("/", "./", "../")):
+            return exact
+        same_folder = self._by_path.get(fold_name(f"{folder}/{'/'.join(steps)}"), []) if folder else []
+        return same_folder[:1] or self._by_suffix.get(key) or self._by_alias.get(fold_name(target), [])
+
+
+def fold_name(name: str) -> str:
+    """Normalizes a name for comparison: letter case, Unicode composition and runs of whitespace are ignored."""
+    if not name.isascii():
+        name = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+    return " ".join(name.lower().split())
+
+
+def is_note(path: str) -> bool:
+    return path.lower().endswith(NOTE_SUFFIXES)
+
+
+def _split_target(target: str, folder: str) -> list[str] | None:
+    """Splits a link's path into names from the root; None if it is outside the root."""
+    steps = folder.split("/") if folder and target.startswith(("./", "../")) else []
+    for step in target.split("/"):
+        if step == "..":
+            if not steps:
+                return None
+            steps.pop()
+        elif step.strip() not in ("", "."):
+            steps.append(step.strip())
+    return steps or None
+
+
+def _link_keys(path: str) -> list[str]:
+    """The full path, and for a note also the path without its suffix."""
+    key = fold_name(path)
+    return [key, *(key.removesuffix(suffix) for suffix in NOTE_SUFFIXES if key.endswith(suffix))]
+
+
+def _path_suffixes(key: str) -> Iterable[str]:
+    """The path itself, and the rest after each slash."""
+    yield key
+    at = key.find("/")
+    while at >= 0:
+        yield key[at + 1 :]
+        at = key.find("/", at + 1)
+
+
+def _prefer_exact_case(options: list[str], steps: list[str]) -> list[str]:
+    """Of paths that differ in letter case only, the one spelled like the link; otherwise all."""
+    written = "/".join(steps)
+    exact = [path for path in options if path == written or path.rpartition(".")[0] == written]
+    return exact[:1] or options

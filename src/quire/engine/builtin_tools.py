@@ -1,0 +1,198 @@
+"""Runs Quire's built-in tools, by which a model reads archived messages and vault documents and adds memories.
+
+A call never fails a turn: errors are returned to the model as an error result, so that it can retry. Each result names
+the documents that the call read or found.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from quire.context.builtin_tool_schemas import (
+    BuiltinToolCall,
+    FindDocuments,
+    FindExcerpts,
+    ReadDocument,
+    ReadHistory,
+    Remember,
+    ResolveWikilink,
+    SearchHistory,
+    parse_builtin_call,
+)
+from quire.engine.context import EngineContext
+from quire.engine.context_gatherer import memory_namespace
+from quire.engine.embeddings import embed_query
+from quire.engine.recall import Recall
+from quire.errors import InvalidRequest, QuireError
+from quire.log.types import Citation, SearchHit, vault_scope
+from quire.model import Entry
+from quire.model.entry_metadata import DocumentReference
+from quire.view.recalled_messages import RecallCandidate, render_recalled
+
+if TYPE_CHECKING:
+    from quire.context.vault import Vault
+
+MAX_RESULT_CHARS = 20_000
+"""Maximum characters of one result, about 5,000 tokens. A longer one ends with a hint how to read the rest."""
+SNIPPET_CHARS = 100
+"""Characters of a document reference's snippet."""
+MAX_COMPARED_MEMORIES = 1_000
+"""Memories that a new one is compared with, to reject duplicates."""
+
+
+class BuiltinToolResult(NamedTuple):
+    """The text for the model, and the documents that the tool read or found."""
+
+    text: str
+    references: tuple[DocumentReference, ...] = ()
+    is_error: bool = False
+
+
+class BuiltinTools:
+    """Runs built-in tool calls for one branch."""
+
+    def __init__(self, engine: EngineContext, conversation: str, branch: int, *, recall: Recall) -> None:
+        self._engine, self._conversation, self._branch, self._recall = engine, conversation, branch, recall
+
+    async def run(self, name: str, arguments: str, *, recalled_texts: Callable[[], Iterable[str]]) -> BuiltinToolResult:
+        """Runs one call. `recalled_texts` returns what the current request recalled, which must not be remembered
+        again."""
+        try:
+            return await self._dispatch(parse_builtin_call(name, arguments), recalled_texts)
+        except QuireError as error:
+            return BuiltinToolResult(str(error), is_error=True)
+
+    async def _dispatch(self, call: BuiltinToolCall, recalled_texts: Callable[[], Iterable[str]]) -> BuiltinToolResult:
+        match call:
+            case SearchHistory(query=query, limit=limit):
+                return await self._search_history(query, limit)
+            case ReadHistory(first=first, last=last):
+                return await self._read_history(first, last or first)
+            case ReadDocument(path=path, start=start):
+                return await self._read_document(path, start)
+            case FindDocuments(query=query, limit=limit):
+                return await self._find_documents(query, limit)
+            case FindExcerpts(query=query, limit=limit):
+                return await self._find_excerpts(query, limit)
+            case ResolveWikilink(link=link):
+                return await self._resolve_link(link)
+            case Remember(text=text, replaces=replaces):
+                return await self._remember(text, replaces, recalled_texts())
+        assert_never(call)
+
+    async def _search_history(self, query: str, limit: int) -> BuiltinToolResult:
+        window = await self._engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
+        candidates = await self._recall.search(window.branch, query, limit=limit)
+        if not candidates:
+            return BuiltinToolResult("No earlier message matches. Try other words.")
+        return BuiltinToolResult(_truncate(render_recalled(candidates), "search with a smaller limit"))
+
+    async def _read_history(self, first: int, last: int) -> BuiltinToolResult:
+        entries = await self._engine.store.read_range(
+            self._conversation, branch=self._branch, first=first, last=max(first, last), kinds=["message"], limit=50
+        )
+        if not entries:
+            return BuiltinToolResult(f"There is no message between #{first} and #{last}.", is_error=True)
+        text = render_recalled(RecallCandidate(entry, 1.0) for entry in entries)
+        return BuiltinToolResult(_truncate(text, f"read fewer messages at once, starting at #{first}"))
+
+    @property
+    def _vault(self) -> "Vault":
+        if self._engine.vault is None:
+            raise InvalidRequest("No vault is configured, so there are no documents.")
+        return self._engine.vault
+
+    async def _read_document(self, path: str, start: int) -> BuiltinToolResult:
+        file = await asyncio.to_thread(self._vault.read, path)
+        rest = file.text[start:]
+        if not rest and start:
+            return BuiltinToolResult(
+                f"{path} has {len(file.text)} characters, so nothing starts at {start}.", is_error=True
+            )
+        next_start = start + MAX_RESULT_CHARS
+        text = (
+            rest
+            if len(rest) <= MAX_RESULT_CHARS
+            else f"{rest[:MAX_RESULT_CHARS]}\n[… continue with start={next_start} of {len(file.text)} …]"
+        )
+        return BuiltinToolResult(text, (_to_reference(file.path, rest),))
+
+    async def _search_vault(self, query: str, limit: int) -> list[SearchHit]:
+        embedding = await embed_query(query, self._engine.embedder)
+        return await self._engine.store.search(query, scopes=[vault_scope(self._vault.name)], limit=limit, **embedding)
+
+    async def _find_documents(self, query: str, limit: int) -> BuiltinToolResult:
+        paths = list(dict.fromkeys(hit.key for hit in await self._search_vault(query, 4 * limit)))[:limit]
+        by_path = {each.path: each for each in await self._engine.store.list_documents(self._vault.name, paths=paths)}
+        documents = [by_path[path] for path in paths if path in by_path]
+        if not documents:
+            return BuiltinToolResult("No document matches. Try other words.")
+        lines = [f"- {each.path}: {' '.join((each.summary or each.title).split())}" for each in documents]
+        references = tuple(_to_reference(each.path, each.summary) for each in documents)
+        return BuiltinToolResult("\n".join(lines), references)
+
+    async def _find_excerpts(self, query: str, limit: int) -> BuiltinToolResult:
+        hits = await self._search_vault(query, limit)
+        if not hits:
+            return BuiltinToolResult("No passage matches. Try other words.")
+        text = "\n\n".join(f"{hit.key} ({hit.title})\n{hit.text}" for hit in hits)
+        references = {hit.key: _to_reference(hit.key, hit.text) for hit in reversed(hits)}
+        return BuiltinToolResult(_truncate(text, "search with a smaller limit"), tuple(reversed(references.values())))
+
+    async def _resolve_link(self, link: str) -> BuiltinToolResult:
+        from quire.context.vault import AmbiguousLink, BrokenLink, ResolvedLink
+
+        destination = await asyncio.to_thread(self._vault.resolve, link)
+        match destination:
+            case ResolvedLink(path=path):
+                return BuiltinToolResult(path, (_to_reference(path, None),))
+            case AmbiguousLink(options=options):
+                return BuiltinToolResult(
+                    f"Several documents have this name: {', '.join(options)}. Use the path of one."
+                )
+            case BrokenLink(reason=reason):
+                return BuiltinToolResult(f"The link is broken: {reason}.", is_error=True)
+        assert_never(destination)
+
+    async def _remember(self, text: str, replaces: str | None, recalled_texts: Iterable[str]) -> BuiltinToolResult:
+        engine, namespace = self._engine, memory_namespace(self._engine.agent)
+        if not engine.agent.memory.enabled:
+            raise InvalidRequest("This agent has no memory; enable it in the agent's configuration.")
+        memories = await engine.store.list_memories(namespace, limit=MAX_COMPARED_MEMORIES)
+        from quire.context.memory import validate_new_memory
+
+        fact = validate_new_memory(text, existing=[each.text for each in memories], recalled_texts=recalled_texts)
+        user_messages = await engine.store.read_tail(
+            self._conversation, 1, branch=self._branch, kinds=["message"], roles=["user"]
+        )
+        if not user_messages:
+            raise InvalidRequest("There is no user message yet that a memory could cite.")
+        citation = _to_citation(user_messages[0])
+        if replaces is None:
+            memory = await engine.store.add_memory(namespace, fact, citation=citation)
+        else:
+            memory = await engine.store.replace_memory(replaces, fact, citation=citation)
+        return BuiltinToolResult(f"Remembered as {memory.id}, from message #{user_messages[0].seq}.")
+
+
+def deduplicate_references(references: Sequence[DocumentReference]) -> tuple[DocumentReference, ...]:
+    """Each document once, as the first call referred to it."""
+    return tuple({each.path: each for each in reversed(references)}.values())[::-1]
+
+
+def _to_reference(path: str, text: str | None) -> DocumentReference:
+    snippet = " ".join((text or "").split())[:SNIPPET_CHARS] or None
+    return DocumentReference(link=f"[[{PurePosixPath(path).stem}]]", path=path, kind="search", snippet=snippet)
+
+
+def _to_citation(entry: Entry) -> Citation:
+    return Citation(entry.conversation, entry.branch, entry.seq)
+
+
+def _truncate(text: str, hint: str) -> str:
+    return (
+        text
+        if len(text) <= MAX_RESULT_CHARS
+        else f"{text[:MAX_RESULT_CHARS]}\n[… {len(text) - MAX_RESULT_CHARS} more characters; {hint} …]"
+    )

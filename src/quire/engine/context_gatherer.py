@@ -1,0 +1,172 @@
+"""Gathers the context of one request other than messages: session items, items selected for the question, memories.
+
+Looks up only what the engine has: without agent items, a project folder or memories, this step costs no I/O.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quire.context.items import RequestItems, build_blocks, collect_request_items
+from quire.context.selection import SelectionSettings, list_candidates
+from quire.context.tools import NO_TOOLS, ToolSet, fit_tools
+from quire.engine.context import EngineContext
+from quire.engine.embeddings import embed_query
+from quire.errors import DocumentNotFound, PathRefused
+from quire.log import Branch
+from quire.log.types import memory_scope
+from quire.model import SessionItem, ToolDefinition
+from quire.model.agents import Agent
+from quire.model.manifest import Decision
+from quire.view.budget import allocate_budget
+from quire.view.inputs import ContextBlock
+from quire.view.strategies import get_strategy
+
+MAX_STABLE_MEMORIES = 200
+"""Memories considered for the stable prefix, newest first."""
+MAX_RECALLED_MEMORIES = 5
+"""Memories recalled for one question, in addition to the stable ones."""
+
+RecentTexts = Callable[[], Sequence[str]]
+"""Returns the texts of recent turns. Called only when items are to be selected, because it decodes messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """Context blocks, tools and the decisions about them, for one request."""
+
+    blocks: tuple[ContextBlock, ...] = ()
+    tools: ToolSet = NO_TOOLS
+    decisions: tuple[Decision, ...] = ()
+
+    def with_blocks(self, *others: ContextBlock) -> "RequestContext":
+        return RequestContext(blocks=(*self.blocks, *others), tools=self.tools, decisions=self.decisions)
+
+
+class ContextGatherer:
+    """Gathers request context for the conversations of one engine."""
+
+    def __init__(self, engine: EngineContext) -> None:
+        self._engine = engine
+
+    async def gather(self, branch: Branch, question: str, *, recent: RecentTexts) -> RequestContext:
+        """Gathers the context for a question on this branch; `recent` returns the texts of earlier turns, newest
+        first."""
+        agent = self._engine.agent
+        if not (agent.rules or agent.references or agent.tools or branch.state.items or agent.memory.enabled):
+            return RequestContext(blocks=tuple(_instruction_blocks(agent)))
+        session = [*list_application_tools(agent, branch.state.items), *branch.state.items]
+        items = await self._select_items(agent, session, question, recent)
+        # Most items hold their text; only reading files is worth a thread.
+        reads_files = any(reference.text is None for reference in agent.references)
+        texts, missing = (
+            await asyncio.to_thread(self._load_blocks, agent, items) if reads_files else self._load_blocks(agent, items)
+        )
+        tools = self._fit_tools(agent, items, session)
+        memory = await self._gather_memory(agent, branch, question) if self._uses_memory else RequestContext()
+        return RequestContext(
+            blocks=(*_instruction_blocks(agent), *texts, *memory.blocks),
+            tools=tools,
+            decisions=(*items.decisions, *missing, *tools.decisions, *memory.decisions),
+        )
+
+    @property
+    def _uses_memory(self) -> bool:
+        return self._engine.agent.memory.enabled and self._engine.settings.memory_integration
+
+    async def _select_items(
+        self, agent: Agent, session: Sequence[SessionItem], question: str, recent: RecentTexts
+    ) -> RequestItems:
+        candidates = list_candidates(agent, session_items=[each.item for each in session])
+        selected = ()
+        if candidates and question:
+            settings = self._engine.settings
+            selection = SelectionSettings(
+                top_k=settings.selection_top_k,
+                top_k_per_type=settings.selection_top_k_per_type,
+                min_score=settings.selection_min_score,
+            )
+            selector = self._engine.runtime.selector_for(self._engine.embedder)
+            selected = (await selector.select(question, candidates, recent=recent(), settings=selection)).scored
+        return collect_request_items(agent, session, selected)
+
+    def _fit_tools(self, agent: Agent, items: RequestItems, session: Sequence[SessionItem]) -> ToolSet:
+        engine = self._engine
+        max_tokens = allocate_budget(engine.policy, get_strategy(engine.policy.strategy).shares).limit_for("tools")
+        order = [each.item for each in session]
+        return fit_tools(
+            agent, items.items, max_tokens=max_tokens, count_tokens=self.count_tool_tokens, session_order=order
+        )
+
+    def count_tool_tokens(self, tool: ToolDefinition) -> int:
+        return self._engine.message_counter.count_tools([tool])
+
+    def _load_blocks(self, agent: Agent, items: RequestItems) -> tuple[list[ContextBlock], list[Decision]]:
+        blocks: list[ContextBlock] = []
+        missing: list[Decision] = []
+        for each in items.items:
+            try:
+                blocks += build_blocks(agent, [each], read=self._read_file)
+            except (DocumentNotFound, PathRefused):
+                missing.append(
+                    Decision(
+                        slot="references", kind="reference", included=False, reason="not_found", name=each.item.name
+                    )
+                )
+        return blocks, missing
+
+    def _read_file(self, path: str) -> str:
+        root = self._engine.config.project_root
+        if root is None:
+            raise DocumentNotFound(f"{path!r} cannot be read without a project folder; open the engine with a vault.")
+        return root.read(path).text
+
+    async def _gather_memory(self, agent: Agent, branch: Branch, question: str) -> RequestContext:
+        entries = await self._load_memories(agent, branch, question)
+        root = self._engine.config.project_root
+        if root is None:
+            return RequestContext(blocks=tuple(entries))
+        from quire.context.memory import load_project_memory
+
+        max_chars = 2 * self._engine.policy.max_input_tokens  # Half of the input tokens, at four characters a token.
+        project = await asyncio.to_thread(load_project_memory, root, agent.memory.files, max_chars=max_chars)
+        return RequestContext(blocks=(*project.blocks, *entries), decisions=project.decisions)
+
+    async def _load_memories(self, agent: Agent, branch: Branch, question: str) -> list[ContextBlock]:
+        """Memories older than the conversation are always included, so that the prefix is stable; newer ones by
+        relevance."""
+        store, namespace = self._engine.store, memory_namespace(agent)
+        memories = await store.list_memories(namespace, limit=MAX_STABLE_MEMORIES)
+        if not memories:
+            return []
+        from quire.context.memory import build_memory_blocks, build_recalled_blocks
+
+        started_at = (await store.get_conversation(branch.conversation)).created_at
+        older = [each for each in memories if each.created_at <= started_at]
+        blocks = list(build_memory_blocks(older))
+        if question and len(older) < len(memories):
+            embedding = await embed_query(question, self._engine.embedder)
+            hits = await store.search(
+                question, scopes=[memory_scope(namespace)], limit=MAX_RECALLED_MEMORIES, **embedding
+            )
+            blocks += build_recalled_blocks(hits, included_ids=[each.id for each in older])
+        return blocks
+
+
+def memory_namespace(agent: Agent) -> str:
+    """The namespace of an agent's memories; agents with the same one share them."""
+    return agent.memory.namespace or agent.name
+
+
+def _instruction_blocks(agent: Agent) -> list[ContextBlock]:
+    if not agent.instructions:
+        return []
+    text = agent.instructions
+    return [ContextBlock(slot="system", kind="instructions", name="instructions", text=text, reason="instructions")]
+
+
+def list_application_tools(agent: Agent, session: Sequence[SessionItem] = ()) -> list[SessionItem]:
+    """Tools without an MCP server belong to the application: they are included without being added to the session."""
+    present = [each.item for each in session]
+    own = [tool for tool in agent.tools if tool.server is None and agent.include_mode_of(tool) == "always"]
+    return [SessionItem(item=tool.item, include="always") for tool in own if tool.item not in present]

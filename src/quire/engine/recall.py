@@ -1,0 +1,126 @@
+"""Recall: retrieves the archived messages that are relevant to a question, ranked by words and by embeddings."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from quire.engine.context import EngineContext
+from quire.engine.recall_index import RecallIndexCache
+from quire.errors import ModelError, StaleSegment, UnreadableSegment
+from quire.llm.embeddings import embed_texts
+from quire.log import Branch, Window
+from quire.model import Entry, Span
+from quire.view.budget import allocate_budget
+from quire.view.recalled_messages import RecallCandidate, message_to_text
+from quire.view.strategies import get_strategy
+
+if TYPE_CHECKING:
+    from quire.context.recall import RankedMessage, RecallIndex, RecallQuery
+    from quire.context.recall.segments import FloatArray
+
+MIN_RECALL_TOKENS = 256
+"""Below this budget, recall is skipped: too little fits to justify tokens that no prompt cache serves."""
+MAX_CANDIDATES = 400
+"""Maximum candidates for one question."""
+CANDIDATE_TOKENS_FACTOR = 2
+"""Candidates may have this multiple of the slot's tokens, so that smaller ones can replace those that do not fit."""
+MAX_WHOLE_MESSAGE_CHARS = 1_200
+"""Characters of JSON above which a message gets excerpts, used where it does not fit whole."""
+THREAD_MIN_MESSAGES = 20_000
+"""Messages in an index from which ranking runs in a thread, so that it does not block the event loop."""
+
+
+class Recall:
+    """Recall and message search for the conversations of one engine."""
+
+    def __init__(self, engine: EngineContext) -> None:
+        self._engine = engine
+        self.index_cache = RecallIndexCache(engine)
+
+    async def find_candidates(
+        self, window: Window, question: str, *, exclude: Collection[int]
+    ) -> tuple[RecallCandidate, ...]:
+        """Archived messages relevant to the question, best first, except those in `exclude`, which the request has
+        already."""
+        policy, active = self._engine.policy, window.branch.state.active_compaction
+        if active is None or active.covers is None or not question.strip():
+            return ()
+        strategy = get_strategy(policy.strategy)
+        if not strategy.recalls:
+            return ()
+        budget = allocate_budget(policy, strategy.shares).recall_tokens
+        if budget < MIN_RECALL_TOKENS:
+            return ()
+        try:
+            index = await self.index_cache.load(window.branch, upto=active.covers.last)
+        except (StaleSegment, UnreadableSegment):
+            # Concurrent purges or indexing outpaced the read. A request must not fail because recall is unavailable.
+            return ()
+        ranked = await self._rank(index, question, within=active.covers, exclude=exclude)
+        return await self._load_candidates(window.branch, _take_within_budget(ranked, index, budget), query=question)
+
+    async def search(self, branch: Branch, query: str, *, limit: int) -> tuple[RecallCandidate, ...]:
+        """Messages of the branch that are relevant to a query, archived or not, best first."""
+        index = await self.index_cache.load(branch, upto=branch.head_seq)
+        ranked = await self._rank(index, query)
+        best = sorted(ranked, key=lambda each: -each.score)[:limit]
+        return await self._load_candidates(branch, best, query=query)
+
+    async def _rank(
+        self, index: "RecallIndex", text: str, *, within: Span | None = None, exclude: Collection[int] = ()
+    ) -> list["RankedMessage"]:
+        from quire.context.recall import parse_query, rank_messages
+
+        question = parse_query(text, at=self._engine.config.clock(), speakers=index.speaker_names)
+        vector = await self._embed_topic(index, question)
+        allowed = index.select_rows([(within.first, within.last)], excluded=exclude) if within is not None else None
+
+        def rank() -> list["RankedMessage"]:
+            return rank_messages(index, question, vector=vector, allowed=allowed, limit=MAX_CANDIDATES)
+
+        return rank() if len(index) < THREAD_MIN_MESSAGES else await asyncio.to_thread(rank)
+
+    async def _embed_topic(self, index: "RecallIndex", question: "RecallQuery") -> "FloatArray | None":
+        embedder = self._engine.embedder
+        if embedder is None or index.embedder != embedder.name or not question.topic:
+            return None
+        try:
+            return (await embed_texts(embedder, [question.topic]))[0]
+        except ModelError:
+            return None
+
+    async def _load_candidates(
+        self, branch: Branch, ranked: Sequence["RankedMessage"], *, query: str
+    ) -> tuple[RecallCandidate, ...]:
+        from quire.context.recall.passages import find_excerpts
+
+        entries = await self._engine.store.get_entries(
+            branch.conversation, [each.seq for each in ranked], branch=branch.number
+        )
+        by_seq = {entry.seq: entry for entry in entries if entry.purged_at is None}
+        return tuple(
+            RecallCandidate(
+                entry,
+                round(each.score, 4),
+                find_excerpts(message_to_text(entry.message), query) if _is_long(entry) else None,
+            )
+            for each in ranked
+            if (entry := by_seq.get(each.seq)) is not None
+        )
+
+
+def _is_long(entry: Entry) -> bool:
+    return len(entry.raw) > MAX_WHOLE_MESSAGE_CHARS
+
+
+def _take_within_budget(ranked: Sequence["RankedMessage"], index: "RecallIndex", budget: int) -> list["RankedMessage"]:
+    """Takes the best until they have `CANDIDATE_TOKENS_FACTOR` times the budget; one above the budget counts as 0."""
+    rows = index.seq.searchsorted([each.seq for each in ranked])
+    remaining = CANDIDATE_TOKENS_FACTOR * budget
+    chosen: list[RankedMessage] = []
+    for each, tokens in zip(ranked, index.tokens[rows].tolist(), strict=True):
+        if remaining <= 0:
+            break
+        remaining -= tokens if tokens < budget else 0
+        chosen.append(each)
+    return chosen

@@ -1,0 +1,149 @@
+"""`EngineRuntime`: the mutable state that an engine shares with its variants.
+
+It holds caches, token calibrations, event listeners, compaction hooks and background jobs. Every cache is keyed by all
+parts of the configuration that its values depend on, so that variants can share it.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from cachetools import LRUCache
+
+from quire.context.selection import Selector
+from quire.engine.background_jobs import BackgroundJobs, InProcessJobs
+from quire.errors import BlobNotFound
+from quire.llm.embeddings import Embedder
+from quire.log import LogStore
+from quire.model import Entry, Policy
+from quire.model.events import ContextEvent
+from quire.view.calibration import Calibration
+from quire.view.compaction_plan import CompactionPlan
+from quire.view.rendered import MessageCounter
+from quire.view.tokens import counter_for
+from quire.view.wire_formats import wire_format_for
+
+if TYPE_CHECKING:
+    from quire.context.recall import RecallIndex
+
+MAX_CACHED_BLOBS = 200
+"""Blobs in the cache; the cache is cleared when it holds more."""
+MAX_INDEXED_MESSAGES = 400_000
+"""Messages in cached recall indexes, at a few hundred bytes each."""
+MAX_CACHED_SUMMARIES = 10_000
+"""Extractive summaries of documents in the LRU cache."""
+MAX_MESSAGE_COUNTERS = 100
+"""Message counters in the LRU cache: one for each model in use."""
+_BLOB_FIELD = '"blob":"'
+
+BeforeCompaction = Callable[[str, CompactionPlan], Awaitable[bool]]
+"""Called with the conversation's id and the plan; returning False vetoes the compaction."""
+AfterCompaction = Callable[[str, Entry], Awaitable[None]]
+"""Called with the conversation's id and the compaction's entry."""
+
+
+class CachedIndex(NamedTuple):
+    """The merged recall index of a branch, and the version of each segment that it was merged from."""
+
+    versions: tuple[str, ...]
+    merged: "RecallIndex"
+
+
+class EngineRuntime:
+    """State that an engine and its variants share. It belongs to one store."""
+
+    def __init__(self, *, jobs: BackgroundJobs | None = None) -> None:
+        self.jobs: BackgroundJobs = jobs or InProcessJobs()
+        self.hooks = CompactionHooks()
+        self.blobs = BlobCache()
+        self.listeners: list[Callable[[ContextEvent], None]] = []
+        self.calibrations: dict[str, Calibration] = {}
+        self.recall_indexes: LRUCache[tuple[str, int, str | None], CachedIndex] = LRUCache(
+            MAX_INDEXED_MESSAGES, getsizeof=_count_messages
+        )
+        self.document_summaries: LRUCache[str, str] = LRUCache(MAX_CACHED_SUMMARIES)
+        self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
+        self._selectors: dict[str | None, Selector] = {}
+
+    def message_counter_for(self, policy: Policy, tokenizer: str | None) -> MessageCounter:
+        """The counter of a model, with its cache of rendered messages."""
+        key = (policy.provider, policy.model, tokenizer)
+        counter = self._message_counters.get(key)
+        if counter is None:
+            wire_format = wire_format_for(policy.provider, model=policy.model)
+            tokens = counter_for(policy.model, tokenizer=tokenizer)
+            counter = self._message_counters[key] = MessageCounter(tokens, wire_format, load_blob=self.blobs.get)
+        return counter
+
+    def selector_for(self, embedder: Embedder | None) -> Selector:
+        """The selector of an embedder, with its cache of vectors."""
+        name = embedder.name if embedder is not None else None
+        if name not in self._selectors:
+            self._selectors[name] = Selector(embedder)
+        return self._selectors[name]
+
+
+class CompactionHooks:
+    """Callbacks of the application that run before and after each compaction."""
+
+    def __init__(self) -> None:
+        self._before: list[BeforeCompaction] = []
+        self._after: list[AfterCompaction] = []
+
+    def before_compaction(self, hook: BeforeCompaction) -> BeforeCompaction:
+        """Registers a hook; also works as a decorator."""
+        self._before.append(hook)
+        return hook
+
+    def after_compaction(self, hook: AfterCompaction) -> AfterCompaction:
+        """Registers a hook; also works as a decorator."""
+        self._after.append(hook)
+        return hook
+
+    async def run_before(self, conversation: str, plan: CompactionPlan) -> bool:
+        return all([await hook(conversation, plan) for hook in self._before])
+
+    async def run_after(self, conversation: str, entry: Entry) -> None:
+        for hook in self._after:
+            await hook(conversation, entry)
+
+
+class BlobCache:
+    """In-memory cache of blobs as base64, so that rendering, which does no I/O, can look them up."""
+
+    def __init__(self) -> None:
+        # No LRU cache: one request may need more blobs than the limit, and all of them must stay until it is rendered.
+        self._cache: dict[str, str] = {}
+
+    def get(self, digest: str) -> str | None:
+        return self._cache.get(digest)
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Caches a blob that the next request includes but the store does not hold yet."""
+        self._cache[digest] = base64.b64encode(data).decode()
+
+    async def load(self, store: LogStore, entries: Sequence[Entry]) -> None:
+        """Loads the blobs that these entries reference; missing ones are skipped. Clears the cache first if it is
+        full."""
+        if len(self._cache) > MAX_CACHED_BLOBS:
+            self._cache.clear()
+        for entry in _entries_with_blobs(entries):
+            for digest in entry.blob_digests() - self._cache.keys():
+                try:
+                    self.put(digest, (await store.get_blob(digest)).data)
+                except BlobNotFound:
+                    continue
+
+
+def _count_messages(cached: CachedIndex) -> int:
+    """Size of a cached index; one that is larger than the cache fills it alone."""
+    return min(len(cached.merged), MAX_INDEXED_MESSAGES)
+
+
+def _entries_with_blobs(entries: Sequence[Entry]) -> list[Entry]:
+    """Finds entries with blobs by a substring test: most messages have none, and decoding them all would be slow."""
+    return [
+        entry
+        for entry in entries
+        if _BLOB_FIELD in entry.raw or (entry.raw_metadata and _BLOB_FIELD in entry.raw_metadata)
+    ]

@@ -1,0 +1,157 @@
+"""The sweep: finds missing work in the log and enqueues it, so that jobs need no durable storage.
+
+A conversation is checked when it has been idle for a minute, an hour and a day: a job that is lost in between is found
+the next time. The store records how far each interval has been swept, so any process can continue the sweep, and its
+cost depends on the conversations used since, not on all of them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from quire.engine.recall_index import find_missing_segments
+from quire.errors import NotFound
+from quire.jobs.base import Defer, EngineProvider, Job, JobKind
+from quire.log import DEFAULT_TENANT, Branch, SegmentStore, SqlStore, WorklistStore
+from quire.log.ids import now
+from quire.log.worklist import ConversationActivity
+from quire.view.strategies import get_strategy
+
+SECOND_MICROSECONDS = 1_000_000
+DAY_MICROSECONDS = 86_400 * SECOND_MICROSECONDS
+PAGE_SIZE = 200
+"""Conversations read from the store at once."""
+CONVERSATION_BATCH_SIZE = 8
+"""Conversations checked concurrently."""
+MAX_BRANCHES = 32
+"""Branches of a conversation that are checked: the most recently used."""
+
+
+class SweepInterval(NamedTuple):
+    """Selects conversations that have been idle for this time; `name` is the key of its stored position."""
+
+    name: str
+    idle_microseconds: int
+    backlog: bool = False
+    """Whether the first sweep starts at the oldest conversation."""
+
+
+SWEEP_INTERVALS = (
+    SweepInterval("minute", 60 * SECOND_MICROSECONDS, backlog=True),
+    SweepInterval("hour", 3_600 * SECOND_MICROSECONDS),
+    SweepInterval("day", DAY_MICROSECONDS),
+)
+VAULT_INTERVALS: dict[JobKind, int] = {
+    "index_vault": 600 * SECOND_MICROSECONDS,
+    "summarize_documents": DAY_MICROSECONDS,
+}
+"""Microseconds between two jobs on the vault. Notes change without notice, so they are polled."""
+
+
+class Sweeper:
+    """Finds missing work of all tenants."""
+
+    def __init__(self, store: SqlStore, engines: EngineProvider, *, clock: Callable[[], int] = now) -> None:
+        self._worklist: WorklistStore = store
+        self._store_for, self._engines, self._clock = store.for_tenant, engines, clock
+
+    async def sweep(self, defer: Defer) -> int:
+        """Defers all missing jobs and returns their number. A position is recorded only after its jobs were
+        deferred."""
+        count = await self._sweep_vault(defer)
+        for interval in SWEEP_INTERVALS:
+            async for page in self._iter_idle(interval):
+                jobs = await self._find_jobs(page)
+                await defer(jobs)
+                count += len(jobs)
+        for interval in self._retention_intervals():
+            async for page in self._iter_idle(interval):
+                jobs = [Job("purge", each.tenant, each.conversation) for each in page]
+                await defer(jobs)
+                count += len(jobs)
+        return count
+
+    async def reset(self) -> None:
+        """Makes the next sweep check every conversation, however long ago it was used."""
+        for interval in (*SWEEP_INTERVALS[:1], *self._retention_intervals()):
+            await self._worklist.record_sweep(interval.name, 0)
+
+    def _retention_intervals(self) -> Iterable[SweepInterval]:
+        days = self._engines(DEFAULT_TENANT, None).settings.retention_days
+        if days is not None:
+            yield SweepInterval("retention", days * DAY_MICROSECONDS, backlog=True)
+            yield SweepInterval("retention_repeat", (days + 1) * DAY_MICROSECONDS, backlog=True)
+
+    async def _iter_idle(self, interval: SweepInterval) -> AsyncGenerator[list[ConversationActivity]]:
+        """Yields pages of idle conversations; a page is recorded as swept when the next one is requested."""
+        until = self._clock() - interval.idle_microseconds
+        since = await self._worklist.get_sweep_time(interval.name)
+        if since is None:
+            since = 0 if interval.backlog else until
+        last: ConversationActivity | None = None
+        while page := await self._worklist.list_updated_conversations(
+            since=since, until=until, limit=PAGE_SIZE, after=last
+        ):
+            yield page
+            last = page[-1]
+            await self._worklist.record_sweep(interval.name, last.updated_at)
+        if until >= since:
+            await self._worklist.record_sweep(interval.name, until + 1)
+
+    async def _find_jobs(self, page: Sequence[ConversationActivity]) -> list[Job]:
+        found: list[Job] = []
+        for start in range(0, len(page), CONVERSATION_BATCH_SIZE):
+            batch = page[start : start + CONVERSATION_BATCH_SIZE]
+            for jobs in await asyncio.gather(*map(self._find_conversation_jobs, batch)):
+                found += jobs
+        return found
+
+    async def _find_conversation_jobs(self, activity: ConversationActivity) -> list[Job]:
+        """The jobs that a conversation may need, read as its tenant (row-level security)."""
+        tenant, conversation = activity.tenant, activity.conversation
+        engine, store = self._engines(tenant, None), self._store_for(tenant)
+        try:
+            branches = sorted(await store.list_branches(conversation), key=lambda branch: -branch.updated_at)[
+                :MAX_BRANCHES
+            ]
+        except NotFound:
+            return []
+        jobs: list[Job] = []
+        if engine.config.has_background_compaction:
+            # The job itself checks the threshold, since that needs the window and the model of the last reply.
+            jobs += [
+                Job("compact", tenant, conversation, each.number) for each in branches if _has_uncompacted_entries(each)
+            ]
+        if get_strategy(engine.policy.strategy).recalls:
+            unindexed = [each for each in branches if await self._lacks_segments(store, each)]
+            jobs += [Job("index_recall", tenant, conversation, each.number) for each in unindexed]
+        embedder = engine.embedder
+        if embedder is not None and await store.list_unembedded_scopes(conversation, embedder=embedder.name):
+            jobs.append(Job("embed", tenant, conversation))
+        return jobs
+
+    async def _lacks_segments(self, store: SegmentStore, branch: Branch) -> bool:
+        active = branch.state.active_compaction
+        if active is None or active.covers is None:
+            return False
+        stored = await store.list_segments(branch.conversation, branch=branch.number)
+        return bool(find_missing_segments(branch, stored, upto=active.covers.last))
+
+    async def _sweep_vault(self, defer: Defer) -> int:
+        if self._engines(DEFAULT_TENANT, None).vault is None:
+            return 0
+        count = 0
+        for kind, interval in VAULT_INTERVALS.items():
+            name, current = f"vault_{kind}", self._clock()
+            if current - (await self._worklist.get_sweep_time(name) or 0) >= interval:
+                await defer([Job(kind, DEFAULT_TENANT)])
+                await self._worklist.record_sweep(name, current)
+                count += 1
+        return count
+
+
+def _has_uncompacted_entries(branch: Branch) -> bool:
+    """Whether the branch has entries that no compaction covers, other than the compaction's own."""
+    active = branch.state.active_compaction
+    covered = active.covers.last if active is not None and active.covers is not None else 0
+    return branch.head_seq - covered > 2

@@ -1,0 +1,222 @@
+"""Embeddings from any OpenAI-compatible `/v1/embeddings` endpoint, with retry and exponential backoff.
+
+A call returns exactly one row for each text, or raises one `ModelError`. Unlike a chat completion, it is cheap and has
+no side effects, so it is retried when the server is busy or unreachable. The `llm` extra is needed only for a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+
+from quire.errors import MissingExtra, ModelRateLimited, ModelRequestRejected, ModelUnavailable
+from quire.llm.embeddings import normalize_rows
+from quire.llm.error_mapping import classify_error
+from quire.llm.transport_errors import map_transport_errors
+from quire.model.text import replace_lone_surrogates
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from quire.llm.embeddings import Vectors
+
+MAX_TEXT_CHARS = 8_000
+"""Maximum characters of a text that are sent: about 2,000 tokens, which most models accept."""
+MAX_BATCH_TEXTS, MAX_BATCH_CHARS = 128, 200_000
+"""Maximum texts and characters in one request."""
+MAX_BACKOFF_SECONDS = 20.0
+"""Maximum seconds before a retry; if the server asks for a longer wait, the call fails."""
+
+
+class EndpointEmbedder:
+    """A model behind an OpenAI-compatible `/v1/embeddings`. `async with` reuses connections between calls.
+
+    Of a long text the first `max_text_chars` are sent. When the server is busy or unreachable, a call is retried, for
+    `attempts` attempts in all.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str | None = None,
+        *,
+        dimensions: int,
+        max_text_chars: int = MAX_TEXT_CHARS,
+        timeout: float = 30.0,
+        attempts: int = 3,
+        backoff_seconds: float = 0.5,
+    ) -> None:
+        self.name, self.dimensions = f"{model}-{dimensions}", dimensions
+        self._endpoint = _EmbeddingEndpoint(
+            url, model, api_key, timeout=timeout, attempts=attempts, backoff_seconds=backoff_seconds
+        )
+        self._max_text_chars = max_text_chars
+        self._client: httpx2.AsyncClient | None = None
+
+    async def embed_async(self, texts: Sequence[str]) -> Vectors:
+        async with self._get_client() as client:
+            return await self._embed(client, texts)
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Like `embed_async`, for a thread without an event loop."""
+
+        async def embed() -> Vectors:
+            async with self._endpoint.make_client() as client:
+                return await self._embed(client, texts)
+
+        return asyncio.run(embed())
+
+    async def _embed(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> Vectors:
+        rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        # Servers reject a batch that contains an empty text.
+        inputs = {
+            index: replace_lone_surrogates(text[: self._max_text_chars])
+            for index, text in enumerate(texts)
+            if text.strip()
+        }
+        for batch in _split_batches({index: len(text) for index, text in inputs.items()}):
+            rows[batch] = await self._endpoint.fetch_vectors(
+                client, [inputs[index] for index in batch], dimensions=self.dimensions
+            )
+        return rows
+
+    async def __aenter__(self) -> Self:
+        self._client = self._endpoint.make_client()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    @asynccontextmanager
+    async def _get_client(self) -> AsyncGenerator[httpx2.AsyncClient, None]:
+        if self._client is not None:
+            yield self._client
+        else:
+            async with self._endpoint.make_client() as client:
+                yield client
+
+
+async def connect_endpoint_embedder(
+    url: str, model: str, api_key: str | None = None, **options: Any
+) -> EndpointEmbedder:
+    """Makes an embedder for this endpoint, with the dimensions found by one request. `options` are those of
+    `EndpointEmbedder`."""
+    call_options = {name: options[name] for name in ("timeout", "attempts", "backoff_seconds") if name in options}
+    endpoint = _EmbeddingEndpoint(url, model, api_key, **call_options)
+    async with endpoint.make_client() as client:
+        row = await endpoint.fetch_vectors(client, ["How long is a vector?"], dimensions=None)
+    return EndpointEmbedder(url, model, api_key, dimensions=row.shape[1], **options)
+
+
+class _EmbeddingEndpoint:
+    """Calls one model at one endpoint, with retries of transient errors."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str | None,
+        *,
+        timeout: float = 30.0,
+        attempts: int = 3,
+        backoff_seconds: float = 0.5,
+    ) -> None:
+        self._url = url if url.rstrip("/").endswith("/embeddings") else f"{url.rstrip('/')}/embeddings"
+        self._model, self._api_key = model, api_key
+        self._timeout, self._attempts, self._backoff_seconds = timeout, attempts, backoff_seconds
+
+    def make_client(self) -> httpx2.AsyncClient:
+        try:
+            import httpx2
+        except ImportError as exc:
+            raise MissingExtra(extra="llm", feature=f"Embedding text with {self._model}") from exc
+        headers = {} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"}
+        return httpx2.AsyncClient(headers=headers, timeout=self._timeout)
+
+    async def fetch_vectors(self, client: httpx2.AsyncClient, texts: list[str], *, dimensions: int | None) -> Vectors:
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return _parse_rows(await self._post(client, texts), len(texts), dimensions, self._model)
+            except (ModelRateLimited, ModelUnavailable) as exc:
+                if attempt == self._attempts:
+                    raise
+                delay = self._backoff_seconds * 2 ** (attempt - 1)
+                if isinstance(exc, ModelRateLimited) and exc.retry_after is not None:
+                    delay = max(delay, exc.retry_after)
+                if delay > MAX_BACKOFF_SECONDS:
+                    raise
+                await asyncio.sleep(delay)
+        raise ModelRequestRejected(
+            f"{self._model} was not called: `attempts` is {self._attempts}; allow at least one attempt."
+        )
+
+    async def _post(self, client: httpx2.AsyncClient, texts: list[str]) -> object:
+        body = {"model": self._model, "input": texts, "encoding_format": "float"}
+        with map_transport_errors(target=self._model, url_name="the URL for embeddings"):
+            # The client's timeout is per read; a server that sends a byte now and then would never reach it.
+            async with asyncio.timeout(self._timeout):
+                response = await client.post(self._url, json=body)
+        if response.status_code >= 300:
+            raise classify_error(
+                response.status_code, response.text, model=self._model, retry_after=_parse_retry_after(response)
+            )
+        try:
+            return cast(object, response.json())
+        except ValueError as exc:
+            raise ModelUnavailable(f"{self._model} returned a response that is not JSON; check the URL.") from exc
+
+
+def _parse_retry_after(response: httpx2.Response) -> float | None:
+    try:
+        seconds = float(response.headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _parse_rows(response: object, count: int, dimensions: int | None, model: str) -> Vectors:
+    """Returns the vectors in the order of the texts; raises an error unless there is exactly one for each text."""
+    if isinstance(response, dict) and "error" in response and "data" not in response:
+        raise classify_error(200, cast(object, response), model=model)
+    try:
+        items = cast(Any, response)["data"]
+        vectors = {int(item.get("index", position)): item["embedding"] for position, item in enumerate(items)}
+        rows = np.array([vectors[index] for index in range(count)], dtype=np.float64)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+        raise ModelRequestRejected(
+            f"{model} returned no list of vectors for {count} texts; check that it is an embedding model."
+        ) from exc
+    if len(items) != count or rows.ndim != 2 or not rows.shape[1] or not np.isfinite(rows).all():
+        raise ModelRequestRejected(
+            f"{model} returned invalid vectors for {count} texts; check that it is an embedding model."
+        )
+    if dimensions is not None and rows.shape[1] != dimensions:
+        raise ModelRequestRejected(
+            f"{model} returned vectors of {rows.shape[1]} dimensions instead of {dimensions}; "
+            "correct its dimensions, and rebuild indexes made with others."
+        )
+    return normalize_rows(rows)
+
+
+def _split_batches(lengths: dict[int, int]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    batch_chars = 0
+    for index, length in lengths.items():
+        if batch and (len(batch) == MAX_BATCH_TEXTS or batch_chars + length > MAX_BATCH_CHARS):
+            yield batch
+            batch, batch_chars = [], 0
+        batch.append(index)
+        batch_chars += length
+    if batch:
+        yield batch

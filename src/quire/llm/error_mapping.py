@@ -1,0 +1,273 @@
+"""Maps provider errors to `ModelError` classes: context overflow, rate limit, refusal, rejected, unavailable.
+
+Owns the error codes and phrases that distinguish them; `tests/llm/error_bodies.json` has examples and marks those that
+were recorded. Only an overflow may lead to compaction, so an error counts as one only if the prompt is to blame.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from quire.errors import (
+    ModelContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelRefused,
+    ModelRequestRejected,
+    ModelUnavailable,
+)
+from quire.llm.transport_errors import map_transport_error
+
+_CODE_FIELDS = ("code", "type", "status", "reason", "error_code", "finish_reason")
+_MESSAGE_FIELDS = ("message", "msg", "error", "detail", "raw", "error_description", "title")
+_MAX_MESSAGE_CHARS = 600
+"""Maximum characters of a provider's message in an error."""
+
+_REFUSED_CODES = {
+    "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "moderation_blocked", "safety",
+    "prohibited_content", "image_safety", "refusal", "blocklist", "recitation", "guardrail_intervened",
+}  # fmt: skip
+_REFUSED_TEXT = re.compile(
+    r"content (management|filter(ing)?|moderation) polic|content (was|has been) (flagged|filtered|blocked)"
+    r"|(input|prompt|request|content) was (flagged|blocked|rejected) (by|for|as|due to)"
+    r"|violat\w+ (of )?\S*( \S+){0,3} (usage|content|safety|use) polic|usage guidelines|safety system"
+)
+_QUOTA_CODES = {
+    "insufficient_quota", "billing_error", "billing_hard_limit_reached", "insufficient_balance", "credits_exhausted",
+    "billing_not_active", "access_terminated",
+}  # fmt: skip
+_QUOTA_TEXT = re.compile(r"credit balance is too low|insufficient (credits|balance)|requires more credits")
+_RATE_LIMIT_CODES = {
+    "rate_limit_exceeded", "rate_limit_error", "rate_limited", "rate_limit_reached", "too_many_requests",
+    "resource_exhausted", "throttlingexception", "tokens_per_minute", "requests_per_minute",
+}  # fmt: skip
+_RATE_LIMIT_TEXT = re.compile(r"rate limit|too many requests|tokens per min|requests per min|\(tpm\)|\(rpm\)")
+_OVERFLOW_CODES = {
+    "context_length_exceeded", "exceed_context_size_error", "context_window_exceeded", "model_context_window_exceeded",
+    "string_above_max_length", "prompt_too_long", "input_too_long",
+}  # fmt: skip
+_OVERFLOW_TEXT = re.compile(
+    r"maximum context length|prompt is too long|input is too long|prompt contains \d+ tokens|prompt too long"
+    r"|input (token count|length|prompt)?.{0,40}exceeds? (the|its) .{0,20}(context|maximum number of tokens|window)"
+    r"|exceeds? the (available |model'?s? |maximum )*(context|window)|context (size|length|window) (is )?exceeded"
+    r"|reduce the length of the (messages|input prompt|prompt)|context length is only|context the overflows"
+    r"|input exceeds the context|tokens? in (your )?(request|prompt) exceed"
+)
+_MAX_TOKENS_TOO_LARGE_TEXT = re.compile(
+    r"max_(completion_|output_|new_)?tokens[`'\"]?( or [`'\"]?max_completion_tokens[`'\"]?)?"
+    r"( (is|value is))? (too large|must be (less|at most|between)|exceeds)"
+    r"|max_(output_)?tokens: \d+ > \d+|supports at most \d+ completion tokens|maximum allowed number of output tokens"
+    r"|fewer max_tokens"
+)
+_UNAVAILABLE_CODES = {
+    "overloaded_error", "overloaded", "server_is_overloaded", "unavailable", "server_error", "api_error", "internal",
+    "internal_server_error", "internalservererror", "service_unavailable", "timeout_error", "deadline_exceeded",
+    "unavailable_error", "serviceunavailableexception", "engine_overloaded",
+}  # fmt: skip
+_UNAVAILABLE_TEXT = re.compile(r"overloaded|over capacity|loading model|server busy|timed out|temporarily unavailable")
+_REJECTED_CODES = {
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "invalid_argument",
+    "permission_denied", "unauthenticated", "not_found", "model_not_found", "invalid_api_key", "badrequesterror",
+    "request_too_large", "failed_precondition",
+}  # fmt: skip
+_TRANSIENT_CLIENT_STATUSES = (408, 409, 425)
+"""4xx statuses for which a retry may succeed."""
+
+_NUMBER = r"(\d[\d,]*)"
+# Named groups: tokens of the prompt, of the requested answer, and of the context window.
+_TOKEN_COUNT_PATTERNS = tuple(
+    re.compile(pattern.replace("PROMPT", rf"(?P<prompt>{_NUMBER})").replace("ANSWER", rf"(?P<answer>{_NUMBER})")
+               .replace("WINDOW", rf"(?P<window>{_NUMBER})"))
+    for pattern in (
+        r"context length is WINDOW tokens.*?\(PROMPT (?:in the messages|in your prompt|of text input)[^)]*?ANSWER"
+        r" (?:in the completion|for the completion|in the output)",
+        r"exceed context limit: PROMPT \+ ANSWER > WINDOW",
+        r"passed PROMPT input tokens and requested ANSWER output tokens.*?context length is only WINDOW",
+        r"too large: ANSWER\. ?this model's maximum context length is WINDOW tokens and your request has PROMPT input",
+        r"context length is WINDOW tokens.*?messages resulted in PROMPT tokens",
+        r"context length is WINDOW tokens.*?request (?:has|contains)(?: at least)? PROMPT input tokens",
+        r"prompt is too long: PROMPT tokens > WINDOW",
+        r"input token count \(?PROMPT\)? exceeds the maximum number of tokens allowed \(?WINDOW",
+        r"prompt contains PROMPT tokens.*?too large for model with WINDOW",
+        r"request \(PROMPT tokens\) exceeds the available context size \(WINDOW tokens",
+        r"keep the first PROMPT tokens.*?context length of only WINDOW tokens",
+    )
+)  # fmt: skip
+_NO_ROOM_TEXT = re.compile(r"max_(completion_)?tokens must be at least 1, got -")
+_RETRY_AFTER_TEXT = re.compile(r"(?:try again|retry) (?:in|after) ((?:[\d.]+ ?(?:ms|h|m|s|seconds?|minutes?)\s*)+)")
+_DURATION_PATTERN = re.compile(r"([\d.]+) ?(ms|h|m|s|seconds?|minutes?)")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(slots=True)
+class _ErrorDetails:
+    """Contents of an error body: its codes in lower case, its messages, and token counts."""
+
+    codes: set[str] = field(default_factory=set[str])
+    messages: list[str] = field(default_factory=list[str])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    retry_after: float | None = None
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.messages).lower()
+
+    @property
+    def headline(self) -> str:
+        """The longest message: gateways wrap the provider's own message in a short one."""
+        return max(self.messages, key=len, default="")[:_MAX_MESSAGE_CHARS]
+
+
+def classify_error(
+    status: int | None, body: Any, *, model: str | None = None, retry_after: float | None = None
+) -> ModelError:
+    """Returns the error for a provider's response: its HTTP status, if any, and its body, parsed or as text."""
+    details = _ErrorDetails()
+    _collect_details(body, details)
+    message = f"{model or 'The model'} answered {status or 'with an error'}: {details.headline or 'no reason given'}"
+    error_class = _classify_details(status, details)
+    if error_class is ModelRateLimited:
+        delay = retry_after if retry_after is not None else details.retry_after or _parse_retry_after(details.text)
+        return ModelRateLimited(message, status=status, retry_after=delay)
+    if error_class is ModelContextOverflow:
+        prompt, _, window = _parse_token_counts(details)
+        return ModelContextOverflow(message, status=status, tokens=prompt, window=window)
+    return error_class(message, status=status)
+
+
+def _classify_details(status: int | None, details: _ErrorDetails) -> type[ModelError]:
+    text, codes = details.text, details.codes
+    if codes & _REFUSED_CODES or _REFUSED_TEXT.search(text):
+        return ModelRefused
+    if status == 402 or codes & _QUOTA_CODES or _QUOTA_TEXT.search(text):
+        return ModelRequestRejected
+    if status == 429 or codes & _RATE_LIMIT_CODES or (status != 200 and _RATE_LIMIT_TEXT.search(text)):
+        return ModelRateLimited
+    if (length_error := _classify_length(details)) is not None:
+        return length_error
+    return _classify_by_status(status, details)
+
+
+def _classify_length(details: _ErrorDetails) -> type[ModelError] | None:
+    """Overflow if the prompt is too long. A `max_tokens` that is too large is a rejected request, not an overflow."""
+    prompt, answer, window = _parse_token_counts(details)
+    if _NO_ROOM_TEXT.search(details.text):
+        return ModelContextOverflow
+    if prompt is not None and answer is not None:
+        # Prompt and answer together exceed the window: the larger one is to blame.
+        return ModelContextOverflow if prompt >= (window or prompt) or prompt > answer else ModelRequestRejected
+    if prompt is None and _MAX_TOKENS_TOO_LARGE_TEXT.search(details.text):
+        return ModelRequestRejected
+    return ModelContextOverflow if details.codes & _OVERFLOW_CODES or _OVERFLOW_TEXT.search(details.text) else None
+
+
+def _classify_by_status(status: int | None, details: _ErrorDetails) -> type[ModelError]:
+    if status is not None and 400 <= status < 500 and status not in _TRANSIENT_CLIENT_STATUSES:
+        return ModelRequestRejected
+    if status is None or status < 400:
+        unavailable = details.codes & _UNAVAILABLE_CODES or _UNAVAILABLE_TEXT.search(details.text)
+        return ModelRequestRejected if details.codes & _REJECTED_CODES and not unavailable else ModelUnavailable
+    return ModelUnavailable
+
+
+def _parse_token_counts(details: _ErrorDetails) -> tuple[int | None, int | None, int | None]:
+    """Returns the tokens of the prompt, of the requested answer, and of the window, where the error states them."""
+    if "n_prompt_tokens" in details.numbers:
+        return details.numbers["n_prompt_tokens"], None, details.numbers.get("n_ctx")
+    for pattern in _TOKEN_COUNT_PATTERNS:
+        if match := pattern.search(details.text):
+            counts = {name: int(value.replace(",", "")) for name, value in match.groupdict().items() if value}
+            return counts.get("prompt"), counts.get("answer"), counts.get("window")
+    return None, None, None
+
+
+def _parse_retry_after(text: str) -> float | None:
+    match = _RETRY_AFTER_TEXT.search(text)
+    if match is None:
+        return None
+    return sum(
+        float(number.rstrip(".") or 0) * _UNIT_SECONDS[_normalize_unit(unit)]
+        for number, unit in _DURATION_PATTERN.findall(match[1])
+    )
+
+
+def _normalize_unit(word: str) -> str:
+    return word if word in _UNIT_SECONDS else word[0]
+
+
+def _collect_details(body: object, details: _ErrorDetails) -> None:
+    """Collects codes, messages and counts at any depth: gateways wrap errors in errors, as objects or JSON text."""
+    if isinstance(body, bytes):
+        body = body.decode(errors="replace")
+    if isinstance(body, str):
+        inner = _find_json(body)
+        if inner is None:
+            details.messages.append(body.strip())
+        else:
+            _collect_details(inner, details)
+    elif isinstance(body, Mapping):
+        for key, value in cast("Mapping[str, object]", body).items():
+            _collect_field(key, value, details)
+    elif isinstance(body, list):
+        for item in cast("list[object]", body):
+            _collect_details(item, details)
+
+
+def _collect_field(key: str, value: object, details: _ErrorDetails) -> None:
+    if isinstance(value, Mapping | list):
+        _collect_details(cast("object", value), details)
+    elif isinstance(value, str):
+        if key in _CODE_FIELDS:
+            details.codes.add(value.lower())
+        elif key in _MESSAGE_FIELDS:
+            _collect_details(value, details)
+        elif key == "retryDelay":
+            details.retry_after = _parse_retry_after(f"retry in {value}")
+    elif isinstance(value, int) and key in ("n_prompt_tokens", "n_ctx"):
+        details.numbers[key] = value
+
+
+def _find_json(text: str) -> object:
+    """Returns the JSON value in a text, which may have other words before it; None if there is none."""
+    start = min((at for at in (text.find("{"), text.find("[{")) if at >= 0), default=-1)
+    if start < 0:
+        return None
+    with suppress(ValueError):
+        value, _ = json.JSONDecoder().raw_decode(text[start:])
+        return cast("object", value) if isinstance(value, dict | list) else None
+    return None
+
+
+def classify_exception(exc: BaseException, *, model: str | None = None) -> ModelError | None:
+    """Maps an exception of pydantic-ai or the HTTP client; None for one that the provider did not cause."""
+    from pydantic_ai import exceptions as pai_errors
+
+    target = model or "the model"
+    match exc:
+        case pai_errors.ModelHTTPError():
+            return classify_error(exc.status_code, exc.body or exc.message, model=model, retry_after=exc.retry_after)
+        case pai_errors.ModelConnectionError() | pai_errors.ModelRequestTimeout():
+            return map_transport_error(exc, target=target) or ModelUnavailable(
+                f"Cannot reach {target}: {exc.message.rstrip('.')}; retry later."
+            )
+        case pai_errors.ModelAPIError():
+            return classify_error(None, exc.body or exc.message, model=model, retry_after=exc.retry_after)
+        case pai_errors.ContentFilterError():
+            return ModelRefused(f"{model or 'The model'} refused: {exc.message}")
+        case pai_errors.UnexpectedModelBehavior():
+            return ModelUnavailable(f"{model or 'The model'} returned an unreadable response: {exc.message}")
+        case pai_errors.UserError():
+            return ModelRequestRejected(exc.message)
+        case _:
+            return _classify_http_error(exc, model=model) or map_transport_error(exc, target=target)
+
+
+def _classify_http_error(exc: BaseException, *, model: str | None) -> ModelError | None:
+    import httpx2
+
+    if not isinstance(exc, httpx2.HTTPStatusError):
+        return None
+    return classify_error(exc.response.status_code, exc.response.text, model=model)

@@ -1,0 +1,320 @@
+"""Conversations and branches: create, list, rename, lock, fork; default titles from the first user message."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
+from quire.log import reads
+from quire.log.ids import now
+from quire.log.raw_sql import execute, fetch
+from quire.log.schema import branches, conversations, entries
+from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord
+from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, Message, apply_entry
+
+TOUCH_INTERVAL_MICROS = 1_000_000
+"""Minimum time between updates of a conversation's `updated_at`, since each rewrites an index entry."""
+
+MAX_TITLE_CHARS = 80
+"""Maximum length of a default title."""
+
+MAX_TITLE_SEQ = 40
+"""Last entry that is searched for the first user message; before it come the agent's and the client's instructions."""
+
+_CONVERSATIONS = select(
+    conversations.c.conversation, conversations.c.title, conversations.c.created_at, conversations.c.updated_at
+).where(conversations.c.tenant == bindparam("tenant"))
+
+_NOT_PURGED = _CONVERSATIONS.where(
+    conversations.c.purged_at.is_(None) | (conversations.c.purged_at < conversations.c.updated_at)
+)
+
+_BRANCHES = select(
+    branches.c.conversation,
+    branches.c.branch,
+    branches.c.name,
+    branches.c.created_at,
+    branches.c.lineage,
+    branches.c.head_seq,
+    branches.c.head_digest,
+    branches.c.head_path,
+    branches.c.state,
+    branches.c.updated_at,
+).where(
+    branches.c.tenant == bindparam("tenant"),
+    branches.c.conversation == bindparam("conversation"),
+)
+BRANCH = _BRANCHES.where(branches.c.branch == bindparam("branch"))
+_BRANCH_FOR_UPDATE = BRANCH.with_for_update()
+
+
+def create_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
+    row = {
+        "tenant": tenant,
+        "conversation": conversation.id,
+        "title": conversation.title,
+        "created_at": conversation.created_at,
+        "updated_at": conversation.updated_at,
+    }
+    try:
+        connection.execute(insert(conversations), row)
+    except IntegrityError as error:
+        raise ConversationExists(f"A conversation {conversation.id!r} exists already; choose another id.") from error
+    main = Branch(
+        conversation.id,
+        MAIN_BRANCH,
+        "main",
+        conversation.created_at,
+        (),
+        0,
+        CHAIN_ROOT,
+        CHAIN_ROOT,
+        BranchState(),
+        conversation.updated_at,
+    )
+    insert_branch(connection, tenant, main)
+
+
+def insert_branch(connection: Connection, tenant: str, branch: Branch) -> None:
+    connection.execute(insert(branches), to_branch_row(tenant, branch))
+
+
+def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
+    return {
+        "tenant": tenant,
+        "conversation": branch.conversation,
+        "branch": branch.number,
+        "name": branch.name,
+        "created_at": branch.created_at,
+        "lineage": json.dumps(branch.lineage),
+        "head_seq": branch.head_seq,
+        "head_digest": branch.head_digest,
+        "head_path": branch.head_path,
+        "state": branch.state.canonical_json(),
+        "updated_at": branch.updated_at,
+    }
+
+
+def get_conversation(connection: Connection, tenant: str, conversation: str) -> ConversationRecord:
+    query = _CONVERSATIONS.where(conversations.c.conversation == bindparam("conversation"))
+    row = connection.execute(query, {"tenant": tenant, "conversation": conversation}).first()
+    if row is None:
+        raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
+    return ConversationRecord._make(row)
+
+
+def list_conversations(
+    connection: Connection, tenant: str, *, limit: int, before: ConversationRecord | None
+) -> list[ConversationRecord]:
+    """Most recently updated first. Cursor pagination: `before` is the last one of the previous page.
+
+    Conversations that were purged entirely are not listed.
+    """
+    query = _NOT_PURGED.order_by(conversations.c.updated_at.desc(), conversations.c.conversation.desc())
+    if before is not None:
+        query = query.where(
+            (conversations.c.updated_at < before.updated_at)
+            | ((conversations.c.updated_at == before.updated_at) & (conversations.c.conversation < before.id))
+        )
+    return [ConversationRecord._make(row) for row in connection.execute(query.limit(limit), {"tenant": tenant})]
+
+
+def rename_conversation(connection: Connection, tenant: str, conversation: str, title: str) -> None:
+    get_conversation(connection, tenant, conversation)
+    connection.execute(
+        update(conversations)
+        .where(conversations.c.tenant == tenant, conversations.c.conversation == conversation)
+        .values(title=title)
+    )
+
+
+def clear_conversation(connection: Connection, tenant: str, conversation: str) -> None:
+    """Clears the title of a conversation that was purged entirely, and hides it from lists until the next append."""
+    connection.execute(
+        update(conversations)
+        .where(conversations.c.tenant == tenant, conversations.c.conversation == conversation)
+        .values(title="", purged_at=now())
+    )
+    # Makes the next append update the conversation's `updated_at`, even within `TOUCH_INTERVAL_MICROS`.
+    connection.execute(
+        update(branches)
+        .where(branches.c.tenant == tenant, branches.c.conversation == conversation)
+        .values(updated_at=0)
+    )
+
+
+def get_branch(connection: Connection, tenant: str, conversation: str, branch: int, *, lock: bool = False) -> Branch:
+    """The branch's row. With `lock`, no other transaction can append to it before this one ends."""
+    statement = _BRANCH_FOR_UPDATE if lock else BRANCH
+    params = {"tenant": tenant, "conversation": conversation, "branch": branch}
+    for row in fetch(connection, statement, params):
+        return parse_branch_row(row)
+    get_conversation(connection, tenant, conversation)
+    raise BranchNotFound(f"Conversation {conversation!r} has no branch {branch}.")
+
+
+def list_branches(connection: Connection, tenant: str, conversation: str, *, lock: bool = False) -> list[Branch]:
+    """All branches by number. With `lock`, no other transaction can append to them before this one ends."""
+    get_conversation(connection, tenant, conversation)
+    params = {"tenant": tenant, "conversation": conversation}
+    query = _BRANCHES.order_by(branches.c.branch)
+    return [parse_branch_row(row) for row in connection.execute(query.with_for_update() if lock else query, params)]
+
+
+def parse_branch_row(row: Sequence[Any]) -> Branch:
+    lineage = tuple((branch, last_shared) for branch, last_shared in json.loads(row[4])) if row[4] != "[]" else ()
+    return Branch(row[0], row[1], row[2], row[3], lineage, row[5], row[6], row[7], BranchState.parse(row[8]), row[9])
+
+
+def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
+    """Writes the new head of the branch and, at most once per `TOUCH_INTERVAL_MICROS`, the time of the update."""
+    at, updated_at = now(), branch.updated_at
+    if at - updated_at > TOUCH_INTERVAL_MICROS:
+        updated_at = at
+        _touch_conversation(connection, tenant, branch.conversation, at)
+    execute(
+        connection,
+        MOVE_HEAD,
+        {
+            "of_tenant": tenant,
+            "of_conversation": branch.conversation,
+            "of_branch": branch.number,
+            "head_seq": branch.head_seq,
+            "head_digest": branch.head_digest,
+            "head_path": branch.head_path,
+            "state": branch.state.canonical_json(),
+            "updated_at": updated_at,
+        },
+    )
+
+
+def _touch_conversation(connection: Connection, tenant: str, conversation: str, at: int) -> None:
+    execute(connection, _TOUCH_CONVERSATION, {"of_tenant": tenant, "of_conversation": conversation, "updated_at": at})
+
+
+_TOUCH_CONVERSATION = (
+    update(conversations)
+    .where(
+        conversations.c.tenant == bindparam("of_tenant"), conversations.c.conversation == bindparam("of_conversation")
+    )
+    .values(updated_at=bindparam("updated_at"))
+)
+
+
+MOVE_HEAD = (
+    update(branches)
+    .where(
+        branches.c.tenant == bindparam("of_tenant"),
+        branches.c.conversation == bindparam("of_conversation"),
+        branches.c.branch == bindparam("of_branch"),
+    )
+    .values({name: bindparam(name) for name in ("head_seq", "head_digest", "head_path", "state", "updated_at")})
+)
+
+
+def create_fork(
+    connection: Connection, tenant: str, conversation: str, *, branch: int, at: int, name: str | None
+) -> Branch:
+    """Creates a branch that shares the entries up to and including `at` (0: none)."""
+    # Forks of one conversation are serialized by the lock of the main branch, so that each gets its own number.
+    get_branch(connection, tenant, conversation, MAIN_BRANCH, lock=True)
+    origin = get_branch(connection, tenant, conversation, branch)
+    number = 1 + max(each.number for each in list_branches(connection, tenant, conversation))
+    new_branch = build_fork(
+        connection, tenant, origin, at=at, number=number, name=name or f"branch {number}", created_at=now()
+    )
+    insert_branch(connection, tenant, new_branch)
+    _touch_conversation(connection, tenant, conversation, new_branch.updated_at)
+    return new_branch
+
+
+def build_fork(
+    connection: Connection, tenant: str, origin: Branch, *, at: int, number: int, name: str, created_at: int
+) -> Branch:
+    """The row of a branch that forks from `origin` after entry `at`, without entries of its own."""
+    if not 0 <= at <= origin.head_seq:
+        raise EntryNotFound(
+            f"Branch {origin.number} has the entries 1 to {origin.head_seq}; it cannot be forked at {at}."
+        )
+    digest, path = CHAIN_ROOT, CHAIN_ROOT
+    if at:
+        last_shared = reads.get_entry(connection, tenant, origin, at)
+        digest, path = last_shared.digest, last_shared.path
+    return Branch(
+        conversation=origin.conversation,
+        number=number,
+        name=name,
+        created_at=created_at,
+        lineage=_build_lineage(origin, at),
+        head_seq=at,
+        head_digest=digest,
+        head_path=path,
+        state=get_state_at(connection, tenant, origin, at),
+        updated_at=created_at,
+    )
+
+
+def _build_lineage(origin: Branch, at: int) -> tuple[tuple[int, int], ...]:
+    inherited = tuple((branch, last_shared) for branch, last_shared in origin.lineage if last_shared < at)
+    owner = origin.find_owner(at) if at else origin.number
+    return (*inherited, (owner if owner is not None else origin.number, at))
+
+
+def get_state_at(connection: Connection, tenant: str, branch: Branch, seq: int) -> BranchState:
+    """State of the branch after entry `seq`."""
+    return branch.state if seq == branch.head_seq else fold_state(connection, tenant, branch, seq)
+
+
+def fold_state(connection: Connection, tenant: str, branch: Branch, seq: int) -> BranchState:
+    """State of the branch after entry `seq`, computed from its control entries instead of the branch's row."""
+    control_entries = reads.read_control_entries(connection, tenant, branch, last=seq)
+    compactions: dict[int, ActiveCompaction] = {}
+    state = BranchState()
+    for entry in control_entries:
+        body = entry.body
+        if isinstance(body, Compaction):
+            compactions[entry.seq] = ActiveCompaction.from_entry(entry.seq, body)
+        state = apply_entry(state, entry.seq, body, compaction_at=compactions.__getitem__)
+    return state
+
+
+_FIRST_USER_MESSAGE = (
+    select(entries.c.body)
+    .where(
+        entries.c.tenant == conversations.c.tenant,
+        entries.c.conversation == conversations.c.conversation,
+        entries.c.branch == MAIN_BRANCH,
+        entries.c.seq <= MAX_TITLE_SEQ,
+        entries.c.role == "user",
+        entries.c.purged_at.is_(None),
+    )
+    .order_by(entries.c.seq)
+    .limit(1)
+    .scalar_subquery()
+)
+_FIRST_USER_MESSAGES = select(conversations.c.conversation, _FIRST_USER_MESSAGE).where(
+    conversations.c.tenant == bindparam("tenant"),
+    conversations.c.conversation.in_(bindparam("untitled", expanding=True)),
+)
+
+
+def fill_titles(connection: Connection, tenant: str, items: Sequence[ConversationRecord]) -> list[ConversationRecord]:
+    """Fills missing titles with the first words of the first user message."""
+    untitled = [each.id for each in items if not each.title]
+    if not untitled:
+        return list(items)
+    rows = connection.execute(_FIRST_USER_MESSAGES, {"tenant": tenant, "untitled": untitled})
+    titles = {name: _build_title(Message.parse(body).text) for name, body in rows if body is not None}
+    return [each._replace(title=each.title or titles.get(each.id, "")) for each in items]
+
+
+def _build_title(text: str) -> str:
+    """As many whole words as fit in `MAX_TITLE_CHARS`, on one line."""
+    line = " ".join(text[: 4 * MAX_TITLE_CHARS].split())
+    if len(line) <= MAX_TITLE_CHARS:
+        return line
+    words, _, _ = line[:MAX_TITLE_CHARS].rpartition(" ")
+    return f"{words or line[: MAX_TITLE_CHARS - 1]}…"

@@ -1,0 +1,267 @@
+"""Initial schema: log, ledger, search index, memories, vault documents, API keys and sweeps.
+
+PostgreSQL only: tables that grow with conversations have hash partitions, and row-level security isolates tenants for
+every role except superusers, the tables' owner included. PostgreSQL's full-text search is not used: under row-level
+security a condition uses an index only if its operator is leakproof, and none of GIN's operators is.
+"""
+
+from alembic import op
+
+from quire.log.migrations.tenancy import build_partitions, build_row_security
+
+revision = "0001"
+down_revision = None
+
+PARTITIONED_TABLES = {
+    "entries": "conversation",
+    "paths": "path",
+    "manifests": "conversation",
+    "passages": "scope",
+    "terms": "scope",
+    "recall_segments": "conversation",
+}
+"""Tables with hash partitions on PostgreSQL, and the column that selects the partition."""
+
+UNPARTITIONED_TABLES = (
+    "conversations",
+    "branches",
+    "blobs",
+    "blob_uses",
+    "calibrations",
+    "costs",
+    "search_scopes",
+    "memories",
+    "documents",
+    "api_keys",
+)
+"""The other tables with a tenant column. `quire_sweeps` has none: it covers all tenants."""
+
+SWEEP_SETTING = "quire.sweep"
+"""Set only inside `quire_list_updated_conversations`; setting it elsewhere has an effect only for the owner."""
+
+PRESENTED_KEY = "id = NULLIF(current_setting('quire.key_id', true), '')"
+"""Before authentication the tenant is unknown: the transaction sees only the row of the key that was presented."""
+
+
+def upgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        schema = op.get_bind().exec_driver_sql("SELECT current_schema()").scalar_one()
+        statements = _postgres_statements(schema)
+    else:
+        statements = [*_tables(key="TEXT", big="INTEGER", bytes_="BLOB").values(), *_INDEXES]
+    for statement in statements:
+        op.execute(statement)
+
+
+def _postgres_statements(schema: str) -> list[str]:
+    tables = _tables(key='TEXT COLLATE "C"', big="BIGINT", bytes_="BYTEA")
+    statements = [_add_partitioning(name, statement) for name, statement in tables.items()]
+    statements += _disable_compression()
+    # Appends rewrite the branch's row without touching indexed columns: free space on the page allows HOT updates.
+    statements.append("ALTER TABLE quire_branches SET (fillfactor = 50)")
+    partitions: list[str] = []
+    for table in PARTITIONED_TABLES:
+        names, partition_statements = build_partitions(table)
+        partitions += names
+        statements += partition_statements
+    statements += _INDEXES
+    statements += build_row_security(*UNPARTITIONED_TABLES, *PARTITIONED_TABLES, *partitions)
+    statements.append(f"CREATE POLICY presented_key ON quire_api_keys FOR SELECT USING ({PRESENTED_KEY})")
+    return statements + _sweep_function(schema)
+
+
+def _add_partitioning(table: str, statement: str) -> str:
+    column = PARTITIONED_TABLES.get(table)
+    return statement if column is None else f"{statement} PARTITION BY HASH ({column})"
+
+
+def _disable_compression() -> list[str]:
+    """Stores packed bytes uncompressed: compressing them again costs time and saves nothing."""
+    columns = {"passages": "vector", "terms": "postings", "recall_segments": "data"}
+    return [
+        f"ALTER TABLE quire_{table} ALTER COLUMN {column} SET STORAGE EXTERNAL" for table, column in columns.items()
+    ]
+
+
+def _sweep_function(schema: str) -> list[str]:
+    """A function that lists which conversation of which tenant was updated when.
+
+    It runs as the owner (SECURITY DEFINER), and only while it runs does the owner see the rows of all tenants.
+    """
+    quoted = '"' + schema.replace('"', '""') + '"'
+    return [
+        f"""
+        CREATE POLICY sweep ON quire_conversations FOR SELECT TO CURRENT_USER
+        USING (current_setting('{SWEEP_SETTING}', true) = 'on')""",
+        # Not a SET clause of the function: only a superuser may name a setting there that no extension defines.
+        f"""
+        CREATE FUNCTION quire_list_updated_conversations(
+            since bigint, after_tenant text, after_conversation text, until bigint, max_rows integer
+        )
+        RETURNS TABLE (tenant text, conversation text, updated_at bigint)
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = {quoted}, pg_temp
+        AS $$
+        BEGIN
+            PERFORM set_config('{SWEEP_SETTING}', 'on', true);
+            RETURN QUERY
+                SELECT c.tenant, c.conversation, c.updated_at FROM quire_conversations AS c
+                WHERE c.updated_at BETWEEN since AND until
+                AND (c.updated_at, c.tenant, c.conversation) > (since, after_tenant, after_conversation)
+                ORDER BY c.updated_at, c.tenant, c.conversation LIMIT max_rows;
+            PERFORM set_config('{SWEEP_SETTING}', '', true);
+        END
+        $$""",  # noqa: S608 (the inserted texts are the schema's quoted name and a constant)
+        "REVOKE ALL ON FUNCTION quire_list_updated_conversations FROM PUBLIC",
+    ]
+
+
+_INDEXES = (
+    "CREATE INDEX quire_conversations_by_updated_at ON quire_conversations (tenant, updated_at, conversation)",
+    """
+    CREATE INDEX quire_conversations_by_updated_at_all_tenants
+    ON quire_conversations (updated_at, tenant, conversation)""",
+    """
+    CREATE INDEX quire_entries_control ON quire_entries (tenant, conversation, branch, seq)
+    WHERE kind <> 'message'""",
+    "CREATE INDEX quire_blob_uses_by_digest ON quire_blob_uses (tenant, digest)",
+    """
+    CREATE INDEX quire_manifests_by_request_id ON quire_manifests (tenant, request_id)
+    WHERE request_id IS NOT NULL""",
+    "CREATE UNIQUE INDEX quire_passages_by_number ON quire_passages (tenant, scope, number)",
+    "CREATE INDEX quire_passages_by_embedder ON quire_passages (tenant, scope, embedder, number)",
+    "CREATE INDEX quire_memories_by_namespace ON quire_memories (tenant, namespace, created_at, memory)",
+    "CREATE INDEX quire_memories_by_message ON quire_memories (tenant, conversation, branch, seq)",
+    "CREATE UNIQUE INDEX quire_api_keys_by_id ON quire_api_keys (id)",
+)
+
+
+def _tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
+    types = {"key": key, "big": big, "bytes_": bytes_}
+    return _log_tables(**types) | _ledger_tables(**types) | _search_tables(**types) | _server_tables(**types)
+
+
+def _clustered(big: str) -> str:
+    """Stores rows in the primary key's B-tree on SQLite."""
+    return "" if big == "BIGINT" else "WITHOUT ROWID"
+
+
+def _log_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
+    return {
+        "conversations": f"""
+        CREATE TABLE quire_conversations (
+            tenant {key} NOT NULL, conversation {key} NOT NULL,
+            title TEXT NOT NULL, created_at {big} NOT NULL, updated_at {big} NOT NULL, purged_at {big},
+            PRIMARY KEY (tenant, conversation)
+        )""",
+        "branches": f"""
+        CREATE TABLE quire_branches (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL,
+            name TEXT NOT NULL, created_at {big} NOT NULL, lineage TEXT NOT NULL,
+            head_seq {big} NOT NULL, head_digest {bytes_} NOT NULL, head_path {bytes_} NOT NULL, state TEXT NOT NULL,
+            updated_at {big} NOT NULL,
+            PRIMARY KEY (tenant, conversation, branch)
+        )""",
+        "entries": f"""
+        CREATE TABLE quire_entries (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
+            kind TEXT NOT NULL, role TEXT, author TEXT NOT NULL, at {big} NOT NULL,
+            digest {bytes_} NOT NULL, path {bytes_} NOT NULL, tokens INTEGER, counter TEXT,
+            body TEXT NOT NULL, notes TEXT, purged_at {big},
+            PRIMARY KEY (tenant, conversation, branch, seq)
+        )""",
+        "paths": f"""
+        CREATE TABLE quire_paths (
+            tenant {key} NOT NULL, path {bytes_} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL,
+            seq {big} NOT NULL,
+            PRIMARY KEY (tenant, path, conversation, branch)
+        ) {_clustered(big)}""",
+        "blobs": f"""
+        CREATE TABLE quire_blobs (
+            tenant {key} NOT NULL, digest {bytes_} NOT NULL, media_type TEXT NOT NULL, data {bytes_} NOT NULL,
+            PRIMARY KEY (tenant, digest)
+        )""",
+        "blob_uses": f"""
+        CREATE TABLE quire_blob_uses (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
+            digest {bytes_} NOT NULL,
+            PRIMARY KEY (tenant, conversation, branch, seq, digest),
+            FOREIGN KEY (tenant, digest) REFERENCES quire_blobs (tenant, digest)
+        ) {_clustered(big)}""",
+    }
+
+
+def _ledger_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
+    return {
+        "manifests": f"""
+        CREATE TABLE quire_manifests (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
+            manifest TEXT NOT NULL, request_id {key},
+            PRIMARY KEY (tenant, conversation, branch, seq)
+        )""",
+        "calibrations": f"""
+        CREATE TABLE quire_calibrations (
+            tenant {key} NOT NULL, model {key} NOT NULL, calibration TEXT NOT NULL,
+            PRIMARY KEY (tenant, model)
+        )""",
+        "costs": f"""
+        CREATE TABLE quire_costs (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, cost_usd DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (tenant, conversation)
+        )""",
+    }
+
+
+def _search_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
+    return {
+        "passages": f"""
+        CREATE TABLE quire_passages (
+            tenant {key} NOT NULL, scope {key} NOT NULL, key {key} NOT NULL, part INTEGER NOT NULL,
+            number {big} NOT NULL, title TEXT NOT NULL, text TEXT NOT NULL, digest {bytes_} NOT NULL, at {big},
+            embedder {key}, vector {bytes_},
+            PRIMARY KEY (tenant, scope, key, part)
+        )""",
+        "terms": f"""
+        CREATE TABLE quire_terms (
+            tenant {key} NOT NULL, scope {key} NOT NULL, term {key} NOT NULL, block {big} NOT NULL,
+            postings {bytes_} NOT NULL,
+            PRIMARY KEY (tenant, scope, term, block)
+        ) {_clustered(big)}""",
+        "search_scopes": f"""
+        CREATE TABLE quire_search_scopes (
+            tenant {key} NOT NULL, scope {key} NOT NULL, next_number {big} NOT NULL, passage_count {big} NOT NULL,
+            PRIMARY KEY (tenant, scope)
+        )""",
+        "recall_segments": f"""
+        CREATE TABLE quire_recall_segments (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, segment INTEGER NOT NULL,
+            last_seq {big} NOT NULL, version TEXT NOT NULL, data {bytes_} NOT NULL,
+            PRIMARY KEY (tenant, conversation, branch, segment)
+        )""",
+        "memories": f"""
+        CREATE TABLE quire_memories (
+            tenant {key} NOT NULL, memory {key} NOT NULL, namespace {key} NOT NULL, text TEXT NOT NULL,
+            conversation {key}, branch INTEGER, seq {big}, source TEXT,
+            created_at {big} NOT NULL, retired_at {big}, replaced_by {key},
+            PRIMARY KEY (tenant, memory)
+        )""",
+        "documents": f"""
+        CREATE TABLE quire_documents (
+            tenant {key} NOT NULL, vault {key} NOT NULL, path {key} NOT NULL,
+            digest {bytes_} NOT NULL, size {big} NOT NULL, modified_ns {big} NOT NULL,
+            title TEXT NOT NULL, summary TEXT NOT NULL, aliases TEXT NOT NULL, headings TEXT NOT NULL,
+            PRIMARY KEY (tenant, vault, path)
+        )""",
+    }
+
+
+def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
+    return {
+        "api_keys": f"""
+        CREATE TABLE quire_api_keys (
+            tenant {key} NOT NULL, id {key} NOT NULL, name TEXT NOT NULL, digest {bytes_} NOT NULL,
+            scopes TEXT NOT NULL, requests_per_minute INTEGER,
+            created_at {big} NOT NULL, expires_at {big}, revoked_at {big},
+            PRIMARY KEY (tenant, id)
+        )""",
+        "sweeps": f"CREATE TABLE quire_sweeps (name {key} NOT NULL PRIMARY KEY, swept_until {big} NOT NULL)",
+    }

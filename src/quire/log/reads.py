@@ -1,0 +1,219 @@
+"""Reads along a branch: each is a range scan of the branch's own entries, then of its ancestors' where needed."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from sqlalchemy import Connection, Select, bindparam, literal_column, select
+
+from quire.errors import EntryNotFound
+from quire.log.database import check_inline_rows
+from quire.log.raw_sql import fetch
+from quire.log.schema import entries
+from quire.log.types import Branch, BranchRange, Window
+from quire.model import Entry, EntryKind, Role, Span
+
+EntryQuery = Select[*tuple[Any, ...]]
+
+WINDOW_BATCH_SIZE = 512
+"""Entries per statement in a window with `max_tokens`; up to this many are read at once."""
+
+_SEQ_BATCH_SIZE = 500
+"""Maximum entry numbers in one statement."""
+
+ENTRY_COLUMNS = (
+    entries.c.conversation,
+    entries.c.branch,
+    entries.c.seq,
+    entries.c.kind,
+    entries.c.role,
+    entries.c.author,
+    entries.c.at,
+    entries.c.digest,
+    entries.c.path,
+    entries.c.tokens,
+    entries.c.counter,
+    entries.c.body,
+    entries.c.notes,
+    entries.c.purged_at,
+)
+"""In the order of the fields of `Entry`, so that a row needs no conversion."""
+
+RANGE: EntryQuery = (
+    select(*ENTRY_COLUMNS)
+    .where(
+        entries.c.tenant == bindparam("tenant"),
+        entries.c.conversation == bindparam("conversation"),
+        entries.c.branch == bindparam("branch"),
+        entries.c.seq >= bindparam("first"),
+        entries.c.seq <= bindparam("last"),
+    )
+    .order_by(entries.c.seq)
+)
+NEWEST_FIRST: EntryQuery = RANGE.order_by(None).order_by(entries.c.seq.desc())
+# A literal, not a bound parameter: the planner uses the partial index only if it sees the value.
+CONTROL_ENTRIES: EntryQuery = RANGE.where(entries.c.kind != literal_column("'message'"))
+_REFERENCING: EntryQuery = RANGE.where(entries.c.notes.contains('"references":[', autoescape=True))
+
+
+def read_range(
+    connection: Connection,
+    tenant: str,
+    branch: Branch,
+    *,
+    first: int = 1,
+    last: int | None = None,
+    kinds: Collection[EntryKind] | None = None,
+    roles: Collection[Role] | None = None,
+    limit: int | None = None,
+) -> list[Entry]:
+    """Matching entries, oldest first; with `limit`, the oldest of them."""
+    statement = _filter_query(RANGE, kinds, roles)
+    oldest_first = reversed(list(branch.split_ranges(first, last)))
+    return _read_ranges(connection, tenant, branch, statement, oldest_first, limit)
+
+
+def read_tail(
+    connection: Connection,
+    tenant: str,
+    branch: Branch,
+    *,
+    limit: int,
+    first: int = 1,
+    last: int | None = None,
+    kinds: Collection[EntryKind] | None = None,
+    roles: Collection[Role] | None = None,
+) -> list[Entry]:
+    """The newest `limit` matching entries, oldest first."""
+    statement = _filter_query(NEWEST_FIRST, kinds, roles)
+    tail = _read_ranges(connection, tenant, branch, statement, branch.split_ranges(first, last), limit)
+    tail.reverse()
+    return tail
+
+
+def get_entry(connection: Connection, tenant: str, branch: Branch, seq: int) -> Entry:
+    rows = read_range(connection, tenant, branch, first=seq, last=seq)
+    if not rows:
+        raise EntryNotFound(f"Branch {branch.number} has the entries 1 to {branch.head_seq}; there is no #{seq}.")
+    return rows[0]
+
+
+def read_entries(connection: Connection, tenant: str, branch: Branch, seqs: Collection[int]) -> list[Entry]:
+    """These entries of a branch in ascending order; unknown numbers are skipped."""
+    result: list[Entry] = []
+    for own_range in reversed(list(branch.split_ranges())):
+        in_range = sorted(seq for seq in set(seqs) if own_range.first <= seq <= own_range.last)
+        for start in range(0, len(in_range), _SEQ_BATCH_SIZE):
+            params = {"tenant": tenant, "conversation": branch.conversation, "branch": own_range.branch}
+            rows = connection.execute(_BY_SEQ, {**params, "seqs": in_range[start : start + _SEQ_BATCH_SIZE]})
+            result.extend(Entry._make(row) for row in rows)
+    return result
+
+
+_BY_SEQ: EntryQuery = (
+    select(*ENTRY_COLUMNS)
+    .where(
+        entries.c.tenant == bindparam("tenant"),
+        entries.c.conversation == bindparam("conversation"),
+        entries.c.branch == bindparam("branch"),
+        entries.c.seq.in_(bindparam("seqs", expanding=True)),
+    )
+    .order_by(entries.c.seq)
+)
+
+
+def read_referencing_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
+    """Entries of the branch whose metadata references documents."""
+    return _read_ranges(connection, tenant, branch, _REFERENCING, reversed(list(branch.split_ranges())), None)
+
+
+def read_control_entries(connection: Connection, tenant: str, branch: Branch, *, last: int) -> list[Entry]:
+    """The entries up to `last` that are not messages. They are few and have a partial index."""
+    return _read_ranges(connection, tenant, branch, CONTROL_ENTRIES, reversed(list(branch.split_ranges(1, last))), None)
+
+
+def read_window(connection: Connection, tenant: str, branch: Branch, *, max_tokens: int | None = None) -> Window:
+    """The active compaction and the messages that it does not cover.
+
+    A compaction comes after the entries that it covers, so one range holds it and the messages after them. With
+    `max_tokens`, a long range is read from its end, until it has that many tokens.
+    """
+    active = branch.state.active_compaction
+    covers = active.covers if active is not None else None
+    first_after = covers.last + 1 if covers is not None else 1
+    after = _read_after_compaction(connection, tenant, branch, first=first_after, max_tokens=max_tokens)
+    before = read_range(connection, tenant, branch, last=covers.first - 1) if covers and covers.first > 1 else []
+    pinned = [get_entry(connection, tenant, branch, seq) for seq in branch.state.pins if covers and seq in covers]
+    messages = _select_messages(before) + _select_messages(after)
+    compaction = None
+    if active is not None:
+        index = active.seq - after[0].seq
+        compaction = after[index] if index >= 0 else get_entry(connection, tenant, branch, active.seq)
+    return Window(branch, compaction, tuple(pinned), messages, _find_not_loaded(first_after, after))
+
+
+def _read_after_compaction(
+    connection: Connection, tenant: str, branch: Branch, *, first: int, max_tokens: int | None
+) -> list[Entry]:
+    if max_tokens is None or branch.head_seq - first < WINDOW_BATCH_SIZE:
+        return read_range(connection, tenant, branch, first=first)
+    loaded: list[Entry] = []
+    tokens, last = 0, branch.head_seq
+    while last >= first and tokens <= max_tokens:
+        chunk = read_tail(connection, tenant, branch, first=first, last=last, limit=WINDOW_BATCH_SIZE)
+        # Estimate for a message without a token count: one token per eight characters.
+        tokens += sum(len(entry.raw) // 8 if entry.tokens is None else entry.tokens for entry in chunk)
+        loaded = chunk + loaded
+        last = chunk[0].seq - 1
+    return loaded
+
+
+def _find_not_loaded(first: int, loaded: Sequence[Entry]) -> Span | None:
+    return Span(first=first, last=loaded[0].seq - 1) if loaded and loaded[0].seq > first else None
+
+
+def _select_messages(loaded: Sequence[Entry]) -> tuple[Entry, ...]:
+    return tuple([entry for entry in loaded if entry.kind == "message"])
+
+
+def _filter_query(
+    statement: EntryQuery, kinds: Collection[EntryKind] | None, roles: Collection[Role] | None
+) -> EntryQuery:
+    if kinds is not None:
+        statement = statement.where(entries.c.kind.in_(kinds))
+    if roles is not None:
+        statement = statement.where(entries.c.role.in_(roles))
+    return statement
+
+
+def _read_ranges(
+    connection: Connection,
+    tenant: str,
+    branch: Branch,
+    statement: EntryQuery,
+    ranges: Iterable[BranchRange],
+    limit: int | None,
+) -> list[Entry]:
+    result: list[Entry] = []
+    for own_range in ranges:
+        check_inline_rows(connection, limit or own_range.last - own_range.first)
+        params = {
+            "tenant": tenant,
+            "conversation": branch.conversation,
+            "branch": own_range.branch,
+            "first": own_range.first,
+            "last": own_range.last,
+        }
+        if limit is None and statement in _FIXED_QUERIES:
+            rows = fetch(connection, statement, params)
+        else:
+            query = statement if limit is None else statement.limit(limit - len(result))
+            rows = connection.execute(query, params).all()
+        result.extend(map(_to_entry, rows))
+        if limit is not None and len(result) >= limit:
+            break
+    return result
+
+
+_FIXED_QUERIES = {RANGE, CONTROL_ENTRIES}
+_to_entry: Callable[[tuple[Any, ...]], Entry] = partial(cast(Any, tuple).__new__, Entry)

@@ -1,0 +1,140 @@
+"""`SqlSearchStore`: the methods of the store for search, passages, recall segments, memories and documents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from quire.errors import InvalidEntry
+from quire.log import documents, memories
+from quire.log.search import hybrid, passages, recall_segments
+from quire.log.store_base import SqlStoreBase, with_branch
+from quire.log.types import (
+    MAIN_BRANCH,
+    Citation,
+    DocumentFingerprint,
+    IndexedDocument,
+    Memory,
+    Passage,
+    PassageVector,
+    SearchHit,
+    SegmentRef,
+    SegmentRow,
+    UnembeddedPassage,
+    VaultDocument,
+    conversation_scope,
+    memory_scope,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+class SqlSearchStore(SqlStoreBase):
+    """Search, recall segments, memories and vault documents."""
+
+    async def search(
+        self,
+        query: str,
+        *,
+        scopes: Sequence[str],
+        limit: int = 20,
+        vector: ArrayLike | None = None,
+        embedder: str | None = None,
+    ) -> list[SearchHit]:
+        """Hybrid search: the passages of these scopes that match the query, best first; any text is a valid query.
+
+        With a vector and the name of its embedder, also passages with similar vectors."""
+        return await self._read(
+            hybrid.hybrid_search, query, scopes=scopes, limit=limit, vector=vector, embedder=embedder
+        )
+
+    async def put_passages(self, scope: str, items: Iterable[Passage], *, replacing: Collection[str] = ()) -> None:
+        """Stores these passages, replacing all former passages of their keys and of the keys in `replacing`."""
+        _check_writable_scope(scope)
+        await self._write(passages.put_passages, scope, list(items), replacing=replacing)
+
+    async def delete_passages(self, scope: str, keys: Collection[str]) -> None:
+        """Deletes the passages of these keys."""
+        await self._write(passages.delete_passages, scope, keys)
+
+    async def get_passages(self, scope: str, key: str) -> list[Passage]:
+        """The passages of a key, by part, without their vectors."""
+        return await self._read(passages.get_passages, scope, key)
+
+    async def list_unembedded(self, scope: str, *, embedder: str, limit: int = 500) -> list[UnembeddedPassage]:
+        """Passages without a vector of this embedder: first those without any, then those of another embedder."""
+        return await self._read(passages.list_unembedded, scope, embedder=embedder, limit=limit)
+
+    async def put_vectors(self, scope: str, passage_vectors: Sequence[PassageVector], *, embedder: str) -> None:
+        """Stores the vectors of passages, except of those whose text was changed or deleted since it was read."""
+        await self._write(passages.put_vectors, scope, passage_vectors, embedder=embedder)
+
+    async def list_segments(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[SegmentRef]:
+        """The recall segments along a branch, oldest first, without their bytes."""
+        return await self._read_inline(with_branch(recall_segments.list_segments), conversation, branch)
+
+    async def read_segments(self, conversation: str, refs: Sequence[SegmentRef]) -> list[bytes]:
+        """The bytes of these segments; raises `StaleSegment` if one was rewritten or deleted since it was listed."""
+        return await self._read(recall_segments.read_segments, conversation, refs)
+
+    async def put_segment(self, conversation: str, segment_row: SegmentRow) -> SegmentRef:
+        """Stores a segment and the passages of its messages.
+
+        Raises `StaleSegment` if one of its entries was purged since they were read."""
+        return await self._write(recall_segments.put_segment, conversation, segment_row)
+
+    async def add_memory(
+        self, namespace: str, text: str, *, citation: Citation | None = None, source: str | None = None
+    ) -> Memory:
+        """Adds a memory with the message that it cites, or with its source."""
+        return await self._write(memories.add_memory, namespace, text, citation=citation, source=source)
+
+    async def replace_memory(
+        self, memory: str, text: str, *, citation: Citation | None = None, source: str | None = None
+    ) -> Memory:
+        """Retires a memory and returns its replacement."""
+        return await self._write(memories.replace_memory, memory, text, citation=citation, source=source)
+
+    async def retire_memory(self, memory: str) -> Memory:
+        """Retires a memory: search no longer finds it, but it can still be listed."""
+        return await self._write(memories.retire_memory, memory)
+
+    async def get_memory(self, id: str) -> Memory:
+        return await self._read_inline(memories.get_memory, id)
+
+    async def list_memories(
+        self, namespace: str, *, include_retired: bool = False, limit: int = 50, before: Memory | None = None
+    ) -> list[Memory]:
+        """Memories of a namespace, newest first. Cursor pagination: `before` is the last one of the previous page."""
+        return await self._read(
+            memories.list_memories, namespace, include_retired=include_retired, limit=limit, before=before
+        )
+
+    async def put_documents(self, vault: str, items: Sequence[IndexedDocument]) -> None:
+        """Stores these documents and their passages in one transaction."""
+        await self._write(documents.put_documents, vault, items)
+
+    async def touch_documents(self, vault: str, touched: Sequence[tuple[str, int, int]]) -> None:
+        """Updates size and modification time (by path) of files that were rewritten with the indexed content."""
+        await self._write(documents.touch_documents, vault, touched)
+
+    async def delete_documents(self, vault: str, paths: Collection[str]) -> None:
+        """Deletes documents and their passages."""
+        await self._write(documents.delete_documents, vault, paths)
+
+    async def list_document_fingerprints(self, vault: str) -> list[DocumentFingerprint]:
+        """Path, digest, size and modification time of every indexed file of a vault, by path."""
+        return await self._read(documents.list_fingerprints, vault)
+
+    async def list_documents(self, vault: str, *, paths: Collection[str] | None = None) -> list[VaultDocument]:
+        """Indexed documents of a vault by path: all, or those with these paths."""
+        return await self._read(documents.list_documents, vault, paths=paths)
+
+
+def _check_writable_scope(scope: str) -> None:
+    """Refuses scopes that only methods with a check for purged text may write, so that none comes back."""
+    methods = {conversation_scope(""): "put_segment", memory_scope(""): "add_memory"}
+    for prefix, method in methods.items():
+        if scope.startswith(prefix):
+            raise InvalidEntry(f"The passages of {scope!r} are written by `{method}`, which checks for purges; use it.")

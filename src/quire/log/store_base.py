@@ -1,0 +1,68 @@
+"""Base of the SQL stores: runs one function on a connection, in one transaction, for one tenant."""
+
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from quire.errors import StoreError
+from quire.log import conversations, migrate
+from quire.log.database import Database, ObservedDatabase, PoolStats, TransactionObserver
+from quire.log.types import Branch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+StoreFunction = Callable[Concatenate[Connection, str, P], T]
+
+DEFAULT_TENANT = "default"
+
+
+class SqlStoreBase:
+    def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
+        if not tenant:
+            raise StoreError("The tenant of a store must not be empty; give it a name.")
+        self._database, self.tenant = database, tenant
+
+    async def check(self) -> None:
+        """Health check: raises a `StoreError` unless the database is reachable and has the current schema."""
+        await self._database.read(migrate.check_version, tenant=self.tenant)
+
+    def observe_transactions(self, observer: TransactionObserver) -> None:
+        """Reports every future transaction of this store, and of stores derived from it, to `observer`."""
+        self._database = ObservedDatabase(self._database, observer)
+
+    def get_pool_stats(self) -> PoolStats:
+        return self._database.get_pool_stats()
+
+    async def _read(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        tenant = self.tenant
+        return await self._database.read(
+            lambda connection: function(connection, tenant, *args, **kwargs), tenant=tenant
+        )
+
+    async def _read_inline(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A read that usually returns few rows, so it may run on the event loop (see `Database.read`)."""
+        tenant = self.tenant
+        return await self._database.read(
+            lambda connection: function(connection, tenant, *args, **kwargs), tenant=tenant, inline=True
+        )
+
+    async def _write(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        tenant = self.tenant
+        return await self._database.write(
+            lambda connection: function(connection, tenant, *args, **kwargs), tenant=tenant
+        )
+
+
+def with_branch(
+    function: Callable[Concatenate[Connection, str, Branch, P], T],
+) -> Callable[Concatenate[Connection, str, str, int, P], T]:
+    """Turns a function of a `Branch` into one of its conversation and number, read in the same transaction."""
+
+    def with_number(
+        connection: Connection, tenant: str, conversation: str, branch: int, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        row = conversations.get_branch(connection, tenant, conversation, branch)
+        return function(connection, tenant, row, *args, **kwargs)
+
+    return with_number

@@ -1,0 +1,287 @@
+"""Values of the store: conversations, branches, windows, passages, segments, memories, documents, matches, faults."""
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from quire.model import BranchState, Draft, Entry, Manifest, Span
+
+MAIN_BRANCH = 0
+"""The number of a conversation's first branch."""
+
+
+class ConversationRecord(NamedTuple):
+    id: str
+    title: str
+    created_at: int
+    updated_at: int
+    """Time of the last append, precise to `TOUCH_INTERVAL_MICROS`."""
+
+
+class BranchRange(NamedTuple):
+    """Entries `first` to `last` of one branch's own rows."""
+
+    branch: int
+    first: int
+    last: int
+
+
+class Branch(NamedTuple):
+    """A branch. `lineage` lists its ancestors and the last entry shared with each, oldest first."""
+
+    conversation: str
+    number: int
+    name: str
+    created_at: int
+    lineage: tuple[tuple[int, int], ...]
+    head_seq: int
+    head_digest: bytes
+    head_path: bytes
+    state: BranchState
+    updated_at: int
+    """The conversation's `updated_at` as of the last append to this branch that wrote it."""
+
+    @property
+    def fork_seq(self) -> int:
+        """The last entry that the branch shares with its parent; 0 without one."""
+        return self.lineage[-1][1] if self.lineage else 0
+
+    def split_ranges(self, first: int = 1, last: int | None = None) -> Iterator[BranchRange]:
+        """The ranges of own rows, per branch, that hold the entries `first` to `last` of this branch; newest first."""
+        last = self.head_seq if last is None else min(last, self.head_seq)
+        starts = [0, *(shared_seq for _, shared_seq in self.lineage)]
+        ends = [*self.lineage, (self.number, self.head_seq)]
+        for start, (branch, end) in reversed(list(zip(starts, ends, strict=True))):
+            own_range = BranchRange(branch, max(first, start + 1), min(last, end))
+            if own_range.first <= own_range.last:
+                yield own_range
+
+    def find_owner(self, seq: int) -> int | None:
+        """The branch whose row holds this branch's entry `seq`."""
+        return next((own_range.branch for own_range in self.split_ranges(seq, seq)), None)
+
+
+class Window(NamedTuple):
+    """Input of a view: the branch, its active compaction, and the messages that the compaction does not cover."""
+
+    branch: Branch
+    compaction: Entry | None
+    pinned: tuple[Entry, ...]
+    """Pinned messages that the compaction covers."""
+    messages: tuple[Entry, ...]
+    not_loaded: Span | None = None
+    """Entries before `messages` that were not read because the later ones reach `max_tokens`."""
+
+
+class ReplyRecord(NamedTuple):
+    """Everything that one transaction records when a request was answered."""
+
+    drafts: tuple[Draft, ...]
+    """New messages; the last one is the reply."""
+    build_manifest: Callable[[Sequence[Entry]], Manifest]
+    """Called with the stored entries, which have their numbers."""
+    blobs: tuple["Blob", ...] = ()
+    """Texts in the request that are not entries of the log."""
+    calibration: tuple[str, str] | None = None
+    """Model and its new token calibration as JSON."""
+    cost: float = 0.0
+    """Cost of the call in US dollars."""
+    request_id: str | None = None
+    """Id for `get_request`, if the request has one."""
+    creates_conversation: ConversationRecord | None = None
+    """Conversation to create with this turn; if it exists by then, the turn is appended to it."""
+    client_path: bytes | None = None
+    """Path of the reply as the client computes it, if the client's copy of the messages differs from the log."""
+
+
+class RecordedRequest(NamedTuple):
+    """An answered request and the reply under which its manifest is stored."""
+
+    conversation: str
+    branch: int
+    seq: int
+    manifest: Manifest
+
+
+class BranchMatch(NamedTuple):
+    """The first `length` messages of a client's list are stored and end at entry `seq` of this branch."""
+
+    length: int
+    branch: Branch
+    seq: int
+    manifest: str | None
+    """Manifest of the request that entry `seq` answered, if there is one."""
+
+
+class PrefixMatch(NamedTuple):
+    """Longest stored prefix of a list of messages: its `length`, and the entry where it ends."""
+
+    length: int
+    conversation: str
+    branch: int
+    seq: int
+
+
+class IntegrityFault(NamedTuple):
+    """An entry that differs from what was written."""
+
+    branch: int
+    seq: int
+    problem: str
+
+
+class Blob(NamedTuple):
+    media_type: str
+    data: bytes
+
+
+ENTRIES_PER_SEGMENT = 512
+"""Entry numbers per recall segment: segment 0 covers the entries 1 to 512 of a branch, segment 1 the next 512."""
+
+
+def conversation_scope(conversation: str) -> str:
+    """Search scope of a conversation's messages on all branches."""
+    return f"conversation:{conversation}"
+
+
+def vault_scope(vault: str) -> str:
+    return f"vault:{vault}"
+
+
+def memory_scope(namespace: str) -> str:
+    return f"memory:{namespace}"
+
+
+def message_key(branch: int, seq: int) -> str:
+    """Key of a message's passage. The branch is the one that owns the entry."""
+    return f"{branch}:{seq}"
+
+
+def parse_message_key(key: str) -> tuple[int, int]:
+    """Branch and entry number of a message key."""
+    branch, _, seq = key.partition(":")
+    return int(branch), int(seq)
+
+
+class Passage(NamedTuple):
+    """A searchable piece of text; `part` numbers the passages of one key."""
+
+    key: str
+    text: str
+    part: int = 0
+    title: str = ""
+    at: int | None = None
+    embedder: str | None = None
+    vector: bytes | None = None
+    """Embedding: float32, little-endian, unit length. See `pack_vector`."""
+
+    @property
+    def digest(self) -> bytes:
+        return sha256(f"{len(self.title)} {self.title}{self.text}".encode()).digest()
+
+
+class UnembeddedPassage(NamedTuple):
+    """A passage without a vector of some embedder; `digest` identifies its text."""
+
+    key: str
+    part: int
+    title: str
+    text: str
+    digest: bytes
+
+
+class PassageVector(NamedTuple):
+    key: str
+    part: int
+    digest: bytes
+    vector: bytes
+
+
+class SearchHit(NamedTuple):
+    """A passage found by a search. Its score is 1 if every ranking puts it first."""
+
+    scope: str
+    key: str
+    part: int
+    title: str
+    text: str
+    score: float
+    at: int | None
+
+
+class SegmentRef(NamedTuple):
+    """Identifies a recall segment, the last entry in it, and the version of its bytes."""
+
+    branch: int
+    segment: int
+    last_seq: int
+    version: str
+
+    @property
+    def first_seq(self) -> int:
+        return self.segment * ENTRIES_PER_SEGMENT + 1
+
+
+class SegmentRow(NamedTuple):
+    """A recall segment to store, with the passages of its messages.
+
+    `purged_count` is the number of its entries that were purged when they were read (optimistic concurrency): if the
+    number differs when the segment is stored, an entry was purged in between, and the segment is refused.
+    """
+
+    branch: int
+    segment: int
+    last_seq: int
+    data: bytes
+    passages: tuple[Passage, ...] = ()
+    purged_count: int = 0
+
+
+class Citation(NamedTuple):
+    """The message that a memory came from."""
+
+    conversation: str
+    branch: int
+    seq: int
+
+
+class Memory(NamedTuple):
+    """A memory of an agent. An imported one has a `source` instead of a citation."""
+
+    id: str
+    namespace: str
+    text: str
+    citation: Citation | None
+    source: str | None
+    created_at: int
+    retired_at: int | None
+    replaced_by: str | None
+
+
+class DocumentFingerprint(NamedTuple):
+    """Data that shows whether a file has changed."""
+
+    path: str
+    digest: bytes
+    size: int
+    modified_ns: int
+
+
+class VaultDocument(NamedTuple):
+    """Indexed metadata of a file in a vault."""
+
+    path: str
+    digest: bytes
+    size: int
+    modified_ns: int
+    title: str = ""
+    summary: str = ""
+    aliases: tuple[str, ...] = ()
+    headings: tuple[str, ...] = ()
+
+
+class IndexedDocument(NamedTuple):
+    """A document with its passages, whose key is the document's path."""
+
+    document: VaultDocument
+    passages: tuple[Passage, ...]

@@ -1,0 +1,1 @@
+"""JSON schemas of the log and of requests, which the REST API returns and the commands print with `--json`."""

@@ -1,0 +1,165 @@
+"""Schemas of requests and their context: usage, compaction, items, and manifests in summary, replay and comparison."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from quire.context.items import AgentItem, get_include_mode, index_agent_items
+from quire.ledger import ManifestChange, Replay
+from quire.model import Compaction, ContextItem, Decision, Entry, Manifest, Span, Truncation, Usage
+from quire.model.agents import Agent, AgentTool, IncludeMode
+from quire.model.entries import SessionIncludeMode
+from quire.model.manifest import SlotUsage
+from quire.schemas.base import JsonModel
+from quire.view.budget import UsageReport
+from quire.view.compaction_plan import CompactionPlan
+
+ItemType = Literal["rule", "reference", "tool"]
+
+
+class ContextUsageSchema(JsonModel):
+    """Token usage of the next request; it is compacted when `total_tokens` exceeds `trigger_tokens`."""
+
+    slots: list[SlotUsage]
+    total_tokens: int
+    window: int
+    reserved: int = Field(description="Tokens reserved for the reply.")
+    trigger_tokens: int
+    exact: bool = Field(description="The tokens are counted with the model's own tokenizer, not estimated.")
+
+    @classmethod
+    def from_report(cls, usage: UsageReport) -> "ContextUsageSchema":
+        return cls.model_validate(usage._asdict())
+
+
+class ActiveCompactionSchema(JsonModel):
+    seq: int = Field(description="Sequence number of the compaction's entry.")
+    created_at: int
+    compaction: Compaction
+
+    @classmethod
+    def from_entry(cls, entry: Entry | None) -> "ActiveCompactionSchema | None":
+        if entry is None:
+            return None
+        body = entry.body
+        assert isinstance(body, Compaction)
+        return cls(seq=entry.seq, created_at=entry.created_at, compaction=body)
+
+
+class CompactionPlanSchema(JsonModel):
+    covers: Span | None = Field(description="Entries to archive, including those of the current summary.")
+    truncations: list[Truncation]
+    freed_tokens: int = Field(description="Tokens that the compaction would free.")
+    target_tokens: int
+    needs_summary: bool
+
+    @classmethod
+    def from_plan(cls, plan: CompactionPlan | None) -> "CompactionPlanSchema | None":
+        if plan is None:
+            return None
+        return cls(
+            covers=plan.covers,
+            truncations=list(plan.truncations),
+            freed_tokens=plan.freed_tokens,
+            target_tokens=plan.target_tokens,
+            needs_summary=plan.needs_summary,
+        )
+
+
+class ContextItemSchema(JsonModel):
+    type: ItemType
+    name: str
+    server: str | None
+    description: str
+    agent_mode: IncludeMode | None = Field(description="Include mode in the agent; null if it has no such item.")
+    session_mode: IncludeMode | None = Field(description="Include mode in the session; null if it is not in it.")
+    enabled: bool
+
+    @classmethod
+    def from_item(
+        cls, item: ContextItem, agent: Agent, *, session_mode: SessionIncludeMode | None
+    ) -> "ContextItemSchema":
+        agent_item = index_agent_items(agent).get(item)
+        return cls(
+            type=item.type,
+            name=item.name,
+            server=item.server,
+            description=_describe(agent_item) if agent_item is not None else "",
+            agent_mode=get_include_mode(agent, agent_item) if agent_item is not None else None,
+            session_mode=session_mode,
+            enabled=agent_item.enabled if agent_item is not None else False,
+        )
+
+
+def _describe(agent_item: AgentItem) -> str:
+    return agent_item.definition.description if isinstance(agent_item, AgentTool) else agent_item.description
+
+
+class RequestSummarySchema(JsonModel):
+    """Key figures of one request."""
+
+    reply: int = Field(description="Sequence number of the reply, which identifies the request.")
+    created_at: int
+    model: str
+    total_tokens: int = Field(description="Tokens sent.")
+    full_history_tokens: int = Field(description="Tokens that the request would have had with the full history.")
+    window: int
+    trigger_tokens: int
+    max_input_tokens: int
+    compaction_seq: int | None = Field(description="Entry of the compaction whose summary the request contains.")
+    usage: Usage | None = Field(description="Usage that the provider reported.")
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, reply: Entry) -> "RequestSummarySchema":
+        summaries = (row.span.first for row in manifest.included if row.kind == "summary" and row.span)
+        return cls(
+            reply=reply.seq,
+            created_at=reply.created_at,
+            model=manifest.policy.model,
+            total_tokens=manifest.total_tokens,
+            full_history_tokens=manifest.full_history_tokens,
+            window=manifest.policy.window,
+            trigger_tokens=manifest.trigger_tokens,
+            max_input_tokens=manifest.max_input_tokens,
+            compaction_seq=next(summaries, None),
+            usage=reply.metadata.usage,
+        )
+
+
+class ReplaySchema(JsonModel):
+    matches: bool = Field(description="The rebuilt request is identical to the byte.")
+    mismatch: str | None = Field(description="Why it does not match; null if it does.")
+    recorded_digest: str
+    rebuilt_digest: str | None
+    missing: list[str] = Field(description="Sequence numbers or names of content purged since.")
+    payload: dict[str, Any] | None = Field(description="The rebuilt request.")
+
+    @classmethod
+    def from_replay(cls, replay: Replay) -> "ReplaySchema":
+        rendered = replay.rendered
+        return cls(
+            matches=replay.matches,
+            mismatch=replay.mismatch,
+            recorded_digest=replay.manifest.digest,
+            rebuilt_digest=rendered.digest if rendered is not None else None,
+            missing=list(replay.missing),
+            payload=rendered.to_payload() if rendered is not None else None,
+        )
+
+
+class DecisionChangeSchema(JsonModel):
+    kind: str
+    name: str | None
+    span: Span | None
+    before: Decision | None = Field(description="Null if it was not a candidate.")
+    after: Decision | None
+
+
+class RequestDiffSchema(JsonModel):
+    reply: int
+    other: int
+    changes: list[DecisionChangeSchema]
+
+    @classmethod
+    def from_changes(cls, changes: list[ManifestChange], *, reply: int, other: int) -> "RequestDiffSchema":
+        return cls(reply=reply, other=other, changes=[DecisionChangeSchema(**change._asdict()) for change in changes])

@@ -1,0 +1,124 @@
+"""Schemas of log entries, a union discriminated by `kind`, and of search hits among them."""
+
+from typing import Annotated, Any, Literal, assert_never
+
+from pydantic import Field
+from typing_extensions import TypeAliasType
+
+from quire.model import (
+    Author,
+    Compaction,
+    ContextChange,
+    DocumentReference,
+    Entry,
+    Message,
+    Pin,
+    Restore,
+    Role,
+    Unpin,
+    Usage,
+)
+from quire.schemas.base import JsonModel
+from quire.view.tokens import ESTIMATE_COUNTER_NAME
+
+
+class _EntryBase(JsonModel):
+    seq: int = Field(description="Sequence number on the branch.")
+    branch: int = Field(description="Branch that the entry was written on: the requested branch, or an ancestor of it.")
+    author: Author
+    created_at: int
+    tokens: int | None = Field(description="Null for entries that no model sees, and for purged entries.")
+    estimated: bool = Field(description="The tokens are estimated, not counted with the model's own tokenizer.")
+    references: list[DocumentReference] = Field(description="Documents that the message names or tools found for it.")
+    usage: Usage | None = Field(description="Usage that the provider reported for this reply.")
+    incomplete: bool = Field(description="The reply was cut off before its end.")
+    purged: bool = Field(description="The content was erased permanently.")
+
+
+class MessageEntry(_EntryBase):
+    kind: Literal["message"] = "message"
+    role: Role
+    body: Message
+
+
+class CompactionEntry(_EntryBase):
+    kind: Literal["compaction"] = "compaction"
+    role: None = None
+    body: Compaction
+
+
+class RestoreEntry(_EntryBase):
+    kind: Literal["restore"] = "restore"
+    role: None = None
+    body: Restore
+
+
+class PinEntry(_EntryBase):
+    kind: Literal["pin"] = "pin"
+    role: None = None
+    body: Pin
+
+
+class UnpinEntry(_EntryBase):
+    kind: Literal["unpin"] = "unpin"
+    role: None = None
+    body: Unpin
+
+
+class ContextChangeEntry(_EntryBase):
+    kind: Literal["context_change"] = "context_change"
+    role: None = None
+    body: ContextChange
+
+
+EntrySchema = TypeAliasType(
+    "EntrySchema",
+    Annotated[
+        MessageEntry | CompactionEntry | RestoreEntry | PinEntry | UnpinEntry | ContextChangeEntry,
+        Field(discriminator="kind"),
+    ],
+)
+
+
+def entry_to_schema(entry: Entry) -> EntrySchema:
+    body, common = entry.body, _common_fields(entry)
+    match body:
+        case Message():
+            return MessageEntry(**common, role=body.role, body=body)
+        case Compaction():
+            return CompactionEntry(**common, body=body)
+        case Restore():
+            return RestoreEntry(**common, body=body)
+        case Pin():
+            return PinEntry(**common, body=body)
+        case Unpin():
+            return UnpinEntry(**common, body=body)
+        case ContextChange():
+            return ContextChangeEntry(**common, body=body)
+    assert_never(body)
+
+
+def _common_fields(entry: Entry) -> dict[str, Any]:
+    metadata = entry.metadata
+    return {
+        "seq": entry.seq,
+        "branch": entry.branch,
+        "author": entry.author,
+        "created_at": entry.created_at,
+        "tokens": entry.tokens,
+        "estimated": entry.counter == ESTIMATE_COUNTER_NAME,
+        "references": list(metadata.references or ()),
+        "usage": metadata.usage,
+        "incomplete": bool(metadata.incomplete),
+        "purged": entry.purged_at is not None,
+    }
+
+
+class MessageHitSchema(JsonModel):
+    conversation: str
+    score: float
+    entry: EntrySchema
+
+    @classmethod
+    def from_entry(cls, entry: Entry, *, score: float) -> "MessageHitSchema":
+        return cls(conversation=entry.conversation, score=score, entry=entry_to_schema(entry))

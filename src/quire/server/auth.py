@@ -1,0 +1,213 @@
+"""API key verification and authentication: the tenant that a key belongs to, its scopes and its rate limit.
+
+Verified keys are cached for `KEY_CACHE_SECONDS`, so that a turn costs no look-up; a revoked key therefore stops working
+within that time on every node. Wrong, unknown, revoked and expired keys all get the same error message.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from typing import NamedTuple
+
+from cachetools import LRUCache
+from fastapi import FastAPI, Request
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as ASGIScope
+
+from quire.errors import InsufficientScope, InvalidKey, QuireError, StoreUnavailable, TooManyRequests
+from quire.log import KEY_SCOPES, ApiKey, KeyScope, KeyStore
+from quire.log.ids import now
+from quire.server.limits import RATE_LIMIT_SCOPE_KEY, RateLimiter
+from quire.server.problems import error_to_response
+from quire.settings import Settings
+
+__all__ = [
+    "ALL_SCOPES",
+    "CALLER_SCOPE_KEY",
+    "AuthMiddleware",
+    "Caller",
+    "KeyScope",
+    "KeyVerifier",
+    "authorize",
+    "get_key_verifier",
+    "key_from_headers",
+    "require_scope",
+]
+
+KEY_CACHE_SECONDS = 10.0
+"""Seconds before a cached key is verified again."""
+KEY_CACHE_OUTAGE_SECONDS = 3_600.0
+"""Seconds that a cached key stays valid while the store is down, where the gateway then passes requests through."""
+KEY_CACHE_SIZE = 10_000
+"""Maximum keys in the LRU cache."""
+
+CALLER_SCOPE_KEY = "quire.caller"
+"""ASGI scope key under which a middleware stores an authenticated caller. Clients cannot set it: it is no header."""
+
+PROTECTED_PREFIXES = ("/api/", "/v1/")
+"""Path prefixes that need a key, whatever a route depends on."""
+PUBLIC_PATHS = ("/api/openapi.json",)
+"""Exceptions to `PROTECTED_PREFIXES`."""
+
+ALL_SCOPES: frozenset[KeyScope] = frozenset(KEY_SCOPES)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    tenant: str
+    key_id: str | None
+    """None for the local user of a laptop."""
+    scopes: frozenset[KeyScope]
+
+
+class _CachedKey(NamedTuple):
+    key: ApiKey
+    verified_at: float
+
+
+class KeyVerifier:
+    """Verifies API keys, with an LRU cache, and holds their rate limiter."""
+
+    def __init__(self, keys: KeyStore, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._keys, self._clock = keys, clock
+        self._cache: LRUCache[bytes, _CachedKey] = LRUCache(KEY_CACHE_SIZE)
+        self.rate_limiter = RateLimiter(clock=clock)
+
+    async def verify(self, presented: str | None, *, allow_stale: bool = False) -> ApiKey | None:
+        """Returns the key with this text if it is valid. With `allow_stale`, the cache outlives a store outage."""
+        if presented is None:
+            return None
+        # Cached by digest: the timing of a look-up says nothing about the text, and no secret stays in memory.
+        digest = sha256(presented.encode(errors="replace")).digest()
+        cached = self._cache.get(digest)
+        if cached is None or self._clock() - cached.verified_at >= KEY_CACHE_SECONDS:
+            cached = await self._look_up(
+                presented, digest, cached, grace_seconds=KEY_CACHE_OUTAGE_SECONDS if allow_stale else 0.0
+            )
+        return cached.key if cached is not None and cached.key.is_valid_at(now()) else None
+
+    def evict(self, key_id: str) -> None:
+        """Drops a key from the cache, so that its next use is verified in the store."""
+        for digest in [digest for digest, cached in self._cache.items() if cached.key.id == key_id]:
+            del self._cache[digest]
+
+    async def _look_up(
+        self, presented: str, digest: bytes, cached: _CachedKey | None, *, grace_seconds: float
+    ) -> _CachedKey | None:
+        started_at = self._clock()
+        try:
+            key = await self._keys.verify_key(presented)
+        except StoreUnavailable:
+            if cached is None or started_at - cached.verified_at >= grace_seconds:
+                raise
+            return cached
+        if key is None:
+            self._cache.pop(digest, None)
+            return None
+        self._cache[digest] = verified = _CachedKey(key, started_at)
+        return verified
+
+
+def key_from_headers(headers: Headers) -> str | None:
+    """Extracts the key from `Authorization: Bearer`, else from `api-key`. A repeated header counts as no key."""
+    for name in ("authorization", "api-key"):
+        values = headers.getlist(name)
+        if len(values) > 1:
+            return None
+        if values and name == "api-key":
+            return values[0]
+        if values and values[0][:7].lower() == "bearer ":
+            return values[0][7:].strip()
+    return None
+
+
+def get_key_verifier(app: FastAPI) -> KeyVerifier:
+    """Returns the application's `KeyVerifier`, created on first use."""
+    if not hasattr(app.state, "key_verifier"):
+        app.state.key_verifier = KeyVerifier(app.state.server_state.store)
+    return app.state.key_verifier
+
+
+async def authorize(request: Request, scope: KeyScope) -> Caller:
+    """Returns the caller; raises `InvalidKey`, `InsufficientScope` or `TooManyRequests`."""
+    caller = await _get_caller(request)
+    if scope not in caller.scopes:
+        raise InsufficientScope(
+            f"This request needs the scope {scope!r}, which the key {caller.key_id!r} does not have; "
+            "use a key that has it."
+        )
+    return caller
+
+
+class AuthMiddleware:
+    """ASGI middleware that authenticates a request before any of its body is read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if (
+            scope["type"] == "http"
+            and scope["path"].startswith(PROTECTED_PREFIXES)
+            and scope["path"] not in PUBLIC_PATHS
+        ):
+            try:
+                await _get_caller(Request(scope))
+            except QuireError as error:
+                app = error_to_response(error)
+        await app(scope, receive, send)
+
+
+async def _get_caller(request: Request) -> Caller:
+    """Authenticates once per request, so that a request counts once against the rate limit."""
+    caller: Caller | None = request.scope.get(CALLER_SCOPE_KEY)
+    if caller is None:
+        caller = request.scope[CALLER_SCOPE_KEY] = await _authenticate(request)
+    return caller
+
+
+async def _authenticate(request: Request) -> Caller:
+    verifier = get_key_verifier(request.app)
+    settings: Settings = request.app.state.server_state.settings
+    allow_stale = settings.on_store_failure == "pass_through"
+    key = await verifier.verify(key_from_headers(request.headers), allow_stale=allow_stale)
+    if key is None:
+        raise InvalidKey
+    per_minute = key.requests_per_minute or settings.requests_per_minute
+    if per_minute is not None:
+        status = request.scope[RATE_LIMIT_SCOPE_KEY] = verifier.rate_limiter.acquire(key.id, per_minute)
+        if status.retry_after is not None:
+            raise TooManyRequests(
+                f"The key {key.id!r} is limited to {per_minute:,} requests a minute; "
+                f"retry in {status.retry_after} seconds.",
+                retry_after=status.retry_after,
+            )
+    return Caller(key.tenant, key.id, key.scopes)
+
+
+class RequireScope(SecurityBase):
+    """Route dependency that requires a scope. Scheme and dependency in one: each dependency costs every request."""
+
+    model = HTTPBearer(
+        bearerFormat="quire_<id>_<secret>",
+        description="An API key made by `quire key create`. Clients may also send it in the `api-key` header.",
+    )
+    scheme_name = "key"
+
+    def __init__(self, scope: KeyScope) -> None:
+        self._scope: KeyScope = scope
+
+    async def __call__(self, request: Request) -> Caller:
+        return await authorize(request, self._scope)
+
+
+@cache
+def require_scope(scope: KeyScope) -> RequireScope:
+    """Returns the dependency for a scope; cached, so that a request resolves each one once."""
+    return RequireScope(scope)

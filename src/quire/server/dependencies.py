@@ -1,0 +1,69 @@
+"""Route dependencies (caller with a scope, server state, conversation) and cursor pagination."""
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from typing import Annotated, Generic, TypeVar
+
+from fastapi import Depends, Path, Query, Request
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from quire.engine import Conversation, Engine
+from quire.errors import InvalidRequest
+from quire.log import MAIN_BRANCH
+from quire.server.auth import Caller, require_scope
+from quire.server.state import ServerState
+
+ReadCaller = Annotated[Caller, Depends(require_scope("read"))]
+WriteCaller = Annotated[Caller, Depends(require_scope("write"))]
+ChatCaller = Annotated[Caller, Depends(require_scope("chat"))]
+AdminCaller = Annotated[Caller, Depends(require_scope("admin"))]
+
+
+def get_server_state(request: Request) -> ServerState:
+    return request.app.state.server_state
+
+
+StateDep = Annotated[ServerState, Depends(get_server_state)]
+ConversationId = Annotated[str, Path(min_length=1, max_length=200, description="ID of the conversation.")]
+BranchQuery = Annotated[int, Query(ge=0, le=2**31 - 1, description="Number of the branch; 0 is the main branch.")]
+EntrySeq = Annotated[int, Path(ge=1, le=2**62, description="Sequence number of the entry on its branch.")]
+
+ItemT = TypeVar("ItemT")
+PositionT = TypeVar("PositionT")
+
+PageLimit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items on the page.")]
+PageCursor = Annotated[str | None, Query(max_length=1_000, description="`next_cursor` of the previous page.")]
+
+
+def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str | None = None) -> Engine:
+    return server_state.engine_for(caller.tenant, model=model)
+
+
+async def load_conversation(
+    server_state: ServerState, caller: Caller, conversation: str, branch: int = MAIN_BRANCH, *, model: str | None = None
+) -> Conversation:
+    """Opens an existing conversation; raises `NotFound` if the caller's tenant has no such conversation or branch."""
+    engine = engine_for_caller(server_state, caller, model=model)
+    await engine.store.get_branch(conversation, branch)
+    return Conversation(engine, conversation, branch)
+
+
+class Page(BaseModel, Generic[ItemT]):
+    items: list[ItemT]
+    next_cursor: str | None = Field(description="Pass it as `cursor` to get the next page; null on the last page.")
+
+
+def encode_cursor(position: Mapping[str, object] | None) -> str | None:
+    """Encodes the position of a page's last item as the cursor of the next page."""
+    return urlsafe_b64encode(json.dumps(position).encode()).decode() if position is not None else None
+
+
+def decode_cursor(cursor: str | None, position_type: type[PositionT]) -> PositionT | None:
+    """Decodes a cursor of `encode_cursor` and validates it: it comes from the client."""
+    if cursor is None:
+        return None
+    try:
+        return TypeAdapter(position_type).validate_json(urlsafe_b64decode(cursor))
+    except (ValueError, ValidationError):
+        raise InvalidRequest("The cursor is invalid; use `next_cursor` of a page, or start without one.") from None

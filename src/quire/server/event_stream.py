@@ -1,0 +1,273 @@
+"""Streaming responses: server-sent events (SSE) with heartbeats, and JSON Lines.
+
+A stream only observes a turn: when the client disconnects, the stream is closed and the turn continues. Framing and
+heartbeat comment are those of `fastapi.sse`, but not its response: that one requires the route to be the generator, so
+that a route can no longer return 404 or 409; it does not close the source of a client that disconnects while it does
+not read, raises `BrokenResourceError` instead, and sends its own `Cache-Control`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from pydantic import Field
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+from typing_extensions import TypeAliasType
+
+from quire.agent.cancellation import run_shielded
+from quire.errors import QuireError
+from quire.log import LogStore
+from quire.model import Usage
+from quire.model.events import TurnEnded, TurnEvent, TurnFailed
+from quire.schemas.base import JsonModel
+from quire.schemas.turn_events import AnyTurnEventSchema, TurnFailedSchema, turn_event_to_schema
+from quire.server.problems import UNEXPECTED_PROBLEM, error_to_problem
+from quire.server.state import ServerState
+from quire.server.turn_registry import BranchKey, RunningTurn
+
+HEARTBEAT_SECONDS = 15.0
+"""Heartbeat interval: after this many idle seconds an SSE comment is sent, so that proxies do not close the stream."""
+HEAD_POLL_SECONDS = 0.5
+"""Seconds between two polls of a conversation's branch heads."""
+
+
+class BranchChangedSchema(JsonModel):
+    """The head of a branch moved. Sent for every branch at first, then for each change."""
+
+    event: Literal["branch_changed"] = "branch_changed"
+    branch: int
+    head: int = Field(description="Sequence number of the newest entry.")
+
+
+StreamEvent = AnyTurnEventSchema | BranchChangedSchema
+LiveEventSchema = TypeAliasType("LiveEventSchema", Annotated[StreamEvent, Field(discriminator="event")])
+
+HeadListener = Callable[[BranchChangedSchema | None], None]
+"""Called for each branch whose head moved, and with None when polling ends."""
+
+
+def event_stream_responses(schema: str) -> dict[int | str, dict[str, Any]]:
+    """Describes an SSE response for OpenAPI: an array with an `itemSchema`, as in version 3.2."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _schema_reference(schema)}
+    fields = {"id": {"type": "string"}, "event": {"type": "string"}, "data": data}
+    item = {"type": "object", "properties": fields, "required": ["event", "data"]}
+    return _stream_responses("The events, as they happen.", "text/event-stream", item)
+
+
+def ndjson_responses(schema: str) -> dict[int | str, dict[str, Any]]:
+    """Describes a JSON Lines response for OpenAPI."""
+    return _stream_responses("The lines.", "application/x-ndjson", _schema_reference(schema))
+
+
+def _stream_responses(description: str, media_type: str, item: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    content = {media_type: {"schema": {"type": "array"}, "itemSchema": item}}
+    return {200: {"description": description, "content": content}}
+
+
+def _schema_reference(schema: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+class ClosingStreamingResponse(StreamingResponse):
+    """Streaming response that always closes its source, also when the client disconnects."""
+
+    def __init__(self, source: AsyncGenerator[bytes, None], **options: Any) -> None:
+        super().__init__(source, **options)
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._source):
+            await super().__call__(scope, receive, send)
+
+
+class EventStreamResponse(ClosingStreamingResponse):
+    """Server-sent events, with ids from 1."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[StreamEvent, None], *, heartbeat_seconds: float | None = None) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(
+            _encode_events(
+                events, heartbeat_seconds=HEARTBEAT_SECONDS if heartbeat_seconds is None else heartbeat_seconds
+            ),
+            headers=headers,
+        )
+
+
+async def _encode_events(
+    events: AsyncGenerator[StreamEvent, None], *, heartbeat_seconds: float
+) -> AsyncGenerator[bytes, None]:
+    event_id = 0
+    next_event: asyncio.Task[StreamEvent | None] | None = None
+    async with aclosing(events):
+        try:
+            while True:
+                # A task with `asyncio.wait`, because a timeout on the source itself would cancel the source.
+                next_event = next_event or asyncio.get_running_loop().create_task(_next_event(events))
+                if not (await asyncio.wait([next_event], timeout=heartbeat_seconds))[0]:
+                    yield KEEPALIVE_COMMENT
+                    continue
+                event, next_event = next_event.result(), None
+                if event is None:
+                    return
+                event_id += 1
+                yield format_sse_event(data_str=event.model_dump_json(), event=event.event, id=str(event_id))
+        finally:
+            if next_event is not None:
+                next_event.cancel()
+                # Shielded: the stream may be cancelled more than once, and a source that still runs cannot be closed.
+                await run_shielded(_wait_done(next_event))
+
+
+async def _wait_done(task: asyncio.Task[StreamEvent | None]) -> None:
+    await asyncio.wait([task])
+
+
+async def _next_event(events: AsyncGenerator[StreamEvent, None]) -> StreamEvent | None:
+    return await anext(events, None)
+
+
+async def stream_turn(
+    events: AsyncGenerator[TurnEvent, None], *, branch: int
+) -> AsyncGenerator[AnyTurnEventSchema, None]:
+    """Converts the events of a turn. A turn that ended without a final event gets `turn_failed`."""
+    ended = False
+    async with aclosing(events):
+        async for event in events:
+            ended = isinstance(event, TurnEnded | TurnFailed)
+            yield turn_event_to_schema(event, branch=branch, to_problem=error_to_problem)
+    if not ended:
+        yield TurnFailedSchema(branch=branch, problem=UNEXPECTED_PROBLEM, steps=0, usage=Usage())
+
+
+class HeadPoller:
+    """Polls the branch heads of one conversation as long as it has listeners."""
+
+    def __init__(self, fetch_heads: Callable[[], Awaitable[Mapping[int, int]]]) -> None:
+        self._fetch_heads = fetch_heads
+        self._heads: dict[int, int] = {}
+        self._listeners: list[HeadListener] = []
+        self._no_listeners = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._poll())
+
+    def subscribe(self, listener: HeadListener) -> None:
+        """Calls `listener` with every known head, and from now on with each that moves."""
+        self._listeners.append(listener)
+        for branch, head in self._heads.items():
+            listener(BranchChangedSchema(branch=branch, head=head))
+
+    def unsubscribe(self, listener: HeadListener) -> bool:
+        """Returns whether no listeners remain. A poll that is running then finishes, and is the last."""
+        with suppress(ValueError):
+            self._listeners.remove(listener)
+        if not self._listeners:
+            self._no_listeners.set()
+        return not self._listeners
+
+    async def _poll(self) -> None:
+        try:
+            while not self._no_listeners.is_set():
+                # The store may be down for a while; changes are seen when it is back.
+                with suppress(QuireError):
+                    self._notify_changes(await self._fetch_heads())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HEAD_POLL_SECONDS):
+                        await self._no_listeners.wait()
+        finally:
+            for listener in list(self._listeners):
+                listener(None)
+
+    def _notify_changes(self, heads: Mapping[int, int]) -> None:
+        moved = {branch: head for branch, head in heads.items() if self._heads.get(branch) != head}
+        self._heads.update(moved)
+        for branch, head in moved.items():
+            for listener in list(self._listeners):
+                listener(BranchChangedSchema(branch=branch, head=head))
+
+
+class LiveEvents:
+    """Fan-out of live events: one `HeadPoller` per conversation with subscribers."""
+
+    def __init__(self, server_state: ServerState) -> None:
+        self._server_state = server_state
+        self._pollers: dict[tuple[str, str], HeadPoller] = {}
+
+    def __len__(self) -> int:
+        """Number of conversations that are polled."""
+        return len(self._pollers)
+
+    async def events(self, tenant: str, conversation: str) -> AsyncGenerator[StreamEvent, None]:
+        """Streams a conversation's events until the generator is closed; a running turn is streamed from its start."""
+        subscriber = _Subscriber(self._server_state, tenant, conversation)
+        poller = self._subscribe(tenant, conversation, subscriber.on_head_change)
+        try:
+            while (event := await subscriber.queue.get()) is not None:
+                yield event
+        finally:
+            if poller.unsubscribe(subscriber.on_head_change) and self._pollers.get((tenant, conversation)) is poller:
+                del self._pollers[tenant, conversation]
+            await subscriber.close()
+
+    def _subscribe(self, tenant: str, conversation: str, listener: HeadListener) -> HeadPoller:
+        key = tenant, conversation
+        if key not in self._pollers:
+            self._pollers[key] = HeadPoller(
+                partial(_load_heads, self._server_state.engine_for(tenant).store, conversation)
+            )
+        self._pollers[key].subscribe(listener)
+        return self._pollers[key]
+
+
+async def _load_heads(store: LogStore, conversation: str) -> dict[int, int]:
+    return {branch.number: branch.head_seq for branch in await store.list_branches(conversation)}
+
+
+class _Subscriber:
+    """One client of `/events`: its queue, and the tasks that forward running turns to it."""
+
+    def __init__(self, server_state: ServerState, tenant: str, conversation: str) -> None:
+        self._turns, self._tenant, self._conversation = server_state.turns, tenant, conversation
+        self.queue: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
+        self._unwatch_by_branch: dict[int, Callable[[], None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_head_change(self, changed: BranchChangedSchema | None) -> None:
+        if changed is not None and changed.branch not in self._unwatch_by_branch:
+            self._watch_branch(changed.branch)
+        self.queue.put_nowait(changed)
+
+    def _watch_branch(self, branch: int) -> None:
+        key, follow = BranchKey(self._tenant, self._conversation, branch), partial(self._follow_turn, branch)
+        self._unwatch_by_branch[branch] = self._turns.subscribe(key, follow)
+        if (running := self._turns.get(key)) is not None:
+            follow(running)
+
+    def _follow_turn(self, branch: int, running: RunningTurn) -> None:
+        task = asyncio.get_running_loop().create_task(self._forward_events(branch, running))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forward_events(self, branch: int, running: RunningTurn) -> None:
+        async for event in stream_turn(running.stream_events(), branch=branch):
+            self.queue.put_nowait(event)
+
+    async def close(self) -> None:
+        for unwatch in self._unwatch_by_branch.values():
+            unwatch()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def get_live_events(app: FastAPI) -> LiveEvents:
+    """Returns the application's `LiveEvents`, created on first use."""
+    if not hasattr(app.state, "live_events"):
+        app.state.live_events = LiveEvents(app.state.server_state)
+    return app.state.live_events

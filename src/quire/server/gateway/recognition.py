@@ -1,0 +1,257 @@
+"""History match: recognise which conversation and branch a client's messages continue.
+
+The path of the messages is looked up in an LRU cache of branch heads, then in the store. In a conversation named by
+header, a list that does not start with the conversation is matched by overlap: clients drop the oldest messages, or put
+a summary before the rest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cachetools import LRUCache
+from pydantic_core import from_json
+
+from quire.errors import BranchNotFound
+from quire.log import MAIN_BRANCH, Branch, BranchMatch, LogStore
+from quire.log.ids import new_id
+from quire.model import CHAIN_ROOT, Entry
+from quire.server.gateway.chat_request import ChatRequest, ClientMessage, compute_client_paths, normalize_message
+
+HEAD_CACHE_SIZE = 10_000
+"""Maximum number of branch heads in the LRU cache."""
+MAX_OVERLAP_MESSAGES = 200
+"""Maximum number of newest messages, of the client and of the log, that are compared to find an overlap."""
+OVERLAP_MARGIN_MESSAGES = 16
+"""Stored messages read beyond the length of the client's list, for clients that take back their latest messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryMatch:
+    """The position in the log that a client's request continues from."""
+
+    conversation: str
+    branch: int = MAIN_BRANCH
+    head_seq: int = 0
+    """Newest entry before the new messages."""
+    head_path: bytes = CHAIN_ROOT
+    """Path of the message that the new messages follow."""
+    stored_start: int = 0
+    """Index of the first message of the client's list that is stored; those before it are the client's own summary."""
+    stored_end: int = 0
+    """Index of the first message that is new."""
+    entry_range: tuple[int, int] | None = None
+    """First and last entry of the stored messages."""
+    client_path: bytes | None = CHAIN_ROOT
+    """The client's path after the stored messages; None if its list does not start with the conversation."""
+    recorded_tokens: tuple[int, str] | None = None
+    """Token count of the stored messages and the counter's name, if a manifest has them."""
+    entries: tuple[Entry, ...] = ()
+    """Entries of `entry_range`, if matching has read them."""
+    creates_conversation: bool = False
+    """Whether the conversation does not exist yet."""
+    delta_only: bool = False
+    """Whether the client sends only new messages, and Quire adds the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedConversation:
+    """Conversation and branch named by request headers."""
+
+    conversation: str | None = None
+    branch: int | None = None
+
+
+class Overlap(NamedTuple):
+    """Messages `first` to `last` of the client's list equal the stored messages that end at `stored_last`."""
+
+    first: int
+    last: int
+    stored_last: int
+
+
+class HeadCache:
+    """LRU cache of branch heads that this process answered last; the next turn needs no query.
+
+    It holds only heads, and misses if the client adds a reply, which another node wrote. An entry may be stale: if the
+    branch has grown meanwhile, recording the turn detects it and forks.
+    """
+
+    def __init__(self) -> None:
+        self._matches: LRUCache[tuple[str, bytes], HistoryMatch] = LRUCache(HEAD_CACHE_SIZE)
+
+    def find(
+        self,
+        tenant: str,
+        messages: Sequence[ClientMessage],
+        client_paths: Sequence[bytes],
+        requested: RequestedConversation,
+    ) -> HistoryMatch | None:
+        """Finds the head after the last reply in `messages`."""
+        for length in range(len(messages), 0, -1):
+            if messages[length - 1].role == "assistant":
+                match = self._matches.get((tenant, client_paths[length - 1]))
+                return match if match is not None and requested.conversation in (None, match.conversation) else None
+        return None
+
+    def update(self, tenant: str, old_path: bytes | None, match: HistoryMatch) -> None:
+        """Replaces the head at `old_path` with `match`."""
+        if old_path is not None:
+            self._matches.pop((tenant, old_path), None)
+        if match.client_path is not None:
+            self._matches[tenant, match.client_path] = match
+
+
+async def match_history(
+    store: LogStore, chat_request: ChatRequest, requested: RequestedConversation, *, head_cache: HeadCache, tenant: str
+) -> HistoryMatch:
+    """Finds where the request continues, by cached head, by path, or by overlap; else creates a conversation."""
+    client_paths = compute_client_paths(chat_request.messages)
+    cached = head_cache.find(tenant, chat_request.messages, client_paths, requested)
+    if cached is not None:
+        return cached
+    found = await store.match_history(client_paths, conversation=requested.conversation)
+    if found is not None and found.length and _is_significant(found, chat_request.messages, requested):
+        return await _continue_branch(store, found, client_paths)
+    if requested.conversation is None or found is None:
+        return HistoryMatch(conversation=requested.conversation or new_id(), creates_conversation=True)
+    branch = await _get_active_branch(store, found, requested)
+    if branch.head_seq == 0:
+        return HistoryMatch(conversation=branch.conversation, branch=branch.number, head_path=branch.head_path)
+    return await _match_window(store, branch, chat_request.messages)
+
+
+def _is_significant(found: BranchMatch, messages: Sequence[ClientMessage], requested: RequestedConversation) -> bool:
+    """Whether the match identifies a position: it contains a reply, or is at the head of the requested conversation.
+
+    First messages such as greetings repeat, so without a reply they identify no conversation.
+    """
+    if any(each.role == "assistant" for each in messages[: found.length]):
+        return True
+    if requested.conversation is None:
+        return False
+    return found.branch.head_seq - found.seq <= 1
+
+
+async def _get_active_branch(store: LogStore, found: BranchMatch, requested: RequestedConversation) -> Branch:
+    if requested.branch is not None:
+        return await store.get_branch(found.branch.conversation, requested.branch)
+    if found.length == 0:
+        return found.branch
+    active = await store.match_history((), conversation=found.branch.conversation)
+    if active is None:
+        raise BranchNotFound
+    return active.branch
+
+
+async def _continue_branch(store: LogStore, found: BranchMatch, client_paths: Sequence[bytes]) -> HistoryMatch:
+    """Continues a branch that the client's list starts with, or forks it where later messages follow."""
+    branch, path = found.branch, client_paths[found.length - 1]
+    if not (
+        branch.head_seq == found.seq or branch.head_path == path or await _is_last_message(store, branch, found.seq)
+    ):
+        branch = await _get_or_create_fork(store, branch, found.seq)
+    return HistoryMatch(
+        conversation=branch.conversation,
+        branch=branch.number,
+        head_seq=branch.head_seq,
+        head_path=branch.head_path,
+        stored_end=found.length,
+        entry_range=(1, found.seq),
+        client_path=path,
+        recorded_tokens=_parse_recorded_tokens(found.manifest),
+    )
+
+
+async def _is_last_message(store: LogStore, branch: Branch, seq: int) -> bool:
+    """Whether no message follows this one; a compaction or a pin may."""
+    later = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
+    return bool(later) and later[-1].seq == seq
+
+
+async def _get_or_create_fork(store: LogStore, branch: Branch, at: int) -> Branch:
+    """Forks here, reusing an existing fork that has no entries yet."""
+    fork_point = (branch.find_owner(at), at)
+    for each in await store.list_branches(branch.conversation):
+        if each.head_seq == at and each.lineage and each.lineage[-1] == fork_point:
+            return each
+    return await store.fork(branch.conversation, at=at, branch=branch.number)
+
+
+async def _match_window(store: LogStore, branch: Branch, messages: Sequence[ClientMessage]) -> HistoryMatch:
+    """Matches a list that is the client's own window on the conversation, or that has only new messages."""
+    stored: list[Entry] = []
+    if any(each.role == "assistant" for each in messages):
+        count = min(MAX_OVERLAP_MESSAGES, len(messages) + OVERLAP_MARGIN_MESSAGES)
+        stored = await store.read_tail(branch.conversation, count, branch=branch.number, kinds=["message"])
+    overlap = _find_window_overlap(messages, stored)
+    if overlap is None:
+        return HistoryMatch(
+            conversation=branch.conversation,
+            branch=branch.number,
+            head_seq=branch.head_seq,
+            head_path=branch.head_path,
+            client_path=None,
+            delta_only=True,
+        )
+    run = stored[overlap.stored_last - (overlap.last - overlap.first) : overlap.stored_last + 1]
+    last = run[-1]
+    if overlap.stored_last < len(stored) - 1:
+        branch = await _get_or_create_fork(store, branch, last.seq)
+    return HistoryMatch(
+        conversation=branch.conversation,
+        branch=branch.number,
+        head_seq=branch.head_seq,
+        head_path=branch.head_path,
+        stored_start=overlap.first,
+        stored_end=overlap.last + 1,
+        entry_range=(run[0].seq, last.seq),
+        entries=tuple(run),
+        client_path=None,
+    )
+
+
+def _find_window_overlap(messages: Sequence[ClientMessage], stored: Sequence[Entry]) -> Overlap | None:
+    newest = messages[-MAX_OVERLAP_MESSAGES:]
+    dropped = len(messages) - len(newest)
+    keys = [normalize_message(entry.message).canonical_json().encode() for entry in stored]
+    overlap = find_overlap(
+        [each.match_key for each in newest], keys, is_reply=[each.role == "assistant" for each in newest]
+    )
+    return overlap and Overlap(overlap.first + dropped, overlap.last + dropped, overlap.stored_last)
+
+
+def find_overlap(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Sequence[bool]) -> Overlap | None:
+    """Finds a run from the client's first message to the log's head, else the run that ends last in the client's list.
+
+    A run to the head is preferred because it continues the conversation: repeated identical turns would otherwise match
+    an earlier place and fork. `sent` and `stored` are match keys, oldest first; `is_reply` marks assistant messages in
+    `sent`. A run counts only if it contains a reply, because users often repeat their own words.
+    """
+    head = len(stored) - 1
+    for last in range(len(sent) - 1, -1, -1):
+        if _measure_run(sent, stored, last, head) == last + 1 and any(is_reply[: last + 1]):
+            return Overlap(0, last, head)
+    for last in range(len(sent) - 1, -1, -1):
+        for stored_last in range(head, -1, -1):
+            run = _measure_run(sent, stored, last, stored_last)
+            if any(is_reply[last - run + 1 : last + 1]):
+                return Overlap(last - run + 1, last, stored_last)
+    return None
+
+
+def _measure_run(sent: Sequence[bytes], stored: Sequence[bytes], last: int, stored_last: int) -> int:
+    """Counts equal messages backward from `last` and `stored_last`."""
+    length = 0
+    while length <= min(last, stored_last) and sent[last - length] == stored[stored_last - length]:
+        length += 1
+    return length
+
+
+def _parse_recorded_tokens(manifest: str | None) -> tuple[int, str] | None:
+    """Reads the token count of the client's list up to a reply from the manifest of its request."""
+    if manifest is None:
+        return None
+    record: dict[str, Any] = from_json(manifest)
+    tokens = record.get("forwarded", {}).get("client_list_tokens")
+    return (tokens, record["counter"]) if tokens is not None else None

@@ -1,0 +1,233 @@
+"""Server lifecycle: listening socket, uvicorn server, and graceful shutdown of turns and SSE streams.
+
+On SIGTERM, streams without an end of their own (subscriptions) end at once; all others end with the grace period. Each
+gets a last event that gives the reason, in a form that OpenAI clients also read as an error.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from multiprocessing import parent_process
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.errors import InvalidConfiguration
+from quire.server.state import ServerState
+from quire.server.telemetry.logs import log_server_event
+
+SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STREAM_FLUSH_SECONDS = 2.0
+"""Seconds that streams have to send the last events of stopped turns."""
+FORCED_SHUTDOWN_SECONDS = 10
+"""Seconds after the grace period before remaining requests are cancelled."""
+KEEP_ALIVE_SECONDS = 75
+"""Keep-alive timeout: longer than that of proxies, so that none sends a request into a connection being closed."""
+
+SHUTDOWN_EVENT_NAME = "server_stopping"
+_SHUTDOWN_MESSAGE = "The server is stopping. The reply so far is recorded; send the request again to continue."
+_SHUTDOWN_ERROR = {
+    "message": _SHUTDOWN_MESSAGE,
+    "type": SHUTDOWN_EVENT_NAME,
+    "code": SHUTDOWN_EVENT_NAME,
+    "param": None,
+}
+SHUTDOWN_EVENT = f"event: {SHUTDOWN_EVENT_NAME}\ndata: {json.dumps({'error': _SHUTDOWN_ERROR})}\n\n".encode()
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Opens the listening socket; port 0 lets the system choose a port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Asyncio sets this on its own sockets; without it, a response in two writes waits 40 ms for the second.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.bind((host, port))
+        sock.listen(2048)
+        sock.set_inheritable(True)
+    except OSError as error:
+        sock.close()
+        raise InvalidConfiguration(
+            f"Quire cannot listen on {host} port {port}: {error.strerror or error}. Choose another port with --port."
+        ) from error
+    return sock
+
+
+def socket_url(sock: socket.socket) -> str:
+    """Returns the base URL of a listening socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float) -> None:
+    """Serves until a signal, then shuts down gracefully."""
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(grace_seconds) + FORCED_SHUTDOWN_SECONDS,
+    )
+    await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
+
+
+class GracefulServer(uvicorn.Server):
+    """Uvicorn server that lets running turns finish within the grace period."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, *, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._server_state: ServerState = app.state.server_state
+        self._streams: StreamRegistry = app.state.streams
+        self._grace_seconds = grace_seconds
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Handles signals while the server runs. Does not re-raise them, so that the caller can close its resources."""
+        loop, parent = asyncio.get_running_loop(), parent_process()
+        # Ctrl-C reaches every process of a terminal; worker processes wait for SIGTERM of their supervisor.
+        signals = SHUTDOWN_SIGNALS if parent is None else (signal.SIGTERM,)
+        previous_handlers = {each: signal.signal(each, self.handle_exit) for each in signals}
+        if parent is not None:
+            previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            loop.add_reader(parent.sentinel, self._on_parent_exit, parent.sentinel)
+        try:
+            yield
+        finally:
+            for each, handler in previous_handlers.items():
+                signal.signal(each, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Starts the graceful shutdown; a second signal exits at once."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+
+    def _on_parent_exit(self, sentinel: int) -> None:
+        asyncio.get_running_loop().remove_reader(sentinel)
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log_server_event("serving", at=[socket_url(each) for each in sockets or ()])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log_server_event(
+            "stopping", turns=len(self._server_state.turns), streams=len(self._streams), grace=self._grace_seconds
+        )
+        self._streams.begin_shutdown()
+        stop_task = asyncio.get_running_loop().create_task(self._stop_after_grace())
+        try:
+            await super().shutdown(sockets)
+            # A turn belongs to its conversation: it may still run after its client disconnected.
+            await self._wait_for_turns()
+        finally:
+            stop_task.cancel()
+        log_server_event("stopped", turns=len(self._server_state.turns) or None)
+
+    async def _wait_for_turns(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_seconds + FORCED_SHUTDOWN_SECONDS):
+                await self._server_state.turns.wait_until_idle()
+
+    async def _stop_after_grace(self) -> None:
+        await asyncio.sleep(self._grace_seconds)
+        log_server_event("grace period over", turns=len(self._server_state.turns), streams=len(self._streams))
+        await self._server_state.turns.stop_all()
+        # A stopped turn emits its own last event, which its stream must still send.
+        await self._streams.wait_closed(timeout_seconds=STREAM_FLUSH_SECONDS)
+        self._streams.cancel_all()
+
+
+class StreamRegistry:
+    """Open event streams, and whether the server is shutting down."""
+
+    def __init__(self) -> None:
+        self.is_shutting_down = False
+        self._subscriptions: set[asyncio.Task[object]] = set()
+        self._replies: set[asyncio.Task[object]] = set()
+        self._cancelled: set[asyncio.Task[object]] = set()
+
+    def begin_shutdown(self) -> None:
+        """Ends all subscriptions; replies may finish."""
+        self.is_shutting_down = True
+        self._cancel(self._subscriptions)
+
+    def cancel_all(self) -> None:
+        """Ends all streams; their tasks are cancelled, as if the client had disconnected."""
+        self.begin_shutdown()
+        self._cancel(self._replies)
+
+    def _cancel(self, streams: set[asyncio.Task[object]]) -> None:
+        for task in streams - self._cancelled:
+            self._cancelled.add(task)
+            task.cancel()
+
+    def __len__(self) -> int:
+        """Number of open streams."""
+        return len(self._subscriptions) + len(self._replies)
+
+    async def wait_closed(self, *, timeout_seconds: float) -> None:
+        """Waits until all streams are closed, at most `timeout_seconds`."""
+        if tasks := self._subscriptions | self._replies:
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+
+    def add(self, task: asyncio.Task[object], *, is_subscription: bool) -> None:
+        (self._subscriptions if is_subscription else self._replies).add(task)
+        if is_subscription and self.is_shutting_down:
+            self._cancel(self._subscriptions)
+
+    def remove(self, task: asyncio.Task[object]) -> None:
+        for streams in (self._subscriptions, self._replies, self._cancelled):
+            streams.discard(task)
+
+    def was_cancelled(self, task: asyncio.Task[object]) -> bool:
+        return task in self._cancelled
+
+
+class StreamShutdownMiddleware:
+    """ASGI middleware that registers open streams and sends `SHUTDOWN_EVENT` on those that the server cancels."""
+
+    def __init__(self, app: ASGIApp, streams: StreamRegistry) -> None:
+        self._app, self._streams = app, streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        if scope["type"] != "http" or task is None:
+            await self._app(scope, receive, send)
+            return
+        is_complete = False
+
+        async def send_tracked(message: Message) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.start" and _is_stream(message):
+                # A GET stream is a subscription without an end; a reply to a POST has one.
+                self._streams.add(task, is_subscription=scope["method"] == "GET")
+            if message["type"] == "http.response.body":
+                is_complete = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_tracked)
+        except asyncio.CancelledError:
+            if is_complete or not self._streams.was_cancelled(task):
+                raise
+            task.uncancel()
+            await send({"type": "http.response.body", "body": SHUTDOWN_EVENT, "more_body": False})
+        finally:
+            self._streams.remove(task)
+
+
+def _is_stream(message: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in message.get("headers", ())
+    )

@@ -1,0 +1,154 @@
+"""Authentication of the local user: a server on a loopback address, protected by a token.
+
+The token arrives in the URL, is stored as a cookie, and is removed from the URL. Pages of other sites cannot use the
+cookie: their requests are refused by Host (DNS rebinding), by Origin, and by Sec-Fetch-Site. There is no CORS. A page
+on another port of this machine counts as another site.
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from ipaddress import ip_address
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.errors import AccessDenied, CrossOriginRequest, InvalidConfiguration, InvalidKey
+from quire.log import DEFAULT_TENANT
+from quire.server.auth import ALL_SCOPES, CALLER_SCOPE_KEY, Caller, key_from_headers
+from quire.server.problems import error_to_response
+
+HEALTH_PATHS = ("/healthz", "/readyz")
+"""Paths that need no token: they return only a status."""
+
+_LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+_TRUSTED_FETCH_SITES = ("same-origin", "none")
+"""Sec-Fetch-Site of requests by our own page, or by the user (typed address)."""
+
+LOCAL_CALLER = Caller(DEFAULT_TENANT, None, ALL_SCOPES)
+
+VerifyKey = Callable[[str | None], Awaitable[object | None]]
+"""Returns a value other than None if the argument is a valid API key."""
+
+
+def generate_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def server_url(host: str, port: int, token: str | None = None) -> str:
+    """Returns the URL to open in a browser."""
+    netloc = f"[{host}]" if ":" in host else host
+    return f"http://{netloc}:{port}/" + (f"?{urlencode({'token': token})}" if token is not None else "")
+
+
+def check_loopback(host: str) -> str:
+    """Returns the host if it is a loopback address, which only this machine can reach."""
+    try:
+        loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise InvalidConfiguration(
+            f"Without API keys Quire listens only on 127.0.0.1, ::1 or localhost, not on {host!r}; "
+            "create keys with `quire key create`, and serve with them."
+        )
+    return host
+
+
+class LocalAuthMiddleware:
+    """ASGI middleware that authenticates the local user by token; also accepts API keys if `verify_key` is given."""
+
+    def __init__(self, app: ASGIApp, *, token: str, verify_key: VerifyKey | None = None) -> None:
+        if not token:
+            raise InvalidConfiguration("A local server needs a token; `generate_token` makes one.")
+        self._app, self._token, self._verify_key = app, token.encode(), verify_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await (await self._select_app(scope))(scope, receive, send)
+            case "lifespan":
+                await self._app(scope, receive, send)
+            case _:
+                # There are no WebSocket routes, and WebSocket has no same-origin rule.
+                await send({"type": "websocket.close", "code": 1008})
+
+    async def _select_app(self, scope: Scope) -> ASGIApp:
+        """Returns the application, or a response in its place."""
+        try:
+            return await self._authenticate(scope) or self._app
+        except AccessDenied as error:
+            return error_to_response(error)
+
+    async def _authenticate(self, scope: Scope) -> Response | None:
+        """Stores the caller in the scope; returns a response if the request needs no application."""
+        headers = Headers(scope=scope)
+        check_same_site(headers)
+        if scope["path"] in HEALTH_PATHS:
+            return None
+        if (token := _token_in_url(scope)) is not None:
+            return self._log_in(scope, token)
+        key = key_from_headers(headers)
+        if self._matches_token(key) or any(map(self._matches_token, _cookie_values(headers, _cookie_name(scope)))):
+            scope[CALLER_SCOPE_KEY] = LOCAL_CALLER
+        elif self._verify_key is None or await self._verify_key(key) is None:
+            raise InvalidKey("This server needs its token: open the address that `quire serve` printed.")
+        return None
+
+    def _matches_token(self, candidate: str | None) -> bool:
+        return candidate is not None and hmac.compare_digest(candidate.encode(errors="replace"), self._token)
+
+    def _log_in(self, scope: Scope, token: str) -> Response:
+        """Stores the token as a cookie and redirects to the URL without it, so that no history or log contains it."""
+        if not self._matches_token(token):
+            raise InvalidKey(
+                "The token in this address is wrong or expired: open the address that `quire serve` printed last."
+            )
+        rest = [(name, value) for name, value in _query_params(scope) if name != "token"]
+        headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+        response = RedirectResponse("/" + (f"?{urlencode(rest)}" if rest else ""), status_code=303, headers=headers)
+        response.set_cookie(_cookie_name(scope), token, httponly=True, samesite="strict", path="/")
+        return response
+
+
+def check_same_site(headers: Headers) -> None:
+    """Raises `CrossOriginRequest` unless the request is for this machine, and not from another site's page."""
+    hosts, origins, sites = (headers.getlist(name) for name in ("host", "origin", "sec-fetch-site"))
+    if len(hosts) != 1 or _LOOPBACK_HOST.fullmatch(hosts[0]) is None:
+        raise CrossOriginRequest(
+            "This server answers only to the hosts 127.0.0.1, localhost and ::1; open it under one of these."
+        )
+    # Compared with the Host header, so that a forwarded port works as well as the server's own.
+    if any(origin.lower() != f"http://{hosts[0].lower()}" for origin in origins):
+        raise CrossOriginRequest(
+            "Requests from pages of other sites are refused; use this server's page or an API key."
+        )
+    if any(site not in _TRUSTED_FETCH_SITES for site in sites):
+        raise CrossOriginRequest("The browser reports a request from another site; open this server directly.")
+
+
+def _token_in_url(scope: Scope) -> str | None:
+    if scope["path"] != "/" or scope["method"] != "GET":
+        return None
+    return next((value for name, value in _query_params(scope) if name == "token"), None)
+
+
+def _query_params(scope: Scope) -> list[tuple[str, str]]:
+    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+def _cookie_name(scope: Scope) -> str:
+    """Includes the port, because browsers share cookies between all ports of a host."""
+    server = scope.get("server")
+    return f"quire-{server[1] if server else 0}"
+
+
+def _cookie_values(headers: Headers, name: str) -> Iterator[str]:
+    for line in headers.getlist("cookie"):
+        for each in line.split(";"):
+            cookie, _, value = each.strip().partition("=")
+            if cookie == name:
+                yield value

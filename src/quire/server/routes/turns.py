@@ -1,0 +1,139 @@
+"""Turns: send a message, stream events (SSE), stop, approve or deny tool calls."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, Field, field_validator
+
+from quire.errors import NotFound
+from quire.log import MAIN_BRANCH
+from quire.model import Message
+from quire.schemas.base import JsonModel
+from quire.schemas.turn_events import TurnEventSchema
+from quire.server.dependencies import ChatCaller, ConversationId, ReadCaller, StateDep, load_conversation
+from quire.server.event_stream import (
+    EventStreamResponse,
+    LiveEventSchema,
+    event_stream_responses,
+    get_live_events,
+    stream_turn,
+)
+from quire.server.idempotency import find_prior_attempt, replay_turn
+from quire.server.routes.entries import AfterSeq
+from quire.server.turn_registry import BranchKey
+
+router = APIRouter(prefix="/api/conversations/{conversation}", tags=["turns"])
+
+BranchField = Annotated[int, Field(ge=0, le=2**31 - 1, description="Number of the branch; 0 is the main branch.")]
+
+
+class SendBody(BaseModel):
+    message: str | Message | None = Field(
+        default=None, description="The question, as a string or a user message; null to continue from the log."
+    )
+    branch: BranchField = MAIN_BRANCH
+    model: str | None = Field(
+        default=None, min_length=1, max_length=200, description="Name of the model; by default that of the settings."
+    )
+    after: AfterSeq = None
+
+    @field_validator("message")
+    @classmethod
+    def _check_user_role(cls, message: str | Message | None) -> str | Message | None:
+        if isinstance(message, Message) and message.role != "user":
+            raise ValueError("a question must be a user message; record others with POST /messages, then send null")
+        return message
+
+    @property
+    def question(self) -> Message | None:
+        return Message.user(self.message) if isinstance(self.message, str) else self.message
+
+
+class StopBody(BaseModel):
+    branch: BranchField = MAIN_BRANCH
+
+
+class StopSchema(JsonModel):
+    was_running: bool = Field(description="Whether this server had a running turn of the branch.")
+
+
+class ApprovalBody(BaseModel):
+    approve: bool
+    branch: BranchField = MAIN_BRANCH
+
+
+@router.post(
+    "/send",
+    status_code=200,
+    response_class=EventStreamResponse,
+    response_model=TurnEventSchema,
+    responses=event_stream_responses("TurnEventSchema"),
+)
+async def send_message(
+    caller: ChatCaller, server_state: StateDep, conversation: ConversationId, body: SendBody
+) -> EventStreamResponse:
+    """Starts a turn and streams its events: `event` is the name, `data` the event as JSON.
+
+    The last event is `turn_ended` or `turn_failed`. A turn belongs to the conversation: it continues if the client
+    disconnects, and `/events` streams it from its start. 409 `turn_in_progress` if the branch has a running turn. A
+    retry with the same `after` (idempotency key) replays an answered question from the log, and answers one that was
+    not answered. A server that shuts down ends the stream with `server_stopping`; the reply so far is recorded.
+    """
+    loaded = await load_conversation(server_state, caller, conversation, body.branch, model=body.model)
+    message = body.question
+    if body.after is not None:
+        attempt = await find_prior_attempt(loaded, message, after=body.after)
+        if attempt is not None and attempt.is_answered:
+            return EventStreamResponse(stream_turn(replay_turn(attempt), branch=body.branch))
+        message = message if attempt is None else None
+    key = BranchKey(caller.tenant, conversation, body.branch)
+    running = server_state.turns.start(key, loaded, message, model=server_state.model_for(body.model))
+    return EventStreamResponse(stream_turn(running.stream_events(), branch=body.branch))
+
+
+@router.post("/stop", status_code=202)
+async def stop_turn(
+    caller: ChatCaller, server_state: StateDep, conversation: ConversationId, body: StopBody
+) -> StopSchema:
+    """Stops the branch's turn; the reply so far is recorded and marked as incomplete."""
+    await load_conversation(server_state, caller, conversation, body.branch)
+    running = server_state.turns.get(BranchKey(caller.tenant, conversation, body.branch))
+    if running is not None:
+        running.stop()
+    return StopSchema(was_running=running is not None)
+
+
+@router.post("/approvals/{call}", status_code=204)
+async def decide_approval(
+    caller: ChatCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    call: Annotated[str, Path(min_length=1, max_length=500, description="ID of the call in `approval_requested`.")],
+    body: ApprovalBody,
+) -> None:
+    """Approves or denies a tool call; the model receives the decision."""
+    await load_conversation(server_state, caller, conversation, body.branch)
+    running = server_state.turns.get(BranchKey(caller.tenant, conversation, body.branch))
+    if running is None:
+        raise NotFound(f"Branch {body.branch} of {conversation!r} has no running turn that waits for approval.")
+    running.resolve_approval(call, approve=body.approve)
+
+
+@router.get(
+    "/events",
+    status_code=200,
+    response_class=EventStreamResponse,
+    response_model=LiveEventSchema,
+    responses=event_stream_responses("LiveEventSchema"),
+)
+async def stream_events(
+    request: Request, caller: ReadCaller, server_state: StateDep, conversation: ConversationId
+) -> EventStreamResponse:
+    """Streams live events: `event` is the name, `data` the event as JSON.
+
+    `branch_changed` is sent for every branch at first, and then within a second of each change, by any node. Turns that
+    run on this server are streamed live; one that was running already, from its start. A server that shuts down ends
+    the stream with `server_stopping`: reconnect.
+    """
+    await load_conversation(server_state, caller, conversation)
+    return EventStreamResponse(get_live_events(request.app).events(caller.tenant, conversation))

@@ -1,0 +1,144 @@
+"""Shared server state: the store, one engine per tenant, access to models, running turns."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from quire.agent.limits import build_mcp_limits, build_turn_limits
+from quire.agent.mcp.servers import MCPServers
+from quire.agent.protocols import ToolRunner
+from quire.agent.tool_runners import MCPToolRunner
+from quire.engine import Engine
+from quire.engine.tenants import TenantEngines
+from quire.jobs import Jobs, open_jobs
+from quire.llm import Model, get_model
+from quire.llm.embeddings import Embedder
+from quire.log import SqlStore
+from quire.model.agents import Agent
+from quire.model.events import ContextEvent
+from quire.server.turn_registry import TurnRegistry
+from quire.settings import Settings
+from quire.settings.schema import Upstream, upstream_for
+
+EngineEventListener = Callable[[str, ContextEvent], None]
+
+
+class ServerState:
+    """State shared by all requests; available as `request.app.state.server_state`."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        settings: Settings,
+        *,
+        http_client: httpx2.AsyncClient,
+        agent: Agent | None = None,
+        summarizer: Model | None = None,
+        embedder: Embedder | None = None,
+        environ: Mapping[str, str] | None = None,
+        is_local: bool = False,
+        model_factory: Callable[[str], Model] | None = None,
+        save_settings: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.store, self.http_client, self.is_local = store, http_client, is_local
+        self.environ = environ or {}
+        self.turns = TurnRegistry()
+        self.turns.limits = build_turn_limits(settings)
+        self.instrument_model: Callable[[Model], Model] = lambda model: model
+        """Wraps a model with tracing and metrics."""
+        self.jobs: Jobs | None = None
+        """Queue for background jobs; without it, the engines run them in this process."""
+        self._model_factory, self._save_settings = model_factory, save_settings
+        self._listeners: list[EngineEventListener] = []
+        self._engines = TenantEngines(
+            store,
+            settings,
+            agent=agent,
+            summarizer=summarizer,
+            embedder=embedder,
+            instrument_model=lambda model: self.instrument_model(model),
+            jobs_for=lambda tenant: self.jobs.for_tenant(tenant) if self.jobs is not None else None,
+            on_event=self._emit,
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return self._engines.settings
+
+    def engine_for(self, tenant: str, *, model: str | None = None) -> Engine:
+        """Returns the engine of a tenant, for the default model or for `model`."""
+        return self._engines(tenant, model)
+
+    def upstream_for(self, model: str) -> Upstream | None:
+        """Returns the upstream that serves a model, if one is configured."""
+        return upstream_for(self.settings, model)
+
+    def model_for(self, name: str | None = None) -> Model:
+        """Returns the named or the default model. A missing API key is reported when the model is called."""
+        return self.instrument_model(self._build_model(name or self.settings.model))
+
+    def _build_model(self, name: str) -> Model:
+        if self._model_factory is not None:
+            return self._model_factory(name)
+        upstream = self.upstream_for(name)
+        if upstream is None:
+            return get_model(name)
+        key = self.environ.get(upstream.api_key_env) if upstream.api_key_env is not None else None
+        return get_model(upstream.model or name, base_url=upstream.base_url, api_key=key)
+
+    async def change_settings(self, changes: Mapping[str, Any]) -> None:
+        """Changes settings for all tenants from the next request on, and saves them."""
+        settings = Settings.model_validate({**self.settings.model_dump(), **changes})
+        if self._save_settings is not None:
+            await asyncio.to_thread(self._save_settings, changes)
+        await self._engines.change_settings(settings)
+
+    def subscribe(self, listener: EngineEventListener) -> None:
+        """Calls `listener` with the tenant and each further event of its engine."""
+        self._listeners.append(listener)
+
+    def _emit(self, tenant: str, event: ContextEvent) -> None:
+        for listener in self._listeners:
+            listener(tenant, event)
+
+    async def wait_for_background(self) -> None:
+        """Waits until background work is done."""
+        await self._engines.wait_for_background()
+
+
+@asynccontextmanager
+async def open_server_state(
+    url: str,
+    settings: Settings,
+    *,
+    agent: Agent | None = None,
+    environ: Mapping[str, str] | None = None,
+    **options: Any,
+) -> AsyncGenerator[ServerState]:
+    """Opens the store and starts the agent's MCP servers; closes both after turns and background work are done."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(SqlStore.open(url))
+        timeout = httpx2.Timeout(settings.upstream_timeout, connect=10.0)
+        # No limit here: each request holds at most one connection, so the server's own connections are the limit.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
+        client = await stack.enter_async_context(httpx2.AsyncClient(timeout=timeout, limits=limits))
+        runners: tuple[ToolRunner, ...] = ()
+        if agent is not None and any(server.enabled for server in agent.servers):
+            servers = await stack.enter_async_context(
+                MCPServers(agent.servers, variables=environ or {}, limits=build_mcp_limits(settings))
+            )
+            tools = await servers.list_tools()
+            agent, runners = agent.with_tools(*agent.tools, *tools), (MCPToolRunner(servers, tools),)
+        state = ServerState(store, settings, http_client=client, agent=agent, environ=environ, **options)
+        state.turns.runners = runners
+        state.jobs = await stack.enter_async_context(
+            open_jobs(url, store, lambda name, model: state.engine_for(name, model=model))
+        )
+        try:
+            yield state
+        finally:
+            await state.turns.stop_all()
+            await state.wait_for_background()

@@ -1,0 +1,177 @@
+"""Schema of the settings: name, default, limits and description. Reads no file and no environment variable."""
+
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from pydantic import Field
+
+from quire.model.base import FrozenModel
+from quire.model.policy import Provider, Slot
+
+
+class Upstream(FrozenModel):
+    """A server to which the gateway sends requests for some models."""
+
+    base_url: str = Field(description="Base URL of its OpenAI-compatible API, such as https://…/v1.")
+    model: str | None = Field(
+        default=None, description="Name of the model at the upstream; else the name that the client sent."
+    )
+    api_key_env: str | None = Field(
+        default=None, description="Environment variable with its API key; else the client's key is passed through."
+    )
+    context_limit: int | None = Field(
+        default=None, gt=0, description="Context window of the model in tokens, if it is not in the table of models."
+    )
+    tokenizer: str | None = Field(
+        default=None, description="Tokenizer of the model, like the setting of the same name."
+    )
+
+
+class Settings(FrozenModel):
+    """All settings. The field names are the TOML keys; the environment variables have the prefix `QUIRE_`."""
+
+    database_url: str | None = Field(
+        default=None,
+        description="Database of the log: sqlite:///path or postgresql://…; else a file in your data directory.",
+    )
+    base_url: str | None = Field(
+        default=None, description="Base URL of an OpenAI-compatible server, such as http://127.0.0.1:11434/v1."
+    )
+    agent: str | None = Field(default=None, description="TOML file of the agent to use.")
+    vault: str | None = Field(default=None, description="Folder in which [[links]] and @paths are resolved.")
+    summarizer: str | None = Field(
+        default=None, description="Model that writes summaries; without one, summaries are extracts."
+    )
+    embeddings: str | None = Field(
+        default=None,
+        description="Semantic search: `local` for the offline embedding model, or the base URL of a server.",
+    )
+    embeddings_model: str | None = Field(default=None, description="Embedding model of that server.")
+    model: str = Field(default="gpt-4o", description="Model that answers.")
+    provider: Provider | None = Field(
+        default=None, description="Request format of the model; else inferred from its name."
+    )
+    tokenizer: str | None = Field(
+        default=None, description="Vocabulary, or the path of a tokenizer.json; else inferred from the model's name."
+    )
+    strategy: str = Field(
+        default="hybrid", description="Compaction strategy: discard, summarize, hybrid, or one that you register."
+    )
+    context_limit: int | None = Field(
+        default=None,
+        gt=0,
+        description="Context window of the model in tokens; else from the table of models, else 8,192.",
+    )
+    max_prompt_tokens: int | None = Field(
+        default=None, gt=0, description="Upper limit on prompt tokens, regardless of the model's window."
+    )
+    reserved_response_tokens: int = Field(
+        default=512, ge=0, description="Tokens of the context window reserved for the reply."
+    )
+    context_threshold: float = Field(
+        default=0.85,
+        gt=0,
+        le=1,
+        description="Compact before a request that uses more than this share of the context window.",
+    )
+    context_target: float = Field(
+        default=0.5, gt=0, le=1, description="Compact down to this share of the available input tokens."
+    )
+    recent_messages_to_keep: int = Field(
+        default=6, ge=0, description="Recent messages that `summarize` does not compact."
+    )
+    min_recent_messages_to_keep: int = Field(
+        default=2, ge=0, description="Minimum recent messages that no strategy compacts."
+    )
+    context_background_threshold: float | None = Field(
+        default=0.7,
+        gt=0,
+        le=1,
+        description="After a reply, compact in the background above this share of the context window.",
+    )
+    max_spend: float | None = Field(
+        default=None, gt=0, description="Maximum cost of a conversation in US dollars, including summaries."
+    )
+    input_price: float | None = Field(
+        default=None, ge=0, description="US dollars per million input tokens; else from the table of models."
+    )
+    output_price: float | None = Field(
+        default=None, ge=0, description="US dollars per million output tokens; else from the table of models."
+    )
+    summary_timeout: float = Field(default=60.0, gt=0, description="Timeout of a call of the summarizer, in seconds.")
+    context_management_enabled: bool = Field(default=True, description="If false, nothing is compacted.")
+    memory_integration: bool = Field(
+        default=True, description="Include the project's memory files and the agent's memories."
+    )
+    document_share: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="A linked document is included in full up to this share of the remaining tokens.",
+    )
+    import_share: float = Field(
+        default=0.5, ge=0, le=1, description="The same share for a file that a message imports with @path."
+    )
+    ambiguous_links: Literal["list", "first"] = Field(
+        default="list", description="A link that matches several notes: list them, or use the first."
+    )
+    selection_top_k: int = Field(default=8, ge=0, description="Maximum agent-mode items that one message may include.")
+    selection_top_k_per_type: int = Field(default=3, ge=0, description="Maximum of these items of one type.")
+    selection_min_score: float = Field(default=0.35, ge=0, le=1, description="Minimum score of an agent-mode item.")
+    context_tools: bool = Field(
+        default=False, description="Offer the model tools that search the history and read documents."
+    )
+    recall_tokens: int | None = Field(
+        default=2_000, ge=0, description="Maximum tokens of recalled messages in a request; 0 disables recall."
+    )
+    max_steps: int = Field(
+        default=50, gt=0, description="Maximum model calls in one turn, with tool calls between them."
+    )
+    model_timeout: float = Field(
+        default=300.0, gt=0, description="Seconds without output after which a model call times out."
+    )
+    tool_timeout: float = Field(default=120.0, gt=0, description="Timeout of one tool call, in seconds.")
+    mcp_server_timeout: float = Field(
+        default=30.0, gt=0, description="Timeout for an MCP server to start, and to list its tools, in seconds."
+    )
+    upstreams: dict[str, Upstream] = Field(
+        default_factory=dict[str, Upstream],
+        description="Upstreams of the gateway by model name or pattern such as gpt-*; else base_url.",
+    )
+    on_store_failure: Literal["refuse", "pass_through"] = Field(
+        default="refuse",
+        description="While the database is unavailable, the gateway refuses requests or passes them through.",
+    )
+    upstream_timeout: float = Field(
+        default=600.0, gt=0, description="Seconds without output after which a call of an upstream times out."
+    )
+    requests_per_minute: int | None = Field(
+        default=600, gt=0, description="Rate limit of one API key, unless the key has its own."
+    )
+    max_request_bytes: int = Field(default=20_000_000, gt=0, description="Maximum size of a request body, in bytes.")
+    retention_days: int | None = Field(
+        default=None, gt=0, description="Erase conversations permanently after this many days without use."
+    )
+    shares: dict[Slot, float] | None = Field(
+        default=None,
+        description="Share of the available input tokens that each slot may use, instead of the strategy's.",
+    )
+
+
+def upstream_for(settings: Settings, model: str) -> Upstream | None:
+    """Upstream with the exact name of the model, else the first matching pattern, else `base_url`, if set."""
+    upstreams = settings.upstreams
+    upstream = upstreams.get(model) or next(
+        (candidate for pattern, candidate in upstreams.items() if fnmatchcase(model, pattern)), None
+    )
+    if upstream is None and settings.base_url is not None:
+        return Upstream(base_url=settings.base_url, context_limit=settings.context_limit)
+    return upstream
+
+
+def model_overrides_for(settings: Settings, model: str) -> dict[str, Any]:
+    """Settings that change with the model: the context window and the tokenizer belong to the default model only."""
+    upstream = upstream_for(settings, model)
+    if upstream is None:
+        return {"model": model, "context_limit": None, "tokenizer": None}
+    return {"model": model, "context_limit": upstream.context_limit, "tokenizer": upstream.tokenizer}

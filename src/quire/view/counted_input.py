@@ -1,0 +1,216 @@
+"""The counting stage: counts and renders every block, tool and message of the view input, sorted by slot.
+
+The later stages group, select and order what is counted here. They render only what depends on the budget or on the
+selection: excerpts of a newest turn that is too large, the block of recalled messages, and repeated call ids.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from quire.errors import InvalidRequest
+from quire.model import Compaction, Entry, Span, TokenCount, ToolDefinition
+from quire.view.batches import MessageBatch, find_newest_turn, group_batches
+from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
+from quire.view.labels import label_text
+from quire.view.recalled_messages import RecallCandidate
+from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
+from quire.view.tool_call_repair import repair_tool_calls
+
+
+class CountedBlock(NamedTuple):
+    block: ContextBlock
+    tokens: int
+    message: RenderedMessage | None
+    """None for blocks of the system text."""
+
+
+class CountedTool(NamedTuple):
+    selected: SelectedTool
+    tokens: int
+
+    @property
+    def definition(self) -> ToolDefinition:
+        return self.selected.definition
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedInput:
+    request_overhead: int
+    system: str | None
+    """System text: the joined texts of its blocks."""
+    blocks: tuple[CountedBlock, ...]
+    tools: tuple[CountedTool, ...]
+    summary: RenderedMessage | None
+    compaction: Entry | None
+    covers: Span | None
+    """Messages that the active compaction covers."""
+    truncations: dict[int, int]
+    """Maximum characters of each message that the active compaction truncates, by sequence number."""
+    pinned: tuple[MessageBatch, ...]
+    not_loaded: Span | None
+    history: tuple[MessageBatch, ...]
+    newest: tuple[MessageBatch, ...]
+    orphan_results: tuple[RenderedMessage, ...]
+    recall_candidates: tuple[RecallCandidate, ...]
+
+    @cached_property
+    def required_tokens(self) -> int:
+        """Tokens that every request needs: all except optional blocks, the history and the newest turn."""
+        blocks = sum(counted.tokens for counted in self.blocks if counted.block.is_required)
+        tools = sum(counted.tokens for counted in self.tools)
+        summary = self.summary.tokens if self.summary else 0
+        return self.request_overhead + blocks + tools + summary + sum(batch.tokens for batch in self.pinned)
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the summary: system text, tools, memory and references."""
+        summary = self.summary.tokens if self.summary else 0
+        return self.required_tokens - summary - sum(batch.tokens for batch in self.pinned)
+
+    @property
+    def batches(self) -> tuple[MessageBatch, ...]:
+        """All loaded messages that a compaction can archive or must preserve."""
+        return (*self.history, *self.newest)
+
+    @cached_property
+    def newest_tokens(self) -> int:
+        return sum(batch.tokens for batch in self.newest)
+
+    @property
+    def first_seq(self) -> int:
+        """First message of the next compaction, which includes what the active compaction covers."""
+        if self.covers is not None:
+            return self.covers.first
+        if self.not_loaded is not None:
+            return self.not_loaded.first
+        return min((seq for batch in self.history for seq in batch.seqs), default=1)
+
+    def find_largest(self, count: int = 5) -> list[tuple[str, int]]:
+        """Names and tokens of the largest items."""
+        sizes = [(f"{counted.block.kind} {counted.block.name!r}", counted.tokens) for counted in self.blocks]
+        sizes += [(f"tool {counted.definition.name!r}", counted.tokens) for counted in self.tools]
+        if self.summary is not None:
+            sizes.append(("the summary", self.summary.tokens))
+        for batch in (*self.pinned, *self.history, *self.newest):
+            name = f"message #{batch.seqs[0]}" if batch.seqs else "the newest message"
+            sizes.append((name, batch.tokens))
+        return sorted(sizes, key=lambda item: -item[1])[:count]
+
+
+def count_input(view_input: ViewInput, message_counter: MessageCounter) -> CountedInput:
+    body = _compaction_body(view_input.compaction) if view_input.compaction is not None else None
+    limits = _truncation_limits(body)
+    repaired = repair_tool_calls(_render_messages(view_input, limits, message_counter), message_counter)
+    pinned = repair_tool_calls(message_counter.render_entries(view_input.pinned), message_counter)
+    batches = group_batches(repaired.messages)
+    newest_start = find_newest_turn(batches)
+    if not batches or batches[-1].messages[-1].role in ("assistant", "system"):
+        raise InvalidRequest("There is nothing to answer: the newest message must be a user message or a tool result.")
+    system = [block for block in view_input.blocks if block.slot == "system"]
+    text = join_system_texts([block.text for block in system])
+    return CountedInput(
+        request_overhead=message_counter.wire_format.request_overhead,
+        system=text,
+        blocks=(
+            *_count_system_blocks(system, text, message_counter),
+            *_count_data_blocks(view_input.blocks, message_counter),
+        ),
+        tools=_count_tools(view_input.tools, message_counter),
+        summary=_render_summary(view_input.compaction, body, message_counter),
+        compaction=view_input.compaction,
+        covers=body.covers if body is not None else None,
+        truncations=limits,
+        pinned=group_batches(pinned.messages),
+        not_loaded=view_input.not_loaded,
+        history=batches[:newest_start],
+        newest=batches[newest_start:],
+        orphan_results=repaired.orphan_results,
+        recall_candidates=view_input.recall_candidates,
+    )
+
+
+def join_system_texts(texts: Sequence[str]) -> str | None:
+    return "\n\n".join(texts) or None
+
+
+def _count_system_blocks(
+    blocks: Sequence[ContextBlock], text: str | None, message_counter: MessageCounter
+) -> list[CountedBlock]:
+    """Counts the joined text, as it is sent; the first block carries the tokens that joining adds."""
+    counts = [message_counter.token_counter.count(block.text) for block in blocks[1:]]
+    return [
+        CountedBlock(block, tokens, None)
+        for block, tokens in zip(blocks, [message_counter.count_system(text) - sum(counts), *counts], strict=False)
+    ]
+
+
+def _count_data_blocks(blocks: Sequence[ContextBlock], message_counter: MessageCounter) -> list[CountedBlock]:
+    counted: list[CountedBlock] = []
+    for block in blocks:
+        if block.slot != "system":
+            rendered = message_counter.render_data(build_block_text(block.kind, block.text, name=block.name))
+            counted.append(CountedBlock(block, rendered.tokens, rendered))
+    return counted
+
+
+def _count_tools(tools: Sequence[SelectedTool], message_counter: MessageCounter) -> tuple[CountedTool, ...]:
+    """Counts each tool. The first one carries the preamble that any tool adds to a request."""
+    if not tools:
+        return ()
+    alone = [message_counter.count_tools([tool.definition]) for tool in tools]
+    preamble = 2 * alone[0] - message_counter.count_tools([tools[0].definition] * 2)
+    first, *others = tools
+    return (CountedTool(first, alone[0]), *map(CountedTool, others, (tokens - preamble for tokens in alone[1:])))
+
+
+def _render_messages(
+    view_input: ViewInput, limits: Mapping[int, int], message_counter: MessageCounter
+) -> list[RenderedMessage]:
+    """Renders the history, and then the pending messages."""
+    if limits:
+        history = [message_counter.render_entry(entry, max_chars=limits.get(entry.seq)) for entry in view_input.history]
+    else:
+        history = message_counter.render_entries(view_input.history)
+    history.extend(message_counter.render_message(drop_unsupported_parts(message)) for message in view_input.pending)
+    return history
+
+
+def _render_summary(
+    compaction: Entry | None, body: Compaction | None, message_counter: MessageCounter
+) -> RenderedMessage | None:
+    if body is None or compaction is None or body.covers is None:
+        return None
+    count_is_valid = compaction.counter == message_counter.name and compaction.purged_at is None
+    tokens = compaction.tokens if count_is_valid else None
+    return message_counter.render_data(build_summary_text(body, body.covers), seq=compaction.seq, tokens=tokens)
+
+
+def _truncation_limits(body: Compaction | None) -> dict[int, int]:
+    return {each.message: each.max_chars for each in body.truncations or ()} if body is not None else {}
+
+
+def count_summary(body: Compaction, message_counter: MessageCounter) -> TokenCount | None:
+    """Counts the summary as part of a request. Stored with the compaction, so that it is counted once."""
+    if body.covers is None:
+        return None
+    return TokenCount(message_counter.render_data(build_summary_text(body, body.covers)).tokens, message_counter.name)
+
+
+def build_block_text(kind: str, text: str, *, name: str | None) -> str:
+    """Text of a block that is sent as a message."""
+    return label_text(kind, text, name=name)
+
+
+def build_summary_text(body: Compaction, covers: Span) -> str:
+    entries = f"{covers.first}-{covers.last}"
+    text = body.summary if body.summary is not None else "These messages are archived; they can be read by number."
+    return label_text("summary", text, entries=entries)
+
+
+def _compaction_body(entry: Entry) -> Compaction:
+    body = entry.body
+    if not isinstance(body, Compaction):
+        raise InvalidRequest(f"Entry #{entry.seq} is not a compaction.")
+    return body

@@ -1,0 +1,63 @@
+"""Input of a view. The caller passes everything in: the view itself does no I/O."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
+
+from quire.model import Entry, Message, Span, ToolDefinition
+from quire.model.manifest import Decision, DecisionKind, DecisionReason
+from quire.model.policy import Slot
+from quire.view.recalled_messages import RecallCandidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextBlock:
+    """A text other than a message: instructions, a rule, a memory, a document. Omitted if optional and too large."""
+
+    slot: Slot
+    kind: DecisionKind
+    name: str
+    text: str
+    reason: DecisionReason
+    score: float | None = None
+    is_required: bool = True
+
+    @property
+    def blob(self) -> str:
+        """Digest under which the text is stored, so that the request can be rebuilt."""
+        return hash_text(self.text)
+
+
+def hash_text(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+class SelectedTool(NamedTuple):
+    """A tool that is offered to the model, and why."""
+
+    definition: ToolDefinition
+    reason: DecisionReason = "always"
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewInput:
+    conversation: str
+    branch: int
+    head: int
+    blocks: tuple[ContextBlock, ...] = ()
+    tools: tuple[SelectedTool, ...] = ()
+    compaction: Entry | None = None
+    pinned: tuple[Entry, ...] = ()
+    not_loaded: Span | None = None
+    """Messages before `history` that no compaction covers; not loaded, because they are too many to fit."""
+    history: tuple[Entry, ...] = ()
+    pins: frozenset[int] = frozenset()
+    pending: tuple[Message, ...] = ()
+    """New messages of this request that are not in the log yet."""
+    document_decisions: tuple[Decision, ...] = ()
+    """Decisions on the documents that the question references; they are inlined or listed in it."""
+    recall_candidates: tuple[RecallCandidate, ...] = ()
+    """Archived messages relevant to the question, best first."""
+    earlier_decisions: tuple[Decision, ...] = ()
+    """Decisions on candidates that were excluded earlier: items below the score, disabled items."""

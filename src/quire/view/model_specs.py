@@ -1,0 +1,115 @@
+"""Context window and prices of public models, from the table in the package genai-prices.
+
+The table is part of the installed package; nothing is downloaded. Without the package, or for a model that it does not
+list, every field is None, and the settings must provide the values.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.model import Usage
+
+if TYPE_CHECKING:
+    from genai_prices.data_snapshot import DataSnapshot
+    from genai_prices.types import ModelInfo, ModelPrice
+
+
+class ModelSpec(NamedTuple):
+    """Prices are in US dollars per million tokens, at the rate below any tier for long prompts."""
+
+    window: int | None = None
+    input_price: Decimal | None = None
+    output_price: Decimal | None = None
+    cache_read_price: Decimal | None = None
+    cache_write_price: Decimal | None = None
+
+    def compute_cost(self, usage: Usage) -> float | None:
+        """Cost of a call in US dollars; None if a price is unknown. Cached input has its own price."""
+        if self.input_price is None or self.output_price is None:
+            return None
+        cached = self.cache_read_price if self.cache_read_price is not None else self.input_price
+        uncached = max(0, usage.input_tokens - usage.cache_read_tokens)
+        dollars = (
+            uncached * self.input_price + usage.cache_read_tokens * cached + usage.output_tokens * self.output_price
+        )
+        return float(dollars) / 1_000_000
+
+
+UNKNOWN_MODEL = ModelSpec()
+
+# Local hosts: the vendor's window and prices do not apply to them.
+_LOCAL_PROVIDERS = frozenset({"ollama", "ollama_chat", "lm_studio", "lmstudio", "llamacpp", "llamafile", "vllm"})
+
+# Some prices change with the day or the hour. The last announced one, at noon, needs no clock.
+_PRICE_DATE = datetime(9999, 12, 31, 12, tzinfo=UTC)
+
+# If a vendor's entry has no window, the entry of the same model at OpenRouter often has one.
+_OPENROUTER_VENDORS = {"mistral": "mistralai", "meta": "meta-llama", "zai": "z-ai"}
+
+
+def context_window_for(model: str) -> int | None:
+    return model_spec_for(model).window
+
+
+@lru_cache(maxsize=1024)
+def model_spec_for(model: str) -> ModelSpec:
+    """Looks a model up by its name, with or without provider: `gpt-4o`, `openai:gpt-4o`, `azure/gpt-4o`."""
+    try:
+        from genai_prices.data_snapshot import get_snapshot
+    except ImportError:
+        return UNKNOWN_MODEL
+    table = get_snapshot()
+    for provider, name in _split_provider(model.strip().lower()):
+        if provider in _LOCAL_PROVIDERS:
+            return UNKNOWN_MODEL
+        match = _find_model(table, provider, name)
+        if match is not None:
+            vendor, info = match
+            prices = info.get_prices(_PRICE_DATE)
+            return _build_spec(_find_window(table, vendor, name, info), prices)
+    return UNKNOWN_MODEL
+
+
+def _split_provider(model: str) -> Iterator[tuple[str | None, str]]:
+    """Ways to split a name into provider and model, from the first separator to the last."""
+    name = model
+    while name:
+        cut = min((at for at in (name.find(":"), name.find("/")) if at > 0), default=0)
+        if cut:
+            yield name[:cut], name[cut + 1 :]
+        yield None, name
+        name = name[cut + 1 :] if cut else ""
+
+
+def _find_model(table: "DataSnapshot", provider: str | None, name: str) -> "tuple[str, ModelInfo] | None":
+    try:
+        vendor, info = table.find_provider_model(name, None, provider, None)
+    except LookupError:
+        return None
+    return vendor.id, info
+
+
+def _find_window(table: "DataSnapshot", vendor: str, name: str, info: "ModelInfo") -> int | None:
+    if info.context_window is not None:
+        return info.context_window
+    listed = _find_model(table, "openrouter", f"{_OPENROUTER_VENDORS.get(vendor, vendor)}/{name}")
+    return None if listed is None else listed[1].context_window
+
+
+def _build_spec(window: int | None, prices: "ModelPrice") -> ModelSpec:
+    return ModelSpec(
+        window=window,
+        input_price=_base_price(prices.input_mtok),
+        output_price=_base_price(prices.output_mtok),
+        cache_read_price=_base_price(prices.cache_read_mtok),
+        cache_write_price=_base_price(prices.cache_write_mtok),
+    )
+
+
+def _base_price(price: object) -> Decimal | None:
+    """The price, or its lowest tier if it depends on the length of the prompt."""
+    value = getattr(price, "base", price)
+    return value if isinstance(value, Decimal) else None

@@ -1,0 +1,137 @@
+"""Rendering of recalled messages: archived messages that a request includes again, and which of them fit.
+
+They form one labelled block in log order, each with its number and speaker, grouped by day. Lines within a message that
+look like a message header are indented, so that no text can pass for another message.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire.model import Entry, FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from quire.view.labels import label_text
+from quire.view.tokens import TokenCounter
+
+CharRange = tuple[int, int]
+"""Start and end (exclusive) of an excerpt, in characters of the message's text."""
+
+_HEADER_LIKE = re.compile(
+    r"(?:^|(?<=[\r\v\f\x1c-\x1e\x85\u2028\u2029]))(?=#\d+ |\[\d{1,2} [A-Z][a-z]{2} \d{4}\])", re.MULTILINE
+)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_LABEL_TOKENS = 38
+"""Estimated tokens of the opening and closing label. If they take more, the last message is dropped."""
+_MIN_MESSAGE_TOKENS = 8
+"""Minimum tokens of a message with its number and speaker."""
+
+
+class RecallCandidate(NamedTuple):
+    """An archived message relevant to the question. `excerpt_ranges` are used if the whole message does not fit."""
+
+    entry: Entry
+    score: float
+    excerpt_ranges: tuple[CharRange, ...] | None = None
+
+
+def message_to_text(message: Message) -> str:
+    """Plain text of a message: its texts, tool results and tool calls."""
+    return "\n".join(text for part in message.parts if (text := _part_to_text(part)))
+
+
+def _part_to_text(part: Part) -> str:
+    match part:
+        case TextPart(text=text):
+            return text
+        case ToolResultPart(content=content):
+            return "\n".join(_part_to_text(piece) for piece in content)
+        case ToolCallPart(name=name, arguments=arguments):
+            return f"[called {name} with {arguments}]"
+        case ImagePart():
+            return "[image]"
+        case FilePart(name=name):
+            return f"[file {name}]" if name else "[file]"
+        case ThinkingPart():
+            return ""
+
+
+def render_recalled(candidates: Iterable[RecallCandidate]) -> str:
+    """Renders the block for a request; the same entries always give the same bytes."""
+    return _render_block(
+        (candidate.entry.seq, _format_day(candidate.entry), _render_line(candidate)) for candidate in candidates
+    )
+
+
+def _render_block(rows: Iterable[tuple[int, str, str]]) -> str:
+    """Joins rows of number, day and line into one block, in log order."""
+    lines: list[str] = []
+    day = ""
+    for _, today, line in sorted(rows):
+        if today != day:
+            day = today
+            lines.append(day)
+        lines.append(line)
+    return label_text("recalled", "\n".join(lines))
+
+
+def _format_day(entry: Entry) -> str:
+    """A date format with few tokens, since the block repeats it for every day."""
+    time = entry.time
+    return f"[{time.day} {_MONTHS[time.month - 1]} {time.year}]"
+
+
+def _render_line(candidate: RecallCandidate) -> str:
+    entry = candidate.entry
+    message = entry.message
+    text = message_to_text(message)
+    if candidate.excerpt_ranges is not None:
+        text = _render_ranges(text, candidate.excerpt_ranges, entry.seq)
+    speaker = " ".join(message.name.split()) if message.name else message.role
+    return f"#{entry.seq} {speaker}: {_HEADER_LIKE.sub(' ', text)}"
+
+
+def _render_ranges(text: str, ranges: Sequence[CharRange], seq: int) -> str:
+    """Joins the excerpts with ellipses, and adds the omitted size and the number to read the message by."""
+    excerpts = "".join(f"{'' if start == 0 else ' … '}{text[start:end].strip()}" for start, end in ranges)
+    ending = "" if ranges and ranges[-1][1] >= len(text) else " …"
+    omitted = len(text) - sum(end - start for start, end in ranges)
+    return f"{excerpts}{ending} [{omitted} of {len(text)} characters left out; read #{seq}]"
+
+
+class FittedCandidate(NamedTuple):
+    candidate: RecallCandidate
+    tokens: int
+    day: str
+    line: str
+
+
+def render_fitted(fitted: Iterable[FittedCandidate]) -> str:
+    """Like `render_recalled`, for candidates whose lines are rendered already."""
+    return _render_block((each.candidate.entry.seq, each.day, each.line) for each in fitted)
+
+
+def fit_candidates(
+    candidates: Sequence[RecallCandidate], *, max_tokens: int, counter: TokenCounter
+) -> list[FittedCandidate]:
+    """Selects candidates in order while they fit into `max_tokens`: each whole, or else as an excerpt."""
+    available_tokens = max_tokens - _LABEL_TOKENS
+    selected: list[FittedCandidate] = []
+    days: set[str] = set()
+    for candidate in candidates:
+        if available_tokens < _MIN_MESSAGE_TOKENS:
+            break
+        day = _format_day(candidate.entry)
+        day_tokens = 0 if day in days else counter.count(f"{day}\n")
+        for variant in _variants(candidate):
+            line = _render_line(variant)
+            tokens = day_tokens + counter.count(f"{line}\n")
+            if tokens <= available_tokens:
+                available_tokens -= tokens
+                days.add(day)
+                selected.append(FittedCandidate(variant, tokens, day, line))
+                break
+    return selected
+
+
+def _variants(candidate: RecallCandidate) -> tuple[RecallCandidate, ...]:
+    whole = candidate._replace(excerpt_ranges=None)
+    return (whole,) if candidate.excerpt_ranges is None else (whole, candidate)

@@ -1,0 +1,76 @@
+"""The built-in strategies `discard`, `summarize` and `hybrid`, and the slot shares that they use."""
+
+from collections.abc import Mapping, Sequence
+
+from quire.model.policy import Policy, Slot
+from quire.view.batches import MessageBatch
+from quire.view.cut_points import find_cut_keeping
+
+DEFAULT_SLOT_SHARES: Mapping[Slot, float] = {
+    "system": 0.10,
+    "tools": 0.30,
+    "memory": 0.10,
+    "references": 0.20,
+    "recall": 0.10,
+}
+
+
+def find_first_fitting_cut(batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int) -> int:
+    """Earliest legal cut whose messages fit into `max_tokens`; the last legal one if none does."""
+    tokens, cut, best = 0, len(batches), legal_cuts[-1]
+    allowed = set(legal_cuts)
+    while cut > 0 and tokens + batches[cut - 1].tokens <= max_tokens:
+        cut -= 1
+        tokens += batches[cut].tokens
+        if cut in allowed:
+            best = cut
+    return best
+
+
+class DiscardStrategy:
+    """Archives old messages without a summary."""
+
+    name = "discard"
+    summarizes = False
+    recalls = False
+    shares = DEFAULT_SLOT_SHARES
+
+    def choose_cut(
+        self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
+    ) -> int:
+        return find_first_fitting_cut(batches, legal_cuts=legal_cuts, max_tokens=max_tokens)
+
+
+class SummarizeStrategy:
+    """Replaces old messages by a summary and preserves a fixed number of recent ones."""
+
+    name = "summarize"
+    summarizes = True
+    recalls = False
+    shares = DEFAULT_SLOT_SHARES
+
+    def choose_cut(
+        self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
+    ) -> int:
+        """Preserves `recent_messages_to_keep` messages; fewer, down to the legal minimum, if they do not fit."""
+        preferred = find_cut_keeping(batches, policy.recent_messages_to_keep)
+        fitting = find_first_fitting_cut(batches, legal_cuts=legal_cuts, max_tokens=max_tokens)
+        return max((cut for cut in legal_cuts if cut <= max(preferred, fitting)), default=legal_cuts[0])
+
+
+HYBRID_SLOT_SHARES: Mapping[Slot, float] = {**DEFAULT_SLOT_SHARES, "memory": 0.20, "recall": 0.20}
+
+
+class HybridStrategy:
+    """Replaces old messages by a summary, and recalls archived ones that are relevant."""
+
+    name = "hybrid"
+    summarizes = True
+    recalls = True
+    shares = HYBRID_SLOT_SHARES
+
+    def choose_cut(
+        self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
+    ) -> int:
+        """Reserves a fifth of the budget for the summary and recall, and preserves what fits into the rest."""
+        return find_first_fitting_cut(batches, legal_cuts=legal_cuts, max_tokens=int(max_tokens * 0.8))

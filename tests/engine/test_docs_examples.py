@@ -1,0 +1,150 @@
+"""Python in the docs runs as written and prints the documented output; documented defaults are those of the program.
+
+The blocks of a page are one program. Token counts depend a little on the date in the prompt, so numbers are compared
+with a tolerance of 3 %.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+import quire.sync
+from quire.agent.tool_results import MAX_RESULT_CHARS
+from quire.context.imports import ImportLimits
+from quire.context.vault.paths import MAX_FILE_BYTES
+from quire.engine.recall_index import MAX_INDEXED_CHARS
+from quire.settings import Settings
+from quire.view.policy import DEFAULT_CONTEXT_WINDOW
+from quire.view.wire_formats.media import PDF_PAGE_TOKENS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+SEPARATOR = "\x1f"
+
+
+def run_blocks(blocks: list[str], folder: Path, *, typed: str = "", **variables: str) -> list[str]:
+    """Runs the blocks as one program, and returns what each prints."""
+    program = f"\nprint({SEPARATOR!r}, end='', flush=True)\n".join(blocks)
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=folder,
+        env={**os.environ, "OPENAI_API_KEY": "none", **variables},
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.split(SEPARATOR)
+
+
+def assert_printed(actual: str, expected: str) -> None:
+    assert NUMBER.sub("0", " ".join(actual.split())) == NUMBER.sub("0", " ".join(expected.split())), actual
+    numbers = [[float(each.replace(",", "")) for each in NUMBER.findall(text)] for text in (actual, expected)]
+    assert numbers[0] == [pytest.approx(each, rel=0.03) for each in numbers[1]], actual
+
+
+class _FakeProviderHandler(BaseHTTPRequestHandler):
+    requests: list[list[dict[str, Any]]]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.requests.append(body["messages"])
+        message = {"role": "assistant", "content": f"Reply {len(self.requests)}."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+        completion = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "usage": usage}
+        data = json.dumps({**completion, "choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def start_fake_provider() -> Iterator[tuple[str, list[list[dict[str, Any]]]]]:
+    """An OpenAI-compatible server on loopback, and the messages that it received."""
+    handler = type("Handler", (_FakeProviderHandler,), {"requests": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1", handler.requests
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.slow
+def test_the_first_program_of_the_readme_talks_and_continues_where_it_was(tmp_path: Path):
+    code = PYTHON.findall((ROOT / "README.md").read_text())[0][0]
+    assert "OpenAI()" in code
+    with start_fake_provider() as (url, requests):
+        first = run_blocks([code], tmp_path, typed="One?\nTwo?\n\n", OPENAI_BASE_URL=url)
+        again = run_blocks([code], tmp_path, typed="Three?\n\n", OPENAI_BASE_URL=url)
+    assert (first, again) == (["> Reply 1.\n> Reply 2.\n> "], ["> Reply 3.\n> "])
+    messages = [(message["role"], message["content"]) for message in requests[-1]]
+    assert messages == [
+        ("system", "Be brief."),
+        ("user", "One?"),
+        ("assistant", "Reply 1."),
+        ("user", "Two?"),
+        ("assistant", "Reply 2."),
+        ("user", "Three?"),
+    ]
+
+
+def test_what_the_readme_calls_is_there():
+    names = re.findall(r"^ *(?:\w+ = )?conversation\.(\w+)\(", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {"prepare", "record", "plan_compaction", "compact", "undo_compaction", "why", "replay"} <= set(names)
+    assert [name for name in names if not hasattr(quire.sync.SyncConversation, name)] == []
+
+
+@pytest.mark.slow
+def test_the_page_on_strategies_runs_and_prints_what_it_says(tmp_path: Path):
+    blocks = list(PYTHON.finditer((DOCS / "strategies.md").read_text()))
+    assert len(blocks) >= 4
+    for block, output in zip(blocks, run_blocks([each["code"] for each in blocks], tmp_path), strict=True):
+        assert_printed(output, block["printed"] or "")
+
+
+def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
+    rows = re.findall(r"^\| `(\w+)` \| (?:`([^`]+)`)? ?\|", (DOCS / "strategies.md").read_text(), re.MULTILINE)
+    documented = {name: default or "None" for name, default in rows if name in Settings.model_fields}
+    assert len(documented) >= 10
+    assert documented == {name: str(Settings.model_fields[name].default) for name in documented}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"PDFs** count {PDF_PAGE_TOKENS:,} tokens a page",
+        f"the window is {DEFAULT_CONTEXT_WINDOW:,}",
+        f"Only the first {MAX_INDEXED_CHARS:,} characters",
+        f"Files over {MAX_FILE_BYTES // 1_000_000} MB are not read, and files imported with `@` not over "
+        f"{ImportLimits().max_file_bytes // 1_000} kB. `@` brings {ImportLimits().max_files} files at most",
+        f"keeps {MAX_RESULT_CHARS // 1_000_000} million characters",
+        f"up to `recall_tokens`, {Settings().recall_tokens:,} by default",
+        f"at most {Settings().max_steps} replies (`max_steps`)",
+        f"silent for {Settings().model_timeout:g} s (`model_timeout`)",
+        f"may take {Settings().tool_timeout:g} s (`tool_timeout`)",
+        f"{Settings().mcp_server_timeout:g} s to start (`mcp_server_timeout`)",
+    ],
+)
+def test_the_page_on_limits_has_the_limits_that_the_program_has(text: str):
+    assert text in " ".join((DOCS / "limits.md").read_text().split())

@@ -1,0 +1,121 @@
+"""Classification of provider errors: only an overflow may compact. Each body names its source, if it has one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_ai import exceptions as pai_errors
+
+from quire import errors
+from quire.errors import (
+    ModelContextOverflow,
+    ModelError,
+    ModelRateLimited,
+    ModelRefused,
+    ModelRequestRejected,
+    ModelTimeout,
+    ModelUnavailable,
+)
+from quire.llm.error_mapping import classify_error, classify_exception
+
+BODIES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "error_bodies.json").read_text())
+
+
+@pytest.mark.parametrize("case", BODIES, ids=lambda case: f"{case['provider']}: {case['what']}")
+def test_recorded_bodies_are_classified(case: dict[str, Any]):
+    error = classify_error(case["status"], case["body"], model="the-model")
+    assert type(error) is getattr(errors, case["expect"])
+    assert error.status == case["status"]
+    assert str(error).startswith("the-model answered")
+    if "tokens" in case:
+        assert isinstance(error, ModelContextOverflow)
+        assert (error.tokens, error.window) == (case["tokens"], case["window"])
+    if "retry_after" in case:
+        assert isinstance(error, ModelRateLimited)
+        assert error.retry_after == pytest.approx(case["retry_after"])
+
+
+@pytest.mark.parametrize("case", BODIES, ids=lambda case: f"{case['provider']}: {case['what']}")
+def test_the_form_of_the_body_does_not_matter(case: dict[str, Any]):
+    expected = type(classify_error(case["status"], case["body"]))
+    text = json.dumps(case["body"]) if case["body"] is not None else ""
+    assert type(classify_error(case["status"], text)) is expected
+    assert type(classify_error(case["status"], text.encode())) is expected
+    # The OpenAI SDK passes on only the contents of `error`.
+    if isinstance(case["body"], dict) and isinstance(case["body"].get("error"), dict):
+        assert type(classify_error(case["status"], case["body"]["error"])) is expected
+
+
+def test_every_class_and_provider_is_recorded():
+    assert {case["expect"] for case in BODIES} == {
+        "ModelContextOverflow", "ModelRateLimited", "ModelRefused", "ModelRequestRejected", "ModelUnavailable",
+    }  # fmt: skip
+    assert len(BODIES) >= 30
+    assert len({case["provider"] for case in BODIES}) >= 11
+
+
+def test_the_headers_wait_comes_before_the_bodys():
+    body = {"error": {"message": "Please try again in 20ms"}}
+    error = classify_error(429, body)
+    assert isinstance(error, ModelRateLimited)
+    assert error.retry_after == pytest.approx(0.02)
+    error = classify_error(429, body, retry_after=7.0)
+    assert isinstance(error, ModelRateLimited)
+    assert error.retry_after == 7.0
+
+
+@given(
+    st.none() | st.integers(100, 599),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.binary(max_size=20),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["error", "code", "x"]), inner),
+        max_leaves=8,
+    ),
+)
+def test_any_body_is_sorted(status: int | None, body: Any):
+    assert isinstance(classify_error(status, body), ModelError)
+
+
+@pytest.mark.parametrize(
+    ("exc", "expected"),
+    [
+        (
+            pai_errors.ModelHTTPError(400, "m", {"message": "prompt is too long: 9 tokens > 8 maximum"}),
+            ModelContextOverflow,
+        ),
+        (pai_errors.ModelHTTPError(429, "m", None, headers={"Retry-After": "3"}), ModelRateLimited),
+        (pai_errors.ModelAPIError("m", "Overloaded", body={"type": "overloaded_error"}), ModelUnavailable),
+        (pai_errors.ModelConnectionError("m", "Connection error."), ModelUnavailable),
+        (pai_errors.ModelRequestTimeout("m", 3.0), ModelUnavailable),
+        (pai_errors.ContentFilterError("filtered"), ModelRefused),
+        (pai_errors.UnexpectedModelBehavior("no JSON"), ModelUnavailable),
+        (pai_errors.UserError("Set the `OPENAI_API_KEY` environment variable"), ModelRequestRejected),
+        (httpx2.ReadTimeout("slow"), ModelTimeout),
+        (TimeoutError(), ModelTimeout),
+        (ConnectionResetError("reset"), ModelUnavailable),
+        (ValueError("a mistake of ours"), None),
+    ],
+)  # fmt: skip
+def test_foreign_errors_are_mapped(exc: Exception, expected: type[ModelError] | None):
+    error = classify_exception(exc, model="m")
+    assert type(error) is (expected or type(None))
+    if isinstance(error, ModelRateLimited):
+        assert error.retry_after == 3.0
+
+
+def test_a_status_error_of_the_http_client_is_sorted_by_its_body():
+    response = httpx2.Response(400, json={"error": "the input length exceeds the context length"})
+    exc = httpx2.HTTPStatusError("bad", request=httpx2.Request("POST", "http://127.0.0.1"), response=response)
+    assert type(classify_exception(exc)) is ModelContextOverflow
+
+
+def test_the_root_cause_is_named():
+    exc = pai_errors.ModelConnectionError("m", "Connection error.")
+    assert str(classify_exception(exc, model="m")) == "Cannot reach m: Connection error; retry later."
+    exc.__cause__ = httpx2.ReadError("")
+    exc.__cause__.__cause__ = ConnectionResetError(104, "Connection reset by peer")
+    assert "connection to m was lost: Connection reset by peer" in str(classify_exception(exc, model="m"))

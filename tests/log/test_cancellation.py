@@ -1,0 +1,38 @@
+"""Cancellation: a caller may cancel at any moment, and the store stays usable."""
+
+import asyncio
+
+import pytest
+
+from quire.log import SqlStore
+from quire.model import Message
+from quire.testing.builders import make_messages
+
+pytestmark = pytest.mark.every_backend
+
+
+async def test_a_cancelled_call_is_cancelled_and_nothing_else(store: SqlStore):
+    """Waits a little longer each time, to cancel in every step of a transaction: connecting, statements, the commit."""
+    await store.create_conversation("c")
+    await store.append("c", *make_messages(20))
+    calls = (
+        lambda number: store.append("c", Message.user(f"late {number}")),
+        lambda _: store.read_window("c"),
+        lambda _: store.get_calibration("m"),
+        lambda _: store.list_conversations(),
+    )
+    cancelled = 0
+    for step in range(120):
+        task = asyncio.ensure_future(calls[step % 4](step))
+        await asyncio.sleep(0.00015 * (step // 4))
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            cancelled += 1
+    assert cancelled > 0
+    assert await store.verify_conversation("c") == []
+    await asyncio.gather(*(store.append("c", Message.user(f"after {number}")) for number in range(40)))
+    texts = [entry.body.text for entry in await store.read_range("c") if isinstance(entry.body, Message)]
+    assert len(texts) == len(set(texts))
+    assert {f"after {number}" for number in range(40)} <= set(texts)

@@ -1,0 +1,294 @@
+"""Query plans: hot reads use an index and touch one partition.
+
+The tests intercept statements in the driver, with their values, and EXPLAIN them in the store's own transaction.
+"""
+
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from psycopg.sql import Literal
+
+from quire.log import IndexedDocument, Passage, SegmentRow, SqlStore, VaultDocument
+from quire.model import Compaction, Message, Span, iter_paths
+
+on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
+
+NAME = "this one"
+MESSAGES = [Message.user(f"{'some words ' * 20}{number}") for number in range(50)]
+PATHS = list(iter_paths(message.canonical_json() for message in MESSAGES))
+UNKNOWN = [Message.user(f"never stored {number}") for number in range(20)]
+
+# Enough rows that the planner of PostgreSQL prefers an index without being forced.
+COPIES = 400
+COPY_SQL = f"""
+    CREATE TEMPORARY VIEW copies AS SELECT CAST(n AS text) AS n FROM generate_series(1, {COPIES}) AS n;
+    INSERT INTO quire_conversations SELECT tenant, n || conversation, title, created_at, updated_at
+    FROM quire_conversations, copies;
+    INSERT INTO quire_branches SELECT tenant, n || conversation, branch, name, created_at, lineage, head_seq,
+    head_digest, head_path, state, updated_at FROM quire_branches, copies;
+    INSERT INTO quire_entries SELECT tenant, n || conversation, branch, seq, kind, role, author, at, digest, path,
+    tokens, counter, body, notes, purged_at FROM quire_entries, copies;
+    INSERT INTO quire_paths SELECT tenant, sha256(path || CAST(n AS bytea)), n || conversation, branch, seq
+    FROM quire_paths, copies;
+    INSERT INTO quire_passages SELECT tenant, n || scope, key, part, number, title, text, digest, at, embedder, vector
+    FROM quire_passages, copies;
+    INSERT INTO quire_terms SELECT tenant, n || scope, term, block, postings FROM quire_terms, copies;
+    INSERT INTO quire_search_scopes SELECT tenant, n || scope, next_number, passage_count
+    FROM quire_search_scopes, copies;
+    INSERT INTO quire_recall_segments SELECT tenant, n || conversation, branch, next, last_seq, version, data
+    FROM quire_recall_segments, copies, generate_series(0, 50) AS next;
+    INSERT INTO quire_documents SELECT tenant, n || vault, path, digest, size, modified_ns, title, summary, aliases,
+    headings FROM quire_documents, copies;
+    INSERT INTO quire_memories SELECT tenant, n || '-' || next || memory, n || namespace, text, conversation,
+    branch, seq, source, created_at, retired_at, replaced_by
+    FROM quire_memories, copies, generate_series(0, 20) AS next;
+    ANALYZE;
+"""
+
+Call = Callable[[SqlStore], Awaitable[object]]
+
+PASSAGES = tuple(Passage(f"0:{seq}", message.text) for seq, message in enumerate(MESSAGES, start=1))
+DOCUMENTS = [IndexedDocument(VaultDocument(f"{number}.md", b"digest", 1, 1), ()) for number in range(20)]
+
+READS: dict[str, Call] = {
+    "branch": lambda store: store.get_branch(NAME),
+    "entry": lambda store: store.get_entry(NAME, 20),
+    "range": lambda store: store.read_range(NAME, first=20, last=30),
+    "window": lambda store: store.read_window(NAME),
+    "tail": lambda store: store.read_tail(NAME, 10),
+    "control entries": lambda store: store.fork(NAME, at=45),
+    "append": lambda store: store.append(NAME, Message.user("the next")),
+    "retried append": lambda store: store.append(NAME, MESSAGES[20], after=PATHS[19]),
+    "segments": lambda store: store.list_segments(NAME),
+    "read segments": lambda store: read_all_segments(store),
+    "search": lambda store: store.search("some words 20", scopes=[f"conversation:{NAME}"]),
+    "passages": lambda store: store.get_passages(f"conversation:{NAME}", "0:20"),
+    "unembedded": lambda store: store.list_unembedded(f"conversation:{NAME}", embedder="e", limit=5),
+    "memories": lambda store: store.list_memories("agent"),
+    "document fingerprints": lambda store: store.list_document_fingerprints("vault"),
+}
+
+
+async def read_all_segments(store: SqlStore) -> None:
+    refs = await store.list_segments(NAME)
+    assert await store.read_segments(NAME, refs) == [b"index"]
+
+
+@pytest.fixture
+async def filled_store(store: SqlStore, admin_url: str) -> SqlStore:
+    await store.create_conversation(NAME)
+    await store.append(NAME, *MESSAGES)
+    await store.append(NAME, Compaction(number=1, covers=Span(first=1, last=30), summary="short"))
+    await store.put_segment(NAME, SegmentRow(0, 0, 50, b"index", PASSAGES))
+    await store.add_memory("agent", "some words", source="import")
+    await store.put_documents("vault", DOCUMENTS)
+    if admin_url.startswith("postgresql"):
+        with psycopg.connect(admin_url) as owner:
+            owner.execute(COPY_SQL)
+    return store
+
+
+class Scan(NamedTuple):
+    node: str
+    table: str
+    index: str | None
+    times: int
+
+
+class ExplainedStatement(NamedTuple):
+    statement: str
+    scans: list[Scan]
+    nodes: set[str]
+
+    def executed(self, table: str) -> list[Scan]:
+        return [scan for scan in self.scans if scan.table.startswith(table) and scan.times]
+
+
+@pytest.fixture(params=["custom", "generic"])
+def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[ExplainedStatement]:
+    """The executed plan of each query, with both kinds of plan that a prepared statement may get."""
+    collected: list[ExplainedStatement] = []
+    original = psycopg.AsyncCursor.execute
+
+    async def execute(self: Any, statement: Any, values: Any = None, **options: Any) -> Any:
+        if "FROM quire_" in str(statement) and statement.lstrip().startswith("SELECT"):
+            run = partial(original, self)
+            await run(f"SET LOCAL plan_cache_mode = force_{request.param}_plan")
+            await run(f"PREPARE probe AS {to_numbered_parameters(statement)}")
+            await run(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE probe ({inline_literals(statement, values)})")
+            [[[explained]]] = await self.fetchall()
+            await run("DEALLOCATE probe")
+            nodes = list(walk_plan(explained["Plan"]))
+            collected.append(
+                ExplainedStatement(
+                    statement, [to_scan(node) for node in nodes if "Relation Name" in node], collect_node_types(nodes)
+                )
+            )
+        return await original(self, statement, values, **options)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", execute)
+    return collected
+
+
+def find_parameters(statement: str) -> list[str]:
+    return list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement)))
+
+
+def to_numbered_parameters(statement: str) -> str:
+    numbered = {name: f"${number}" for number, name in enumerate(find_parameters(statement), start=1)}
+    return re.sub(r"%\((\w+)\)s", lambda match: numbered[match[1]], statement)
+
+
+def inline_literals(statement: str, values: Mapping[str, Any]) -> str:
+    return ", ".join(to_literal(values[name]) for name in find_parameters(statement))
+
+
+def to_literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"ARRAY[{', '.join(map(to_literal, value))}]"
+    # psycopg's own literals corrupt bytes in arrays.
+    return f"'\\x{value.hex()}'::bytea" if isinstance(value, bytes) else Literal(value).as_string()
+
+
+def walk_plan(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from walk_plan(child)
+
+
+def to_scan(node: dict[str, Any]) -> Scan:
+    return Scan(node["Node Type"], node["Relation Name"], node.get("Index Name"), node["Actual Loops"])
+
+
+def collect_node_types(nodes: list[dict[str, Any]]) -> set[str]:
+    return {node["Node Type"] for node in nodes}
+
+
+@on_postgres
+async def test_hot_reads_use_an_index_of_one_partition(filled_store: SqlStore, plans: list[ExplainedStatement]) -> None:
+    touched = {name: await find_touched_tables(call, filled_store, plans) for name, call in READS.items()}
+    branches, entries, paths = {"quire_branches"}, {"quire_branches", "quire_entries"}, "quire_paths"
+    assert touched == {
+        "branch": branches,
+        "entry": entries,
+        "range": entries,
+        "window": entries,
+        "tail": entries,
+        "control entries": entries | {"quire_conversations"},
+        "append": branches,
+        "retried append": entries | {paths},
+        "segments": branches | {"quire_recall_segments"},
+        "read segments": branches | {"quire_recall_segments"},
+        "search": {"quire_search_scopes", "quire_terms", "quire_passages"},
+        "passages": {"quire_passages"},
+        "unembedded": {"quire_passages"},
+        "memories": {"quire_memories"},
+        "document fingerprints": {"quire_documents"},
+    }
+
+
+async def find_touched_tables(call: Call, store: SqlStore, plans: list[ExplainedStatement]) -> set[str]:
+    """The tables that a call reads; checks that each query uses an index and at most one partition."""
+    plans.clear()
+    await call(store)
+    touched: set[str] = set()
+    for plan in plans:
+        executed = plan.executed("quire_")
+        assert [scan.times for scan in executed] == [1], plan
+        assert executed[0].node in ("Index Scan", "Bitmap Heap Scan"), plan
+        assert "Sort" not in plan.nodes, plan
+        touched |= {re.sub(r"_\d\d$", "", scan.table) for scan in executed}
+    return touched
+
+
+@on_postgres
+async def test_the_control_entries_have_an_index_of_their_own(
+    filled_store: SqlStore, plans: list[ExplainedStatement]
+) -> None:
+    await filled_store.fork(NAME, at=45)
+    [plan] = [plan for plan in plans if "kind !=" in plan.statement]
+    [scan] = plan.executed("quire_entries")
+    assert scan.index is not None
+    assert not scan.index.endswith("_pkey")
+
+
+@on_postgres
+async def test_the_longest_prefix_probes_one_partition_for_each_path(
+    filled_store: SqlStore, plans: list[ExplainedStatement]
+) -> None:
+    for conversation in (None, NAME):
+        for length in (10, 50):
+            plans.clear()
+            match = await filled_store.find_longest_prefix(MESSAGES[:length] + UNKNOWN, conversation=conversation)
+            assert match == (length, NAME, 0, length)
+            [plan] = plans
+            executed = plan.executed("quire_paths")
+            assert {scan.node for scan in executed} <= {"Index Scan", "Index Only Scan"}
+            # From the end of the list down to the stored path; shorter paths are not looked up.
+            assert sum(scan.times for scan in executed) == len(UNKNOWN) + 1
+
+
+class RecordingCursor(sqlite3.Cursor):
+    """Adds the plan of each query to `plans` before running it, with its values bound."""
+
+    plans: list[list[str]]
+
+    def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
+        if "FROM quire_" in statement:
+            explained = self.connection.cursor(sqlite3.Cursor).execute(f"EXPLAIN QUERY PLAN {statement}", values)
+            self.plans.append([row[3] for row in explained])
+        return super().execute(statement, values)
+
+
+class RecordingConnection(sqlite3.Connection):
+    def cursor(self, factory: type[sqlite3.Cursor] = RecordingCursor) -> Any:
+        return super().cursor(factory)
+
+
+@pytest.fixture
+def sqlite_plans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The plan of each query of a store that is opened after this fixture."""
+    RecordingCursor.plans = []
+    connect = partial(sqlite3.connect, factory=RecordingConnection)
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", connect)
+    return RecordingCursor.plans
+
+
+READS_AND_LOOKUPS: dict[str, Call] = READS | {
+    "longest prefix": lambda store: store.find_longest_prefix(MESSAGES + UNKNOWN),
+    "longest prefix here": lambda store: store.find_longest_prefix(MESSAGES + UNKNOWN, conversation=NAME),
+}
+
+
+@on_sqlite
+async def test_hot_reads_search_an_index_on_sqlite(sqlite_plans: list[list[str]], filled_store: SqlStore) -> None:
+    for name, call in READS_AND_LOOKUPS.items():
+        sqlite_plans.clear()
+        await call(filled_store)
+        assert sqlite_plans, name
+        for steps in sqlite_plans:
+            assert all(re.match(r"SEARCH quire_\w+ USING (INDEX|PRIMARY KEY)", step) for step in steps), (name, steps)
+
+
+@on_sqlite
+async def test_the_longest_prefix_stops_at_the_first_hit_on_sqlite(
+    sqlite_plans: list[list[str]], filled_store: SqlStore
+) -> None:
+    sqlite_plans.clear()
+    await filled_store.find_longest_prefix(MESSAGES + UNKNOWN)
+    assert len(sqlite_plans) == len(UNKNOWN) + 1
+
+
+@on_sqlite
+async def test_the_control_entries_have_an_index_of_their_own_on_sqlite(
+    sqlite_plans: list[list[str]], filled_store: SqlStore
+) -> None:
+    sqlite_plans.clear()
+    await filled_store.fork(NAME, at=45)
+    assert any("INDEX quire_entries_control" in step for steps in sqlite_plans for step in steps)

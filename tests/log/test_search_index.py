@@ -1,0 +1,107 @@
+"""The search index: its rows match the passages after any changes, and are deleted with them."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.log import Passage, SqlStore, pack_vector
+from quire.log.search.hybrid import TEXT_WEIGHT, VECTOR_WEIGHT, fuse_rankings
+from quire.log.search.inverted_index import PASSAGES_PER_BLOCK, RankedPassage, build_postings
+from quire.log.search.tokenizer import count_terms
+from quire.testing.builders import property_settings
+
+WORDS = ["otter", "heron", "badger", "fox", "river"]
+SCOPE = "vault:v"
+
+
+def fetch_rows(admin_url: str, statement: str) -> list[tuple[Any, ...]]:
+    if admin_url.startswith("sqlite"):
+        with closing(sqlite3.connect(admin_url.removeprefix("sqlite:///"))) as connection:
+            return connection.execute(statement).fetchall()
+    with psycopg.connect(admin_url) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def make_passage(key: int, text: str) -> Passage:
+    return Passage(str(key), text, embedder="e", vector=pack_vector([1.0, float(key)]))
+
+
+async def check_index_matches_passages(store: SqlStore, admin_url: str) -> None:
+    """Checks that the index equals one built from the stored passages."""
+    stored = fetch_rows(admin_url, "SELECT number, text FROM quire_passages")
+    expected = build_postings((number, count_terms(text)) for number, text in stored)
+    found = {
+        (block, term): sorted(bytes(postings)[start : start + 3] for start in range(0, len(postings), 3))
+        for term, block, postings in fetch_rows(admin_url, "SELECT term, block, postings FROM quire_terms")
+        if not term.startswith("vector:")
+    }
+    assert found == {
+        key: sorted(data[start : start + 3] for start in range(0, len(data), 3)) for key, data in expected.items()
+    }
+    [(count,)] = fetch_rows(admin_url, "SELECT passage_count FROM quire_search_scopes") or [(0,)]
+    assert count == len(stored)
+    packs = fetch_rows(admin_url, "SELECT postings FROM quire_terms WHERE term LIKE 'vector:%'")
+    pgvector_count = fetch_rows(admin_url, "SELECT count(*) FROM quire_passages WHERE vector IS NOT NULL")[0][0]
+    assert pgvector_count + sum(len(pack) // 12 for (pack,) in packs) == len(stored)
+
+
+@pytest.mark.every_backend
+@property_settings
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, 4), st.lists(st.sampled_from(WORDS), max_size=4).map(" ".join)), max_size=8
+    )
+)
+async def test_the_index_is_what_the_passages_make_it(store: SqlStore, admin_url: str, changes: list[tuple[int, str]]):
+    for key, text in changes:
+        if text:
+            await store.put_passages(SCOPE, [make_passage(key, text)])
+        else:
+            await store.delete_passages(SCOPE, [str(key)])
+    await check_index_matches_passages(store, admin_url)
+    await store.delete_passages(SCOPE, [str(key) for key in range(5)])
+    assert fetch_rows(admin_url, "SELECT * FROM quire_terms") == []
+    assert fetch_rows(admin_url, "SELECT * FROM quire_passages") == []
+
+
+async def test_concurrent_writers_do_not_corrupt_the_index(store: SqlStore, admin_url: str):
+    writers = (
+        store.put_passages(SCOPE, [make_passage(number % 7, f"{WORDS[number % 5]} {number}")]) for number in range(40)
+    )
+    await asyncio.gather(*writers)
+    await check_index_matches_passages(store, admin_url)
+
+
+async def test_a_scope_of_several_blocks_is_one(store: SqlStore):
+    await store.put_passages(
+        SCOPE, [Passage(str(number), f"otter {number}") for number in range(PASSAGES_PER_BLOCK + 50)]
+    )
+    for number in (0, PASSAGES_PER_BLOCK - 1, PASSAGES_PER_BLOCK, PASSAGES_PER_BLOCK + 49):
+        [hit, *_] = await store.search(f"otter {number}", scopes=[SCOPE])
+        assert hit.key == str(number)
+    assert len(await store.search("otter", scopes=[SCOPE], limit=2 * PASSAGES_PER_BLOCK)) == PASSAGES_PER_BLOCK + 50
+
+
+async def test_naming_a_scope_twice_changes_nothing(store: SqlStore):
+    await store.put_passages(SCOPE, [make_passage(number, word) for number, word in enumerate(WORDS)])
+    for options in ({}, {"vector": [1.0, 0.0], "embedder": "e"}):
+        once = await store.search("otter heron", scopes=[SCOPE], **options)
+        assert await store.search("otter heron", scopes=[SCOPE, SCOPE], **options) == once
+
+
+def test_what_both_ways_find_comes_before_what_one_finds():
+    ranked = [
+        (TEXT_WEIGHT, [RankedPassage("s", 1, 9.0), RankedPassage("s", 2, 8.0)]),
+        (VECTOR_WEIGHT, [RankedPassage("s", 3, 0.9), RankedPassage("s", 2, 0.8)]),
+    ]
+    fused = fuse_rankings(ranked)
+    assert [number for (_, number), _ in fused] == [2, 1, 3]
+    # First in one ranking alone, each has the share of that ranking.
+    assert fused[1][1] == pytest.approx(TEXT_WEIGHT / (TEXT_WEIGHT + VECTOR_WEIGHT))
+    assert fused[2][1] == pytest.approx(VECTOR_WEIGHT / (TEXT_WEIGHT + VECTOR_WEIGHT))

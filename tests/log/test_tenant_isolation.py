@@ -1,0 +1,380 @@
+"""Tenant isolation: no statement and no method of a tenant reads or changes the rows of another."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+
+from quire.errors import BlobNotFound, ConversationNotFound, MemoryNotFound, RequestNotFound
+from quire.log import (
+    Citation,
+    IndexedDocument,
+    Passage,
+    PassageVector,
+    SegmentRef,
+    SegmentRow,
+    SqlStore,
+    Store,
+    VaultDocument,
+    pack_vector,
+)
+from quire.model import FilePart, Message, TextPart
+from quire.testing.builders import make_turn
+
+on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+
+# Enough for rows of both tenants in every partition.
+CONVERSATIONS = 80
+
+# The setting is unset in a new session, and empty in one that had a tenant before.
+NO_TENANT = (None, "")
+
+# Every relation with rows, views included; except the two tables without a tenant column.
+TABLES = r"""
+    SELECT relname FROM pg_class AS relation
+    WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND relname LIKE 'quire\_%'
+    AND relname NOT IN ('quire_version', 'quire_sweeps')
+"""
+UNPROTECTED = rf"""
+    {TABLES} AND NOT (relrowsecurity AND relforcerowsecurity AND (
+        SELECT count(*) = 1 AND bool_and(
+            polcmd = '*' AND polroles = '{{0}}'
+            AND pg_get_expr(polqual, polrelid) = pg_get_expr(polwithcheck, polrelid)
+            AND pg_get_expr(polqual, polrelid) ~ '^\(tenant = .*current_setting\(''quire.tenant''::text, true\)'
+        ) FROM pg_policy WHERE polrelid = relation.oid
+    ))
+"""
+# test_keys covers the extra policy for a presented key; test_worklist the one for ids and times of conversations.
+TABLES_WITH_EXTRA_POLICIES = {"quire_api_keys", "quire_conversations"}
+COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY ordinal_position"
+
+Session = psycopg.Connection[tuple[Any, ...]]
+Rows = list[tuple[Any, ...]]
+
+
+async def fill_store(store: SqlStore) -> None:
+    """Writes the same rows for every tenant, so that ids, digests and paths are equal in each partition."""
+    file = FilePart(blob=await store.put_blob(b"a document"))
+    for number in range(CONVERSATIONS):
+        name = f"conversation {number}"
+        await store.create_conversation(name)
+        await store.append(name, Message(role="user", parts=(TextPart(text=name), file)))
+        await store.record_reply(name, make_turn(Message.user("a question"), Message.assistant("an answer")))
+        await store.put_segment(name, SegmentRow(0, 0, 1, b"index", (Passage("0:1", name),)))
+    await store.add_memory("agent", "a memory", citation=Citation("conversation 0", 0, 1))
+    note = VaultDocument("note.md", b"digest", 1, 1)
+    await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
+    await store.create_key("a key", ["read"])
+
+
+@pytest.fixture
+async def filled_store(store: SqlStore) -> None:
+    for tenant in ("a", "b"):
+        await fill_store(store.for_tenant(tenant))
+
+
+@pytest.fixture
+def owner(admin_url: str, filled_store: None) -> Iterator[Session]:
+    """A superuser session, which sees all rows."""
+    with psycopg.connect(admin_url, autocommit=True) as session:
+        yield session
+
+
+def tables(owner: Session) -> list[str]:
+    return sorted(name for (name,) in owner.execute(TABLES))
+
+
+def read_rows(owner: Session, table: str, tenant: str) -> Rows:
+    """Rows with their ctid and xmin, which change even when a row is rewritten with the same values."""
+    query = sql.SQL("SELECT tableoid, ctid, xmin::text, stored.* FROM {} AS stored WHERE tenant = %s ORDER BY ctid")
+    return owner.execute(query.format(sql.Identifier(table)), [tenant]).fetchall()
+
+
+def build_statements(owner: Session, table: str) -> Iterator[sql.Composed]:
+    """Statements that could change rows of another tenant; none of them filters by tenant."""
+    name = sql.Identifier(table)
+    columns = [column for (column,) in owner.execute(COLUMNS, [table])]
+    for column in map(sql.Identifier, columns):
+        yield sql.SQL("UPDATE {} SET {} = {}").format(name, column, column)
+    yield sql.SQL("UPDATE {} SET tenant = 'b'").format(name)
+    other_row = sql.SQL(", ").join(map(sql.Literal, read_other_row(owner, table, columns)))
+    yield sql.SQL("INSERT INTO {} VALUES ({})").format(name, other_row)
+    yield sql.SQL("INSERT INTO {} VALUES ({}) ON CONFLICT DO NOTHING").format(name, other_row)
+    yield sql.SQL("DELETE FROM {}").format(name)
+    yield sql.SQL("TRUNCATE {} CASCADE").format(name)
+
+
+def read_other_row(owner: Session, table: str, columns: list[str]) -> tuple[Any, ...]:
+    query = sql.SQL("SELECT {} FROM {} WHERE tenant = 'b' LIMIT 1")
+    listed = sql.SQL(", ").join(map(sql.Identifier, columns))
+    row = owner.execute(query.format(listed, sql.Identifier(table))).fetchone()
+    assert row is not None
+    return row
+
+
+def try_statement(session: Session, tenant: str | None, statement: sql.Composed) -> Rows | None:
+    """The rows that the statement returns as this tenant, or None if the database refuses it."""
+    try:
+        with session.transaction():
+            if tenant is not None:
+                session.execute("SELECT set_config('quire.tenant', %s, true)", [tenant])
+            cursor = session.execute(statement)
+            return cursor.fetchall() if cursor.description else [("rows written", cursor.rowcount)]
+    except errors.InsufficientPrivilege:
+        return None
+
+
+def list_visible_tenants(session: Session, tenant: str | None, table: str) -> set[str] | None:
+    rows = try_statement(session, tenant, sql.SQL("SELECT tenant FROM {}").format(sql.Identifier(table)))
+    return None if rows is None else {row[0] for row in rows}
+
+
+@on_postgres
+def test_no_statement_sees_another_tenants_rows(owner: Session, database_url: str) -> None:
+    assert len(tables(owner)) >= 6 + 2 * 16
+    for table in tables(owner):
+        assert read_rows(owner, table, "a"), table
+        assert read_rows(owner, table, "b"), table
+    with psycopg.connect(database_url, autocommit=True) as session:
+        visible = {table: list_visible_tenants(session, "a", table) for table in tables(owner)}
+    readable = {table: tenants for table, tenants in visible.items() if tenants is not None}
+    assert len(readable) >= 6
+    assert readable == {table: {"a"} for table in readable}
+
+
+@on_postgres
+def test_without_a_tenant_nothing_is_visible(owner: Session, database_url: str) -> None:
+    insert = sql.SQL("INSERT INTO quire_conversations VALUES ('', 'without tenant', '', 0, 0)").format()
+    for tenant in NO_TENANT:
+        with psycopg.connect(database_url, autocommit=True) as session:
+            for table in tables(owner):
+                assert not list_visible_tenants(session, tenant, table), table
+            assert try_statement(session, tenant, insert) is None
+
+
+@on_postgres
+def test_no_statement_changes_another_tenants_rows(owner: Session, database_url: str) -> None:
+    for tenant in (*NO_TENANT, "a"):
+        with psycopg.connect(database_url, autocommit=True) as session:
+            for table in tables(owner):
+                check_nothing_changes(owner, session, tenant, table)
+
+
+def check_nothing_changes(owner: Session, session: Session, tenant: str | None, table: str) -> None:
+    before = read_rows(owner, table, "b")
+    for statement in build_statements(owner, table):
+        try_statement(session, tenant, statement)
+        assert read_rows(owner, table, "b") == before, statement.as_string()
+
+
+@on_postgres
+def test_the_version_cannot_be_changed_by_the_application(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as session:
+        assert try_statement(session, None, sql.SQL("SELECT * FROM quire_version").format())
+        assert try_statement(session, None, sql.SQL("DELETE FROM quire_version").format()) is None
+        assert try_statement(session, None, sql.SQL("UPDATE quire_version SET version_num = '0'").format()) is None
+
+
+@on_postgres
+def test_every_table_is_under_row_level_security(admin_url: str) -> None:
+    with psycopg.connect(admin_url) as owner:
+        assert {name for (name,) in owner.execute(UNPROTECTED)} == TABLES_WITH_EXTRA_POLICIES
+        # Proves that the query above notices a forgotten table, view or policy.
+        owner.execute("CREATE TABLE quire_forgotten (tenant text)")
+        owner.execute("CREATE TABLE quire_open (tenant text)")
+        for statement in ("ENABLE ROW LEVEL SECURITY", "FORCE ROW LEVEL SECURITY"):
+            owner.execute(sql.SQL("ALTER TABLE quire_open {}").format(sql.SQL(statement)))
+        owner.execute("CREATE POLICY everyone ON quire_open USING (true) WITH CHECK (true)")
+        owner.execute("CREATE VIEW quire_all AS SELECT * FROM quire_entries")
+        owner.execute("CREATE POLICY more ON quire_blobs FOR SELECT USING (true)")
+        found = {name for (name,) in owner.execute(UNPROTECTED)}
+        assert found == {"quire_forgotten", "quire_open", "quire_all", "quire_blobs"} | TABLES_WITH_EXTRA_POLICIES
+
+
+MESSAGE = Message.user("a's own")
+SEGMENT = SegmentRow(0, 0, 1, b"index", (Passage("0:1", "a's message"),))
+NOTE = IndexedDocument(VaultDocument("note.md", b"digest", 1, 1), (Passage("note.md", "a's note"),))
+SCOPES = ("conversation:theirs", "memory:agent", "vault:vault")
+
+REFUSED: dict[str, Callable[[Store], Any]] = {
+    "get_conversation": lambda store: store.get_conversation("theirs"),
+    "rename_conversation": lambda store: store.rename_conversation("theirs", "mine"),
+    "get_branch": lambda store: store.get_branch("theirs"),
+    "list_branches": lambda store: store.list_branches("theirs"),
+    "fork": lambda store: store.fork("theirs", at=1),
+    "append": lambda store: store.append("theirs", MESSAGE),
+    "get_entry": lambda store: store.get_entry("theirs", 1),
+    "get_entries": lambda store: store.get_entries("theirs", [1]),
+    "read_range": lambda store: store.read_range("theirs"),
+    "list_referencing_entries": lambda store: store.list_referencing_entries("theirs"),
+    "read_tail": lambda store: store.read_tail("theirs", 1),
+    "read_window": lambda store: store.read_window("theirs"),
+    "record_reply": lambda store: store.record_reply("theirs", make_turn(MESSAGE)),
+    "get_manifest": lambda store: store.get_manifest("theirs", 1),
+    "list_manifests": lambda store: store.list_manifests("theirs"),
+    "add_cost": lambda store: store.add_cost("theirs", 1.0),
+    "purge": lambda store: store.purge("theirs"),
+    "verify_conversation": lambda store: store.verify_conversation("theirs"),
+    "export_conversation": lambda store: collect_export(store, "theirs"),
+    "list_segments": lambda store: store.list_segments("theirs"),
+    "read_segments": lambda store: store.read_segments("theirs", [SegmentRef(0, 0, 1, "v")]),
+    "put_segment": lambda store: store.put_segment("theirs", SEGMENT),
+    "add_memory": lambda store: store.add_memory("agent", "mine", citation=Citation("theirs", 0, 1)),
+}
+WITHOUT_CONVERSATION = {
+    "create_conversation",
+    "list_conversations",
+    "fill_titles",
+    "find_longest_prefix",
+    "match_history",
+    "get_request",
+    "get_calibration",
+    "get_cost",
+    "put_blob",
+    "get_blob",
+    "import_conversation",
+    "close",
+    "search",
+    "put_passages",
+    "delete_passages",
+    "get_passages",
+    "list_unembedded",
+    "put_vectors",
+    "replace_memory",
+    "retire_memory",
+    "get_memory",
+    "list_memories",
+    "put_documents",
+    "delete_documents",
+    "touch_documents",
+    "list_document_fingerprints",
+    "list_documents",
+}
+
+
+async def collect_export(store: Store, conversation: str) -> list[str]:
+    return [line async for line in store.export_conversation(conversation)]
+
+
+def test_every_method_of_a_store_is_accounted_for() -> None:
+    methods = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")}
+    assert methods == set(REFUSED) | WITHOUT_CONVERSATION
+    assert not set(REFUSED) & WITHOUT_CONVERSATION
+
+
+@pytest.fixture
+async def other_store(store: SqlStore) -> SqlStore:
+    """The store of tenant `a`, which has a conversation and a blob."""
+    other = store.for_tenant("a")
+    await other.create_conversation("theirs")
+    file = FilePart(blob=await other.put_blob(b"a's document"))
+    await other.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
+    turn = make_turn(Message.user("a question"), Message.assistant("an answer"))
+    await other.record_reply("theirs", turn._replace(request_id="a's request"))
+    await other.put_segment("theirs", SEGMENT)
+    await other.add_memory("agent", "a's memory", citation=Citation("theirs", 0, 1))
+    await other.put_documents("vault", [NOTE])
+    return other
+
+
+@pytest.mark.every_backend
+async def test_no_method_reaches_another_tenants_conversation(other_store: SqlStore) -> None:
+    before = await collect_export(other_store, "theirs")
+    mine = other_store.for_tenant("b")
+    for name, call in REFUSED.items():
+        with pytest.raises(ConversationNotFound):
+            pytest.fail(f"{name} gave {await call(mine)}")
+    assert await mine.list_conversations() == []
+    [record] = await other_store.list_conversations()
+    [titled] = await other_store.fill_titles(record)
+    assert titled.title
+    assert await mine.fill_titles(record) == [record]
+    assert await mine.get_calibration("test") is None
+    assert await mine.get_cost("theirs") == 0
+    assert await mine.find_longest_prefix([MESSAGE]) is None
+    assert await mine.find_longest_prefix([MESSAGE], conversation="theirs") is None
+    assert await other_store.find_longest_prefix([MESSAGE]) is not None
+    path = (await other_store.get_entry("theirs", 1)).path
+    assert await other_store.match_history([path]) is not None
+    assert await mine.match_history([path]) is None
+    assert await mine.match_history([path], conversation="theirs") is None
+    assert (await other_store.get_request("a's request")).conversation == "theirs"
+    with pytest.raises(RequestNotFound):
+        await mine.get_request("a's request")
+    assert await collect_export(other_store, "theirs") == before
+
+
+@pytest.mark.every_backend
+async def test_another_tenants_blobs_are_out_of_reach(other_store: SqlStore) -> None:
+    mine = other_store.for_tenant("b")
+    digest = (await other_store.get_entry("theirs", 2)).message.parts[0].blob
+    with pytest.raises(BlobNotFound):
+        await mine.get_blob(digest)
+    await mine.create_conversation("mine")
+    quoting = Message(role="user", parts=(FilePart(blob=digest),))
+    with pytest.raises(BlobNotFound):
+        await mine.append("mine", quoting)
+
+
+async def search_everything(store: Store) -> object:
+    """All results of a search and of the methods that list what it searches."""
+    [memory] = await store.list_memories("agent")
+    return (
+        await store.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e"),
+        [await store.list_unembedded(scope, embedder="e") for scope in SCOPES],
+        [
+            await store.get_passages(scope, key)
+            for scope, key in zip(SCOPES, ("0:1", memory.id, "note.md"), strict=True)
+        ],
+        await store.list_segments("theirs"),
+        await store.list_documents("vault"),
+        await store.list_document_fingerprints("vault"),
+        await store.list_memories("agent", include_retired=True),
+    )
+
+
+@pytest.mark.every_backend
+async def test_no_method_finds_or_changes_what_another_tenant_can_find(other_store: SqlStore) -> None:
+    before = await search_everything(other_store)
+    [hits, *_] = before
+    assert {hit.scope for hit in hits} == set(SCOPES)
+    mine = other_store.for_tenant("b")
+    [memory] = await other_store.list_memories("agent")
+    assert await mine.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e") == []
+    for scope in SCOPES:
+        assert await mine.list_unembedded(scope, embedder="e") == []
+        assert await mine.get_passages(scope, hits[0].key) == []
+        lacking = await other_store.list_unembedded(scope, embedder="e")
+        new_vectors = [PassageVector(each.key, each.part, each.digest, pack_vector([1.0])) for each in lacking]
+        await mine.put_vectors(scope, new_vectors, embedder="e")
+        await mine.delete_passages(scope, [hit.key for hit in hits])
+    assert await mine.list_memories("agent", include_retired=True) == []
+    assert await mine.list_documents("vault") == []
+    assert await mine.list_document_fingerprints("vault") == []
+    for call in (
+        mine.get_memory(memory.id),
+        mine.retire_memory(memory.id),
+        mine.replace_memory(memory.id, "mine", source="s"),
+    ):
+        with pytest.raises(MemoryNotFound):
+            await call
+    await mine.put_passages("vault:vault", [Passage("note.md", "b's note")])
+    await mine.put_documents("vault", [NOTE])
+    await mine.delete_documents("vault", ["note.md"])
+    await mine.touch_documents("vault", [("note.md", 9, 9)])
+    assert await search_everything(other_store) == before
+
+
+@pytest.mark.every_backend
+async def test_equal_content_is_stored_for_each_tenant(other_store: SqlStore) -> None:
+    """With the same ids, messages and blobs, a purge by one tenant does not affect the other."""
+    before = await collect_export(other_store, "theirs")
+    mine = other_store.for_tenant("b")
+    await mine.import_conversation(before)
+    assert (await mine.find_longest_prefix([MESSAGE])).conversation == "theirs"
+    await mine.purge("theirs")
+    assert await collect_export(other_store, "theirs") == before
+    assert await collect_export(mine, "theirs") != before

@@ -1,0 +1,102 @@
+"""A process that writes to the log, for tests to run in parallel and to kill.
+
+It prints `ready`, starts when it reads a line, and prints each text once its append was acknowledged.
+"""
+
+import asyncio
+import sys
+from itertools import count
+
+from quire.errors import StaleCompaction, StoreUnavailable
+from quire.log import Branch, SqlStore
+from quire.model import CHAIN_ROOT, Compaction, Message, Span
+
+PAUSE_SECONDS = 0.02
+
+
+async def create(store: SqlStore, conversation: str) -> None:
+    await store.create_conversation(conversation)
+
+
+async def append(store: SqlStore, conversation: str, name: str, times: str) -> None:
+    """Appends this number of single messages."""
+    for number in range(int(times)):
+        text = f"{name}:{number}"
+        await store.append(conversation, Message.user(text))
+        print_line(text)
+
+
+async def append_pairs(store: SqlStore, conversation: str, name: str) -> None:
+    """Appends two messages at a time, forever."""
+    for number in count():
+        text = f"{name}:{number}"
+        await store.append(conversation, Message.user(text), Message.assistant(text))
+        print_line(text)
+
+
+async def append_idempotent(store: SqlStore, conversation: str, times: str) -> None:
+    """Appends messages that other processes append too, each after the previous one (`after` makes it idempotent)."""
+    head = CHAIN_ROOT
+    for number in range(int(times)):
+        [entry] = await store.append(conversation, Message.user(f"same:{number}"), after=head)
+        head = entry.path
+        print_line(f"{entry.seq} {entry.digest.hex()}")
+
+
+async def append_with_retries(store: SqlStore, conversation: str, name: str) -> None:
+    """Appends single messages forever, each after the previous one, with a retry when the database is unavailable."""
+    head = CHAIN_ROOT
+    for number in count():
+        text = f"{name}:{number}"
+        head = await append_until_acknowledged(store, conversation, Message.user(text), head)
+        print_line(text)
+
+
+async def append_until_acknowledged(store: SqlStore, conversation: str, message: Message, head: bytes) -> bytes:
+    while True:
+        try:
+            [entry] = await store.append(conversation, message, after=head)
+        except StoreUnavailable:
+            print_line("retry")
+            await asyncio.sleep(PAUSE_SECONDS)
+        else:
+            return entry.path
+
+
+async def compact(store: SqlStore, conversation: str) -> None:
+    """Compacts the whole branch, forever."""
+    while True:
+        branch = await store.get_branch(conversation)
+        if branch.head_seq:
+            try:
+                await store.append(conversation, next_compaction(branch))
+            except StaleCompaction:
+                print_line("stale")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def next_compaction(branch: Branch) -> Compaction:
+    active = branch.state.active_compaction
+    covers = Span(first=1, last=branch.head_seq)
+    return Compaction(
+        number=branch.state.compaction_count + 1, covers=covers, summary="all", supersedes=active and active.seq
+    )
+
+
+def print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+async def main(task: str, url: str, *args: str) -> None:
+    tasks = {
+        each.__name__: each for each in (create, append, append_pairs, append_idempotent, append_with_retries, compact)
+    }
+    print_line("ready")
+    sys.stdin.readline()
+    async with SqlStore.open(url) as store:
+        await tasks[task](store, *args)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,18 @@
+"""Token count of a finished payload, recounted as a whole: the oracle for counts that are sums over messages."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.view.tokens import TokenCounter
+from quire.view.wire_formats import WireFormat
+from quire.view.wire_formats.anthropic_messages import OPENER_TEXT
+
+
+def count_payload(wire_format: WireFormat, payload: Mapping[str, Any], counter: TokenCounter) -> int:
+    messages = payload["messages"]
+    if messages and messages[0]["content"] == OPENER_TEXT:
+        # Part of the request's overhead.
+        messages = messages[1:]
+    tokens = wire_format.request_overhead + wire_format.count_messages(messages, counter)
+    tokens += wire_format.count_tools(payload.get("tools") or (), counter)
+    return tokens + wire_format.count_system(payload.get("system"), counter)

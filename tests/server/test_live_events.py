@@ -1,0 +1,178 @@
+"""Live events of a conversation: every subscriber gets a change of any node within a second."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from server_helpers import ScriptedAgent, assert_no_task_left, open_event_stream
+
+from quire.errors import StoreUnavailable
+from quire.log import SqlStore
+from quire.model import Message
+from quire.server import event_stream
+from quire.server.event_stream import BranchChangedSchema, HeadPoller, get_live_events
+from quire.server.state import ServerState
+from quire.testing.scripted_model import DelayedReply
+
+
+async def test_at_first_an_event_is_sent_for_every_branch(
+    live_client: httpx2.AsyncClient, conversation: str, store: SqlStore
+):
+    head = (await store.append("c", Message.user("a"), Message.user("b")))[-1].seq
+    await store.fork("c", at=head - 1)
+    async with open_event_stream(live_client, f"{conversation}/events") as listener:
+        events = [await listener.read_next(), await listener.read_next()]
+        assert listener.response.headers["cache-control"] == "no-store"
+    assert [each.data for each in events] == [
+        {"event": "branch_changed", "branch": 0, "head": head},
+        {"event": "branch_changed", "branch": 1, "head": head - 1},
+    ]
+    assert [each.id for each in events] == ["1", "2"]
+
+
+async def test_entries_of_another_process_are_announced_within_a_second(
+    live_client: httpx2.AsyncClient, conversation: str, store: SqlStore, database_url: str
+):
+    async with (
+        SqlStore.open(database_url) as elsewhere,
+        open_event_stream(live_client, f"{conversation}/events") as listener,
+    ):
+        await listener.read_next()
+        for number in range(3):
+            [entry] = await elsewhere.append("c", Message.user(f"from elsewhere {number}"))
+            started_at = time.monotonic()
+            await listener.read_until("branch_changed", branch=0, head=entry.seq)
+            assert time.monotonic() - started_at < 1
+        branch = await elsewhere.fork("c", at=1)
+        await listener.read_until("branch_changed", branch=branch.number, head=1, timeout_seconds=1)
+
+
+async def test_a_turn_is_streamed_live_and_to_late_subscribers_from_its_start(
+    live_client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, server_state: ServerState
+):
+    scripted.set_script(DelayedReply(0.4, "here it is"))
+    async with open_event_stream(live_client, f"{conversation}/events") as early:
+        await early.read_next()
+        async with open_event_stream(live_client, f"{conversation}/send", json={"message": "well?"}) as sender:
+            await sender.read_until("request_prepared")
+            async with open_event_stream(live_client, f"{conversation}/events") as late:
+                streams = [await each.read_until("turn_ended") for each in (sender, early, late)]
+        turns = [[each.data for each in stream if each.event != "branch_changed"] for stream in streams]
+    # The sender had already read the first three.
+    assert turns[1] == turns[2]
+    assert turns[0] == turns[1][3:]
+    assert [each["event"] for each in turns[1]][:3] == ["turn_started", "question_recorded", "request_prepared"]
+
+
+async def test_a_turn_on_a_new_branch_is_streamed_too(
+    live_client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
+):
+    scripted.set_script("on the branch")
+    async with open_event_stream(live_client, f"{conversation}/events") as listener:
+        await listener.read_next()
+        created = await live_client.post(f"{conversation}/branches", json={"fork_seq": 0})
+        await listener.read_until("branch_changed", branch=created.json()["number"])
+        await live_client.post(f"{conversation}/send", json={"message": "x", "branch": created.json()["number"]})
+        ended = (await listener.read_until("turn_ended"))[-1]
+    assert ended.data["branch"] == 1
+
+
+async def test_many_subscribers_share_one_poll_of_the_store(
+    live_client: httpx2.AsyncClient, app: FastAPI, conversation: str, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    polls: list[str] = []
+    load_heads = event_stream._load_heads  # pyright: ignore[reportPrivateUsage]
+
+    async def load_counted(store: SqlStore, conversation: str) -> Mapping[int, int]:
+        polls.append(conversation)
+        return await load_heads(store, conversation)
+
+    monkeypatch.setattr(event_stream, "_load_heads", load_counted)
+    monkeypatch.setattr(event_stream, "HEAD_POLL_SECONDS", 0.1)
+    async with (
+        assert_no_task_left(),
+        open_event_stream(live_client, f"{conversation}/events") as one,
+        open_event_stream(live_client, f"{conversation}/events") as two,
+        open_event_stream(live_client, f"{conversation}/events") as three,
+    ):
+        for listener in (one, two, three):
+            await listener.read_next()
+        assert len(get_live_events(app)) == 1
+        polls.clear()
+        await asyncio.sleep(1)
+        assert 4 <= len(polls) <= 11
+        [entry] = await store.append("c", Message.user("for all"))
+        for listener in (one, two, three):
+            await listener.read_until("branch_changed", head=entry.seq)
+    assert len(get_live_events(app)) == 0
+    polls.clear()
+    await asyncio.sleep(0.3)
+    assert polls == []
+
+
+async def test_disconnecting_during_a_turn_leaks_no_task(
+    live_client: httpx2.AsyncClient, app: FastAPI, conversation: str, scripted: ScriptedAgent, server_state: ServerState
+):
+    scripted.set_script(DelayedReply(0.5, "done"))
+    async with assert_no_task_left():
+        async with (
+            open_event_stream(live_client, f"{conversation}/send", json={"message": "x"}) as sender,
+            open_event_stream(live_client, f"{conversation}/events") as listener,
+        ):
+            await sender.read_until("request_prepared")
+            await listener.read_until("request_prepared")
+        await asyncio.sleep(0.1)
+        assert len(get_live_events(app)) == 0
+        assert len(server_state.turns) == 1
+        assert [task for task in asyncio.all_tasks() if "_Subscriber" in str(task.get_coro())] == []
+        await server_state.turns.wait_until_idle()
+
+
+async def test_a_store_that_is_away_for_a_while_ends_nothing():
+    heads = {0: 1}
+    is_down = False
+
+    async def fetch_heads() -> Mapping[int, int]:
+        if is_down:
+            raise StoreUnavailable
+        return dict(heads)
+
+    events: list[BranchChangedSchema | None] = []
+    poller = HeadPoller(fetch_heads)
+    poller.subscribe(events.append)
+    await asyncio.sleep(0.05)
+    is_down = True
+    await asyncio.sleep(0.6)
+    heads[0], is_down = 2, False
+    await asyncio.sleep(0.6)
+    assert [each.head for each in events if each is not None] == [1, 2]
+    assert poller.unsubscribe(events.append) is True
+
+
+async def test_listeners_are_notified_if_polling_fails():
+    async def fetch_heads() -> Mapping[int, int]:
+        raise ZeroDivisionError
+
+    events: list[BranchChangedSchema | None] = []
+    poller = HeadPoller(fetch_heads)
+    poller.subscribe(events.append)
+    with pytest.raises(ZeroDivisionError):
+        await poller._task  # pyright: ignore[reportPrivateUsage]
+    assert events == [None]
+
+
+async def test_a_server_that_stops_notifies_subscribers(
+    live_client: httpx2.AsyncClient, app: FastAPI, conversation: str
+):
+    async with assert_no_task_left(), open_event_stream(live_client, f"{conversation}/events") as listener:
+        await listener.read_next()
+        app.state.streams.begin_shutdown()
+        assert "event: server_stopping" in await listener.read_rest()
+
+
+async def test_what_is_not_there_cannot_be_listened_to(client: httpx2.AsyncClient):
+    missing = await client.get("/api/conversations/nowhere/events")
+    assert (missing.status_code, missing.json()["code"]) == (404, "conversation_not_found")

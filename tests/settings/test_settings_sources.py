@@ -1,0 +1,82 @@
+"""Sources of settings: precedence, origins, and error messages for invalid values."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import InvalidConfiguration
+from quire.settings import Settings
+from quire.settings.sources import SettingsLayer, load_settings, parse_options, read_environment, read_settings_file
+from quire.settings.toml_template import render_settings_template, to_toml
+
+
+def test_the_later_source_holds_and_each_value_says_where_it_is_from(tmp_path: Path):
+    file = tmp_path / "quire.toml"
+    file.write_text('model = "gpt-4"\nreserved_response_tokens = 100\n[shares]\nrecall = 0.5\n')
+    environ = {"QUIRE_MODEL": "claude-sonnet-4-5", "QUIRE_CONTEXT_MANAGEMENT_ENABLED": "false", "QUIRE_UNKNOWN": "1"}
+    result = load_settings(
+        [read_settings_file(file), *read_environment(environ), parse_options(["reserved_response_tokens=7"])]
+    )
+    settings = result.settings
+    assert (settings.model, settings.reserved_response_tokens) == ("claude-sonnet-4-5", 7)
+    assert (settings.context_management_enabled, settings.shares) == (False, {"recall": 0.5})
+    assert result.origins == {
+        "model": "QUIRE_MODEL",
+        "reserved_response_tokens": "the command line",
+        "shares": str(file),
+        "context_management_enabled": "QUIRE_CONTEXT_MANAGEMENT_ENABLED",
+    }
+
+
+def test_without_any_source_there_are_the_defaults(tmp_path: Path):
+    assert load_settings([read_settings_file(tmp_path / "none.toml"), *read_environment({})]) == (Settings(), {})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"modell": "x"}, "'modell', which is not a setting; did you mean 'model'?"),
+        ({"zzz": 1}, "`quire config list`"),
+        ({"context_threshold": 2}, r"context_threshold \(a file\): input should be less than or equal to 1"),
+        ({"shares": {"nowhere": 0.1}}, "shares"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_its_place(values: dict[str, object], message: str):
+    with pytest.raises(InvalidConfiguration, match=message):
+        load_settings([SettingsLayer("a file", values)])
+
+
+def test_a_broken_file_and_a_broken_option_say_so(tmp_path: Path):
+    broken = tmp_path / "quire.toml"
+    broken.write_text("model = ")
+    with pytest.raises(InvalidConfiguration, match="not valid TOML"):
+        read_settings_file(broken)
+    with pytest.raises(InvalidConfiguration, match="write it as name=value"):
+        parse_options(["model"])
+    with pytest.raises(InvalidConfiguration, match="neither plain text nor valid JSON"):
+        parse_options(["shares={recall"])
+
+
+def test_the_written_file_explains_every_setting_and_sets_what_was_chosen():
+    text = render_settings_template({"model": 'a "quoted" name', "shares": {"recall": 0.3}})
+    assert load_settings([SettingsLayer("the file", tomllib.loads(text))]).settings == Settings(
+        model='a "quoted" name', shares={"recall": 0.3}
+    )
+    for name, field in Settings.model_fields.items():
+        assert field.description
+        assert f"# {field.description}\n" in text
+        assert f"{name} =" in text
+
+
+@given(
+    st.recursive(
+        st.booleans() | st.integers() | st.text() | st.just("\x7f"),
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=5,
+    )
+)
+def test_values_come_back_as_they_were_written(value: object):
+    assert tomllib.loads(f"x = {to_toml(value)}") == {"x": value}

@@ -1,0 +1,22 @@
+"""Names that vulture takes for unused, by the reason why they stay. `just check` runs vulture with this file."""
+
+# Imported for annotations in quotes, which vulture does not read; ruff finds unused imports.
+ConsoleOptions, Input, KeyPressEvent, Output, QueuedJob, RenderableType, RenderResult
+DataSnapshot, ModelInfo, ModelPrice, PostgresInsert, SqliteInsert
+
+# Called or read by a library: Python, SQLAlchemy, Alembic, pydantic, psycopg, uvicorn, FastAPI, prompt_toolkit,
+# procrastinate.
+__annotations__, __getattr__, cache_ok, capture_signals, check_config, complete_event, down_revision
+field_title_should_be_set, get_col_spec, get_completions, get_retry_decision, ignored_warning_kinds, model_config
+prepare_threshold, revision, scheme_name, timestamp
+
+# Public API.
+FunctionToolRunner, ScriptedModel, StoreContract, after_compaction, before_compaction, histories, remaining_replies
+to_anthropic
+
+# Fields of values that are stored, or returned as JSON.
+compaction_seq, has_more, invalidated_tokens, json_schema, memory_enabled, renderer, savings_per_request
+unrecorded_messages, was_running
+
+# Fields of parsed values that only tests read so far.
+block_ids, body_start, cache_write_price, imported_by, tags

@@ -1,0 +1,100 @@
+/** Compactions of a branch: which one is active, which were undone, and what each one changed. */
+
+import type { Compaction, Entry, Span } from "../api/types";
+import { formatCount, formatNumber } from "./format";
+
+export type Status = "active" | "merged" | "replaced" | "undone";
+
+export interface CompactionEntry {
+  seq: number;
+  createdAt: number;
+  compaction: Compaction;
+  status: Status;
+  /** Messages that it archived itself, without those that the superseded compaction had archived already. */
+  archivedCount: number;
+  freedTokens: number;
+}
+
+/** Every compaction with its status, from the entries of kind `compaction` and `restore`, in order. */
+export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
+  const bySeq = new Map<number, CompactionEntry>();
+  let active: number | null = null;
+  for (const entry of entries) {
+    if (entry.kind === "restore") {
+      const undone = bySeq.get(entry.body.compaction);
+      if (!undone) continue;
+      undone.status = "undone";
+      active = undone.compaction.supersedes ?? null;
+      continue;
+    }
+    if (entry.kind !== "compaction") continue;
+    const compaction = entry.body;
+    const superseded = bySeq.get(compaction.supersedes ?? 0);
+    bySeq.set(entry.seq, {
+      seq: entry.seq,
+      createdAt: entry.created_at,
+      compaction,
+      status: "replaced",
+      archivedCount: countNewlyArchived(compaction, superseded?.compaction),
+      freedTokens: Math.max(0, compaction.tokens_before - compaction.tokens_after),
+    });
+    active = entry.seq;
+  }
+  markActiveChain(bySeq, active);
+  return [...bySeq.values()];
+}
+
+function countNewlyArchived(compaction: Compaction, superseded: Compaction | undefined): number {
+  if (!compaction.covers) return 0;
+  const alreadyArchived = superseded?.covers ? superseded.covers.last : 0;
+  return Math.max(0, compaction.covers.last - Math.max(compaction.covers.first - 1, alreadyArchived));
+}
+
+/** Marks the active compaction and those merged into it; one whose summary was edited is replaced, not merged. */
+function markActiveChain(bySeq: Map<number, CompactionEntry>, active: number | null): void {
+  let entry = active === null ? undefined : bySeq.get(active);
+  if (!entry) return;
+  entry.status = "active";
+  while (entry.compaction.supersedes) {
+    const superseded = bySeq.get(entry.compaction.supersedes);
+    if (!superseded) return;
+    superseded.status = entry.compaction.trigger === "edit" ? "replaced" : "merged";
+    entry = superseded;
+  }
+}
+
+/** "45 messages archived, 150,000 tokens freed". */
+export function formatHeadline({ compaction, archivedCount, freedTokens }: CompactionEntry): string {
+  if (compaction.trigger === "edit") return "You edited the summary";
+  const phrases: string[] = [];
+  if (archivedCount > 0) phrases.push(`${formatCount(archivedCount, "message")} archived`);
+  const truncated = compaction.truncations?.length ?? 0;
+  if (truncated > 0 && archivedCount === 0) phrases.push(`${formatCount(truncated, "long text")} shortened`);
+  phrases.push(`${formatNumber(freedTokens)} tokens freed`);
+  return phrases.join(", ");
+}
+
+const TRIGGER_TEXTS: Record<NonNullable<Compaction["trigger"]>, string> = {
+  threshold: "the context window was nearly full",
+  background: "in the background, before the window was full",
+  manual: "started by hand",
+  overflow: "the provider rejected a longer request",
+  edit: "edited by hand",
+  model: "requested by the model",
+};
+
+export function explainTrigger(compaction: Compaction): string {
+  return TRIGGER_TEXTS[compaction.trigger ?? "manual"] ?? "";
+}
+
+export const STATUS_LABELS: Record<Status, string> = {
+  active: "current summary",
+  merged: "merged into a newer summary",
+  replaced: "replaced",
+  undone: "undone",
+};
+
+/** Whether a message is covered by the active compaction and not pinned. */
+export function isArchived(seq: number, covers: Span | null, pins: readonly number[]): boolean {
+  return !!covers && seq >= covers.first && seq <= covers.last && !pins.includes(seq);
+}

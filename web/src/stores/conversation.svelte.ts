@@ -1,0 +1,211 @@
+/** The open conversation: transcript, turn in progress, context usage, and live events of other windows. */
+
+import { blobs, context, conversations as calls, turns, type BranchRef } from "../api/calls";
+import { ApiError, isAborted } from "../api/client";
+import type { Branch, ContextUsage, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
+import { readEvents } from "../lib/sse";
+import { conversations } from "./conversations.svelte";
+import { notices } from "./notices.svelte";
+import { route } from "./route.svelte";
+import { TranscriptStore } from "./transcript.svelte";
+import { TurnStore } from "./turn.svelte";
+
+/** Exponential backoff of reconnections to the event stream. */
+const MIN_RECONNECT_MS = 500;
+const MAX_RECONNECT_MS = 10_000;
+/** Debounce of usage requests. */
+const USAGE_DEBOUNCE_MS = 60;
+
+export class ConversationStore {
+  readonly branchRef: BranchRef;
+  readonly transcript: TranscriptStore;
+  readonly turn: TurnStore;
+  detail = $state.raw<ConversationDetail | null>(null);
+  usage = $state.raw<ContextUsage | null>(null);
+  /** Incremented whenever requests or usage may have changed; panels reload on it. */
+  version = $state(0);
+  notFound = $state<string | null>(null);
+  /** Whether the stream of live events is connected. */
+  connected = $state(true);
+  #closing = new AbortController();
+  #sending = false;
+  #usageTimer: ReturnType<typeof setTimeout> | null = null;
+
+  constructor(branchRef: BranchRef) {
+    this.branchRef = branchRef;
+    this.transcript = new TranscriptStore(branchRef);
+    this.turn = new TurnStore({
+      onEntry: (entry: Entry) => {
+        this.transcript.append(entry);
+        if (!this.detail?.title) void this.loadDetail();
+      },
+      onPrepared: () => void this.refreshUsage(),
+      onEnded: () => void this.refreshUsage(),
+    });
+  }
+
+  branches: Branch[] = $derived(this.detail?.branches ?? []);
+  branch: Branch | undefined = $derived(this.branches.find((each) => each.number === this.branchRef.branch));
+
+  async open(): Promise<void> {
+    try {
+      const detail = calls.get(this.branchRef.conversation);
+      await this.transcript.open();
+      this.detail = await detail;
+      void this.#listen();
+      await this.refreshUsage();
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 404) this.notFound = error.message;
+      else notices.showError(error);
+    }
+  }
+
+  close(): void {
+    this.#closing.abort();
+    if (this.#usageTimer) clearTimeout(this.#usageTimer);
+  }
+
+  async loadDetail(): Promise<void> {
+    const detail = await notices.run(() => calls.get(this.branchRef.conversation));
+    if (!detail) return;
+    this.detail = detail;
+    conversations.updateTitle(detail.id, detail.title);
+  }
+
+  /** Loads the context usage again, debounced. */
+  async refreshUsage(): Promise<void> {
+    this.version++;
+    if (this.#usageTimer) clearTimeout(this.#usageTimer);
+    await new Promise<void>((resolve) => {
+      this.#usageTimer = setTimeout(async () => {
+        if (!this.#closing.signal.aborted) {
+          this.usage = (await notices.run(() => context.usage(this.branchRef))) ?? this.usage;
+        }
+        resolve();
+      }, USAGE_DEBOUNCE_MS);
+    });
+  }
+
+  /** Loads entries that were appended outside a turn, and the usage. */
+  async refresh(): Promise<void> {
+    await this.loadDetail();
+    await this.transcript.loadUpTo(this.branch?.head ?? 0);
+    await this.refreshUsage();
+  }
+
+  /** Sends a message; returns whether it was recorded, even if its turn failed. */
+  async send(text: string, files: File[] = []): Promise<boolean> {
+    const message = await notices.run(() => this.#buildMessage(text, files));
+    return message !== undefined && (await this.#runTurn(message));
+  }
+
+  async #buildMessage(text: string, files: File[]): Promise<Message> {
+    const parts: FilePart[] = [];
+    for (const file of files) {
+      const { blob, media_type } = await blobs.upload(file);
+      const type = media_type.startsWith("image/") ? "image" : "file";
+      parts.push({ type, blob, media_type, ...(type === "file" ? { name: file.name } : {}) });
+    }
+    return { role: "user", parts: [...(text ? [{ type: "text" as const, text }] : []), ...parts] };
+  }
+
+  async #runTurn(message: Message): Promise<boolean> {
+    this.#sending = true;
+    this.turn.start(message);
+    try {
+      const response = await turns.send(this.branchRef, message);
+      if (response.body) for await (const { data } of readEvents(response.body)) this.turn.handleEvent(JSON.parse(data));
+    } catch (error) {
+      notices.showError(error);
+    } finally {
+      this.#sending = false;
+      this.turn.stop();
+      conversations.moveToTop(this.branchRef.conversation);
+      void this.refreshUsage();
+    }
+    return this.turn.question === null;
+  }
+
+  async stop(): Promise<void> {
+    await notices.run(() => turns.stop(this.branchRef));
+  }
+
+  async answerApproval(call: string, approve: boolean): Promise<void> {
+    await notices.run(() => turns.approve(this.branchRef, call, approve));
+  }
+
+  /** Sends another version of message `seq` on a new branch. */
+  async resend(seq: number, text: string): Promise<void> {
+    const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq - 1, this.branchRef.branch));
+    if (!branch) return;
+    queuedMessage = { branchRef: { conversation: this.branchRef.conversation, branch: branch.number }, text };
+    route.openConversation(this.branchRef.conversation, branch.number);
+  }
+
+  async fork(seq: number): Promise<void> {
+    const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq, this.branchRef.branch));
+    if (!branch) return;
+    notices.show(`Branch ${branch.number} starts after #${seq}.`);
+    route.openConversation(this.branchRef.conversation, branch.number);
+  }
+
+  async #listen(): Promise<void> {
+    let delay = MIN_RECONNECT_MS;
+    while (!this.#closing.signal.aborted) {
+      try {
+        const response = await turns.events(this.branchRef, this.#closing.signal);
+        this.connected = true;
+        delay = MIN_RECONNECT_MS;
+        if (response.body) for await (const { data } of readEvents(response.body)) await this.#handleEvent(JSON.parse(data));
+      } catch (error) {
+        if (isAborted(error)) return;
+        if (error instanceof ApiError && error.status === 401) return notices.showError(error);
+      }
+      if (this.#closing.signal.aborted) return;
+      this.connected = false;
+      await new Promise((resolve) => setTimeout(resolve, delay));
+      delay = Math.min(MAX_RECONNECT_MS, delay * 2);
+    }
+  }
+
+  /** Handles a live event of this branch or of another one. */
+  async #handleEvent(event: LiveEvent): Promise<void> {
+    if (event.branch !== this.branchRef.branch) {
+      const known = this.branches.find((each) => each.number === event.branch);
+      if (event.event === "branch_changed" && known?.head !== event.head) await this.loadDetail();
+    } else if (event.event === "branch_changed") {
+      const previousHead = this.transcript.head;
+      await this.transcript.loadUpTo(event.head);
+      if (this.transcript.head === previousHead || this.#sending) return;
+      void this.refreshUsage();
+      if (!this.detail?.title) void this.loadDetail();
+    } else if (!this.#sending) this.turn.handleEvent(event);
+  }
+}
+
+/** Message to send as soon as its new branch is open. */
+let queuedMessage: { branchRef: BranchRef; text: string } | null = null;
+
+class CurrentConversation {
+  store = $state.raw<ConversationStore | null>(null);
+
+  /** Opens the conversation and branch of the URL. */
+  async open(conversation: string | null, branch: number): Promise<void> {
+    const current = this.store?.branchRef;
+    if (current && current.conversation === conversation && current.branch === branch) return;
+    this.store?.close();
+    if (conversation === null) {
+      this.store = null;
+      return;
+    }
+    const store = (this.store = new ConversationStore({ conversation, branch }));
+    await store.open();
+    const queued = queuedMessage;
+    if (queued && queued.branchRef.conversation === conversation && queued.branchRef.branch === branch) {
+      queuedMessage = null;
+      await store.send(queued.text);
+    }
+  }
+}
+
+export const currentConversation = new CurrentConversation();
