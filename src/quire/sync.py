@@ -24,7 +24,7 @@ from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, MAIN_BRANCH
 from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.model.events import ContextEvent
 from quire.settings import Settings
 from quire.view.budget import UsageReport

@@ -9,8 +9,7 @@ from quire.cli.chat.renderables import CompactionStats, MeterReading, format_com
 from quire.cli.chat.screen import Screen
 from quire.errors import ModelRateLimited, ModelUnavailable
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart, Usage
-from quire.model.entries import Author
-from quire.model.entry_metadata import DocumentReference, EntryMetadata
+from quire.model.entries import Author, DocumentReference, EntryMetadata
 from quire.model.events import (
     ApprovalRequested,
     CompactionFailed,

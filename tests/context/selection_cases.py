@@ -7,7 +7,7 @@ Expected names in brackets are optional: selecting them or not is correct.
 from typing import NamedTuple
 
 from quire.model.agents import Agent, AgentTool, Reference, Rule
-from quire.model.tools import ToolDefinition
+from quire.model.messages import ToolDefinition
 
 
 class SelectionCase(NamedTuple):

@@ -31,7 +31,7 @@ from quire.model.agents import (
     ToolServer,
     effective_include_mode,
 )
-from quire.model.tools import ToolDefinition
+from quire.model.messages import ToolDefinition
 from quire.view.wire_formats.fields import is_valid_name, to_safe_name
 
 

@@ -10,21 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from selection_cases import HELD_OUT_CASES, TUNING_CASES, SelectionCase, make_shop_agent
 
-from quire.context.keyword_score import SearchableText, extract_keywords, score_keywords
 from quire.context.selection import (
     ItemCandidate,
     ItemSelection,
     ScoredItem,
+    SearchableText,
     SelectionSettings,
     Selector,
+    extract_keywords,
     list_candidates,
+    score_keywords,
     select_items,
 )
 from quire.errors import ModelUnavailable
 from quire.llm.embeddings import load_local_embedder
 from quire.model import ContextItem
 from quire.model.agents import Agent, AgentTool, Reference, Rule, ToolServer
-from quire.model.tools import ToolDefinition
+from quire.model.messages import ToolDefinition
 from quire.testing.strategies import texts
 
 

@@ -22,9 +22,9 @@ import quire.sync
 from quire.agent.tool_results import MAX_RESULT_CHARS
 from quire.context.imports import ImportLimits
 from quire.context.vault.paths import MAX_FILE_BYTES
+from quire.engine.config import DEFAULT_CONTEXT_WINDOW
 from quire.engine.recall_index import MAX_INDEXED_CHARS
 from quire.settings import Settings
-from quire.view.policy import DEFAULT_CONTEXT_WINDOW
 from quire.view.wire_formats.media import PDF_PAGE_TOKENS
 
 ROOT = Path(__file__).parents[2]

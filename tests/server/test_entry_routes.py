@@ -12,7 +12,7 @@ from openapi_helpers import assert_conforms
 
 from quire.log import SqlStore
 from quire.model import Compaction, ContextChange, ContextItem, Draft, EntryKind, Message, Pin, Restore, Span, Unpin
-from quire.model.entry_metadata import DocumentReference, TokenCount, Usage
+from quire.model.entries import DocumentReference, TokenCount, Usage
 from quire.server.state import ServerState
 from quire.testing.strategies import messages
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from quire.view.calibration import MAX_RATIO, MIN_RATIO, SMOOTHING_FACTOR, Calibration, update_calibration
+from quire.view.tokens import MAX_RATIO, MIN_RATIO, SMOOTHING_FACTOR, Calibration, update_calibration
 
 calibrations = st.builds(Calibration, ratio=st.floats(MIN_RATIO, MAX_RATIO), samples=st.integers(0, 1000))
 counts = st.integers(-5, 10**12)

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from quire.compaction.execution import CompactionTrigger
 from quire.llm import Reply
 from quire.model import Entry, Message, ToolCallPart
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.view.assembly import Assembly
 from quire.view.wire_formats import BlobLoader
 

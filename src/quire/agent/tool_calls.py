@@ -14,7 +14,7 @@ from quire.agent.cancellation import ToolTimeout, run_shielded, run_with_timeout
 from quire.agent.protocols import RequestT, ToolRunner, TurnHost
 from quire.agent.tool_results import make_tool_error
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.model.events import ApprovalRequested, ToolCalled, ToolCompleted, TurnEvent
 
 _MAX_ERROR_CHARS = 2_000

@@ -20,7 +20,7 @@ from quire.agent.tool_calls import BuiltinToolRunner, ToolCallBatch, ToolCallCon
 from quire.errors import ModelContextOverflow, ModelError, ModelRateLimited, ModelUnavailable, QuireError
 from quire.llm import Model, Prompt, Reply, TextDelta, ThinkingDelta
 from quire.model import Entry, Message, ToolCallPart, Usage
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.model.events import (
     QuestionRecorded,
     ReplyRecorded,

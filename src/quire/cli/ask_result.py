@@ -11,7 +11,7 @@ from quire.cli.mcp_servers import format_server_problem
 from quire.cli.output import pluralize, print_note, to_one_line
 from quire.model import Decision, Manifest, Usage
 from quire.model.base import FrozenModel
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.model.events import (
     CompactionFailed,
     ContextCompacted,

@@ -27,7 +27,7 @@ from quire.engine.recall import Recall
 from quire.errors import InvalidRequest, QuireError
 from quire.log.types import Citation, SearchHit, vault_scope
 from quire.model import Entry
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.view.recalled_messages import RecallCandidate, render_recalled
 
 if TYPE_CHECKING:

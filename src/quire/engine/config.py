@@ -16,7 +16,7 @@ from quire.model import Policy, ToolDefinition, Usage
 from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.settings import Settings
 from quire.view.model_specs import ModelSpec, context_window_for, model_spec_for
-from quire.view.policy import policy_for
+from quire.view.wire_formats import provider_for
 
 if TYPE_CHECKING:
     from quire.context.vault import Root, Vault
@@ -137,3 +137,27 @@ def _make_summarizer(summarizer: Model | Summarizer | None, settings: Settings) 
         return summarizer
     window = context_window_for(summarizer.name) or policy_for(settings).window
     return Summarizer(model=summarizer, window=window, timeout=settings.summary_timeout)
+
+
+DEFAULT_CONTEXT_WINDOW = 8_192
+"""Tokens. For models that no table lists: small enough for most models in use."""
+
+
+def policy_for(settings: Settings) -> Policy:
+    window = settings.context_limit or context_window_for(settings.model) or DEFAULT_CONTEXT_WINDOW
+    if settings.max_prompt_tokens is not None:
+        window = min(window, settings.max_prompt_tokens)
+    return Policy(
+        model=settings.model,
+        provider=settings.provider or provider_for(settings.model),
+        strategy=settings.strategy,
+        window=window,
+        reserved_response_tokens=settings.reserved_response_tokens,
+        context_threshold=settings.context_threshold,
+        context_target=settings.context_target,
+        recent_messages_to_keep=settings.recent_messages_to_keep,
+        min_recent_messages_to_keep=settings.min_recent_messages_to_keep,
+        context_management_enabled=settings.context_management_enabled,
+        shares=settings.shares,
+        recall_tokens=settings.recall_tokens,
+    )

@@ -15,8 +15,8 @@ from quire.model import Entry, Policy
 from quire.model.agents import Agent
 from quire.model.events import ContextEvent
 from quire.settings import Settings
-from quire.view.calibration import Calibration
 from quire.view.rendered import MessageCounter
+from quire.view.tokens import Calibration
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault

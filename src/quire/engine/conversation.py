@@ -18,7 +18,7 @@ from quire.engine.session_items import SessionItems
 from quire.ledger import ManifestChange, Replay, diff_manifests, find_decision, replay
 from quire.log import MAIN_BRANCH, Blob
 from quire.model import ContextItem, Decision, Entry, Manifest, Message, Pin, ToolCallPart, Unpin
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.model.events import ContextUsageUpdated
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan

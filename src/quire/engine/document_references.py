@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire.engine.context import EngineContext
 from quire.engine.request import PendingMessage
 from quire.model import Message
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.model.manifest import Decision
 from quire.view.labels import label_text
 

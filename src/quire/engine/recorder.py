@@ -10,9 +10,9 @@ from quire.engine.request import PendingMessage, Request
 from quire.errors import StaleHead
 from quire.log import ReplyRecord
 from quire.model import Draft, Entry, Manifest, Span, TokenCount
-from quire.view.calibration import update_calibration
 from quire.view.decisions import set_pending_span
 from quire.view.references import inline_documents
+from quire.view.tokens import update_calibration
 from quire.view.wire_formats import Reply
 
 CALIBRATION_MIN_SAMPLES = 8

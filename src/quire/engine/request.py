@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 from quire.context.tools import ToolSet
 from quire.log import Blob, ConversationRecord
 from quire.model import Entry, Manifest, Message, Provider
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.view.assembly import Assembly
 from quire.view.labels import LABEL_PREFIX
 from quire.view.wire_formats import BlobLoader, Reply, wire_format_for

@@ -17,10 +17,9 @@ from quire.llm.embeddings import Embedder
 from quire.log import LogStore
 from quire.model import Entry, Policy
 from quire.model.events import ContextEvent
-from quire.view.calibration import Calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import counter_for
+from quire.view.tokens import Calibration, counter_for
 from quire.view.wire_formats import wire_format_for
 
 if TYPE_CHECKING:

@@ -1,22 +1,28 @@
 """Value types of the whole package: frozen, without identity and without I/O."""
 
 from quire.model.entries import (
+    CHAIN_ROOT,
     Author,
     Body,
     Compaction,
     ContextChange,
     ContextItem,
+    DocumentReference,
     Draft,
     Entry,
     EntryKind,
+    EntryMetadata,
     Pin,
     Restore,
     Span,
+    TokenCount,
     Truncation,
     Unpin,
+    Usage,
+    chain_digest,
+    iter_paths,
+    next_path,
 )
-from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, Usage
-from quire.model.hash_chain import CHAIN_ROOT, chain_digest, iter_paths, next_path
 from quire.model.manifest import Decision, DecisionKind, DecisionReason, ForwardedRequest, Manifest, SlotUsage
 from quire.model.messages import (
     FilePart,
@@ -27,11 +33,11 @@ from quire.model.messages import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolDefinition,
     ToolResultPart,
 )
 from quire.model.policy import SLOTS, Policy, Provider, Slot
 from quire.model.state import ActiveCompaction, BranchState, SessionItem, apply_entry
-from quire.model.tools import ToolDefinition
 
 __all__ = [
     "CHAIN_ROOT",

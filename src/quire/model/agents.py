@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel, JsonObject
 from quire.model.entries import ContextItem
-from quire.model.tools import ToolDefinition
+from quire.model.messages import ToolDefinition
 
 IncludeMode = Literal["always", "manual", "agent"]
 """When an item is included: in every request, when the user adds it, or when it is relevant to a message."""

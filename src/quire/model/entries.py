@@ -1,15 +1,84 @@
-"""Log entries. An entry has a position and a body; bodies are a closed union, discriminated by the entry's `kind`."""
+"""Log entries: their bodies, their metadata, and the two hash chains that connect them.
 
-from collections.abc import Iterable
+An entry has a position and a body; bodies are a closed union, discriminated by the entry's `kind`. The chain of digests
+covers every entry with its metadata, so that `verify` detects a change of one byte. The chain of paths covers messages
+alone, so that the same list of messages is recognised wherever it is stored.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Annotated, Literal, NamedTuple, assert_never
 
 from pydantic import Field, model_validator
 
-from quire.model.base import FrozenModel
-from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, Usage
+from quire.model.base import FrozenModel, JsonObject
 from quire.model.messages import PURGED_TEXT, Message
+
+
+class TokenCount(NamedTuple):
+    """A number of tokens and the name of the counter; the counter `estimate` marks an estimate."""
+
+    tokens: int
+    counter: str
+
+
+class Usage(FrozenModel):
+    """Token usage that the provider reported for the request that an assistant's message answers."""
+
+    model: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    provider_fields: JsonObject | None = None
+    estimated: bool | None = None
+    """The provider reported nothing, as when a reply is interrupted; these are Quire's own counts."""
+
+
+class DocumentReference(FrozenModel):
+    """A document that a message names (direct) or that a tool found (search); without a path the link is broken."""
+
+    link: str
+    path: str | None = None
+    kind: Literal["direct", "search"] = "direct"
+    summary: str | None = None
+    snippet: str | None = None
+    blob: str | None = None
+    injected: bool | None = None
+    """Whether its text was injected into the message; otherwise the message only lists it."""
+
+
+class EntryMetadata(FrozenModel):
+    """Metadata stored with an entry, as JSON."""
+
+    references: tuple[DocumentReference, ...] | None = None
+    usage: Usage | None = None
+    incomplete: bool | None = None
+    """The reply was interrupted, by the user or by an error; the message holds what had arrived."""
+
+
+CHAIN_ROOT = bytes(32)
+"""Start value of both chains."""
+
+
+def chain_digest(previous: bytes, *, metadata: str, body: str) -> bytes:
+    """Digest of an entry: SHA-256 of the previous digest, the metadata on one line, and the body."""
+    return sha256(previous + metadata.encode() + b"\n" + body.encode()).digest()
+
+
+def next_path(previous: bytes, message: str) -> bytes:
+    return sha256(previous + message.encode()).digest()
+
+
+def iter_paths(messages: Iterable[str], *, start: bytes = CHAIN_ROOT) -> Iterator[bytes]:
+    """Yields the path after each of these messages, which are given as canonical JSON."""
+    path = start
+    for message in messages:
+        path = next_path(path, message)
+        yield path
+
 
 Author = Literal["user", "assistant", "tool", "engine"]
 EntryKind = Literal["message", "compaction", "restore", "pin", "unpin", "context_change"]

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.errors import ModelError, QuireError
-from quire.model.entries import Entry, Span
-from quire.model.entry_metadata import Usage
+from quire.model.entries import Entry, Span, Usage
 from quire.model.messages import Message, ToolCallPart, ToolResultPart
 
 

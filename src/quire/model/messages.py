@@ -1,4 +1,7 @@
-"""Messages and their parts. Unknown fields of a provider are preserved in `provider_fields`, large data in blobs."""
+"""Messages and their parts, and the definitions of tools.
+
+Unknown fields of a provider are preserved in `provider_fields`, large data in blobs.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
@@ -145,3 +148,12 @@ def _purge_part(part: Part) -> Part:
             return ToolResultPart(call_id=call_id, content=(TextPart(text=PURGED_TEXT),), is_error=is_error)
         case _:
             return TextPart(text=PURGED_TEXT)
+
+
+class ToolDefinition(FrozenModel):
+    """`parameters` is a JSON schema; `server` names the MCP server that offers the tool, if one does."""
+
+    name: str
+    description: str = ""
+    parameters: JsonObject
+    server: str | None = None

@@ -10,7 +10,7 @@ from quire.model import Compaction, ContextItem, Decision, Entry, Manifest, Span
 from quire.model.agents import Agent, AgentTool, IncludeMode
 from quire.model.entries import SessionIncludeMode
 from quire.model.manifest import SlotUsage
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
 

@@ -18,7 +18,7 @@ from quire.model import (
     Unpin,
     Usage,
 )
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 from quire.view.tokens import ESTIMATE_COUNTER_NAME
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from quire.log import KEY_SCOPES, ApiKey, Branch, ConversationRecord, IntegrityFault, KeyScope, Memory
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 
 
 class ConversationSchema(JsonModel):

@@ -14,7 +14,7 @@ from typing_extensions import TypeAliasType
 from quire.errors import QuireError
 from quire.model import Message, ToolCallPart, ToolResultPart, Usage, events
 from quire.model.events import TurnEndReason, TurnEvent
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 
 

@@ -24,7 +24,7 @@ from quire.errors import QuireError
 from quire.log import LogStore
 from quire.model import Usage
 from quire.model.events import TurnEnded, TurnEvent, TurnFailed
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 from quire.schemas.turn_events import AnyTurnEventSchema, TurnFailedSchema, turn_event_to_schema
 from quire.server.problems import UNEXPECTED_PROBLEM, error_to_problem
 from quire.server.state import ServerState

@@ -6,7 +6,7 @@ The decision is stored with the message when it is sent, so that later requests 
 from collections.abc import Callable, Iterable, Sequence
 
 from quire.model import Message, TextPart
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.view.labels import label_text
 
 TextLoader = Callable[[str], str | None]

@@ -2,6 +2,7 @@
 
 Nothing is downloaded: the vocabularies are part of splintr's wheel or come from a `tokenizer.json` on disk, and are
 loaded lazily. Only content is counted; what a provider adds around a message belongs to the wire format's overheads.
+A calibration corrects counts by the usage that a provider reports: a bounded moving average, one for each model.
 """
 
 import re
@@ -15,7 +16,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar
 
+from pydantic import Field
+
 from quire.errors import UnknownTokenizer
+from quire.model.base import FrozenModel
 
 ESTIMATE_COUNTER_NAME = "estimate"
 """Name of every counter that does not use the model's own vocabulary."""
@@ -246,3 +250,24 @@ def estimate_by_length(text: str) -> int:
 def _run_pattern() -> re.Pattern[str]:
     kinds = (f"(?P<{kind}>{pattern})" for kind, (pattern, _, _) in _CHAR_CLASSES.items())
     return re.compile("|".join(kinds), re.DOTALL)
+
+
+MIN_RATIO, MAX_RATIO = 0.5, 2.0
+SMOOTHING_FACTOR = 0.1
+"""Weight of one report in the moving average: ten equal reports move the ratio two thirds of the way."""
+
+
+class Calibration(FrozenModel):
+    """Factor for the token counts of one model, and the number of reports behind it."""
+
+    ratio: float = Field(default=1.0, ge=MIN_RATIO, le=MAX_RATIO)
+    samples: int = Field(default=0, ge=0)
+
+
+def update_calibration(calibration: Calibration, *, predicted: int, reported: int) -> Calibration:
+    """Adds one report. An absurd report is clamped and moves the ratio a tenth of the way; empty ones are ignored."""
+    if predicted <= 0 or reported <= 0:
+        return calibration
+    observed = min(max(reported / predicted, MIN_RATIO), MAX_RATIO)
+    ratio = calibration.ratio + SMOOTHING_FACTOR * (observed - calibration.ratio)
+    return Calibration(ratio=ratio, samples=calibration.samples + 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.context.vault import ReferencedDocument, Root, Vault, add_summaries
 from quire.context.vault.references import resolve_references
 from quire.errors import DocumentNotFound, PathRefused
-from quire.model.entry_metadata import EntryMetadata
+from quire.model.entries import EntryMetadata
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from quire.cli.output import pluralize, sanitize, to_one_line
 from quire.model import Compaction, ToolCallPart, ToolResultPart, Usage
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 from quire.view.budget import UsageReport, UsageStatus
 
 if TYPE_CHECKING:

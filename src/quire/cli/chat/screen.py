@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.model import Entry
-    from quire.model.entry_metadata import DocumentReference
+    from quire.model.entries import DocumentReference
 
 _END_MESSAGES: dict[TurnEndReason, str | None] = {
     "answered": None,

@@ -22,7 +22,7 @@ from quire.context.vault.wikilinks import (
     find_wikilinks,
 )
 from quire.errors import DocumentNotFound, PathRefused
-from quire.model.entry_metadata import DocumentReference
+from quire.model.entries import DocumentReference
 
 MAX_LISTED_OPTIONS = 10
 """Alternatives that a message about a link lists."""

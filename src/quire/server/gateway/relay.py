@@ -39,8 +39,8 @@ from quire.server.gateway.sse_accumulator import SSEAccumulator
 from quire.server.gateway.upstream import UpstreamCall, filter_response_headers, map_http_errors
 from quire.server.telemetry import Telemetry
 from quire.server.telemetry.tracer import ModelCallSpan
-from quire.view.calibration import MAX_RATIO, Calibration
 from quire.view.replies import drop_incomplete_calls, estimate_usage
+from quire.view.tokens import MAX_RATIO, Calibration
 from quire.view.wire_formats import Reply
 from quire.view.wire_formats.fields import filter_objects, is_object
 from quire.view.wire_formats.openai_chat_parse import parse_reply

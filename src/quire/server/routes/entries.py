@@ -7,7 +7,7 @@ from pydantic import Field
 
 from quire.log import MAIN_BRANCH
 from quire.model import BranchState, EntryKind, Message
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.server.dependencies import (
     AdminCaller,

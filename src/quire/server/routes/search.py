@@ -7,7 +7,7 @@ from pydantic import Field
 
 from quire.engine.search import search_conversation, search_conversations, search_documents, search_memories
 from quire.log import MAIN_BRANCH, SearchHit
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 from quire.schemas.entries import MessageHitSchema
 from quire.server.dependencies import BranchQuery, ReadCaller, StateDep, engine_for_caller
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, field_validator
 from quire.errors import NotFound
 from quire.log import MAIN_BRANCH
 from quire.model import Message
-from quire.schemas.base import JsonModel
+from quire.schemas import JsonModel
 from quire.schemas.turn_events import TurnEventSchema
 from quire.server.dependencies import ChatCaller, ConversationId, ReadCaller, StateDep, load_conversation
 from quire.server.event_stream import (
