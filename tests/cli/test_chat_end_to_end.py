@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 WINDOW = 1_280
-METER = re.compile(r"^#(\d+) · [━─]+ ~?[\d,]+ of [\d,]+ tokens · window 1,280", re.MULTILINE)
+METER = re.compile(r"^#(\d+) · [━─]+ ~?[\d,]+ (?:of [\d,]+ tokens · window 1,280|tokens; compacts first)", re.MULTILINE)
 PROMPT = re.compile(r"^›$", re.MULTILINE)
 
 NOTES = {
@@ -152,10 +152,10 @@ def test_a_chat_from_the_first_run_to_the_next_day(home: Path, env: dict[str, st
     chat.terminal.send_line("/undo", re.compile(r"Compaction \d+ undone: \d+ messages? restored\."))
     chat.terminal.send_line("/branch 4", "Now on branch 1, forked from #4; to go back, type /switch 0.")
     assert chat.ask("And how many were there in 1086?") == 6
-    chat.terminal.send_line("/switch 0", "Branch 0, at #")
+    chat.terminal.send_line("/switch 0", "Now on branch 0, at #")
     chat.terminal.send_line("/context", re.compile(r"[\d,]+ of 1,280 tokens.*512 reserved", re.DOTALL))
     chat.terminal.type("\x03")
-    chat.terminal.wait_for("Ctrl-D or /quit leaves.")
+    chat.terminal.wait_for("To quit, press Ctrl-D or type /quit.")
     stopped = stop_a_reply(chat)
     assert chat.quit() == 0
 

@@ -50,7 +50,7 @@ def harness(store: SqlStore) -> JobHarness:
     return JobHarness(store)
 
 
-def make_worker(harness: JobHarness, queue: JobQueue, *, shutdown_seconds: float = 0.5) -> Worker:
+def make_worker(harness: JobHarness, queue: JobQueue, *, shutdown_seconds: float = 30.0) -> Worker:
     options = replace(FAST_OPTIONS, shutdown_seconds=shutdown_seconds)
     return Worker(queue, harness.runner, harness.sweeper, options)
 

@@ -5,8 +5,9 @@ nothing is redrawn.
 """
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 from rich.markdown import Markdown
@@ -58,10 +59,15 @@ class MarkdownStream:
     def _print(self, text: str) -> None:
         if not text.strip():
             return
-        if self._printed_blocks:
-            self._console.print()
-        self._printed_blocks += 1
-        self._console.print(Markdown(text))
+        with self._pause_refresh():
+            if self._printed_blocks:
+                self._console.print()
+            self._printed_blocks += 1
+            self._console.print(Markdown(text))
+
+    def _pause_refresh(self) -> AbstractContextManager[Any]:
+        """Keeps the refresh thread from drawing during a print: Rich would lose the height of what is on the screen."""
+        return nullcontext() if self._live is None else self._live._lock  # pyright: ignore[reportPrivateUsage]
 
     def _start_live(self) -> None:
         if self._live is None and self._console.is_terminal:
