@@ -15,6 +15,7 @@ from quire.errors import (
     SpendCapReached,
     StaleCompaction,
     SummaryFailed,
+    UnknownPrice,
 )
 from quire.model import (
     CHAIN_ROOT,
@@ -178,7 +179,7 @@ def test_every_error_has_a_message_and_is_in_the_tree():
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, QuireError):
             assert name in tree
-            assert kind in (MissingExtra, ContextOverflow, SummaryFailed, SpendCapReached) or str(kind())
+            assert kind in (MissingExtra, ContextOverflow, SummaryFailed, SpendCapReached, UnknownPrice) or str(kind())
     largest = [("message #3", 900), ("tool 'read'", 200)]
     overflow = str(ContextOverflow(needed_tokens=2_000, available_tokens=1_000, largest_items=largest))
     assert "message #3 (900 tokens), tool 'read' (200 tokens)" in overflow

@@ -29,7 +29,9 @@ QuireError
 ├── InvalidConfiguration
 ├── ContextOverflow
 ├── SpendCapReached
+├── UnknownPrice
 ├── UnknownStrategy
+├── IllegalCut
 ├── ImportFailed
 ├── PathRefused
 ├── UnknownTokenizer
@@ -196,8 +198,22 @@ class SpendCapReached(QuireError):
         )
 
 
+class UnknownPrice(QuireError):
+    """`max_spend` is set, but the price of a model is unknown, so that the cap could not hold."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"`max_spend` is set, but the price of the model {model!r} is unknown, so nothing is sent to it. Set "
+            "`input_price` and `output_price` (0 for a free model), in the settings or for the model's upstream."
+        )
+
+
 class UnknownStrategy(QuireError):
     """There is no strategy with that name; register it first, or choose a built-in one."""
+
+
+class IllegalCut(QuireError):
+    """A strategy chose a cut that is not one of the legal cuts; correct its `choose_cut`."""
 
 
 class ImportFailed(QuireError):
@@ -264,8 +280,11 @@ class ModelContextOverflow(ModelError):
         status: int | None = None,
         tokens: int | None = None,
         window: int | None = None,
+        is_structured: bool = False,
     ) -> None:
         self.tokens, self.window = tokens, window
+        self.is_structured = is_structured
+        """Whether the counts are fields of the error itself; otherwise its message may repeat what a client sent."""
         super().__init__(message, status=status)
 
 

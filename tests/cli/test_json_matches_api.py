@@ -33,7 +33,7 @@ def call_api(method: str, path: str, **options: Any) -> httpx2.Response:
     async def send() -> httpx2.Response:
         async with SqlStore.open(resolve_database_url(settings)) as store, httpx2.AsyncClient() as upstream:
             _, key = await store.create_key("test", KEY_SCOPES)
-            merged = settings.model_validate({**settings.model_dump(), **overrides})
+            merged = settings.model_validate({**settings.model_dump(), **overrides, "host_access_tenants": ["default"]})
             state = ServerState(store, merged, http_client=upstream, agent=agent)
             transport = httpx2.ASGITransport(create_app(state))
             headers = {"Authorization": f"Bearer {key}"}

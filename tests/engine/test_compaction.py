@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from quire.compaction.execution import Summarizer
+from quire.compaction.execution import Summarizer, max_summary_tokens
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import (
     ContextOverflow,
+    IllegalCut,
     InvalidRequest,
     ModelRateLimited,
     ModelRefused,
@@ -27,6 +28,7 @@ from quire.model.events import CompactionFailed, CompactionStarted, ContextCompa
 from quire.settings import Settings
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
 from quire.view import tokens
+from quire.view.strategies import DiscardStrategy, register_strategy
 from quire.view.wire_formats import Reply
 
 GOOD_SUMMARY = "Task: talk about rivers [#1].\nFacts: the mill stands at kilometre 12 [#3]."
@@ -433,3 +435,78 @@ async def test_a_summary_is_counted_once_when_it_is_written(store: SqlStore, mon
     monkeypatch.setattr(tokens, "_vocabulary_encoder", lambda vocabulary: pytest.fail(f"{vocabulary} is loaded"))
     again = await Engine(store, EngineConfig.create(settings)).conversation("c")
     assert await again.preview() == before
+
+
+@pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
+async def test_a_compaction_frees_what_the_meter_shows(store: SqlStore, strategy: str):
+    conversation = await make_engine(store, strategy=strategy).conversation("c")
+    await append_turns(conversation, 12)
+    await conversation.pin(3)
+    for turns in (0, 8, 6):
+        await append_turns(conversation, turns)
+        before = (await conversation.usage()).total_tokens
+        entry = await conversation.compact()
+        assert entry is not None
+        assert isinstance(entry.body, Compaction)
+        after = (await conversation.usage()).total_tokens
+        assert (entry.body.tokens_before, entry.body.tokens_after) == (before, after)
+    edited = await conversation.edit_summary("Short.")
+    assert isinstance(edited.body, Compaction)
+    after = (await conversation.usage()).total_tokens
+    assert (edited.body.tokens_before, edited.body.tokens_after) == (entry.body.tokens_after, after)
+
+
+async def test_a_plan_that_writes_no_summary_frees_what_it_says(store: SqlStore):
+    conversation = await make_engine(store, strategy="discard").conversation("c")
+    await append_turns(conversation, 12)
+    await conversation.pin(3)
+    for turns in (0, 8):
+        await append_turns(conversation, turns)
+        plan = await conversation.plan_compaction()
+        assert plan is not None
+        before = (await conversation.usage()).total_tokens
+        await conversation.compact()
+        assert before - (await conversation.usage()).total_tokens == plan.freed_tokens
+
+
+@pytest.mark.parametrize("kept", [2, 6])
+async def test_compacting_by_hand_preserves_as_many_messages_as_the_setting_says(store: SqlStore, kept: int):
+    engine = make_engine(store, strategy="summarize", recent_messages_to_keep=kept, min_recent_messages_to_keep=2)
+    conversation = await engine.conversation("c")
+    await append_turns(conversation, 12)
+    await conversation.compact()
+    window = await store.read_window("c")
+    assert len(window.messages) == kept
+    assert window.messages[-1].seq == 24
+
+
+async def test_an_edited_summary_may_not_exceed_its_share_of_the_window(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    await append_turns(conversation, 12)
+    await conversation.compact()
+    limit = max_summary_tokens(conversation.engine.policy.target_tokens)
+    count = conversation.engine.message_counter.token_counter.count
+    longest = "word" + " word" * (limit - 1)
+    assert count(longest) == limit
+    head = (await store.get_branch("c")).head_seq
+    with pytest.raises(InvalidRequest, match=rf"{limit + 1:,} tokens.*{limit:,}"):
+        await conversation.edit_summary(f"{longest} word")
+    assert (await store.get_branch("c")).head_seq == head
+    await conversation.edit_summary(longest)
+    assert (await conversation.prepare("And now?")).tokens <= conversation.engine.policy.max_input_tokens
+
+
+@pytest.mark.parametrize("cut", [-1, 23, 25, 1_000])
+async def test_an_illegal_cut_of_a_strategy_is_refused_by_its_name(store: SqlStore, cut: int):
+    class Careless(DiscardStrategy):
+        name = "careless"
+
+        def choose_cut(self, *_: object, **__: object) -> int:
+            return cut
+
+    register_strategy(Careless())
+    conversation = await make_engine(store, strategy="careless").conversation("c")
+    await append_turns(conversation, 12)
+    with pytest.raises(IllegalCut, match=rf"'careless'.*{cut}"):
+        await conversation.compact()
+    assert (await store.get_branch("c")).state.active_compaction is None

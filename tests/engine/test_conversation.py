@@ -345,3 +345,18 @@ async def test_a_branch_goes_its_own_way(store: SqlStore):
     reply = await other.record("yes", request=request)
     assert (await other.replay(reply.seq)).matches
     assert len(await conversation.messages()) == 6
+
+
+async def test_a_conversation_imported_under_another_id_replays(tmp_path: Path):
+    async with quire.open(f"sqlite:///{tmp_path}/from.db", model="gpt-4o") as engine:
+        await record_turns(await engine.conversation("original"), 2)
+        lines = [line async for line in engine.store.export_conversation("original")]
+    async with quire.open(f"sqlite:///{tmp_path}/to.db", model="gpt-4o") as engine:
+        await engine.store.import_conversation(lines, as_id="copy")
+        copy = await engine.conversation("copy")
+        for reply in (2, 4):
+            assert (await copy.manifest(reply)).conversation == "copy"
+            assert (await copy.replay(reply)).mismatch is None
+        exported = [line async for line in engine.store.export_conversation("copy")]
+        await engine.store.import_conversation(exported, as_id="original")
+        assert [line async for line in engine.store.export_conversation("original")] == lines

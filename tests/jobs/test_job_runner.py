@@ -18,6 +18,7 @@ from quire.engine.background_jobs import EngineJobKind, Work
 from quire.jobs import Job
 from quire.log import SqlStore
 from quire.model import Message
+from quire.testing.builders import export_lines
 from quire.testing.scripted_model import ScriptedModel
 
 UNKNOWN_CONVERSATION_JOB = Job("compact", "default", "unknown")
@@ -134,6 +135,30 @@ async def test_retention_purges_unused_conversations_and_their_titles(store: Sql
     assert all(entry.purged_at for entry in await conversation.messages())
     assert await store.verify_conversation("c") == []
     assert await harness.runner.run(Job("purge", "default", "c")) == (0, ())
+
+
+@pytest.mark.parametrize("content_on", ["earlier messages", "a branch", "a branch name"])
+async def test_retention_reaches_content_before_a_purged_message_and_on_branches(store: SqlStore, content_on: str):
+    """The newest message of the main branch says nothing about the rest of an untitled conversation."""
+    harness = JobHarness(store, retention_days=30)
+    await store.create_conversation("c")
+    await store.append("c", Message.user("secret 1"), Message.assistant("secret 2"))
+    await store.purge("c", [2] if content_on == "earlier messages" else [1, 2])
+    if content_on != "earlier messages":
+        branch = await store.fork("c", at=0, name="secret plan")
+        if content_on == "a branch":
+            await store.append("c", Message.user("secret 3"), branch=branch.number)
+    harness.clock.offset = 31 * DAY_MICROSECONDS
+    await harness.runner.run(Job("purge", "default", "c"))
+    assert "secret" not in "".join(await export_lines(store, "c"))
+    assert await harness.runner.run(Job("purge", "default", "c")) == (0, ())
+    # A later title and a later message are content again.
+    await store.rename_conversation("c", "secret title")
+    await harness.runner.run(Job("purge", "default", "c"))
+    assert (await store.get_conversation("c")).title == ""
+    await store.append("c", Message.user("secret 4"))
+    assert (await harness.runner.run(Job("purge", "default", "c"))).item_count >= 1
+    assert "secret" not in "".join(await export_lines(store, "c"))
 
 
 async def test_what_was_used_meanwhile_is_not_purged(store: SqlStore):

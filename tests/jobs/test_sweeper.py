@@ -151,3 +151,9 @@ async def test_a_vault_is_looked_through_now_and_then(store: SqlStore, tmp_path:
     assert await run_sweep(harness) == set()
     harness.clock.offset = 11 * OVER_A_MINUTE
     assert await run_sweep(harness) == {index}
+
+
+async def test_the_vault_is_indexed_for_each_tenant_with_host_access(store: SqlStore, tmp_path: Path):
+    harness = JobHarness(store, vault=tmp_path, host_access_tenants=["observatory", "default"])
+    kinds, tenants = ("index_vault", "summarize_documents"), ("default", "observatory")
+    assert await run_sweep(harness) == {Job(kind, tenant) for kind in kinds for tenant in tenants}

@@ -1,12 +1,15 @@
 """Opening a store, and the errors when that fails."""
 
+import os
+import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quire.errors import MissingExtra, StoreError, StoreUnavailable
-from quire.log import SqlStore
+from quire.log import SqlStore, migrate
 from quire.testing.builders import make_messages
 
 
@@ -17,6 +20,39 @@ async def test_a_new_sqlite_file_is_made_with_its_folder(tmp_path: Path):
         await store.append("c", *make_messages(3))
     async with SqlStore.open(url) as store:
         assert len(await store.read_range("c")) == 3
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """The usual umask, under which new files are readable by everyone."""
+    previous = os.umask(0o022)
+    yield
+    os.umask(previous)
+
+
+@pytest.mark.usefixtures("usual_umask")
+@pytest.mark.parametrize("upgrade_first", [False, True])
+async def test_only_its_owner_can_read_a_new_sqlite_log(tmp_path: Path, *, upgrade_first: bool):
+    folder = tmp_path / "new"
+    url = f"sqlite:///{folder}/quire.db"
+    if upgrade_first:
+        migrate.upgrade(url)
+    async with SqlStore.open(url) as store:
+        await store.create_conversation("c")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes == dict.fromkeys(["quire.db", "quire.db-wal", "quire.db-shm"], 0o600)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.usefixtures("usual_umask")
+async def test_permissions_of_an_existing_sqlite_log_stay_as_they_are(tmp_path: Path):
+    """A group may share a log on purpose."""
+    path = tmp_path / "quire.db"
+    path.touch(mode=0o640)
+    tmp_path.chmod(0o750)
+    async with SqlStore.open(f"sqlite:///{path}"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o750
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])

@@ -1,14 +1,19 @@
 """Purge removes content from every table, and from the SQLite files on disk."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
 
+from quire.engine import Engine, open_engine
+from quire.errors import BlobNotFound
 from quire.log import (
     ENTRIES_PER_SEGMENT,
     Blob,
@@ -23,6 +28,7 @@ from quire.log import (
     memory_scope,
     message_key,
 )
+from quire.log.blobs import ORPHAN_BLOB_MICROS
 from quire.model import (
     Compaction,
     DocumentReference,
@@ -33,8 +39,10 @@ from quire.model import (
     Message,
     Span,
     TextPart,
+    ThinkingPart,
+    ToolCallPart,
 )
-from quire.testing.builders import make_messages, make_turn
+from quire.testing.builders import export_lines, make_messages, make_turn
 
 SECRET = "xylophone"
 # The part that all its forms share, the stem included.
@@ -111,6 +119,15 @@ def read_postgres_rows(url: str) -> Iterator[tuple[str, str]]:
                 yield table, to_text(row)
 
 
+def age_uploads(admin_url: str, micros: int) -> None:
+    """Makes every upload this much older."""
+    url = make_url(admin_url)
+    engine = create_engine(url.set(drivername="postgresql+psycopg") if url.get_backend_name() == "postgresql" else url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE quire_blobs SET uploaded_at = uploaded_at - :micros"), {"micros": micros})
+    engine.dispose()
+
+
 def to_text(row: tuple[object, ...]) -> str:
     return " ".join(value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in row)
 
@@ -119,7 +136,7 @@ def find_tables_with(trace: str, admin_url: str) -> set[str]:
     """Names of the tables with this text in a row, without partition numbers."""
     sqlite = admin_url.startswith("sqlite")
     rows = read_sqlite_rows(Path(admin_url.removeprefix("sqlite:///"))) if sqlite else read_postgres_rows(admin_url)
-    return {table.rstrip("_0123456789") for table, text in rows if trace in text.lower()}
+    return {table.rstrip("_0123456789") for table, row_text in rows if trace in row_text.lower()}
 
 
 TABLES_WITH_CONTENT = {"entries", "passages", "terms", "recall_segments", "memories", "blobs"}
@@ -158,6 +175,139 @@ async def test_a_purge_does_not_touch_equal_text_elsewhere(store: SqlStore):
     assert await store.get_blob(manifest.decisions[0].blob) == document
 
 
+CANARY = "quetzal"
+CANARY_PLACES = {
+    "question", "answer", "thinking", "argument", "toolname", "callid", "toolresult", "speaker", "provider", "filename",
+    "brokenlink", "documentpath", "documenttext", "summary", "instructions", "branchname", "branchmessage",
+    "title", "memory", "attachment", "upload",
+}  # fmt: skip
+"""Every place where a user, a model or a tool puts text into a conversation; each gets its own word."""
+
+
+def canary(place: str) -> str:
+    assert place in CANARY_PLACES
+    return f"{CANARY}{place}"
+
+
+async def plant_canaries(engine: Engine, vault: Path) -> None:
+    """Writes a conversation `c` with a word of its own in each of `CANARY_PLACES`."""
+    store = engine.store
+    (vault / f"{canary('documentpath')}.md").write_text(f"# Notes\n\nOn the {canary('documenttext')}.\n")
+    conversation = await engine.conversation("c")
+    await store.rename_conversation("c", canary("title"))
+    request = await conversation.prepare(
+        f"{canary('question')} [[{canary('brokenlink')} of Bob]] [[{canary('documentpath')}]]"
+    )
+    await conversation.record(Message.assistant(canary("answer")), request=request)
+    file = FilePart(blob=await store.put_blob(canary("attachment").encode()), name=canary("filename"))
+    call = ToolCallPart(
+        id=f"{canary('callid')} of Bob",
+        name=f"{canary('toolname')} of Bob",
+        arguments=f'{{"q":"{canary("argument")}"}}',
+    )
+    parts = (ThinkingPart(text=canary("thinking")), call)
+    await conversation.append(
+        Message(role="user", parts=(file,), name=canary("speaker"), provider_fields={"x": canary("provider")}),
+        Message(role="assistant", parts=parts),
+        Message.tool(f"{canary('callid')} of Bob", canary("toolresult")),
+        *make_messages(40),
+    )
+    assert await conversation.compact(instructions=f"Retain {canary('instructions')}")
+    await conversation.edit_summary(canary("summary"))
+    fork = await conversation.fork(4, name=canary("branchname"))
+    await fork.append(canary("branchmessage"))
+    await store.add_memory("agent", canary("memory"), citation=Citation("c", 0, 1))
+    await store.put_blob(canary("upload").encode())
+    await engine.wait_for_background()
+
+
+def find_canaries(admin_url: str) -> dict[str, set[str]]:
+    """The words that the database still holds, each with its tables."""
+    found = {place: find_tables_with(f"{CANARY}{place}", admin_url) for place in sorted(CANARY_PLACES)}
+    found["any"] = find_tables_with(CANARY, admin_url)
+    return {place: tables for place, tables in found.items() if tables}
+
+
+@pytest.mark.every_backend
+async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
+    database_url: str, admin_url: str, tmp_path: Path
+):
+    vault = tmp_path / "vault"
+    vault.mkdir()
+    async with open_engine(database_url, vault=vault, model="gpt-4o", context_limit=2_000) as engine:
+        await plant_canaries(engine, vault)
+        # Proves that the scan finds the word of every place.
+        assert find_canaries(admin_url).keys() == CANARY_PLACES | {"any"}
+        age_uploads(admin_url, ORPHAN_BLOB_MICROS + 1)
+        await engine.store.purge("c")
+        assert find_canaries(admin_url) == {}
+        files = [file for file in tmp_path.iterdir() if file.name.startswith("quire.db")]
+        assert not [file.name for file in files if CANARY.encode() in file.read_bytes().lower()]
+        assert await engine.store.verify_conversation("c") == []
+        lines = await export_lines(engine.store, "c")
+        assert CANARY not in "".join(lines)
+        await engine.store.import_conversation(lines, as_id="copy")
+        assert await engine.store.verify_conversation("copy") == []
+        assert [branch.name for branch in await engine.store.list_branches("c")] == ["main", "branch 1"]
+        # The conversation can still be used.
+        await (await engine.conversation("c")).prepare("And now?")
+
+
+@pytest.mark.every_backend
+async def test_a_purged_message_takes_the_names_of_its_documents_from_manifests(
+    database_url: str, admin_url: str, tmp_path: Path
+):
+    vault = tmp_path / "vault"
+    vault.mkdir()
+    async with open_engine(database_url, vault=vault, model="gpt-4o") as engine:
+        conversation = await engine.conversation("c")
+        for link in (canary("brokenlink"), "another"):
+            request = await conversation.prepare(f"See [[{link}]]")
+            await conversation.record(Message.assistant("I see"), request=request)
+        assert "quire_manifests" in find_tables_with(CANARY, admin_url)
+        await engine.store.purge("c", [1])
+        assert find_canaries(admin_url) == {}
+        [*_, (_, manifest)] = await engine.store.list_manifests("c")
+        assert "[[another]]" in {decision.name for decision in manifest.decisions if decision.kind == "document"}
+
+
+async def test_a_purge_collects_old_uploads_that_nothing_references(store: SqlStore, admin_url: str):
+    await store.create_conversation("c")
+    [orphan, used, later] = [await store.put_blob(data) for data in (b"orphan", b"used", b"later")]
+    await store.append("c", *make_messages(2), Message(role="user", parts=(FilePart(blob=used),)))
+    age_uploads(admin_url, ORPHAN_BLOB_MICROS + 1)
+    # A repeated upload counts from the last one; a new one may still be attached to a message.
+    await store.put_blob(b"later")
+    new = await store.put_blob(b"new")
+    await store.purge("c", [1])
+    with pytest.raises(BlobNotFound):
+        await store.get_blob(orphan)
+    assert [(await store.get_blob(digest)).data for digest in (used, later, new)] == [b"used", b"later", b"new"]
+    await store.purge("c", [3])
+    with pytest.raises(BlobNotFound):
+        await store.get_blob(used)
+
+
+@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE quire_conversations SET created_at = 0",
+        "UPDATE quire_branches SET lineage = '[]'",
+        "UPDATE quire_manifests SET seq = 0",
+        "UPDATE quire_manifests SET request_id = ''",
+        "UPDATE quire_blobs SET data = ''",
+        "UPDATE quire_costs SET conversation = ''",
+        "UPDATE quire_calibrations SET model = ''",
+        "DELETE FROM quire_manifests",
+        "DELETE FROM quire_branches",
+    ],
+)
+def test_the_application_may_update_only_what_it_must(database_url: str, statement: str):
+    with psycopg.connect(database_url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute(statement)
+
+
 async def test_no_file_of_a_sqlite_log_retains_a_purged_text(tmp_path: Path):
     async with SqlStore.open(f"sqlite:///{tmp_path}/quire.db") as store:
         await write_secret(store)
@@ -166,3 +316,53 @@ async def test_no_file_of_a_sqlite_log_retains_a_purged_text(tmp_path: Path):
         await store.purge("c", [3])
         assert not any(SECRET_STEM.encode() in file.read_bytes().lower() for file in tmp_path.iterdir())
         assert await store.verify_conversation("c") == []
+
+
+@contextmanager
+def hold_snapshot(path: Path) -> Iterator[None]:
+    """Reads in a transaction that stays open, as another process does; a checkpoint cannot complete meanwhile."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM quire_entries").fetchone()
+        yield
+
+
+def read_files(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
+
+
+async def write_secret_message(store: SqlStore) -> None:
+    await store.create_conversation("c")
+    await store.append("c", Message.user(f"I play the {SECRET}"))
+
+
+async def test_a_purge_waits_for_readers_that_keep_the_text_in_the_write_ahead_log(tmp_path: Path):
+    path = tmp_path / "quire.db"
+    async with SqlStore.open(f"sqlite:///{path}") as store:
+        await write_secret_message(store)
+        with hold_snapshot(path):
+            purge = asyncio.create_task(store.purge("c"))
+            while not (await store.get_entry("c", 1)).purged_at:  # noqa: ASYNC110 (the store has no event for it)
+                await asyncio.sleep(0)
+            # Other writes do not wait for the purge; each leaves time for an attempt at the checkpoint.
+            for number in range(20):
+                await store.create_conversation(f"other {number}")
+            assert not purge.done()
+            assert SECRET.encode() in read_files(tmp_path)
+        await purge
+        assert SECRET.encode() not in read_files(tmp_path)
+
+
+async def test_a_reader_that_outlasts_the_purge_only_delays_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("quire.log.sqlite.CHECKPOINT_WAIT_SECONDS", 0)
+    path = tmp_path / "quire.db"
+    async with SqlStore.open(f"sqlite:///{path}") as store:
+        await write_secret_message(store)
+        with hold_snapshot(path):
+            await store.purge("c")
+            await store.create_conversation("d")
+            assert SECRET.encode() in read_files(tmp_path)
+        await store.create_conversation("e")
+        assert SECRET.encode() not in read_files(tmp_path)

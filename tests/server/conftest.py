@@ -33,7 +33,8 @@ async def server_state(
     store: SqlStore, scripted: ScriptedAgent, options: dict[str, object]
 ) -> AsyncIterator[ServerState]:
     settings = Settings.model_validate(
-        {"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None} | options
+        {"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None, "host_access_tenants": [OWN_TENANT]}
+        | options
     )
     async with httpx2.AsyncClient() as http_client:
         state = ServerState(

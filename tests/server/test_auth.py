@@ -103,7 +103,9 @@ async def test_a_key_speaks_for_its_tenant_with_its_scopes(client: httpx2.AsyncC
         {"authorization": f"bearer {text}"},
         {"AUTHORIZATION": f"BEARER  {text} "},
         {"api-key": text},
+        {"x-api-key": text},
         {"Authorization": "Basic dTpw", "api-key": text},
+        {"Authorization": f"Bearer {text}", "x-api-key": "sk-other", "api-key": "sk-other"},
     ):
         answer = await client.get("/api/whoami", headers=headers)
         assert (answer.status_code, answer.json()) == (200, expected)
@@ -128,6 +130,8 @@ INVALID_HEADERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
         ("Authorization", f"Bearer {text}"),
     ],
     "two api-key headers": lambda text: [("api-key", text), ("api-key", "x")],
+    "two x-api-key headers": lambda text: [("x-api-key", text), ("x-api-key", text)],
+    "a word in x-api-key": lambda text: [("x-api-key", f"Bearer {text}")],
     "quotation marks": lambda text: [("Authorization", f'Bearer "{text}"')],
     "another secret": lambda text: [("Authorization", f"Bearer {flip_char(text, 60)}")],
     "another id": lambda text: [("Authorization", f"Bearer {flip_char(text, 20)}")],
@@ -136,7 +140,7 @@ INVALID_HEADERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
     "a very long key": lambda text: [("Authorization", f"Bearer {text * 1_000}")],
     "a word in api-key": lambda text: [("api-key", f"Bearer {text}")],
     "bytes that are no ASCII": lambda text: [("Authorization", f"Bearer {text[:-1]}\u00e9")],
-    "the key in another header": lambda text: [("X-Api-Key", text), ("Cookie", f"key={text}")],
+    "the key in another header": lambda text: [("X-Key", text), ("Cookie", f"key={text}")],
     "a header that would be the scope's": lambda _: [(CALLER_SCOPE_KEY, "admin"), ("quire-caller", "admin")],
 }
 

@@ -1,7 +1,12 @@
 """Recognition: which conversation and branch a client's messages continue, by header, by path, by overlap."""
 
 import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
+import pytest
 from gateway_fixtures import GatewayHarness, assistant_message, message_texts, run_gateway, user_message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +14,9 @@ from hypothesis import strategies as st
 from fake_upstream import respond_with_text, run_fake_upstream
 from quire.log import SqlStore
 from quire.model import CHAIN_ROOT, Message, ThinkingPart, ToolCallPart, iter_paths
+from quire.server.gateway import recognition
 from quire.server.gateway.chat_request import ClientMessage, compute_client_paths, normalize_message
-from quire.server.gateway.recognition import find_overlap
+from quire.server.gateway.recognition import MAX_OVERLAP_MESSAGES, find_overlap
 from quire.testing.strategies import messages
 from quire.view.rendered import encode_wire_messages
 from quire.view.wire_formats.openai_chat import TOKENS_PER_REQUEST, OpenAIChatFormat
@@ -283,6 +289,99 @@ def test_a_window_is_found_by_its_end_and_only_with_a_reply_in_it():
     assert find(b"q3") is None
     assert find(b"new") is None
     assert find() is None
+
+
+class CountingKey(bytes):
+    """Match key that counts how often it is compared as a whole."""
+
+    comparisons = 0
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountingKey.comparisons += 1
+        return super().__eq__(other)
+
+
+def count_line_events(function: Callable[[], object]) -> int:
+    """Counts the executed lines of `recognition`: the work of a run, independent of the machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        if frame.f_globals.get("__name__") != recognition.__name__:
+            return None
+        count += event == "line"
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(previous)
+    return count
+
+
+def test_the_search_for_an_overlap_is_quadratic_and_compares_digests():
+    """The worst case: equal messages of a user on both sides, and a reply that is not stored."""
+
+    def search(size: int) -> object:
+        sent = [CountingKey(b"never said"), *(CountingKey(b"x" * 1_000) for _ in range(size - 1))]
+        stored = [CountingKey(b"x" * 1_000) for _ in range(size)]
+        return find_overlap(sent, stored, is_reply=[True] + [False] * (size - 1))
+
+    CountingKey.comparisons = 0
+    assert search(MAX_OVERLAP_MESSAGES) is None
+    assert CountingKey.comparisons == 0
+    small, large = count_line_events(lambda: search(25)), count_line_events(lambda: search(50))
+    assert large < 5 * small
+
+
+async def test_no_more_messages_are_compared_than_the_limit(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recognition, "MAX_OVERLAP_MESSAGES", 4)
+    compared = list[tuple[int, int]]()
+
+    def find(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Sequence[bool]) -> object:
+        compared.append((len(sent), len(stored)))
+        return find_overlap(sent, stored, is_reply=is_reply)
+
+    monkeypatch.setattr(recognition, "find_overlap", find)
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        history = list[dict[str, Any]]()
+        for number in range(5):
+            history.append(user_message(f"question {number}"))
+            assert (await harness.ask(*history, x_quire_conversation="long")).status_code == 200
+            history.append(assistant_message("Yes."))
+        window = [user_message("My summary."), *history[1:], user_message("next")]
+        answer = await harness.ask(*window, x_quire_conversation="long")
+        assert answer.status_code == 200
+        assert compared == [(4, 4)]
+        assert len(await harness.load_messages("long")) == 12
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=8), st.lists(st.sampled_from([b"a", b"b"]), max_size=8))
+def test_the_overlap_is_the_one_that_trying_every_run_finds(lines: list[bytes], stored: list[bytes]):
+    def is_valid(first: int, last: int, stored_last: int) -> bool:
+        run = lines[first : last + 1]
+        stored_first = stored_last - len(run) + 1
+        return stored_first >= 0 and b"a" in run and run == stored[stored_first : stored_last + 1]
+
+    head = len(stored) - 1
+    to_head = [(0, last, head) for last in range(len(lines)) if is_valid(0, last, head)]
+    runs = [
+        (last, stored_last, -first)
+        for last in range(len(lines))
+        for stored_last in range(len(stored))
+        for first in range(last + 1)
+        if is_valid(first, last, stored_last)
+    ]
+    expected = None
+    if to_head:
+        expected = to_head[-1]
+    elif runs:
+        last, stored_last, negative_first = max(runs)
+        expected = (-negative_first, last, stored_last)
+    assert find_overlap(lines, stored, is_reply=[line == b"a" for line in lines]) == expected
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=8), st.lists(st.sampled_from([b"a", b"b"]), max_size=8))

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import httpx2
 import pytest
 from fastapi import FastAPI
-from server_helpers import ScriptedAgent, assert_no_task_left, open_event_stream
+from server_helpers import ScriptedAgent, assert_no_task_left, open_event_stream, serve_app
 
 from quire.errors import StoreUnavailable
 from quire.log import SqlStore
 from quire.model import Message
 from quire.server import event_stream
+from quire.server.auth import get_key_verifier
 from quire.server.event_stream import BranchChangedSchema, HeadPoller, get_live_events
 from quire.server.state import ServerState
 from quire.testing.scripted_model import DelayedReply
@@ -176,3 +177,37 @@ async def test_a_server_that_stops_notifies_subscribers(
 async def test_what_is_not_there_cannot_be_listened_to(client: httpx2.AsyncClient):
     missing = await client.get("/api/conversations/nowhere/events")
     assert (missing.status_code, missing.json()["code"]) == (404, "conversation_not_found")
+
+
+async def test_a_stream_ends_after_its_key_is_revoked_on_another_node(
+    app: FastAPI, conversation: str, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_stream, "KEY_RECHECK_SECONDS", 0.05)
+    key, text = await store.create_key("reader", ["read"])
+    headers = {"Authorization": f"Bearer {text}"}
+    async with serve_app(app) as address, httpx2.AsyncClient(base_url=address, headers=headers) as client:
+        async with open_event_stream(client, f"{conversation}/events") as listener:
+            await listener.read_next()
+            [entry] = await store.append("c", Message.user("before"))
+            await listener.read_until("branch_changed", branch=0, head=entry.seq)
+            await store.revoke_key(key.id)
+            await listener.read_rest()
+        assert not len(get_live_events(app))
+
+
+async def test_a_stream_outlasts_a_store_that_cannot_verify_its_key(
+    app: FastAPI, live_client: httpx2.AsyncClient, conversation: str, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_stream, "KEY_RECHECK_SECONDS", 0.05)
+    failed = asyncio.Event()
+
+    async def fail(text: str) -> None:
+        failed.set()
+        raise StoreUnavailable("down")
+
+    async with open_event_stream(live_client, f"{conversation}/events") as listener:
+        await listener.read_next()
+        monkeypatch.setattr(get_key_verifier(app)._keys, "verify_key", fail)
+        await asyncio.wait_for(failed.wait(), 5)
+        [entry] = await store.append("c", Message.user("after"))
+        await listener.read_until("branch_changed", branch=0, head=entry.seq)

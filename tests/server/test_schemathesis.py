@@ -78,7 +78,9 @@ class TargetServer:
     async def _serve(self) -> None:
         agent = ScriptedAgent()
         agent.set_script("Well.", repeat=True)
-        settings = Settings(model="gpt-4o", context_limit=8_000, requests_per_minute=None)
+        settings = Settings(
+            model="gpt-4o", context_limit=8_000, requests_per_minute=None, host_access_tenants=("default",)
+        )
         async with SqlStore.open(self._url) as store, httpx2.AsyncClient() as http_client:
             state = ServerState(
                 store, settings, http_client=http_client, agent=agent.agent, model_factory=agent.get_model

@@ -329,6 +329,22 @@ def test_what_other_packages_say_is_cut_to_its_unfilled_beginning(log_lines: io.
     ]
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize(
+    "hostile", ["\x1b]0;title\x07", "\x9b31m", "\x7f", "a\u2028b", "a\x85b", "\u202egnp.exe", "\x00", "\ud800"]
+)
+def test_control_characters_are_escaped_in_log_lines(log_lines: io.StringIO, format: logs.LogLineFormat, hostile: str):
+    logs.configure_logging(format, stream=log_lines)
+    logs.log_server_event("turn", conversation=hostile, nested=[hostile])
+    logs.logger.warning(hostile)
+    logging.getLogger("elsewhere").warning(hostile)
+    written = log_lines.getvalue()
+    assert written.replace("\n", "").isprintable()
+    assert written.count("\n") == 3
+    if format == "json":
+        assert json.loads(written.splitlines()[0])["conversation"] == hostile
+
+
 def test_text_lines_quote_what_would_break_them(log_lines: io.StringIO):
     logs.configure_logging("text", stream=log_lines)
     logs.log_server_event("request", conversation="a b\nc", status=200, error=None, missing=None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from base64 import b64encode
 from typing import Any
 
 import httpx2
@@ -91,6 +92,19 @@ async def test_without_a_message_the_turn_continues_from_the_log(
     events = await send(client, conversation, None)
     assert "question_recorded" not in event_names(events)
     assert await load_messages(store) == [("user", "still there?"), ("assistant", "I am.")]
+
+
+async def test_an_image_is_sent_with_its_question_and_replays(
+    client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent
+):
+    model = scripted.set_script("a mill")
+    stored = await client.post("/api/blobs", content=b"\x89PNG...", headers={"Content-Type": "image/png"})
+    image = {"type": "image", "blob": stored.json()["blob"], "media_type": "image/png"}
+    await send(client, conversation, {"role": "user", "parts": [{"type": "text", "text": "What is this?"}, image]})
+    [prompt] = model.prompts
+    assert prompt.load_blob is not None
+    assert prompt.load_blob(image["blob"]) == b64encode(b"\x89PNG...").decode()
+    assert (await client.get(f"{conversation}/requests/2/replay")).json()["matches"] is True
 
 
 async def test_another_model_can_be_requested(client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent):

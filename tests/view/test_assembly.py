@@ -15,15 +15,19 @@ from payload_oracle import count_payload
 from quire.errors import ContextOverflow, InvalidRequest, UnknownStrategy
 from quire.ledger import replay
 from quire.log import Blob
-from quire.model import Compaction, Entry, Message, Policy, Span, ToolDefinition
+from quire.model import Compaction, Decision, Entry, Message, Policy, Span, ToolDefinition
+from quire.model.entries import DocumentReference, purge_body
 from quire.testing.strategies import histories, questions
 from quire.view.assembly import Assembly, assemble
 from quire.view.batches import MessageBatch, group_batches
 from quire.view.counted_input import count_summary
 from quire.view.excerpts import excerpt_message
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput, hash_text
+from quire.view.labels import label_text
 from quire.view.recalled_messages import RecallCandidate
+from quire.view.references import inline_documents
 from quire.view.rendered import MessageCounter, drop_unsupported_parts
+from quire.view.tokens import counter_for
 from quire.view.tool_call_repair import repair_tool_calls
 from quire.view.wire_formats import wire_format_for
 
@@ -47,6 +51,7 @@ def cases(draw: st.DrawFn) -> tuple[ViewInput, dict]:
         archived = [entry for entry in entries[:first] if entry not in pinned]
         recalled = draw(candidates(archived)) if archived else ()
     blocks = draw(st.lists(documents(), max_size=3))
+    question, document_decisions = draw(referencing_questions())
     pins = draw(st.frozensets(st.integers(1, max(1, len(entries))), max_size=2))
     view_input = ViewInput(
         conversation="c",
@@ -58,7 +63,8 @@ def cases(draw: st.DrawFn) -> tuple[ViewInput, dict]:
         pinned=pinned,
         history=entries[first:],
         pins=pins | {entry.seq for entry in pinned},
-        pending=(draw(questions()),),
+        pending=(question,),
+        document_decisions=document_decisions,
         recall_candidates=tuple(recalled),
     )
     window = draw(st.sampled_from([512, 700, 1_024, 2_048, 8_192, 32_000, 200_000]))
@@ -69,6 +75,37 @@ def cases(draw: st.DrawFn) -> tuple[ViewInput, dict]:
         "reserved_response_tokens": draw(st.integers(0, window // 4)),
     }
     return view_input, changes
+
+
+@st.composite
+def referencing_questions(draw: st.DrawFn) -> tuple[Message, tuple[Decision, ...]]:
+    """A question that references documents: some injected into it, some listed, some not found."""
+    question = draw(questions())
+    references: list[DocumentReference] = []
+    decisions: list[Decision] = []
+    for number, text in enumerate(draw(st.lists(st.text(max_size=2_000), max_size=3))):
+        outcome = draw(st.sampled_from(["referenced", "listed", "not_found"]))
+        link, path = f"[[{number}]]", f"{number}.md"
+        references.append(
+            DocumentReference(
+                link=link,
+                path=None if outcome == "not_found" else path,
+                blob=text if outcome == "referenced" else None,
+                injected=outcome == "referenced",
+            )
+        )
+        document = f"\n\n{label_text('document', text, name=path, link=link)}"
+        decisions.append(
+            Decision(
+                slot="newest",
+                kind="document",
+                included=outcome == "referenced",
+                reason=outcome,
+                tokens=0 if outcome == "not_found" else counter_for("gpt-4o").count(document),
+                name=f"{number}.md",
+            )
+        )
+    return inline_documents(question, references, lambda text: text), tuple(decisions)
 
 
 def candidates(archived: list[Entry]) -> st.SearchStrategy[list[RecallCandidate]]:
@@ -139,6 +176,8 @@ def test_every_request_keeps_every_promise(case: tuple[ViewInput, dict]):
     assert request.tokens <= policy.max_input_tokens
     assert count_payload(wire_format, payload, counter) == request.tokens == manifest.total_tokens
     assert sum(row.tokens for row in manifest.included) + wire_format.request_overhead == manifest.total_tokens
+    assert sum(slot.used for slot in manifest.slots) == manifest.total_tokens
+    assert all(row.tokens >= 0 for row in manifest.decisions)
     # Valid for both providers.
     for provider in ("openai", "anthropic"):
         assert wire_format_for(provider).check(request.to_payload(provider)) == []
@@ -178,6 +217,7 @@ def check_decisions(view_input: ViewInput, assembly: Assembly) -> None:
     manifest = assembly.manifest
     named = Tally(row.name for row in manifest.decisions if row.name is not None)
     candidates = [block.name for block in view_input.blocks] + [tool.definition.name for tool in view_input.tools]
+    candidates += [row.name for row in view_input.document_decisions]
     assert named == Tally(candidates)
     decided = Tally(
         seq
@@ -337,10 +377,8 @@ class TestSummaryCount:
     def test_it_is_recounted_for_another_model_and_after_a_purge(self):
         counted = self.tokens(make_entry(3, self.BODY))
         assert self.tokens(make_entry(3, self.BODY)._replace(tokens=999, counter="anthropic:estimate")) == counted
-        assert (
-            self.tokens(make_entry(3, self.BODY)._replace(tokens=999, counter="openai:o200k_base", purged_at=1))
-            == counted
-        )
+        purged = make_entry(3, self.BODY)._replace(tokens=999, counter="openai:o200k_base", purged_at=1)
+        assert self.tokens(purged) == self.tokens(make_entry(3, purge_body(self.BODY)))
 
     def test_what_only_shortens_messages_has_no_summary(self):
         assert count_summary(Compaction(number=1, covers=None), MESSAGE_COUNTERS["openai"]) is None

@@ -216,7 +216,7 @@ def test_which_shape_a_model_takes():
 def test_what_a_request_costs_by_hand():
     sent = Message(role="assistant", parts=(TextPart(text="abc"), make_call("1", "look", "{}")))
     payload = build_payload(Message.user("hello"), sent, Message.tool("1", "12345"), system="sys")
-    system, user, assistant, tool = 3 + 3, 3 + 5, 3 + 3 + 8 + 4 + 2, 3 + 5 + 4
+    system, user, assistant, tool = 4 + 3, 4 + 5, 4 + 3 + 8 + 4 + 2, 4 + 5 + 4
     assert count_payload(wire_format, payload, COUNTER) == 3 + system + user + assistant + tool
 
 
@@ -224,7 +224,7 @@ def count_image(data: str, model: str = "") -> int:
     wire_messages = wire_format.render_message(
         Message(role="user", parts=(ImagePart(blob=BLOB, detail="high"),)), load_blob=lambda _: data
     )
-    return wire_format_for("openai", model=model).count_messages(wire_messages, COUNTER) - 3
+    return wire_format_for("openai", model=model).count_messages(wire_messages, COUNTER) - 4
 
 
 @pytest.mark.parametrize("data", [PNG, JPEG, GIF, WEBP, WEBP_L, WEBP_X])
@@ -247,7 +247,7 @@ def test_a_file_costs_by_its_pages():
         message = Message(role="user", parts=(FilePart(blob=BLOB, name="a"),))
         return (
             wire_format.count_messages(wire_format.render_message(message, load_blob=lambda _: base64(data)), COUNTER)
-            - 3
+            - 4
             - 1
         )
 

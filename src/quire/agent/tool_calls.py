@@ -13,6 +13,7 @@ from quire.agent.approvals import Allow, AllowAlways, Approvals, Deny
 from quire.agent.cancellation import ToolTimeout, run_shielded, run_with_timeout
 from quire.agent.protocols import RequestT, ToolRunner, TurnHost
 from quire.agent.tool_results import make_tool_error
+from quire.context.builtin_tool_schemas import Remember
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart
 from quire.model.entries import DocumentReference
 from quire.model.events import ApprovalRequested, ToolCalled, ToolCompleted, TurnEvent
@@ -159,7 +160,8 @@ class ToolCallBatch:
 class BuiltinToolRunner(Generic[RequestT]):
     """Runs the built-in tools that the reply to a request called, and collects the documents that they read.
 
-    They change nothing outside Quire, so they need no approval.
+    They change nothing outside Quire, so they need no approval, except `remember`: a memory outlives its conversation,
+    and a document that the model read may have dictated it.
     """
 
     host: TurnHost[RequestT]
@@ -170,7 +172,7 @@ class BuiltinToolRunner(Generic[RequestT]):
         return True
 
     def needs_approval(self, call: ToolCallPart) -> bool:
-        return False
+        return call.name == Remember.tool_name
 
     async def run(self, call: ToolCallPart) -> Message:
         outcome = await self.host.run_tool(call, request=self.request)

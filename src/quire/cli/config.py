@@ -32,7 +32,7 @@ def format_path(path: Path) -> str:
 
 
 def mask_password(url: str) -> str:
-    return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", url)
+    return re.sub(r"\A([^:/@]*://[^:/@]*:)[^@]*@", r"\1***@", url)
 
 
 @command(app, "quire config get strategy")

@@ -35,7 +35,6 @@ def upgrade(
     from quire.log import migrate
 
     database_url = _resolve_url(url)
-    _create_parent_folder(database_url)
     previous = migrate.upgrade(database_url)
     lines = [
         f"The schema is at {migrate.SCHEMA_VERSION} already."
@@ -65,13 +64,6 @@ def _upgrade_queue(url: str) -> str | None:
     from quire.jobs import queue_schema
 
     return queue_schema.upgrade(url) if url.startswith("postgresql") and queue_schema.is_installed() else None
-
-
-def _create_parent_folder(url: str) -> None:
-    from pathlib import Path
-
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
 
 
 @command(app, "quire db status")

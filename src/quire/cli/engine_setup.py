@@ -57,8 +57,6 @@ async def open_engine_from_settings(overrides: SettingOverrides) -> AsyncGenerat
 
     settings = load_cli_settings(overrides).settings
     url = resolve_database_url(settings)
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     async with open_engine(
         url,
         settings=settings,

@@ -61,7 +61,7 @@ def create(
     *,
     scope: Annotated[
         list[str],
-        typer.Option(metavar="SCOPE", help="A scope: read, write, chat or admin; repeatable."),
+        typer.Option(metavar="SCOPE", help="A scope: read, write, chat, approve or admin; repeatable."),
     ],
     tenant: TenantOption = DEFAULT_TENANT,
     expires: Annotated[

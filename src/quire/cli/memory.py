@@ -51,7 +51,7 @@ MAX_IMPORT_BYTES = 200_000
 MAX_COMPARED_MEMORIES = 5_000
 """Existing memories that an import is deduplicated against."""
 
-_HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*$")
+_HEADING = re.compile(r"(#{1,6})\s+(.+)$")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?(.*)$")
 _FENCE = re.compile(r"\s*(```|~~~)")
 
@@ -281,7 +281,7 @@ def _iterate_statements(text: str) -> Iterator[str]:
             fence = _update_fence(fence, fence_match)
         elif match := _HEADING.match(line):
             yield from flush()
-            heading = match[2] if len(match[1]) > 1 else ""
+            heading = match[2].rstrip().rstrip("#").rstrip() if len(match[1]) > 1 else ""
         elif match := _ITEM.match(line):
             yield from flush()
             lines.append(match[1])

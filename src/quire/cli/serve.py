@@ -154,6 +154,9 @@ def _print_address(options: ServeOptions, host: str, port: int, *, open_browser:
     sys.stdout.flush()
     if options.local_token is None:
         print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
+        uses_host = options.agent is not None or options.settings.vault is not None
+        if uses_host and not options.settings.host_access_tenants:
+            print_note("Vault and agent are off for API keys: name the tenants that use them in `host_access_tenants`.")
     else:
         print_note(f"Open this address. For OpenAI clients: {server_url(host, port)}v1, with the token as API key.")
     if open_browser:

@@ -35,8 +35,8 @@ def _replace_comment(text: str, name: str, value: Any, table: str | None) -> str
     commented = re.compile(rf"#\s*{re.escape(name)}\s*=")
     lines, current_table = text.split("\n"), None
     for index, line in enumerate(lines):
-        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
-            current_table = header[1]
+        if header := re.match(r"\s*+\[++([^\]]+)\]", line):
+            current_table = header[1].strip()
         elif current_table == table and commented.match(line):
             return "\n".join([*lines[:index], f"{name} = {to_toml(value)}", *lines[index + 1 :]])
     return None

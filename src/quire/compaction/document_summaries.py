@@ -83,6 +83,7 @@ def _iter_paragraphs(text: str) -> Iterator[str]:
 
 def _strip_headings(block: str) -> str:
     """Removes headings and rules at the start of a block."""
-    while match := _HEADING.match(block):
-        block = block[match.end() :]
-    return block
+    start = 0
+    while match := _HEADING.match(block, start):
+        start = match.end()
+    return block[start:]

@@ -19,6 +19,9 @@ from quire.view.counted_input import count_summary
 from quire.view.model_specs import model_spec_for
 from quire.view.rendered import MessageCounter
 
+MIN_SUMMARY_TOKENS = 120
+"""Tokens that a summary may use in the smallest window."""
+
 CompactionTrigger = Literal["threshold", "background", "manual", "overflow", "edit", "model"]
 
 
@@ -43,6 +46,8 @@ class CompactionJob:
     """Tokens of the request with its whole history."""
     prefix_tokens: int
     """Tokens of the unchanged prefix, which stay in the provider's prompt cache."""
+    count_after: Callable[[Compaction], int]
+    """Counts the same request with a compaction applied."""
     trigger: CompactionTrigger
     instructions: str | None = None
 
@@ -63,10 +68,16 @@ async def execute_compaction(
     message_counter: MessageCounter,
     summarizer: Summarizer | None,
     on_failure: Callable[[SummaryFailed], None],
+    on_usage: Callable[[Usage, str | None], None],
 ) -> Entry | None:
-    """Appends the compaction and returns its entry; None if another compaction was first."""
+    """Appends the compaction and returns its entry; None if another compaction was first.
+
+    `on_usage` gets the tokens and the model of a written summary, which are billed in both cases.
+    """
     written = await _write_summary(store, job, message_counter, summarizer, on_failure)
-    compaction = _build_compaction(job, written, message_counter)
+    if written.usage is not None:
+        on_usage(written.usage, written.model)
+    compaction = _build_compaction(job, written)
     branch = job.window.branch
     try:
         draft = Draft(body=compaction, tokens=count_summary(compaction, message_counter))
@@ -76,9 +87,9 @@ async def execute_compaction(
     return entry
 
 
-def max_summary_tokens(plan: CompactionPlan) -> int:
+def max_summary_tokens(target_tokens: int) -> int:
     """A summary may use a quarter of the target tokens."""
-    return max(120, plan.target_tokens // 4)
+    return max(MIN_SUMMARY_TOKENS, target_tokens // 4)
 
 
 async def _write_summary(
@@ -95,7 +106,7 @@ async def _write_summary(
             text=previous,
             sources=tuple(sorted(find_cited_entries(previous or "", last_entry=job.window.branch.head_seq))),
         )
-    max_tokens = max_summary_tokens(job.plan)
+    max_tokens = max_summary_tokens(job.plan.target_tokens)
     failures: tuple[str, ...] = ()
     if summarizer is not None:
         from quire.compaction.model_summary import summarize
@@ -149,14 +160,9 @@ def _previous_summary(window: Window) -> str | None:
     return body.summary if isinstance(body, Compaction) else None
 
 
-def _build_compaction(
-    job: CompactionJob, written_summary: _WrittenSummary, message_counter: MessageCounter
-) -> Compaction:
+def _build_compaction(job: CompactionJob, written_summary: _WrittenSummary) -> Compaction:
     branch, plan = job.window.branch, job.plan
-    summary_tokens = message_counter.token_counter.count(written_summary.text) if written_summary.text else 0
-    tokens_after = max(0, job.full_history_tokens - plan.freed_tokens + summary_tokens)
-    price = model_spec_for(job.policy.model).input_price
-    return Compaction(
+    compaction = Compaction(
         number=branch.state.compaction_count + 1,
         covers=plan.covers,
         summary=written_summary.text,
@@ -165,14 +171,19 @@ def _build_compaction(
         strategy=job.policy.strategy,
         model=written_summary.model,
         tokens_before=job.full_history_tokens,
-        tokens_after=tokens_after,
         supersedes=branch.state.active_compaction.seq if branch.state.active_compaction is not None else None,
         truncations=plan.truncations or None,
         instructions=job.instructions,
         failures=written_summary.failures or None,
         invalidated_tokens=max(0, job.full_history_tokens - job.prefix_tokens),
-        savings_per_request=None
-        if price is None
-        else round(float(price) * max(0, job.full_history_tokens - tokens_after) / 1_000_000, 6),
         usage=written_summary.usage,
+    )
+    tokens_after = job.count_after(compaction)
+    price = model_spec_for(job.policy.model).input_price
+    savings = None if price is None else float(price) * max(0, job.full_history_tokens - tokens_after) / 1_000_000
+    return compaction.model_copy(
+        update={
+            "tokens_after": tokens_after,
+            "savings_per_request": None if savings is None else round(savings, 6),
+        }
     )

@@ -19,6 +19,8 @@ ELLIPSIS = "…"
 MAX_LINE_CHARS = 240
 MAX_MESSAGE_CHARS = 60_000
 """Longer messages are truncated in the middle to this length."""
+MAX_CACHED_WORD_CHARS = 100
+"""Characters of a word whose score is cached."""
 
 ROLE_WEIGHTS = {"user": 1.5, "assistant": 1.0, "system": 1.0, "tool": 0.4}
 PLAIN_LINE_SCORE = 0.15
@@ -30,7 +32,8 @@ SENTENCE_BOUNDARY = re.compile(
 )
 _CJK = "\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef"
 _WORD = re.compile(rf"[^\s{_CJK}]+|[{_CJK}]+")
-_CLAUSE_BOUNDARY = re.compile(r"(?<=[,:])\s+|\s+[–—-]{1,2}\s+")
+# The look-behind lets a run of blanks match from its beginning only; otherwise a long run would take quadratic time.
+_CLAUSE_BOUNDARY = re.compile(r"(?<=[,:])\s+|(?<!\s)\s++[–—-]{1,2}\s+")
 _DEPENDENT_CLAUSE = re.compile(
     r"(?:which|who|whose|it|its|they|their|this|that|these|those|he|she|and|or|but|so|then|because)\b", re.IGNORECASE
 )
@@ -161,8 +164,16 @@ def _build_template(fragments: list[str], values: list[str]) -> str:
     return joined if values and is_reversible and len(joined) > 4 * len(values) else ""
 
 
-@lru_cache(maxsize=50_000)
 def _score_word(word: str) -> ScoredWord:
+    return _score_short_word(word) if len(word) <= MAX_CACHED_WORD_CHARS else _compute_score(word)
+
+
+@lru_cache(maxsize=50_000)
+def _score_short_word(word: str) -> ScoredWord:
+    return _compute_score(word)
+
+
+def _compute_score(word: str) -> ScoredWord:
     bare = word.strip(_PUNCTUATION)
     lower = bare.lower()
     decision_weight = 2.0 if lower in _DECISION_WORDS else 1.0 if lower in _OBLIGATION_WORDS else 0.0

@@ -38,6 +38,8 @@ RECENT_TURN_WEIGHT = 0.25
 """Weight of the terms of the previous turn, relative to the message's own; halved for each turn before that."""
 MAX_MESSAGE_CHARS = 4_000
 """Characters of a message that are scored."""
+MAX_STEMMED_CHARS = 48
+"""Characters of a word that is stemmed, and whose stem is cached; a longer one is rarely a real word."""
 
 _CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _CJK = "\u2e80-\u9fff\uac00-\ud7af"
@@ -73,7 +75,7 @@ def extract_keywords(text: str) -> list[str]:
         if _CJK_CHAR.match(word):
             keywords += [left + right for left, right in pairwise(word)] or [word]
         elif lower not in _STOP_WORDS and (len(lower) > 1 or lower.isdigit()):
-            keywords.append(_stem(lower))
+            keywords.append(_stem(lower) if len(lower) <= MAX_STEMMED_CHARS else lower)
     return keywords
 
 

@@ -67,7 +67,8 @@ class Assembler:
             )
             context = base_context.with_blocks(*map(_to_block, documents))
         pinned = await self._load_pinned(window)
-        await engine.load_blobs([*window.messages, *pinned])
+        attached = [digest for each in pending for digest in each.blob_digests()]
+        await engine.load_blobs([*window.messages, *pinned], digests=attached)
         view_input = ViewInput(
             conversation=self._conversation,
             branch=self._branch,

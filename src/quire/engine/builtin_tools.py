@@ -28,7 +28,8 @@ from quire.errors import InvalidRequest, QuireError
 from quire.log.types import Citation, SearchHit, vault_scope
 from quire.model import Entry
 from quire.model.entries import DocumentReference
-from quire.view.recalled_messages import RecallCandidate, render_recalled
+from quire.view.labels import label_text
+from quire.view.recalled_messages import RecallCandidate, message_to_text, render_recalled
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
@@ -39,6 +40,8 @@ SNIPPET_CHARS = 100
 """Characters of a document reference's snippet."""
 MAX_COMPARED_MEMORIES = 1_000
 """Memories that a new one is compared with, to reject duplicates."""
+MAX_SOURCE_CANDIDATES = 20
+"""Newest messages of the user and of tools among which the source of a memory is searched."""
 
 
 class BuiltinToolResult(NamedTuple):
@@ -136,9 +139,8 @@ class BuiltinTools:
         hits = await self._search_vault(query, limit)
         if not hits:
             return BuiltinToolResult("No passage matches. Try other words.")
-        text = "\n\n".join(f"{hit.key} ({hit.title})\n{hit.text}" for hit in hits)
         references = {hit.key: _to_reference(hit.key, hit.text) for hit in reversed(hits)}
-        return BuiltinToolResult(_truncate(text, "search with a smaller limit"), tuple(reversed(references.values())))
+        return BuiltinToolResult(_render_excerpts(hits), tuple(reversed(references.values())))
 
     async def _resolve_link(self, link: str) -> BuiltinToolResult:
         from quire.context.vault import AmbiguousLink, BrokenLink, ResolvedLink
@@ -163,22 +165,57 @@ class BuiltinTools:
         from quire.context.memory import validate_new_memory
 
         fact = validate_new_memory(text, existing=[each.text for each in memories], recalled_texts=recalled_texts)
-        user_messages = await engine.store.read_tail(
-            self._conversation, 1, branch=self._branch, kinds=["message"], roles=["user"]
-        )
-        if not user_messages:
-            raise InvalidRequest("There is no user message yet that a memory could cite.")
-        citation = _to_citation(user_messages[0])
+        source = await self._find_source(fact)
+        citation = _to_citation(source)
         if replaces is None:
             memory = await engine.store.add_memory(namespace, fact, citation=citation)
         else:
             memory = await engine.store.replace_memory(replaces, fact, citation=citation)
-        return BuiltinToolResult(f"Remembered as {memory.id}, from message #{user_messages[0].seq}.")
+        kind = "tool result" if source.role == "tool" else "message"
+        return BuiltinToolResult(f"Remembered as {memory.id}, from {kind} #{source.seq}.")
+
+    async def _find_source(self, fact: str) -> Entry:
+        """The message that shares most terms with a new memory; in case of a tie, the newest of the user's.
+
+        Tool results are candidates, because a document may have dictated the memory.
+        """
+        from quire.context.recall.tokenizer import tokenize
+
+        messages = await self._engine.store.read_tail(
+            self._conversation, MAX_SOURCE_CANDIDATES, branch=self._branch, kinds=["message"], roles=["user", "tool"]
+        )
+        if not any(entry.role == "user" for entry in messages):
+            messages += await self._engine.store.read_tail(
+                self._conversation, 1, branch=self._branch, kinds=["message"], roles=["user"]
+            )
+        if not messages:
+            raise InvalidRequest("There is no user message yet that a memory could cite.")
+        terms = set(tokenize(fact[:MAX_RESULT_CHARS]))
+
+        def rank(entry: Entry) -> tuple[int, bool, int]:
+            shared = terms.intersection(tokenize(message_to_text(entry.message)[:MAX_RESULT_CHARS]))
+            return len(shared), entry.role == "user", entry.seq
+
+        return max(messages, key=rank)
 
 
 def deduplicate_references(references: Sequence[DocumentReference]) -> tuple[DocumentReference, ...]:
     """Each document once, as the first call referred to it."""
     return tuple({each.path: each for each in reversed(references)}.values())[::-1]
+
+
+def _render_excerpts(hits: Sequence[SearchHit]) -> str:
+    """Labels each passage as data; the passages together have at most `MAX_RESULT_CHARS`."""
+    blocks: list[str] = []
+    available = MAX_RESULT_CHARS
+    for hit in hits:
+        if available <= 0:
+            break
+        blocks.append(label_text("document", hit.text[:available], name=hit.key, title=hit.title))
+        available -= len(hit.text)
+    omitted = sum(len(hit.text) for hit in hits) - MAX_RESULT_CHARS
+    hints = [f"[… {omitted} more characters; search with a smaller limit …]"] if omitted > 0 else []
+    return "\n\n".join([*blocks, *hints])
 
 
 def _to_reference(path: str, text: str | None) -> DocumentReference:

@@ -1,7 +1,7 @@
 """Compactions of one branch: execute a plan, emit its events, undo it, edit its summary."""
 
 from quire.compaction.citations import check_citations
-from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction
+from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction, max_summary_tokens
 from quire.engine.context import EngineContext
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
@@ -43,22 +43,24 @@ class Compactor:
             policy=engine.policy,
             full_history_tokens=assembly.full_history_tokens,
             prefix_tokens=assembly.prefix_tokens,
+            count_after=assembly.count_after,
             trigger=trigger,
             instructions=instructions,
         )
         failures: list[SummaryFailed] = []
+        billed: list[tuple[Usage, str | None]] = []
         entry = await execute_compaction(
             engine.store,
             job,
             message_counter=engine.message_counter,
             summarizer=engine.summarizer,
             on_failure=failures.append,
+            on_usage=lambda usage, model: billed.append((usage, model)),
         )
         for failure in failures:
             await self._report_failure(failure)
-        body = entry.body if entry is not None else None
-        if isinstance(body, Compaction) and body.usage is not None:
-            await self._record_cost(body.usage, body.model)
+        for usage, model in billed:
+            await self._record_cost(usage, model)
         if entry is not None:
             engine.emit(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
             await engine.hooks.run_after(conversation, entry)
@@ -92,6 +94,7 @@ class Compactor:
         body = window.compaction.body if window.compaction is not None else None
         if window.compaction is None or not isinstance(body, Compaction) or body.covers is None:
             raise InvalidRequest("The branch has no active summary to edit; compact it first.")
+        self._check_summary_size(text)
         edited = Compaction(
             number=window.branch.state.compaction_count + 1,
             covers=body.covers,
@@ -100,11 +103,24 @@ class Compactor:
             trigger="edit",
             strategy=body.strategy,
             tokens_before=body.tokens_after,
-            tokens_after=body.tokens_after,
             supersedes=window.compaction.seq,
             truncations=body.truncations,
         )
-        return await self._append(edited, tokens=count_summary(edited, self._engine.message_counter))
+        counter = self._engine.message_counter
+        old, new = count_summary(body, counter), count_summary(edited, counter)
+        change = new.tokens - old.tokens if old is not None and new is not None else 0
+        edited = edited.model_copy(update={"tokens_after": max(0, body.tokens_after + change)})
+        return await self._append(edited, tokens=new)
+
+    def _check_summary_size(self, text: str) -> None:
+        """Refuses a text above the share of the window that a written summary may have."""
+        limit = max_summary_tokens(self._engine.policy.target_tokens)
+        tokens = self._engine.message_counter.token_counter.count(text)
+        if tokens > limit:
+            raise InvalidRequest(
+                f"The summary has {tokens:,} tokens, and a summary may have at most {limit:,} in this context window; "
+                "shorten it."
+            )
 
     async def _append(self, body: Compaction | Restore, *, tokens: TokenCount | None = None) -> Entry:
         draft = Draft(body=body, tokens=tokens)

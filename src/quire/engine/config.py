@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from quire.compaction.execution import Summarizer
 from quire.context.builtin_tool_schemas import build_builtin_tools
+from quire.errors import UnknownPrice
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
 from quire.log.ids import now
 from quire.model import Policy, ToolDefinition, Usage
 from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.settings import Settings
-from quire.view.model_specs import ModelSpec, context_window_for, model_spec_for
+from quire.settings.schema import upstream_for
+from quire.view.model_specs import ModelSpec, context_window_for, is_local_model, model_spec_for
 from quire.view.wire_formats import provider_for
 
 if TYPE_CHECKING:
@@ -98,19 +100,50 @@ class EngineConfig:
         return self.vault.root if self.vault is not None else None
 
     def estimate_cost(self, usage: Usage | None, model: str) -> float:
-        """Cost of a call in dollars; 0 if the model's price is unknown. Prices in the settings override the table."""
+        """Cost of a call in dollars; 0 if the price is unknown.
+
+        `model` is the name that the client uses; it may be an alias of the upstream's model. The model that the
+        provider reports comes before both.
+        """
         if usage is None:
             return 0.0
-        spec, settings = model_spec_for(model), self.settings
-        if model == settings.model and settings.input_price is not None and settings.output_price is not None:
-            spec = ModelSpec(
-                input_price=Decimal(str(settings.input_price)), output_price=Decimal(str(settings.output_price))
-            )
-        return spec.compute_cost(usage) or 0.0
+        spec = self._find_price(model, reported_model=usage.model)
+        return (spec.compute_cost(usage) or 0.0) if spec is not None else 0.0
+
+    def check_prices(self) -> None:
+        """Raises `UnknownPrice` if `max_spend` is set and the price of the model or of the summarizer is unknown."""
+        if self.settings.max_spend is None:
+            return
+        summarizers = [self.summarizer.model.name] if self.summarizer is not None else []
+        for model in (self.settings.model, *summarizers):
+            if self._find_price(model) is None:
+                raise UnknownPrice(model)
+
+    def _find_price(self, model: str, *, reported_model: str | None = None) -> ModelSpec | None:
+        """Prices of the upstream, else of the settings, else of the table. The settings also price other models, such
+        as the summarizer, that the table does not list."""
+        settings, upstream = self.settings, upstream_for(self.settings, model)
+        configured = _to_price(settings.input_price, settings.output_price)
+        own = _to_price(upstream.input_price, upstream.output_price) if upstream is not None else None
+        if own is None and model == settings.model:
+            own = configured
+        if own is not None:
+            return own
+        upstream_model = (upstream.model if upstream is not None else None) or model
+        # A local server may report a name that a vendor charges for.
+        names = (reported_model, upstream_model) if not is_local_model(upstream_model) else ()
+        specs = (model_spec_for(name) for name in names if name)
+        return next((spec for spec in specs if spec.has_price), configured)
 
 
 _PARTS = ("agent", "vault", "summarizer", "embedder", "clock")
 """Names that `with_changes` takes for parts. Some are settings too: those hold a file name or a model's name."""
+
+
+def _to_price(input_price: float | None, output_price: float | None) -> ModelSpec | None:
+    if input_price is None or output_price is None:
+        return None
+    return ModelSpec(input_price=Decimal(str(input_price)), output_price=Decimal(str(output_price)))
 
 
 def _build_agent(agent: Agent | None, *, instructions: str, tools: Sequence[ToolDefinition]) -> Agent:

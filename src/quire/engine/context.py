@@ -1,6 +1,6 @@
 """`EngineContext`: a store, a configuration and the shared runtime state, which every part of an engine works on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -70,9 +70,9 @@ class EngineContext:
     def blobs(self) -> BlobCache:
         return self.runtime.blobs
 
-    async def load_blobs(self, entries: Sequence[Entry]) -> None:
-        """Loads the blobs that these entries reference into the cache, for rendering."""
-        await self.runtime.blobs.load(self.store, entries)
+    async def load_blobs(self, entries: Sequence[Entry], *, digests: Collection[str] = ()) -> None:
+        """Loads the blobs that these entries reference, and those with these digests, into the cache for rendering."""
+        await self.runtime.blobs.load(self.store, entries, digests)
 
     @property
     def hooks(self) -> CompactionHooks:
@@ -91,7 +91,9 @@ class EngineContext:
         await self.runtime.jobs.wait()
 
     async def check_spend_cap(self, conversation: str) -> None:
-        """Raises `SpendCapReached` if the conversation has cost `max_spend` or more."""
+        """Raises `SpendCapReached` if the conversation has cost `max_spend` or more, and `UnknownPrice` if the cap
+        cannot hold."""
+        self.config.check_prices()
         cap = self.settings.max_spend
         if cap is not None:
             spent = await self.store.get_cost(conversation)

@@ -47,7 +47,9 @@ class Conversation:
         With `after`, the path of the head that the caller read, it raises `StaleHead` if the branch has moved on
         (optimistic concurrency).
         """
-        drafts = [self._recorder.make_draft(PendingMessage(message)) for message in map(to_message, messages)]
+        pending = [PendingMessage(message) for message in map(to_message, messages)]
+        await self.engine.load_blobs([], digests=[digest for each in pending for digest in each.blob_digests()])
+        drafts = [self._recorder.make_draft(each) for each in pending]
         return await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after)
 
     async def prepare(

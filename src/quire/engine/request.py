@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 from quire.context.tools import ToolSet
 from quire.log import Blob, ConversationRecord
 from quire.model import Entry, Manifest, Message, Provider
-from quire.model.entries import DocumentReference
+from quire.model.entries import DocumentReference, referenced_blobs
 from quire.view.assembly import Assembly
 from quire.view.labels import LABEL_PREFIX
 from quire.view.wire_formats import BlobLoader, Reply, wire_format_for
@@ -29,6 +29,10 @@ class PendingMessage(NamedTuple):
 
     message: Message
     references: tuple[DocumentReference, ...] = ()
+
+    def blob_digests(self) -> set[str]:
+        """Digests of its images, files and injected documents."""
+        return referenced_blobs(self.message, self.references)
 
 
 class ToolOutcome(NamedTuple):
@@ -77,12 +81,15 @@ class Request:
 
     def to_openai(self, **options: Any) -> dict[str, Any]:
         """Keyword arguments for `client.chat.completions.create`; `options` are added to them."""
-        return self.assembly.rendered.to_payload("openai") | options
+        return self.assembly.rendered.to_payload("openai", load_blob=self.load_blob) | options
 
     def to_anthropic(self, *, max_tokens: int | None = None, **options: Any) -> dict[str, Any]:
         """Keyword arguments for `client.messages.create`; `max_tokens` defaults to the reserved response tokens."""
         reserved = self.assembly.policy.reserved_response_tokens
-        return self.assembly.rendered.to_payload("anthropic", max_tokens=max_tokens or max(1, reserved)) | options
+        payload = self.assembly.rendered.to_payload(
+            "anthropic", max_tokens=max_tokens or max(1, reserved), load_blob=self.load_blob
+        )
+        return payload | options
 
 
 def to_message(message: Message | str) -> Message:

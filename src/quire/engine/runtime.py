@@ -5,7 +5,7 @@ parts of the configuration that its values depend on, so that variants can share
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachetools import LRUCache
@@ -33,6 +33,8 @@ MAX_CACHED_SUMMARIES = 10_000
 """Extractive summaries of documents in the LRU cache."""
 MAX_MESSAGE_COUNTERS = 100
 """Message counters in the LRU cache: one for each model in use."""
+MAX_CALIBRATIONS = 1_000
+"""Calibrations in the LRU cache: one for each model, by the name that a client gives. The store has them all."""
 _BLOB_FIELD = '"blob":"'
 
 BeforeCompaction = Callable[[str, CompactionPlan], Awaitable[bool]]
@@ -56,7 +58,7 @@ class EngineRuntime:
         self.hooks = CompactionHooks()
         self.blobs = BlobCache()
         self.listeners: list[Callable[[ContextEvent], None]] = []
-        self.calibrations: dict[str, Calibration] = {}
+        self.calibrations: LRUCache[str, Calibration] = LRUCache(MAX_CALIBRATIONS)
         self.recall_indexes: LRUCache[tuple[str, int, str | None], CachedIndex] = LRUCache(
             MAX_INDEXED_MESSAGES, getsizeof=_count_messages
         )
@@ -121,17 +123,19 @@ class BlobCache:
         """Caches a blob that the next request includes but the store does not hold yet."""
         self._cache[digest] = base64.b64encode(data).decode()
 
-    async def load(self, store: LogStore, entries: Sequence[Entry]) -> None:
-        """Loads the blobs that these entries reference; missing ones are skipped. Clears the cache first if it is
-        full."""
+    async def load(self, store: LogStore, entries: Sequence[Entry], digests: Collection[str] = ()) -> None:
+        """Loads the blobs that these entries reference, and those with these digests; missing ones are skipped.
+
+        A full cache is cleared first, except for the blobs to load: the store may not hold them yet.
+        """
+        needed = set(digests).union(*(entry.blob_digests() for entry in _entries_with_blobs(entries)))
         if len(self._cache) > MAX_CACHED_BLOBS:
-            self._cache.clear()
-        for entry in _entries_with_blobs(entries):
-            for digest in entry.blob_digests() - self._cache.keys():
-                try:
-                    self.put(digest, (await store.get_blob(digest)).data)
-                except BlobNotFound:
-                    continue
+            self._cache = {digest: data for digest, data in self._cache.items() if digest in needed}
+        for digest in needed - self._cache.keys():
+            try:
+                self.put(digest, (await store.get_blob(digest)).data)
+            except BlobNotFound:
+                continue
 
 
 def _count_messages(cached: CachedIndex) -> int:

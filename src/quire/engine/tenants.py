@@ -12,7 +12,7 @@ from quire.engine.engine import Engine
 from quire.engine.runtime import EngineRuntime
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
-from quire.log import SqlStore
+from quire.log import DEFAULT_TENANT, SqlStore
 from quire.model.agents import Agent
 from quire.model.events import ContextEvent
 from quire.settings import Settings
@@ -27,6 +27,9 @@ class TenantEngines:
 
     `jobs_for` returns the background jobs of a tenant's engine, and `on_event` receives its events. Both are called
     after this object is created, so that they may depend on it.
+
+    Vault and agent are those of the host. The tenants in `host_access_tenants` have them, and if `is_local`, the
+    default tenant, which is then the user of this machine.
     """
 
     def __init__(
@@ -40,8 +43,9 @@ class TenantEngines:
         instrument_model: Callable[[Model], Model] | None = None,
         jobs_for: Callable[[str], BackgroundJobs | None] | None = None,
         on_event: Callable[[str, ContextEvent], None] | None = None,
+        is_local: bool = True,
     ) -> None:
-        self.settings, self._agent = settings, agent
+        self.settings, self._agent, self._is_local = settings, agent, is_local
         self._store, self._summarizer, self._embedder = store, summarizer, embedder
         self._instrument_model, self._jobs_for, self._on_event = instrument_model, jobs_for, on_event
         self._vault = (
@@ -63,14 +67,23 @@ class TenantEngines:
         summarizer = self._summarizer
         if summarizer is not None and self._instrument_model is not None:
             summarizer = self._instrument_model(summarizer)
+        has_host_access = self._has_host_access(tenant)
         config = EngineConfig.create(
-            self.settings, agent=self._agent, vault=self._vault, summarizer=summarizer, embedder=self._embedder
+            self.settings,
+            agent=self._agent if has_host_access else None,
+            vault=self._vault if has_host_access else None,
+            summarizer=summarizer,
+            embedder=self._embedder,
         )
         jobs = self._jobs_for(tenant) if self._jobs_for is not None else None
         engine = Engine(self._store.for_tenant(tenant), config, EngineRuntime(jobs=jobs))
         if self._on_event is not None:
             engine.subscribe(partial(self._on_event, tenant))
         return engine
+
+    def _has_host_access(self, tenant: str) -> bool:
+        """Whether the tenant uses the vault, the agent and the MCP servers of the host."""
+        return tenant in self.settings.host_access_tenants or (self._is_local and tenant == DEFAULT_TENANT)
 
     async def change_settings(self, settings: Settings) -> None:
         """Uses other settings for all tenants from the next request on."""

@@ -121,8 +121,7 @@ class JobRunner:
         record = await store.get_conversation(job.conversation)
         if days is None or record.updated_at > self._clock() - days * DAY_MICROSECONDS:
             return NO_WORK
-        newest = await store.read_tail(job.conversation, 1, kinds=["message"])
-        if not record.title and (not newest or newest[0].purged_at is not None):
+        if await store.is_purged(job.conversation):
             return NO_WORK
         return JobOutcome(len(await store.purge(job.conversation)))
 

@@ -138,15 +138,17 @@ class Sweeper:
         return bool(find_missing_segments(branch, stored, upto=active.covers.last))
 
     async def _sweep_vault(self, defer: Defer) -> int:
-        if self._engines(DEFAULT_TENANT, None).vault is None:
+        named = self._engines(DEFAULT_TENANT, None).settings.host_access_tenants
+        tenants = [each for each in {DEFAULT_TENANT, *named} if self._engines(each, None).vault is not None]
+        if not tenants:
             return 0
         count = 0
         for kind, interval in VAULT_INTERVALS.items():
             name, current = f"vault_{kind}", self._clock()
             if current - (await self._worklist.get_sweep_time(name) or 0) >= interval:
-                await defer([Job(kind, DEFAULT_TENANT)])
+                await defer([Job(kind, tenant) for tenant in sorted(tenants)])
                 await self._worklist.record_sweep(name, current)
-                count += 1
+                count += len(tenants)
         return count
 
 

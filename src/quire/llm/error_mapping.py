@@ -23,8 +23,15 @@ from quire.llm.transport_errors import map_transport_error
 
 _CODE_FIELDS = ("code", "type", "status", "reason", "error_code", "finish_reason")
 _MESSAGE_FIELDS = ("message", "msg", "error", "detail", "raw", "error_description", "title")
+_COUNT_FIELDS = ("n_prompt_tokens", "n_ctx")
+_MAX_COUNT = 1_000_000_000
+"""Maximum token count that is taken from a field of an error."""
 _MAX_MESSAGE_CHARS = 600
 """Maximum characters of a provider's message in an error."""
+MAX_CLASSIFIED_CHARS = 4_096
+"""Maximum characters of a provider's messages that are searched for phrases; a provider may repeat a client's text."""
+MAX_BODY_DEPTH = 32
+"""Maximum depth of an error body in which codes and messages are collected."""
 
 _REFUSED_CODES = {
     "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "moderation_blocked", "safety",
@@ -76,29 +83,34 @@ _REJECTED_CODES = {
 _TRANSIENT_CLIENT_STATUSES = (408, 409, 425)
 """4xx statuses for which a retry may succeed."""
 
-_NUMBER = r"(\d[\d,]*)"
-# Named groups: tokens of the prompt, of the requested answer, and of the context window.
+_NUMBER = r"(\d[\d,]*+)"
+# Named groups: tokens of the prompt, of the requested answer, and of the context window. Gaps are bounded, because an
+# unbounded one is searched to the end of the text from every place where the phrase before it occurs.
 _TOKEN_COUNT_PATTERNS = tuple(
     re.compile(pattern.replace("PROMPT", rf"(?P<prompt>{_NUMBER})").replace("ANSWER", rf"(?P<answer>{_NUMBER})")
                .replace("WINDOW", rf"(?P<window>{_NUMBER})"))
     for pattern in (
-        r"context length is WINDOW tokens.*?\(PROMPT (?:in the messages|in your prompt|of text input)[^)]*?ANSWER"
-        r" (?:in the completion|for the completion|in the output)",
+        r"context length is WINDOW tokens.{0,200}?\(PROMPT (?:in the messages|in your prompt|of text input)[^)]{0,200}?"
+        r"ANSWER (?:in the completion|for the completion|in the output)",
         r"exceed context limit: PROMPT \+ ANSWER > WINDOW",
-        r"passed PROMPT input tokens and requested ANSWER output tokens.*?context length is only WINDOW",
+        r"passed PROMPT input tokens and requested ANSWER output tokens.{0,200}?context length is only WINDOW",
         r"too large: ANSWER\. ?this model's maximum context length is WINDOW tokens and your request has PROMPT input",
-        r"context length is WINDOW tokens.*?messages resulted in PROMPT tokens",
-        r"context length is WINDOW tokens.*?request (?:has|contains)(?: at least)? PROMPT input tokens",
+        r"context length is WINDOW tokens.{0,200}?messages resulted in PROMPT tokens",
+        r"context length is WINDOW tokens.{0,200}?request (?:has|contains)(?: at least)? PROMPT input tokens",
         r"prompt is too long: PROMPT tokens > WINDOW",
         r"input token count \(?PROMPT\)? exceeds the maximum number of tokens allowed \(?WINDOW",
-        r"prompt contains PROMPT tokens.*?too large for model with WINDOW",
+        r"prompt contains PROMPT tokens.{0,200}?too large for model with WINDOW",
         r"request \(PROMPT tokens\) exceeds the available context size \(WINDOW tokens",
-        r"keep the first PROMPT tokens.*?context length of only WINDOW tokens",
+        r"keep the first PROMPT tokens.{0,200}?context length of only WINDOW tokens",
     )
 )  # fmt: skip
 _NO_ROOM_TEXT = re.compile(r"max_(completion_)?tokens must be at least 1, got -")
-_RETRY_AFTER_TEXT = re.compile(r"(?:try again|retry) (?:in|after) ((?:[\d.]+ ?(?:ms|h|m|s|seconds?|minutes?)\s*)+)")
-_DURATION_PATTERN = re.compile(r"([\d.]+) ?(ms|h|m|s|seconds?|minutes?)")
+_DURATION_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{0,9})?"
+_RETRY_AFTER_TEXT = re.compile(
+    r"(?:try again|retry) (?:in|after) "
+    rf"((?:{_DURATION_NUMBER} ?(?:ms|h|m|s|seconds?|minutes?)\s*)+)"
+)
+_DURATION_PATTERN = re.compile(rf"({_DURATION_NUMBER}) ?(ms|h|m|s|seconds?|minutes?)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -113,7 +125,7 @@ class _ErrorDetails:
 
     @property
     def text(self) -> str:
-        return " ".join(self.messages).lower()
+        return " ".join(message[:MAX_CLASSIFIED_CHARS] for message in self.messages)[:MAX_CLASSIFIED_CHARS].lower()
 
     @property
     def headline(self) -> str:
@@ -133,8 +145,12 @@ def classify_error(
         delay = retry_after if retry_after is not None else details.retry_after or _parse_retry_after(details.text)
         return ModelRateLimited(message, status=status, retry_after=delay)
     if error_class is ModelContextOverflow:
+        fields = _read_count_fields(body)
         prompt, _, window = _parse_token_counts(details)
-        return ModelContextOverflow(message, status=status, tokens=prompt, window=window)
+        prompt, window = fields or (prompt, window)
+        return ModelContextOverflow(
+            message, status=status, tokens=prompt, window=window, is_structured=fields is not None
+        )
     return error_class(message, status=status)
 
 
@@ -184,13 +200,30 @@ def _parse_token_counts(details: _ErrorDetails) -> tuple[int | None, int | None,
     return None, None, None
 
 
+def _read_count_fields(body: object) -> tuple[int, int] | None:
+    """Returns the tokens of the prompt and of the window from fields of the outermost error, if it has them.
+
+    Nested objects and JSON inside texts do not count: they may repeat what a client sent.
+    """
+    if isinstance(body, str | bytes):
+        try:
+            body = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+    for each in (body, cast("Mapping[str, object]", body).get("error") if isinstance(body, Mapping) else None):
+        if isinstance(each, Mapping):
+            prompt, window = (cast("Mapping[str, object]", each).get(name) for name in _COUNT_FIELDS)
+            if isinstance(prompt, int) and isinstance(window, int) and 0 < prompt <= _MAX_COUNT >= window:
+                return prompt, window
+    return None
+
+
 def _parse_retry_after(text: str) -> float | None:
     match = _RETRY_AFTER_TEXT.search(text)
     if match is None:
         return None
     return sum(
-        float(number.rstrip(".") or 0) * _UNIT_SECONDS[_normalize_unit(unit)]
-        for number, unit in _DURATION_PATTERN.findall(match[1])
+        float(number) * _UNIT_SECONDS[_normalize_unit(unit)] for number, unit in _DURATION_PATTERN.findall(match[1])
     )
 
 
@@ -198,8 +231,10 @@ def _normalize_unit(word: str) -> str:
     return word if word in _UNIT_SECONDS else word[0]
 
 
-def _collect_details(body: object, details: _ErrorDetails) -> None:
-    """Collects codes, messages and counts at any depth: gateways wrap errors in errors, as objects or JSON text."""
+def _collect_details(body: object, details: _ErrorDetails, *, depth: int = 0) -> None:
+    """Collects codes, messages and counts of nested errors: gateways wrap errors in errors, as objects or JSON text."""
+    if depth > MAX_BODY_DEPTH:
+        return
     if isinstance(body, bytes):
         body = body.decode(errors="replace")
     if isinstance(body, str):
@@ -207,26 +242,26 @@ def _collect_details(body: object, details: _ErrorDetails) -> None:
         if inner is None:
             details.messages.append(body.strip())
         else:
-            _collect_details(inner, details)
+            _collect_details(inner, details, depth=depth + 1)
     elif isinstance(body, Mapping):
         for key, value in cast("Mapping[str, object]", body).items():
-            _collect_field(key, value, details)
+            _collect_field(key, value, details, depth=depth + 1)
     elif isinstance(body, list):
         for item in cast("list[object]", body):
-            _collect_details(item, details)
+            _collect_details(item, details, depth=depth + 1)
 
 
-def _collect_field(key: str, value: object, details: _ErrorDetails) -> None:
+def _collect_field(key: str, value: object, details: _ErrorDetails, *, depth: int) -> None:
     if isinstance(value, Mapping | list):
-        _collect_details(cast("object", value), details)
+        _collect_details(cast("object", value), details, depth=depth)
     elif isinstance(value, str):
         if key in _CODE_FIELDS:
             details.codes.add(value.lower())
         elif key in _MESSAGE_FIELDS:
-            _collect_details(value, details)
+            _collect_details(value, details, depth=depth)
         elif key == "retryDelay":
-            details.retry_after = _parse_retry_after(f"retry in {value}")
-    elif isinstance(value, int) and key in ("n_prompt_tokens", "n_ctx"):
+            details.retry_after = _parse_retry_after(f"retry in {value[:_MAX_MESSAGE_CHARS]}")
+    elif isinstance(value, int) and key in _COUNT_FIELDS:
         details.numbers[key] = value
 
 
@@ -235,7 +270,7 @@ def _find_json(text: str) -> object:
     start = min((at for at in (text.find("{"), text.find("[{")) if at >= 0), default=-1)
     if start < 0:
         return None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         value, _ = json.JSONDecoder().raw_decode(text[start:])
         return cast("object", value) if isinstance(value, dict | list) else None
     return None

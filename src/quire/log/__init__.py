@@ -1,6 +1,6 @@
 """The append-only log of conversations in SQLite or PostgreSQL. All access goes through a `Store`."""
 
-from quire.log.keys import KEY_SCOPES, ApiKey, KeyScope
+from quire.log.keys import KEY_SCOPES, ApiKey, KeyScope, contains_key
 from quire.log.protocol import (
     DocumentStore,
     KeyStore,
@@ -82,6 +82,7 @@ __all__ = [
     "VaultDocument",
     "Window",
     "WorklistStore",
+    "contains_key",
     "conversation_scope",
     "memory_scope",
     "message_key",

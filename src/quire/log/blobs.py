@@ -3,10 +3,11 @@
 from collections.abc import Collection, Iterable
 from hashlib import sha256
 
-from sqlalchemy import Connection, delete, exists, select
+from sqlalchemy import Connection, delete, exists, select, update
 
 from quire.errors import BlobNotFound, StoreError
-from quire.log.dialects import insert_or_ignore, insert_rows
+from quire.log.dialects import insert_rows, upsert
+from quire.log.ids import now
 from quire.log.schema import blob_uses, blobs
 from quire.log.types import Blob
 from quire.model import Entry
@@ -14,11 +15,15 @@ from quire.model import Entry
 MAX_KNOWN_BLOBS = 10_000
 """Maximum digests in the LRU cache of stored blobs."""
 
+ORPHAN_BLOB_MICROS = 24 * 3_600 * 1_000_000
+"""Age after which a purge deletes an uploaded blob that nothing references."""
+
 
 def put_blob(connection: Connection, tenant: str, blob: Blob) -> str:
+    """Stores a blob before the message that references it; if it is stored already, its upload counts from now."""
     digest = sha256(blob.data).digest()
-    row = {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data}
-    connection.execute(insert_or_ignore(connection, blobs), row)
+    row = {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data, "uploaded_at": now()}
+    connection.execute(upsert(connection, blobs, replace=["uploaded_at"]), row)
     return digest.hex()
 
 
@@ -52,6 +57,13 @@ def record_blob_uses(connection: Connection, tenant: str, entry: Entry, digests:
     rows = [key | {"digest": bytes.fromhex(digest)} for digest in sorted(set(digests))]
     if rows:
         insert_rows(connection, blob_uses, rows, ignore_existing=True)
+
+
+def select_stored(connection: Connection, tenant: str, digests: Iterable[str]) -> set[str]:
+    """Those of these digests whose blobs are stored."""
+    candidates = [bytes.fromhex(digest) for digest in set(digests)]
+    query = select(blobs.c.digest).where(blobs.c.tenant == tenant, blobs.c.digest.in_(candidates))
+    return {digest.hex() for digest in connection.execute(query).scalars()}
 
 
 def get_blob(connection: Connection, tenant: str, digest: str) -> Blob:
@@ -92,7 +104,19 @@ def delete_blob_uses(
     delete_unused_blobs(connection, tenant, digests)
 
 
+_IS_USED = exists().where(blob_uses.c.tenant == blobs.c.tenant, blob_uses.c.digest == blobs.c.digest)
+
+
 def delete_unused_blobs(connection: Connection, tenant: str, digests: Collection[bytes]) -> None:
     """Deletes those of these blobs that no entry references."""
-    is_used = exists().where(blob_uses.c.tenant == blobs.c.tenant, blob_uses.c.digest == blobs.c.digest)
-    connection.execute(delete(blobs).where(blobs.c.tenant == tenant, blobs.c.digest.in_(digests), ~is_used))
+    connection.execute(delete(blobs).where(blobs.c.tenant == tenant, blobs.c.digest.in_(digests), ~_IS_USED))
+
+
+def delete_orphan_blobs(connection: Connection, tenant: str) -> None:
+    """Deletes uploads older than `ORPHAN_BLOB_MICROS` that no entry references.
+
+    Those that are referenced lose their upload time, so that each upload is examined once.
+    """
+    is_old = (blobs.c.tenant == tenant, blobs.c.uploaded_at < now() - ORPHAN_BLOB_MICROS)
+    connection.execute(delete(blobs).where(*is_old, ~_IS_USED))
+    connection.execute(update(blobs).where(*is_old).values(uploaded_at=None))

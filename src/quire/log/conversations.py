@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, Text, bindparam, case, cast, insert, literal, select, update
 from sqlalchemy.exc import IntegrityError
 
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
@@ -131,8 +131,16 @@ def rename_conversation(connection: Connection, tenant: str, conversation: str, 
     )
 
 
+_DEFAULT_BRANCH_NAME = case(
+    (branches.c.branch == MAIN_BRANCH, "main"), else_=literal("branch ") + cast(branches.c.branch, Text)
+)
+
+
 def clear_conversation(connection: Connection, tenant: str, conversation: str) -> None:
-    """Clears the title of a conversation that was purged entirely, and hides it from lists until the next append."""
+    """Clears the title and the branch names of a conversation that was purged entirely.
+
+    Lists omit it until the next append.
+    """
     connection.execute(
         update(conversations)
         .where(conversations.c.tenant == tenant, conversations.c.conversation == conversation)
@@ -142,8 +150,15 @@ def clear_conversation(connection: Connection, tenant: str, conversation: str) -
     connection.execute(
         update(branches)
         .where(branches.c.tenant == tenant, branches.c.conversation == conversation)
-        .values(updated_at=0)
+        .values(updated_at=0, name=_DEFAULT_BRANCH_NAME)
     )
+
+
+def is_purged(connection: Connection, tenant: str, conversation: str) -> bool:
+    """Whether the whole conversation was purged and has had no append, fork or title since."""
+    query = _NOT_PURGED.where(conversations.c.conversation == bindparam("conversation"))
+    row = connection.execute(query, {"tenant": tenant, "conversation": conversation}).first()
+    return row is None and not get_conversation(connection, tenant, conversation).title
 
 
 def get_branch(connection: Connection, tenant: str, conversation: str, branch: int, *, lock: bool = False) -> Branch:

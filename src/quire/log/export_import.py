@@ -1,7 +1,8 @@
 """Export and import of a conversation as JSON Lines: header, blobs, each branch with its own entries, and an end line.
 
-Export, import and export again gives the same bytes. An import verifies every digest and is atomic. Recall segments
-and passages are not exported, since they are derived from the log; memories are not, since they belong to their agent.
+Export, import and export again gives the same bytes, except for the id if another one is given. An import verifies
+every digest and is atomic. Recall segments and passages are not exported, since they are derived from the log; memories
+are not, since they belong to their agent.
 """
 
 import base64
@@ -258,6 +259,10 @@ class _Importer:
         path = next_path(branch.head_path, entry.raw) if entry.kind == "message" else branch.head_path
         if entry.purged_at is None and (computed != entry.digest or path != entry.path):
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its digest.")
+        if entry.purged_at is not None and not entry.has_purged_form:
+            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} is marked as purged but has content.")
+        if entry.kind != "message" and entry.path != branch.head_path:
+            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its path.")
         self._branch = branch._replace(
             head_seq=entry.seq,
             head_digest=entry.digest,
@@ -274,8 +279,10 @@ class _Importer:
         if self._branch is None or self._branch.number != line.branch:
             raise ImportFailed(f"The manifest of reply #{line.seq} does not follow its branch {line.branch}.")
         reply = reads.get_entry(self._connection, self._tenant, self._branch, line.seq)
-        manifest = Manifest.parse(_to_compact_json(line.manifest))
-        ledger.insert_manifest(self._connection, self._tenant, reply, manifest)
+        # A manifest names the conversation that a replay reads, so under another id it names the imported one.
+        recorded = Manifest.parse(_to_compact_json(line.manifest))
+        manifest = recorded.model_copy(update={"conversation": self._conversation.id})
+        ledger.import_manifest(self._connection, self._tenant, reply, manifest)
 
     def _fold_state(self, state: BranchState, entry: Entry) -> BranchState:
         if entry.kind == "message":

@@ -36,24 +36,39 @@ def _verify_entries(connection: Connection, tenant: str, branch: Branch) -> Iter
             for missing in range(seq + 1, entry.seq):
                 yield IntegrityFault(branch.number, missing, "is missing")
             seq = entry.seq
-            if entry.purged_at is not None:
-                digests, end_paths = {entry.digest}, {entry.path}
-                continue
-            computed = {chain_digest(digest, metadata=entry.digest_metadata(), body=entry.raw) for digest in digests}
-            computed_paths = (
-                {next_path(path, entry.raw) for path in end_paths} if entry.kind == "message" else end_paths
-            )
-            if entry.digest not in computed:
-                yield IntegrityFault(branch.number, seq, "does not have the digest that was recorded")
-            elif entry.path not in computed_paths or entry.role != _parse_role(entry):
-                yield IntegrityFault(branch.number, seq, "does not have the path or role that its body gives")
-            elif entry.kind == "message" and seq_by_path.get(entry.path) != seq:
-                yield IntegrityFault(branch.number, seq, "cannot be found by its path")
+            computed, computed_paths = _compute_chain(entry, digests, end_paths)
+            fault = _find_fault(entry, computed, computed_paths, seq_by_path)
+            if fault is not None:
+                yield IntegrityFault(branch.number, seq, fault)
             digests, end_paths = {entry.digest, *computed}, {entry.path, *computed_paths}
     for missing in range(seq + 1, branch.head_seq + 1):
         yield IntegrityFault(branch.number, missing, "is missing")
     if branch.head_digest not in digests or branch.head_path not in end_paths:
         yield IntegrityFault(branch.number, branch.head_seq, "does not match the head of the branch")
+
+
+def _compute_chain(entry: Entry, digests: set[bytes], end_paths: set[bytes]) -> tuple[set[bytes], set[bytes]]:
+    """The digests and paths that this entry gives after these. Those of removed content can only be accepted."""
+    is_message = entry.kind == "message"
+    if entry.purged_at is not None:
+        return {entry.digest}, {entry.path} if is_message else end_paths
+    computed = {chain_digest(digest, metadata=entry.digest_metadata(), body=entry.raw) for digest in digests}
+    return computed, {next_path(path, entry.raw) for path in end_paths} if is_message else end_paths
+
+
+def _find_fault(
+    entry: Entry, computed: set[bytes], computed_paths: set[bytes], seq_by_path: dict[bytes, int]
+) -> str | None:
+    # No digest covers the row of a purged entry, so it must be exactly what a purge writes.
+    if entry.purged_at is not None and not entry.has_purged_form:
+        return "is marked as purged but has content"
+    if entry.digest not in computed:
+        return "does not have the digest that was recorded"
+    if entry.path not in computed_paths or entry.role != _parse_role(entry):
+        return "does not have the path or role that its body gives"
+    if entry.kind == "message" and seq_by_path.get(entry.path) != entry.seq:
+        return "cannot be found by its path"
+    return None
 
 
 def _read_start(connection: Connection, tenant: str, branch: Branch) -> tuple[set[bytes], set[bytes]]:

@@ -18,7 +18,7 @@ from quire.log.ids import new_id, new_secret, now
 from quire.log.schema import api_keys
 from quire.log.store_base import SqlStoreBase
 
-KeyScope = Literal["read", "write", "chat", "admin"]
+KeyScope = Literal["read", "write", "chat", "approve", "admin"]
 """Rights of a key: read, write, call models, or administer keys, purges and settings; none implies another."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
@@ -57,6 +57,11 @@ _COLUMNS = (
 )
 _TENANT_KEYS = select(*_COLUMNS).where(api_keys.c.tenant == bindparam("tenant"))
 _BY_ID = select(api_keys.c.digest, *_COLUMNS).where(api_keys.c.id == bindparam("id"))
+
+
+def contains_key(text: str) -> bool:
+    """Whether a text contains something that has the form of a key."""
+    return _KEY_PATTERN.search(text) is not None
 
 
 def create_key(

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 
 from quire.errors import EntryNotFound, RequestNotFound, StaleHead
 from quire.log import append
-from quire.log.blobs import insert_blobs, record_blob_uses
+from quire.log.blobs import insert_blobs, record_blob_uses, select_stored
 from quire.log.conversations import get_conversation, to_branch_row
 from quire.log.dialects import insert_rows, upsert
 from quire.log.raw_sql import execute
@@ -106,9 +106,19 @@ def insert_manifest(
         raise StaleHead(
             f"Another request got the same reply #{reply.seq}; fork before it and record this request there."
         )
-    digests = (decision.blob for decision in manifest.included if decision.blob is not None)
-    record_blob_uses(connection, tenant, reply, digests)
+    record_blob_uses(connection, tenant, reply, _list_blobs(manifest))
     return inserted != 0
+
+
+def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
+    """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
+    row = _to_key(tenant, reply) | {"manifest": manifest.canonical_json(), "request_id": None}
+    insert_rows(connection, manifests, [row])
+    record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, _list_blobs(manifest)))
+
+
+def _list_blobs(manifest: Manifest) -> set[str]:
+    return {decision.blob for decision in manifest.included if decision.blob is not None}
 
 
 def _to_key(tenant: str, entry: Entry) -> dict[str, object]:
@@ -181,6 +191,14 @@ def list_own_manifests(connection: Connection, tenant: str, branch: Branch) -> l
         .order_by(manifests.c.seq)
     )
     return [(row.seq, row.manifest) for row in connection.execute(query)]
+
+
+def list_all_manifests(connection: Connection, tenant: str, conversation: str) -> list[tuple[int, int, str]]:
+    """Branch, number of the reply and stored JSON of every manifest of a conversation."""
+    query = select(manifests.c.branch, manifests.c.seq, manifests.c.manifest).where(
+        manifests.c.tenant == tenant, manifests.c.conversation == conversation
+    )
+    return [(row.branch, row.seq, row.manifest) for row in connection.execute(query)]
 
 
 def get_calibration(connection: Connection, tenant: str, model: str) -> str | None:

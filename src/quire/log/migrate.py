@@ -14,6 +14,7 @@ from sqlalchemy.engine import make_url
 from quire.errors import SchemaOutdated
 from quire.log.error_mapping import map_database_errors
 from quire.log.pgvector import enable_pgvector
+from quire.log.sqlite_files import create_private_files
 
 SCHEMA_VERSION = "0001"
 VERSION_TABLE = "quire_version"
@@ -24,6 +25,19 @@ _TENANT_TABLES = (
     "api_keys",
 )  # fmt: skip
 _DERIVED_TABLES = ("passages", "terms", "search_scopes", "recall_segments", "documents")
+_UPDATABLE_COLUMNS = {
+    "conversations": ("title", "updated_at", "purged_at"),
+    "branches": ("name", "head_seq", "head_digest", "head_path", "state", "updated_at"),
+    "entries": ("body", "notes", "tokens", "counter", "purged_at"),
+    "manifests": ("manifest",),
+    "blobs": ("uploaded_at",),
+    "calibrations": ("calibration",),
+    "costs": ("cost_usd",),
+    # A memory can only be retired, or lose its text to a purge.
+    "memories": ("text", "source", "retired_at", "replaced_by"),
+    "api_keys": ("name", "expires_at", "revoked_at"),
+}
+"""Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
 _UPGRADE_LOCK_ID = 0x71756972
 # Alembic stores its state in module globals, so a process can migrate only one database at a time.
 _ALEMBIC_LOCK = Lock()
@@ -106,6 +120,7 @@ def connect(url: str) -> Generator[Connection]:
         # Behind a pooler, a prepared statement may collide with another client's of the same name.
         engine = create_engine(parsed.set(drivername="postgresql+psycopg"), connect_args={"prepare_threshold": None})
     else:
+        create_private_files(parsed)
         # Otherwise the driver of SQLite begins transactions implicitly, and not before DDL.
         engine = create_engine(parsed, connect_args={"isolation_level": None, "timeout": 60})
     try:
@@ -120,13 +135,13 @@ def _grant_statements(role: str) -> list[str]:
     return [
         f"GRANT SELECT ON {VERSION_TABLE} TO {role}",
         f"GRANT SELECT, INSERT ON {tables} TO {role}",
-        f"GRANT UPDATE ON quire_conversations, quire_branches, quire_calibrations, quire_costs TO {role}",
-        f"GRANT UPDATE (body, notes, tokens, counter, purged_at) ON quire_entries TO {role}",
+        *(
+            f"GRANT UPDATE ({', '.join(columns)}) ON quire_{table} TO {role}"
+            for table, columns in _UPDATABLE_COLUMNS.items()
+        ),
         f"GRANT DELETE ON quire_blobs, quire_blob_uses TO {role}",
-        # The search index is derived and may be rewritten; a memory can only be retired, or lose its text to a purge.
+        # The search index is derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
-        f"GRANT UPDATE (text, source, retired_at, replaced_by) ON quire_memories TO {role}",
-        f"GRANT UPDATE (name, expires_at, revoked_at) ON quire_api_keys TO {role}",
         # For the sweep over the conversations of all tenants.
         f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations TO {role}",
         f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {role}",

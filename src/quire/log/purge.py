@@ -9,14 +9,15 @@ from collections.abc import Collection, Iterable, Sequence
 from sqlalchemy import Connection, bindparam, delete, select, text, update
 
 from quire.errors import InvalidEntry
-from quire.log import blobs, conversations, memories, reads
+from quire.log import blobs, conversations, ledger, memories, reads
 from quire.log.blobs import delete_unused_blobs
 from quire.log.ids import now
 from quire.log.schema import blob_uses, entries, manifests
 from quire.log.search import passages, recall_segments
 from quire.log.types import Branch, Memory, conversation_scope, message_key
-from quire.model import Compaction, Entry, Manifest, Message
+from quire.model import Compaction, Decision, Entry, Manifest, Message
 from quire.model.entries import purge_body
+from quire.model.messages import PURGED_TEXT
 
 
 def purge_entries(
@@ -42,10 +43,56 @@ def purge_entries(
     purged = [_erase_content(entry) for entry in to_purge]
     _overwrite(connection, tenant, purged)
     _delete_blob_uses(connection, tenant, purged)
+    _purge_manifests(connection, tenant, conversation, None if seqs is None else _list_document_names(to_purge))
     _delete_derived(connection, tenant, all_branches, purged, whole=seqs is None)
     if seqs is None:
         conversations.clear_conversation(connection, tenant, conversation)
+    blobs.delete_orphan_blobs(connection, tenant)
     return purged
+
+
+def _list_document_names(to_purge: Iterable[Entry]) -> set[str]:
+    """The links and paths by which manifests name the documents of these messages."""
+    references = [reference for entry in to_purge for reference in entry.metadata.references or ()]
+    return {name for reference in references for name in (reference.link, reference.path) if name is not None}
+
+
+def _purge_manifests(
+    connection: Connection, tenant: str, conversation: str, document_names: Collection[str] | None
+) -> None:
+    """Erases these documents' names from the conversation's manifests (None: the names of all items)."""
+    if document_names is not None and not document_names:
+        return
+    rows: list[dict[str, object]] = []
+    for branch, seq, stored in ledger.list_all_manifests(connection, tenant, conversation):
+        manifest = _without_names(Manifest.parse(stored), document_names).canonical_json()
+        if manifest != stored:
+            key = {"of_tenant": tenant, "of_conversation": conversation, "of_branch": branch, "of_seq": seq}
+            rows.append({**key, "manifest": manifest})
+    if rows:
+        connection.execute(_OVERWRITE_MANIFEST, rows)
+
+
+def _without_names(manifest: Manifest, document_names: Collection[str] | None) -> Manifest:
+    def is_purged(row: Decision) -> bool:
+        if document_names is None:
+            return row.name is not None
+        return row.kind == "document" and row.name in document_names
+
+    decisions = (row.model_copy(update={"name": PURGED_TEXT}) if is_purged(row) else row for row in manifest.decisions)
+    return manifest.model_copy(update={"decisions": tuple(decisions)})
+
+
+_OVERWRITE_MANIFEST = (
+    update(manifests)
+    .where(
+        manifests.c.tenant == bindparam("of_tenant"),
+        manifests.c.conversation == bindparam("of_conversation"),
+        manifests.c.branch == bindparam("of_branch"),
+        manifests.c.seq == bindparam("of_seq"),
+    )
+    .values(manifest=bindparam("manifest"))
+)
 
 
 def _delete_derived(

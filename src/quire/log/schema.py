@@ -88,7 +88,9 @@ blobs = Table(
     Column("digest", Bytes, primary_key=True),
     Column("media_type", Text, nullable=False),
     Column("data", Bytes, nullable=False),
+    Column("uploaded_at", BigInteger),
 )
+"""`uploaded_at` is set for a blob that was stored before the message that uses it, and may have no references yet."""
 
 blob_uses = Table(
     "quire_blob_uses",

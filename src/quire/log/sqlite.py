@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -17,10 +16,15 @@ from quire.log import migrate
 from quire.log.database import INLINE_READ_FLAG, InlineReadTooLong, PoolStats, T, Work
 from quire.log.error_mapping import map_database_errors
 from quire.log.raw_sql import execute_text
+from quire.log.sqlite_files import create_private_files
 
 BUSY_TIMEOUT_SECONDS = 60
 """Maximum wait for the write lock of another process."""
 
+CHECKPOINT_WAIT_SECONDS = 10.0
+"""Maximum wait of a purge for readers whose snapshots prevent the checkpoint; later writes then retry it."""
+
+_CHECKPOINT_RETRY_SECONDS = 0.01
 _READER_THREADS = 4
 # synchronous FULL: an acknowledged append survives a power cut. secure_delete: purged content is overwritten.
 _PRAGMAS = (
@@ -42,6 +46,7 @@ class SqliteDatabase:
     def __init__(self, writer: Engine, reader: Engine, inline: Engine | None) -> None:
         self._writer, self._reader, self._inline_engine = writer, reader, inline
         self._inline_connection: Connection | None = None
+        self._needs_checkpoint = False
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="quire-write")
         self._read_threads = (
             self._write_thread
@@ -55,7 +60,7 @@ class SqliteDatabase:
             writer = reader = _build_engine(url, begin=_BEGIN_WRITE, poolclass=StaticPool)
             inline = None
         else:
-            await asyncio.to_thread(lambda: Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True))
+            await asyncio.to_thread(create_private_files, url)
             writer = _build_engine(url, begin=_BEGIN_WRITE, pool_size=1, max_overflow=0)
             reader = _build_engine(url, begin="BEGIN", pool_size=_READER_THREADS, max_overflow=0)
             inline = _build_engine(url, begin=None, pool_size=1, max_overflow=0)
@@ -76,7 +81,10 @@ class SqliteDatabase:
         return await self._run_in_thread(self._read_threads, self._reader, work)
 
     async def write(self, work: Work[T], *, tenant: str) -> T:
-        return await self._run_in_thread(self._write_thread, self._writer, work)
+        result = await self._run_in_thread(self._write_thread, self._writer, work)
+        if self._needs_checkpoint:
+            await self._try_checkpoint()
+        return result
 
     def get_pool_stats(self) -> PoolStats:
         pools: list[Any] = [engine.pool for engine in {self._writer, self._reader}]
@@ -84,9 +92,23 @@ class SqliteDatabase:
         return PoolStats(in_use=in_use, idle=sum(pool.checkedin() for pool in pools if hasattr(pool, "checkedin")))
 
     async def scrub(self) -> None:
-        """Checkpoints the write-ahead log, which retains old pages until then."""
+        """Checkpoints the write-ahead log, which retains old pages until then.
+
+        A reader with an older snapshot prevents that. This waits for it up to `CHECKPOINT_WAIT_SECONDS`, without
+        blocking other writes; after that every write tries again, and closing the last connection checkpoints too.
+        """
+        self._needs_checkpoint = True
+        deadline = time.monotonic() + CHECKPOINT_WAIT_SECONDS
+        # Polling, because readers may be in other processes.
+        while not await self._try_checkpoint() and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_CHECKPOINT_RETRY_SECONDS)
+
+    async def _try_checkpoint(self) -> bool:
         checkpoint = partial(_checkpoint, self._writer)
-        await asyncio.get_running_loop().run_in_executor(self._write_thread, checkpoint)
+        is_complete = await asyncio.get_running_loop().run_in_executor(self._write_thread, checkpoint)
+        if is_complete:
+            self._needs_checkpoint = False
+        return is_complete
 
     def _read_inline(self, engine: Engine, work: Work[T]) -> T:
         """Reads without a transaction: each statement sees what is committed when it starts."""
@@ -113,9 +135,16 @@ def _run_transaction(engine: Engine, work: Work[T]) -> T:
         return work(connection)
 
 
-def _checkpoint(engine: Engine) -> None:
+def _checkpoint(engine: Engine) -> bool:
+    """Moves the write-ahead log into the database file and truncates it; returns whether no reader prevented that."""
     with map_database_errors(), closing(engine.raw_connection()) as connection:
-        connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            [is_busy, *_] = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            return False
+        return not is_busy
 
 
 def _migrate_if_needed(connection: Connection) -> None:

@@ -254,6 +254,10 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore):
         await self._database.scrub()
         return purged
 
+    async def is_purged(self, conversation: str) -> bool:
+        """Whether the whole conversation was purged and has had no append, fork or title since."""
+        return await self._read(conversations.is_purged, conversation)
+
     async def verify_conversation(self, conversation: str) -> list[IntegrityFault]:
         """Checks the hash chain of every branch; an empty list means that the log is intact."""
         return await self._read(integrity.verify_conversation, conversation)

@@ -201,10 +201,22 @@ def purge_body(body: Body) -> Body:
         case Message():
             return body.without_content()
         case Compaction():
-            return body if body.summary is None else body.model_copy(update={"summary": PURGED_TEXT})
+            return _purge_compaction(body)
         case Restore() | Pin() | Unpin() | ContextChange():
             return body
     assert_never(body)
+
+
+def _purge_compaction(body: Compaction) -> Compaction:
+    """The compaction without any text; what it covers stays, because the state of the branch depends on it."""
+    return body.model_copy(
+        update={
+            "summary": None if body.summary is None else PURGED_TEXT,
+            "instructions": None if body.instructions is None else PURGED_TEXT,
+            "failures": None,
+            "usage": None if body.usage is None else body.usage.model_copy(update={"provider_fields": None}),
+        }
+    )
 
 
 def referenced_blobs(body: Body, references: Iterable[DocumentReference]) -> set[str]:
@@ -237,15 +249,31 @@ class Entry(NamedTuple):
 
     @property
     def body(self) -> Body:
-        return parse_body(self.kind, self.raw)
+        """The decoded body. That of a purged entry has no content, whatever its row holds: no digest covers it."""
+        body = parse_body(self.kind, self.raw)
+        return body if self.purged_at is None else purge_body(body)
 
     @property
     def message(self) -> Message:
-        return Message.parse(self.raw)
+        message = Message.parse(self.raw)
+        return message if self.purged_at is None else message.without_content()
 
     @property
     def metadata(self) -> EntryMetadata:
-        return EntryMetadata.parse(self.raw_metadata) if self.raw_metadata else EntryMetadata()
+        if not self.raw_metadata or self.purged_at is not None:
+            return EntryMetadata()
+        return EntryMetadata.parse(self.raw_metadata)
+
+    @property
+    def has_purged_form(self) -> bool:
+        """Whether the row holds exactly what a purge writes: the purged body, and no metadata or token count."""
+        if (self.raw_metadata, self.tokens, self.counter) != (None, None, None):
+            return False
+        try:
+            body = parse_body(self.kind, self.raw)
+        except ValueError:
+            return False
+        return isinstance(body, Message | Compaction) and purge_body(body).canonical_json() == self.raw
 
     def digest_metadata(self) -> str:
         """Everything recorded except the body, for the hash chain: one line, since JSON has no raw line breaks."""

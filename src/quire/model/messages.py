@@ -3,7 +3,9 @@
 Unknown fields of a provider are preserved in `provider_fields`, large data in blobs.
 """
 
+import re
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -143,11 +145,23 @@ class Message(FrozenModel):
 def _purge_part(part: Part) -> Part:
     match part:
         case ToolCallPart(id=id_, name=name):
-            return ToolCallPart(id=id_, name=name)
+            return ToolCallPart(id=_purge_identifier(id_), name=_purge_identifier(name))
         case ToolResultPart(call_id=call_id, is_error=is_error):
-            return ToolResultPart(call_id=call_id, content=(TextPart(text=PURGED_TEXT),), is_error=is_error)
+            content = (TextPart(text=PURGED_TEXT),)
+            return ToolResultPart(call_id=_purge_identifier(call_id), content=content, is_error=is_error)
         case _:
             return TextPart(text=PURGED_TEXT)
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:/|-]{1,128}")
+
+
+def _purge_identifier(value: str) -> str:
+    """The id or the tool name, which a valid request needs; one that could hold prose is replaced by its digest."""
+    if _IDENTIFIER.fullmatch(value):
+        return value
+    digest = sha256(value.encode(errors="replace")).hexdigest()
+    return f"purged_{digest[:32]}"
 
 
 class ToolDefinition(FrozenModel):

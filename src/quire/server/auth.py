@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from quire.errors import InsufficientScope, InvalidKey, QuireError, StoreUnavailable, TooManyRequests
+from quire.errors import InsufficientScope, InvalidKey, QuireError, StoreError, StoreUnavailable, TooManyRequests
 from quire.log import KEY_SCOPES, ApiKey, KeyScope, KeyStore
 from quire.log.ids import now
 from quire.server.limits import RATE_LIMIT_SCOPE_KEY, RateLimiter
@@ -29,12 +29,15 @@ from quire.settings import Settings
 __all__ = [
     "ALL_SCOPES",
     "CALLER_SCOPE_KEY",
+    "KEY_HEADERS",
     "AuthMiddleware",
     "Caller",
     "KeyScope",
     "KeyVerifier",
     "authorize",
+    "check_scope",
     "get_key_verifier",
+    "is_still_authorized",
     "key_from_headers",
     "require_scope",
 ]
@@ -45,6 +48,9 @@ KEY_CACHE_OUTAGE_SECONDS = 3_600.0
 """Seconds that a cached key stays valid while the store is down, where the gateway then passes requests through."""
 KEY_CACHE_SIZE = 10_000
 """Maximum keys in the LRU cache."""
+
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+"""Headers that may carry a key or the local token, in the order in which they are read."""
 
 CALLER_SCOPE_KEY = "quire.caller"
 """ASGI scope key under which a middleware stores an authenticated caller. Clients cannot set it: it is no header."""
@@ -78,14 +84,17 @@ class KeyVerifier:
         self._cache: LRUCache[bytes, _CachedKey] = LRUCache(KEY_CACHE_SIZE)
         self.rate_limiter = RateLimiter(clock=clock)
 
-    async def verify(self, presented: str | None, *, allow_stale: bool = False) -> ApiKey | None:
-        """Returns the key with this text if it is valid. With `allow_stale`, the cache outlives a store outage."""
+    async def verify(
+        self, presented: str | None, *, allow_stale: bool = False, max_age_seconds: float = KEY_CACHE_SECONDS
+    ) -> ApiKey | None:
+        """Returns the key with this text if it is valid; a cached key counts up to `max_age_seconds`. With
+        `allow_stale`, the cache outlives a store outage."""
         if presented is None:
             return None
         # Cached by digest: the timing of a look-up says nothing about the text, and no secret stays in memory.
         digest = sha256(presented.encode(errors="replace")).digest()
         cached = self._cache.get(digest)
-        if cached is None or self._clock() - cached.verified_at >= KEY_CACHE_SECONDS:
+        if cached is None or self._clock() - cached.verified_at >= max_age_seconds:
             cached = await self._look_up(
                 presented, digest, cached, grace_seconds=KEY_CACHE_OUTAGE_SECONDS if allow_stale else 0.0
             )
@@ -114,12 +123,12 @@ class KeyVerifier:
 
 
 def key_from_headers(headers: Headers) -> str | None:
-    """Extracts the key from `Authorization: Bearer`, else from `api-key`. A repeated header counts as no key."""
-    for name in ("authorization", "api-key"):
+    """Extracts the key from the first of `KEY_HEADERS` that has one. A repeated header counts as no key."""
+    for name in KEY_HEADERS:
         values = headers.getlist(name)
         if len(values) > 1:
             return None
-        if values and name == "api-key":
+        if values and name != "authorization":
             return values[0]
         if values and values[0][:7].lower() == "bearer ":
             return values[0][7:].strip()
@@ -136,12 +145,33 @@ def get_key_verifier(app: FastAPI) -> KeyVerifier:
 async def authorize(request: Request, scope: KeyScope) -> Caller:
     """Returns the caller; raises `InvalidKey`, `InsufficientScope` or `TooManyRequests`."""
     caller = await _get_caller(request)
+    check_scope(caller, scope)
+    return caller
+
+
+def check_scope(caller: Caller, scope: KeyScope) -> None:
+    """Raises `InsufficientScope` if the caller's key lacks the scope."""
     if scope not in caller.scopes:
         raise InsufficientScope(
             f"This request needs the scope {scope!r}, which the key {caller.key_id!r} does not have; "
             "use a key that has it."
         )
-    return caller
+
+
+async def is_still_authorized(request: Request, max_age_seconds: float) -> bool:
+    """Verifies the key of an authenticated request again, for a response that may outlive it.
+
+    While the store is down the answer is yes: no key can be revoked then.
+    """
+    caller = await _get_caller(request)
+    if caller.key_id is None:
+        return True
+    presented = key_from_headers(request.headers)
+    try:
+        key = await get_key_verifier(request.app).verify(presented, max_age_seconds=max_age_seconds)
+    except StoreError:
+        return True
+    return key is not None and key.id == caller.key_id
 
 
 class AuthMiddleware:
@@ -196,7 +226,7 @@ class RequireScope(SecurityBase):
 
     model = HTTPBearer(
         bearerFormat="quire_<id>_<secret>",
-        description="An API key made by `quire key create`. Clients may also send it in the `api-key` header.",
+        description="An API key made by `quire key create`. Clients may also send it in `x-api-key` or `api-key`.",
     )
     scheme_name = "key"
 

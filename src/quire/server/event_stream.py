@@ -7,7 +7,7 @@ not read, raises `BrokenResourceError` instead, and sends its own `Cache-Control
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -34,6 +34,9 @@ HEARTBEAT_SECONDS = 15.0
 """Heartbeat interval: after this many idle seconds an SSE comment is sent, so that proxies do not close the stream."""
 HEAD_POLL_SECONDS = 0.5
 """Seconds between two polls of a conversation's branch heads."""
+KEY_RECHECK_SECONDS = 5.0
+"""Seconds between two verifications of the key of an open subscription, and maximum age of a cached verification: a
+revoked key ends its subscriptions within twice this time."""
 
 
 class BranchChangedSchema(JsonModel):
@@ -49,6 +52,8 @@ LiveEventSchema = TypeAliasType("LiveEventSchema", Annotated[StreamEvent, Field(
 
 HeadListener = Callable[[BranchChangedSchema | None], None]
 """Called for each branch whose head moved, and with None when polling ends."""
+AuthorizationCheck = Callable[[float], Awaitable[bool]]
+"""Returns whether the client is still authorized; its argument is the maximum age of a cached result in seconds."""
 
 
 def event_stream_responses(schema: str) -> dict[int | str, dict[str, Any]]:
@@ -202,9 +207,15 @@ class LiveEvents:
         """Number of conversations that are polled."""
         return len(self._pollers)
 
-    async def events(self, tenant: str, conversation: str) -> AsyncGenerator[StreamEvent, None]:
-        """Streams a conversation's events until the generator is closed; a running turn is streamed from its start."""
+    async def events(
+        self, tenant: str, conversation: str, *, is_authorized: AuthorizationCheck
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Streams a conversation's events until the generator is closed or the client is no longer authorized.
+
+        A running turn is streamed from its start.
+        """
         subscriber = _Subscriber(self._server_state, tenant, conversation)
+        subscriber.watch_authorization(is_authorized)
         poller = self._subscribe(tenant, conversation, subscriber.on_head_change)
         try:
             while (event := await subscriber.queue.get()) is not None:
@@ -242,6 +253,19 @@ class _Subscriber:
             self._watch_branch(changed.branch)
         self.queue.put_nowait(changed)
 
+    def watch_authorization(self, is_authorized: AuthorizationCheck) -> None:
+        """Ends the subscription when the client is no longer authorized."""
+        self._start_task(self._recheck_authorization(is_authorized))
+
+    async def _recheck_authorization(self, is_authorized: AuthorizationCheck) -> None:
+        try:
+            is_valid = True
+            while is_valid:
+                await asyncio.sleep(KEY_RECHECK_SECONDS)
+                is_valid = await is_authorized(KEY_RECHECK_SECONDS)
+        finally:
+            self.queue.put_nowait(None)
+
     def _watch_branch(self, branch: int) -> None:
         key, follow = BranchKey(self._tenant, self._conversation, branch), partial(self._follow_turn, branch)
         self._unwatch_by_branch[branch] = self._turns.subscribe(key, follow)
@@ -249,7 +273,10 @@ class _Subscriber:
             follow(running)
 
     def _follow_turn(self, branch: int, running: RunningTurn) -> None:
-        task = asyncio.get_running_loop().create_task(self._forward_events(branch, running))
+        self._start_task(self._forward_events(branch, running))
+
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

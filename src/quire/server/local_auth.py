@@ -96,7 +96,12 @@ class LocalAuthMiddleware:
             scope[CALLER_SCOPE_KEY] = LOCAL_CALLER
         elif self._verify_key is None or await self._verify_key(key) is None:
             raise InvalidKey("This server needs its token: open the address that `quire serve` printed.")
+        self._remove_token(scope)
         return None
+
+    def _remove_token(self, scope: Scope) -> None:
+        """Removes every header that contains the token: no later step needs it, and the gateway forwards headers."""
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if self._token not in value]
 
     def _matches_token(self, candidate: str | None) -> bool:
         return candidate is not None and hmac.compare_digest(candidate.encode(errors="replace"), self._token)

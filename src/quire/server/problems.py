@@ -1,6 +1,7 @@
 """Exception handlers: errors as problem details (RFC 9457) with a machine-readable `code`.
 
-A `QuireError` is returned with its message. Any other exception is returned without details, which go into the log.
+A `QuireError` is returned with its message, a database error with a fixed text. Any other exception is returned without
+details, which go into the log.
 """
 
 import re
@@ -50,9 +51,16 @@ def error_code(error: QuireError) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
 
 
+def error_detail(error: QuireError) -> str:
+    """The message for the caller. That of a database error is fixed, because drivers name host, port and role."""
+    if isinstance(error, errors.StoreError) and not isinstance(error, errors.SchemaOutdated):
+        return type(error).__doc__ or UNEXPECTED_DETAIL
+    return str(error)
+
+
 def error_to_problem(error: QuireError) -> Problem:
     status = http_status(error)
-    return Problem(title=status.phrase, status=status, detail=str(error), code=error_code(error))
+    return Problem(title=status.phrase, status=status, detail=error_detail(error), code=error_code(error))
 
 
 UNEXPECTED_PROBLEM = Problem(
@@ -77,7 +85,7 @@ def error_to_response(error: QuireError) -> JSONResponse:
     headers = {"Retry-After": str(max(1, round(retry_after)))} if retry_after is not None else {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return problem_response(status, detail=str(error), code=error_code(error), headers=headers)
+    return problem_response(status, detail=error_detail(error), code=error_code(error), headers=headers)
 
 
 def add_exception_handlers(app: FastAPI) -> None:

@@ -62,6 +62,7 @@ class ServerState:
             instrument_model=lambda model: self.instrument_model(model),
             jobs_for=lambda tenant: self.jobs.for_tenant(tenant) if self.jobs is not None else None,
             on_event=self._emit,
+            is_local=is_local,
         )
 
     @property
@@ -116,9 +117,13 @@ async def open_server_state(
     *,
     agent: Agent | None = None,
     environ: Mapping[str, str] | None = None,
+    is_local: bool = False,
     **options: Any,
 ) -> AsyncGenerator[ServerState]:
-    """Opens the store and starts the agent's MCP servers; closes both after turns and background work are done."""
+    """Opens the store and starts the agent's MCP servers; closes both after turns and background work are done.
+
+    No MCP server starts where no tenant has access to the host.
+    """
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(SqlStore.open(url))
         timeout = httpx2.Timeout(settings.upstream_timeout, connect=10.0)
@@ -126,13 +131,16 @@ async def open_server_state(
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
         client = await stack.enter_async_context(httpx2.AsyncClient(timeout=timeout, limits=limits))
         runners: tuple[ToolRunner, ...] = ()
-        if agent is not None and any(server.enabled for server in agent.servers):
+        has_host_users = is_local or bool(settings.host_access_tenants)
+        if has_host_users and agent is not None and any(server.enabled for server in agent.servers):
             servers = await stack.enter_async_context(
                 MCPServers(agent.servers, variables=environ or {}, limits=build_mcp_limits(settings))
             )
             tools = await servers.list_tools()
             agent, runners = agent.with_tools(*agent.tools, *tools), (MCPToolRunner(servers, tools),)
-        state = ServerState(store, settings, http_client=client, agent=agent, environ=environ, **options)
+        state = ServerState(
+            store, settings, http_client=client, agent=agent, environ=environ, is_local=is_local, **options
+        )
         state.turns.runners = runners
         state.jobs = await stack.enter_async_context(
             open_jobs(url, store, lambda name, model: state.engine_for(name, model=model))

@@ -25,6 +25,12 @@ class Upstream(FrozenModel):
     tokenizer: str | None = Field(
         default=None, description="Tokenizer of the model, like the setting of the same name."
     )
+    input_price: float | None = Field(
+        default=None, ge=0, description="US dollars per million input tokens, like the setting of the same name."
+    )
+    output_price: float | None = Field(
+        default=None, ge=0, description="US dollars per million output tokens, like the setting of the same name."
+    )
 
 
 class Settings(FrozenModel):
@@ -90,7 +96,9 @@ class Settings(FrozenModel):
         description="After a reply, compact in the background above this share of the context window.",
     )
     max_spend: float | None = Field(
-        default=None, gt=0, description="Maximum cost of a conversation in US dollars, including summaries."
+        default=None,
+        gt=0,
+        description="Maximum cost of a conversation in US dollars, including summaries; refuses unpriced models.",
     )
     input_price: float | None = Field(
         default=None, ge=0, description="US dollars per million input tokens; else from the table of models."
@@ -147,6 +155,10 @@ class Settings(FrozenModel):
     )
     requests_per_minute: int | None = Field(
         default=600, gt=0, description="Rate limit of one API key, unless the key has its own."
+    )
+    host_access_tenants: tuple[str, ...] = Field(
+        default=(),
+        description="Tenants whose API keys use the server's vault, agent and MCP servers; others have none of these.",
     )
     max_request_bytes: int = Field(default=20_000_000, gt=0, description="Maximum size of a request body, in bytes.")
     retention_days: int | None = Field(

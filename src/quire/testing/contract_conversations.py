@@ -137,10 +137,12 @@ class TransferContract:
         copy = await store.import_conversation(lines, as_id="copy")
         assert copy.id == "copy"
         again = await export_lines(store, "copy")
-        assert again[1:] == lines[1:]
         assert again[0] == lines[0].replace('"id":"c"', '"id":"copy"')
+        assert again[1:] == [line.replace('"conversation":"c"', '"conversation":"copy"') for line in lines[1:]]
         assert await store.verify_conversation("copy") == []
-        assert await store.list_manifests("copy") == await store.list_manifests("c")
+        originals, copies = await store.list_manifests("c"), await store.list_manifests("copy")
+        assert [seq for seq, _ in copies] == [seq for seq, _ in originals]
+        assert {manifest.conversation for _, manifest in copies} == {"copy"}
         assert (await store.read_window("copy", branch=1)).messages[-1].message.text == "elsewhere"
         with pytest.raises(ConversationExists):
             await store.import_conversation(lines)

@@ -5,11 +5,11 @@ history exceeds the trigger, the assembly also plans what to compact before the 
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from quire.errors import ContextOverflow, InvalidRequest
-from quire.model import Span
+from quire.model import Compaction, Entry, Span
 from quire.model.manifest import Decision, ForwardedRequest, Manifest
 from quire.model.policy import Policy
 from quire.view.budget import Budget, allocate_budget, build_slot_usage
@@ -61,7 +61,7 @@ class Assembly(ABC):
             counter=self.message_counter.name,
             exact=self.message_counter.token_counter.exact,
             ratio=self.ratio,
-            slots=build_slot_usage(self.budget, sum_tokens_by_slot(decisions)),
+            slots=build_slot_usage(self.budget, sum_tokens_by_slot(decisions, total_tokens=self.rendered.tokens)),
             total_tokens=self.rendered.tokens,
             full_history_tokens=self.full_history_tokens,
             max_input_tokens=self.budget.max_input_tokens,
@@ -108,13 +108,63 @@ class ViewAssembly(Assembly):
 
     def build_plan(self, budget: Budget) -> CompactionPlan | None:
         """What to compact down to the target of `budget`, regardless of the trigger."""
-        return plan_compaction(
+        plan = plan_compaction(
             self.counted_input,
             budget,
             policy=self.policy,
             message_counter=self.message_counter,
             full_history_tokens=self.full_history_tokens,
         )
+        if plan is None:
+            return None
+        active = self.view_input.compaction.body if self.view_input.compaction is not None else None
+        summary = active.summary if isinstance(active, Compaction) else None
+        planned = Compaction(number=1, covers=plan.covers, truncations=plan.truncations, summary=summary)
+        return replace(plan, freed_tokens=max(0, self.full_history_tokens - self.count_after(planned)))
+
+    def count_after(self, compaction: Compaction) -> int:
+        """Tokens that the full history of this request would have with `compaction` as the active one.
+
+        The newest turn and the chosen blocks are those of this request.
+        """
+        view_input, covers = self.view_input, compaction.covers
+        entry = Entry(
+            conversation=view_input.conversation,
+            branch=view_input.branch,
+            seq=view_input.head + 1,
+            kind="compaction",
+            role=None,
+            author="engine",
+            created_at=0,
+            digest=b"",
+            path=b"",
+            tokens=None,
+            counter=None,
+            raw=compaction.canonical_json(),
+            raw_metadata=None,
+            purged_at=None,
+        )
+        changed = replace(view_input, compaction=entry, recall_candidates=())
+        if covers is not None:
+            pinned = self._list_pinned_seqs()
+            changed = replace(
+                changed,
+                pinned=(
+                    *view_input.pinned,
+                    *(each for each in view_input.history if each.seq in covers and each.seq in pinned),
+                ),
+                history=tuple(each for each in view_input.history if each.seq not in covers),
+                not_loaded=None,
+            )
+        counted_input = count_input(changed, self.message_counter)
+        unchanged = sum(counted.tokens for counted in self.selection.blocks if not counted.block.is_required)
+        unchanged += sum(batch.tokens for batch in self.selection.newest)
+        return counted_input.required_tokens + unchanged + sum(batch.tokens for batch in counted_input.history)
+
+    def _list_pinned_seqs(self) -> set[int]:
+        """Numbers of the pinned messages of the history, each with its whole batch."""
+        pins = self.view_input.pins
+        return {seq for batch in self.counted_input.history if not pins.isdisjoint(batch.seqs) for seq in batch.seqs}
 
 
 def assemble(

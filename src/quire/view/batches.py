@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from quire.model import Message
 from quire.view.rendered import RenderedMessage
+
+_EMPTY_QUESTION = Message.user("")
 
 
 class MessageBatch(NamedTuple):
@@ -19,6 +22,12 @@ class MessageBatch(NamedTuple):
     def seqs(self) -> list[int]:
         """Sequence numbers of its stored messages."""
         return [rendered.seq for rendered in self.messages if rendered.seq is not None]
+
+    @property
+    def is_empty_question(self) -> bool:
+        """Whether it is only a placeholder, for a request that is measured before the user writes."""
+        first = self.messages[0]
+        return first.seq is None and first.role == "user" and first.message == _EMPTY_QUESTION
 
     @property
     def starts_with_user(self) -> bool:

@@ -7,6 +7,7 @@ archived, and huge messages after it become excerpts. A plan changes nothing; th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire.errors import IllegalCut
 from quire.model import Span, Truncation
 from quire.model.policy import Policy
 from quire.view.batches import MessageBatch, flatten_batches
@@ -15,7 +16,7 @@ from quire.view.counted_input import CountedInput
 from quire.view.cut_points import find_cut_keeping, find_legal_cuts
 from quire.view.excerpts import excerpt_message
 from quire.view.rendered import MessageCounter, RenderedMessage
-from quire.view.strategies import get_strategy
+from quire.view.strategies import Strategy, get_strategy
 
 SUMMARY_NOTE_TOKENS = 64
 """Tokens reserved for the first summary note, where there is no summary yet."""
@@ -30,7 +31,8 @@ class CompactionPlan:
 
     covers: Span | None
     truncations: tuple[Truncation, ...]
-    freed_tokens: int
+    freed_tokens: int = 0
+    """Tokens that the full history loses. A new summary is assumed to have the size of the one that it replaces."""
     target_tokens: int
     needs_summary: bool
 
@@ -45,12 +47,11 @@ def plan_compaction(
 ) -> CompactionPlan | None:
     """Plans stubs, and a cut if they do not reach the target. None if nothing can be cut or truncated."""
     saved_tokens = _count_stub_savings(counted_input, policy, message_counter)
-    freed = sum(saved_tokens.values())
-    if saved_tokens and counted_input.not_loaded is None and full_history_tokens - freed <= budget.target_tokens:
+    stubbed_tokens = full_history_tokens - sum(saved_tokens.values())
+    if saved_tokens and counted_input.not_loaded is None and stubbed_tokens <= budget.target_tokens:
         return CompactionPlan(
             covers=counted_input.covers,
             truncations=_merge_truncations(counted_input, dict.fromkeys(saved_tokens, 0), counted_input.covers),
-            freed_tokens=freed,
             target_tokens=budget.target_tokens,
             needs_summary=False,
         )
@@ -79,9 +80,7 @@ def _plan_cut(
     reduced = [_subtract_stubbed(batch, saved_tokens) for batch in batches]
     summary_tokens = 0 if counted_input.summary else SUMMARY_NOTE_TOKENS
     max_tokens = budget.target_tokens - counted_input.required_tokens - summary_tokens
-    cut = strategy.choose_cut(
-        reduced, legal_cuts=find_legal_cuts(reduced, policy), max_tokens=max_tokens, policy=policy
-    )
+    cut = _choose_cut(strategy, reduced, max_tokens=max_tokens, policy=policy)
     archived = _find_archived(counted_input, batches[:cut])
     limits = _limit_messages(counted_input.history[cut:], saved_tokens, max_tokens)
     if archived is None and not limits:
@@ -90,10 +89,20 @@ def _plan_cut(
     return CompactionPlan(
         covers=covers,
         truncations=_merge_truncations(counted_input, limits, covers),
-        freed_tokens=sum(batch.tokens for batch in batches[:cut]),
         target_tokens=budget.target_tokens,
         needs_summary=strategy.summarizes and archived is not None,
     )
+
+
+def _choose_cut(strategy: Strategy, batches: Sequence[MessageBatch], *, max_tokens: int, policy: Policy) -> int:
+    legal_cuts = find_legal_cuts(batches, policy)
+    cut = strategy.choose_cut(batches, legal_cuts=legal_cuts, max_tokens=max_tokens, policy=policy)
+    if cut not in legal_cuts:
+        raise IllegalCut(
+            f"The strategy {strategy.name!r} chose the cut {cut}, but the legal cuts are {legal_cuts[0]} to "
+            f"{legal_cuts[-1]}; its `choose_cut` must return one of `legal_cuts`."
+        )
+    return cut
 
 
 def _find_archived(counted_input: CountedInput, cut_batches: Sequence[MessageBatch]) -> Span | None:

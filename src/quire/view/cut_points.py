@@ -37,9 +37,9 @@ def find_legal_cuts(batches: Sequence[MessageBatch], policy: Policy) -> list[int
 
 
 def find_cut_keeping(batches: Sequence[MessageBatch], messages: int) -> int:
-    """Last cut point with at least `messages` messages after it."""
+    """Last cut point with at least `messages` messages after it. An empty question is not one of them."""
     count, cut = 0, len(batches)
     while cut > 0 and count < messages:
         cut -= 1
-        count += len(batches[cut].messages)
+        count += 0 if batches[cut].is_empty_question else len(batches[cut].messages)
     return cut

@@ -52,11 +52,16 @@ def set_pending_span(decisions: Iterable[Decision], span: Span) -> tuple[Decisio
     )
 
 
-def sum_tokens_by_slot(decisions: Iterable[Decision]) -> dict[Slot, int]:
+def sum_tokens_by_slot(decisions: Iterable[Decision], *, total_tokens: int) -> dict[Slot, int]:
+    """Tokens of each slot; they add up to the request's total.
+
+    The newest turn carries the tokens that belong to no candidate: those that prime the reply, and a response format.
+    """
     used: defaultdict[Slot, int] = defaultdict(int)
     for decision in decisions:
         if decision.included:
             used[decision.slot] += decision.tokens
+    used["newest"] += total_tokens - sum(used.values())
     return used
 
 
@@ -186,16 +191,19 @@ def _key_history(
 
 
 def _split_document_rows(rows: Iterable[Decision], document_decisions: Sequence[Decision]) -> Iterator[Decision]:
-    """Splits the documents that the question contains into their own rows, unless the question was excerpted."""
+    """Splits the documents that the question contains into their own rows, unless the question was excerpted.
+
+    A listed document is not in the question: its row has the tokens that its text would take, and adds nothing.
+    """
     *others, question = rows
     yield from others
-    document_tokens = sum(row.tokens for row in document_decisions)
+    document_tokens = sum(row.tokens for row in document_decisions if row.included)
     if question.excerpt_chars is None and document_tokens <= question.tokens:
         yield question.model_copy(update={"tokens": question.tokens - document_tokens})
         yield from document_decisions
     else:
         yield question
-        yield from (row.model_copy(update={"tokens": 0}) for row in document_decisions)
+        yield from (row.model_copy(update={"tokens": 0}) if row.included else row for row in document_decisions)
 
 
 class _RowKey(NamedTuple):

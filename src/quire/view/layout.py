@@ -19,7 +19,7 @@ from quire.view.counted_input import CountedInput
 from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
 from quire.view.tool_call_repair import deduplicate_call_ids
-from quire.view.wire_formats import WireFormat, wire_format_for
+from quire.view.wire_formats import BlobLoader, WireFormat, wire_format_for
 
 RENDERER_VERSION = 1
 """Must change whenever the same decisions would render to different bytes."""
@@ -61,14 +61,22 @@ class RenderedRequest:
     """Number of messages in the stable prefix, which the next request repeats."""
     tokens: int
 
-    def to_payload(self, provider: Provider | None = None, *, max_tokens: int | None = None) -> dict[str, Any]:
-        """Request body for its own provider, or for another one."""
+    def to_payload(
+        self,
+        provider: Provider | None = None,
+        *,
+        max_tokens: int | None = None,
+        load_blob: BlobLoader | None = None,
+    ) -> dict[str, Any]:
+        """Request body for its own provider, or for another one, for which `load_blob` loads images and files."""
         wire_format = self.wire_format if provider in (None, self.wire_format.name) else wire_format_for(provider)
         is_own = wire_format is self.wire_format
         wire_messages = [
             wire_message
             for rendered in self.messages
-            for wire_message in (rendered.wire_messages if is_own else wire_format.render_message(rendered.message))
+            for wire_message in (
+                rendered.wire_messages if is_own else wire_format.render_message(rendered.message, load_blob=load_blob)
+            )
         ]
         tools = [wire_format.render_tool(tool) for tool in self.tools]
         return wire_format.build_payload(

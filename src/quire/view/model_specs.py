@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.model import Usage
+from quire.model.policy import MAX_MODEL_NAME_CHARS
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -26,6 +27,10 @@ class ModelSpec(NamedTuple):
     cache_read_price: Decimal | None = None
     cache_write_price: Decimal | None = None
 
+    @property
+    def has_price(self) -> bool:
+        return self.input_price is not None and self.output_price is not None
+
     def compute_cost(self, usage: Usage) -> float | None:
         """Cost of a call in US dollars; None if a price is unknown. Cached input has its own price."""
         if self.input_price is None or self.output_price is None:
@@ -39,6 +44,8 @@ class ModelSpec(NamedTuple):
 
 
 UNKNOWN_MODEL = ModelSpec()
+MAX_PROVIDER_PREFIXES = 8
+"""Maximum prefixes such as `openrouter/` that are removed from a name, because each one costs two table lookups."""
 
 # Local hosts: the vendor's window and prices do not apply to them.
 _LOCAL_PROVIDERS = frozenset({"ollama", "ollama_chat", "lm_studio", "lmstudio", "llamacpp", "llamafile", "vllm"})
@@ -54,9 +61,17 @@ def context_window_for(model: str) -> int | None:
     return model_spec_for(model).window
 
 
+def is_local_model(model: str) -> bool:
+    """Whether the name begins with a local provider, such as `ollama:`, whose models have no price."""
+    provider, _ = next(_split_provider(model.strip().lower()), (None, ""))
+    return provider in _LOCAL_PROVIDERS
+
+
 @lru_cache(maxsize=1024)
 def model_spec_for(model: str) -> ModelSpec:
     """Looks a model up by its name, with or without provider: `gpt-4o`, `openai:gpt-4o`, `azure/gpt-4o`."""
+    if len(model) > MAX_MODEL_NAME_CHARS:
+        return UNKNOWN_MODEL
     try:
         from genai_prices.data_snapshot import get_snapshot
     except ImportError:
@@ -74,14 +89,16 @@ def model_spec_for(model: str) -> ModelSpec:
 
 
 def _split_provider(model: str) -> Iterator[tuple[str | None, str]]:
-    """Ways to split a name into provider and model, from the first separator to the last."""
+    """Ways to split a name into provider and model, from the first separator to the last that counts."""
     name = model
-    while name:
+    for _ in range(MAX_PROVIDER_PREFIXES + 1):
         cut = min((at for at in (name.find(":"), name.find("/")) if at > 0), default=0)
         if cut:
             yield name[:cut], name[cut + 1 :]
         yield None, name
         name = name[cut + 1 :] if cut else ""
+        if not name:
+            return
 
 
 def _find_model(table: "DataSnapshot", provider: str | None, name: str) -> "tuple[str, ModelInfo] | None":

@@ -90,8 +90,10 @@ class MessageCounter:
             return self._render_excerpt(entry, max_chars)
         rendered = self._cache.get(entry.digest) if entry.purged_at is None else None
         if rendered is None:
-            # The cost of an image depends on the model, which is not part of the counter's name.
-            count_is_valid = entry.counter == self.name and '"image"' not in entry.raw
+            # The cost of an image depends on the model, which is not part of the counter's name; that of a file on its
+            # blob, which may not have been loaded when the message was stored.
+            has_media = '"image"' in entry.raw or '"file"' in entry.raw
+            count_is_valid = entry.counter == self.name and not has_media
             tokens = entry.tokens if count_is_valid else None
             rendered = self._cache_message(
                 entry.digest, self.render_message(self._inline_documents(entry), seq=entry.seq, tokens=tokens)

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from quire.errors import UnknownTokenizer
 from quire.model.base import FrozenModel
+from quire.model.policy import MAX_MODEL_NAME_CHARS
 
 ESTIMATE_COUNTER_NAME = "estimate"
 """Name of every counter that does not use the model's own vocabulary."""
@@ -58,9 +59,11 @@ def estimating_counter() -> TokenCounter:
 
 _O200K = r"gpt-4o|chatgpt-4o|gpt-4\.[15]|gpt-5|o[134](?![\w.])"
 _CL100K = r"gpt-4(?![\w.])|gpt-3\.5|gpt-35|text-embedding-(3|ada-002)|(davinci|babbage)-002"
-_MISTRAL_V1 = r".*mistral-7b.*v0[.:][12]|(open-)?mixtral([-:]8x7b|:latest|:instruct|$)"
+# The first `mistral-7b` counts: without the atomic group, a name that repeats it would take quadratic time.
+_MISTRAL_7B = r"(?>.*?mistral-7b)"
+_MISTRAL_V1 = rf"{_MISTRAL_7B}.*v0[.:][12]|(open-)?mixtral([-:]8x7b|:latest|:instruct|$)"
 _MISTRAL_V2 = (
-    r".*mistral-7b.*v0[.:]3|mistral(:7b|:latest|:instruct|$)|(open-)?mixtral[-:]8x22b|mathstral"
+    rf"{_MISTRAL_7B}.*v0[.:]3|mistral(:7b|:latest|:instruct|$)|(open-)?mixtral[-:]8x22b|mathstral"
     r"|codestral(-22b|-2405|:|$)|mistral-large-(instruct-)?24(07|11)|mistral-small-(instruct-)?2409"
 )
 _MISTRAL_V3 = (
@@ -93,6 +96,12 @@ _MODEL_VOCABULARIES: tuple[tuple[str, str | None], ...] = (
     (r"gemma-?4(?![\w.])", "gemma4"),
 )
 
+# A name may have up to four prefixes, as in `us.meta.llama3-8b`. Their number is bounded because the pattern after them
+# is tried behind each one.
+_MODEL_PATTERNS = tuple(
+    (re.compile(rf"(?:[a-z-]+\.){{0,4}}(?:{pattern})"), vocabulary) for pattern, vocabulary in _MODEL_VOCABULARIES
+)
+
 VOCABULARIES = tuple(sorted({vocabulary for _, vocabulary in _MODEL_VOCABULARIES if vocabulary is not None}))
 """Valid values of the setting `tokenizer`."""
 
@@ -100,9 +109,11 @@ VOCABULARIES = tuple(sorted({vocabulary for _, vocabulary in _MODEL_VOCABULARIES
 @lru_cache(maxsize=1024)
 def vocabulary_for(model: str) -> str | None:
     """Vocabulary of a model; None if it is unknown."""
+    if len(model) > MAX_MODEL_NAME_CHARS:
+        return None
     for name in _strip_provider(model):
-        for pattern, vocabulary in _MODEL_VOCABULARIES:
-            if re.match(rf"([a-z-]+\.)*({pattern})", name):
+        for pattern, vocabulary in _MODEL_PATTERNS:
+            if pattern.match(name):
                 return vocabulary
     return None
 

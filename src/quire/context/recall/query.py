@@ -17,6 +17,8 @@ DAY_MICROS = 24 * 60 * 60 * 1_000_000
 """Microseconds of a day."""
 MAX_EDGE_WORDS = 120
 """Words at the beginning and at the end of a longer message that are parsed: the question is in one of the two."""
+MAX_EDGE_CHARS = 4_000
+"""Characters at the beginning and at the end of a longer message that are parsed, whatever its words are."""
 MAX_FUZZY_SPEAKERS = 64
 """With more speakers than this, misspelled names do not match: fuzzy matching compares every word with every name."""
 _MIN_NAME_SIMILARITY = 0.75
@@ -33,9 +35,12 @@ _ASKS_WHEN = re.compile(
     r"\bwhen\b|\bdates?\b|\bdeadline\b|\bhow long\b|\bhow many (?:days|weeks|months|years)\b"
     r"|\b(?:what|which) (?:day|month|year|time)\b"
 )
+# The first "what is the" of a line counts, in an atomic group: trying every one of them would take quadratic time.
 _ASKS_NUMBER = re.compile(
     r"\bhow (?:many|much|long|often)\b|\bpercentage\b|\baverage\b"
-    r"|\bwhat (?:is|was|are) (?:the|my) .*(?:rate|time|number|percent|score|size|price|cost|budget|goal|target|limit)"
+    r"|^(?>.*?\bwhat (?:is|was|are) (?:the|my) )"
+    r".*(?:rate|time|number|percent|score|size|price|cost|budget|goal|target|limit)",
+    re.MULTILINE,
 )
 _REQUEST = re.compile(
     r"(?:please\s+)?(?:can|could|would|how (?:should|can|do|would)|what|show|i'm|i need|i want|which|explain|tell|give"
@@ -67,6 +72,8 @@ _MONTH_DATE = re.compile(
 _UNITS_AGO = re.compile(rf"\b(\d{{1,3}}|{'|'.join(_NUMBER_WORDS)}) (day|week|month|year)s? ago\b")
 _LAST_UNIT = re.compile(r"\blast (week|month|year)\b")
 _MONTH_PREPOSITION = re.compile(r"\b(?:in|of|by|since|until|during|before|after|last|this|early|late|mid) $")
+_MAX_PREPOSITION_CHARS = 7
+"""Length of the longest preposition with its space, which bounds how far the text before a month is searched."""
 
 
 class TimeRange(NamedTuple):
@@ -97,6 +104,7 @@ class RecallQuery:
 
 def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str | None = None) -> RecallQuery:
     """Parses a question of the speaker `name` at the time `at`; `speakers` are those of the index."""
+    text = _cut_to_edges(text)
     words = split_words(text)
     words = words if len(words) <= 2 * MAX_EDGE_WORDS else [*words[:MAX_EDGE_WORDS], *words[-MAX_EDGE_WORDS:]]
     low = text.lower().replace("’", "'")
@@ -119,9 +127,17 @@ def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str |
     )
 
 
+def _cut_to_edges(text: str) -> str:
+    """Cuts a long text to its beginning and end, at spaces, so that the cost of all patterns is bounded."""
+    if len(text) <= 2 * MAX_EDGE_CHARS:
+        return text
+    head, tail = text[:MAX_EDGE_CHARS], text[-MAX_EDGE_CHARS:]
+    return f"{head.rsplit(maxsplit=1)[0] if head.strip() else ''}\n{tail.split(maxsplit=1)[-1] if tail.strip() else ''}"
+
+
 def find_time_ranges(text: str, *, at: int) -> tuple[TimeRange, ...]:
     """Distinct time ranges that a text names; relative dates count from `at`."""
-    low = text.lower()
+    low = _cut_to_edges(text).lower()
     today = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at)).date()
     return tuple(dict.fromkeys((*_parse_dates(low, today), *_parse_relative_dates(low, today))))
 
@@ -135,8 +151,12 @@ def _parse_dates(low: str, today: date) -> Iterator[TimeRange]:
         if day:
             year = int(match[4]) if match[4] else _latest_year(today, month, int(day))
             yield from _day_range(year, month, int(day))
-        elif match[4] or match[2] not in ("may", "march") or _MONTH_PREPOSITION.search(low, 0, match.start(2)):
+        elif match[4] or match[2] not in ("may", "march") or _follows_preposition(low, match.start(2)):
             yield _month_range(int(match[4]) if match[4] else _latest_year(today, month, 1), month)
+
+
+def _follows_preposition(low: str, start: int) -> bool:
+    return bool(_MONTH_PREPOSITION.search(low, max(0, start - _MAX_PREPOSITION_CHARS), start))
 
 
 def _parse_relative_dates(low: str, today: date) -> Iterator[TimeRange]:

@@ -64,9 +64,18 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-@lru_cache(maxsize=65_536)
 def tokenize_word(word: str) -> tuple[str, ...]:
     """Terms of a word: none for a stop word, bigrams for a script without spaces, otherwise one stem."""
+    # A long word is not cached: a few of them, with all their bigrams, would fill the memory.
+    return _tokenize_short_word(word) if len(word) <= MAX_WORD_CHARS else _find_terms(word)
+
+
+@lru_cache(maxsize=65_536)
+def _tokenize_short_word(word: str) -> tuple[str, ...]:
+    return _find_terms(word)
+
+
+def _find_terms(word: str) -> tuple[str, ...]:
     if _UNSPACED_CHAR.match(word):
         return tuple(_split_bigrams(unicodedata.normalize("NFKC", word)))
     normalized = _normalize(word)

@@ -1,6 +1,8 @@
 """A vault: a folder of notes that link to each other. Combines scanning, link resolution and safe file access."""
 
+import os
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,9 @@ from quire.context.vault.wikilinks import (
     Wikilink,
     parse_wikilink,
 )
+
+PATH_DIGEST_CHARS = 32
+"""Characters of the path's digest in the name of a vault: 128 bits."""
 
 
 class _LinkSnapshot(NamedTuple):
@@ -43,7 +48,9 @@ class Vault:
         limits: ImportLimits = DEFAULT_IMPORT_LIMITS,
     ) -> None:
         self.root = root if isinstance(root, Root) else Root(Path(root).expanduser())
-        self.name = name or self.root.path.name
+        self.name = name or _name_after_path(self.root.path)
+        """Name of the search index in a store. By default it contains a digest of the resolved path, so that two
+        folders of the same name have separate indexes; a folder that was moved is indexed again."""
         self._on_ambiguous: AmbiguityPolicy = on_ambiguous
         self._limits = limits
         self._known_files: dict[str, KnownFile] = {}
@@ -99,6 +106,12 @@ class Vault:
         return resolve_references(
             text, self.root, link_index=link_index, on_ambiguous=self._on_ambiguous, limits=self._limits
         )
+
+
+def _name_after_path(path: Path) -> str:
+    digest = sha256(os.fsencode(path)).hexdigest()[:PATH_DIGEST_CHARS]
+    # A folder name may contain bytes that are not UTF-8; a database stores none.
+    return f"{path.name.encode(errors='replace').decode()}-{digest}"
 
 
 def _apply_batch(known: dict[str, KnownFile], batch: ScanBatch) -> None:

@@ -15,6 +15,7 @@ MAX_WORD_CHARS = 48
 """A longer word is cut to this length; it is rarely a real word."""
 
 _WORD_PATTERN = re.compile(r"[^\W_]+")
+_CUT_WORD_PATTERN = re.compile(rf"([^\W_]{{1,{MAX_WORD_CHARS}}}+)[^\W_]*")
 # Scripts without spaces between words: Han, Kana, Hangul, Thai, Lao, Khmer, Myanmar.
 _UNSPACED_SCRIPT = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _VOWEL = re.compile("[aeiouy]")
@@ -32,17 +33,17 @@ STOP_WORDS = frozenset(_STOP_WORDS_TEXT.split())
 def count_terms(text: str) -> Counter[str]:
     """Counts the stems of the words in a text, without stop words."""
     if text.isascii():
-        return Counter(filter(None, map(_stem_unless_stop_word, _WORD_PATTERN.findall(text.lower()))))
+        return Counter(filter(None, map(_stem_unless_stop_word, _CUT_WORD_PATTERN.findall(text.lower()))))
     return Counter(stem for run in _WORD_PATTERN.findall(_normalize(text)) for stem in _stem_run(run) if stem)
 
 
 def _stem_run(run: str) -> Iterable[str]:
-    return _bigrams(run) if _UNSPACED_SCRIPT.search(run) else (_stem_unless_stop_word(run),)
+    return _bigrams(run) if _UNSPACED_SCRIPT.search(run) else (_stem_unless_stop_word(run[:MAX_WORD_CHARS]),)
 
 
 @lru_cache(maxsize=65_536)
 def _stem_unless_stop_word(word: str) -> str:
-    """The stem of a word, or '' for a stop word or a single letter."""
+    """The stem of a word, or '' for a stop word or a single letter. Callers cut the word, which the cache holds."""
     return "" if word in STOP_WORDS or (len(word) == 1 and word in ascii_lowercase) else stem(word)
 
 

@@ -5,21 +5,33 @@ Clients send a reply back changed: without its thinking, with reformatted call a
 normalized form has none of that, so the same conversation always has the same path (hash chain over messages).
 """
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from pydantic_core import from_json, to_json
 
 from quire.errors import QuireError
 from quire.model import CHAIN_ROOT, Message, TextPart, ThinkingPart, ToolCallPart
 from quire.model.messages import Part
+from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.view.wire_formats.fields import dump_json, filter_objects, is_object
 from quire.view.wire_formats.openai_chat import PROVIDER
 from quire.view.wire_formats.openai_chat_parse import parse_messages
+
+MAX_REQUEST_MESSAGES = 10_000
+"""Maximum messages of a request; each one costs time and memory, however short it is."""
+MAX_REQUEST_TOOLS = 1_000
+"""Maximum tools of a request, the deprecated `functions` included."""
+MAX_EVENT_LOOP_BODY_BYTES = 100_000
+"""A larger body is parsed, matched and counted in a thread, so that other requests do not wait for it."""
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _SYSTEM_ROLES = frozenset({"system", "developer"})
@@ -34,6 +46,10 @@ _PLAIN_TEXT_PREFIXES = {
 
 class UnreadableBody(Exception):
     """Quire cannot parse the body. It is passed through to the upstream, and not recorded."""
+
+
+class RequestLimitExceeded(Exception):
+    """The request exceeds a limit of the gateway. It is refused, and not forwarded."""
 
 
 class ClientMessage:
@@ -117,6 +133,38 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not is_object(body):
         raise UnreadableBody("The body is not a JSON object.")
     return body
+
+
+def check_request_limits(body: Mapping[str, Any]) -> None:
+    """Raises `RequestLimitExceeded` if the name of the model or the number of messages or tools exceeds its limit."""
+    name_chars = len(get_model_name(body))
+    if name_chars > MAX_MODEL_NAME_CHARS:
+        raise RequestLimitExceeded(
+            f"`model` has {name_chars:,} characters, and at most {MAX_MODEL_NAME_CHARS} are allowed."
+        )
+    message_count, tool_count = _count_items(body, "messages"), _count_items(body, "tools", "functions")
+    if message_count > MAX_REQUEST_MESSAGES:
+        raise RequestLimitExceeded(
+            f"`messages` has {message_count:,} items, and at most {MAX_REQUEST_MESSAGES:,} are allowed; name the"
+            " conversation in the header X-Quire-Conversation and send only the new messages."
+        )
+    if tool_count > MAX_REQUEST_TOOLS:
+        raise RequestLimitExceeded(
+            f"`tools` has {tool_count:,} items, and at most {MAX_REQUEST_TOOLS:,} are allowed; send fewer."
+        )
+
+
+def _count_items(body: Mapping[str, Any], *names: str) -> int:
+    return sum(len(cast("list[object]", value)) for name in names if isinstance(value := body.get(name), list))
+
+
+async def run_for_body(
+    body_bytes: int, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
+) -> _Result:
+    """Calls a function whose work grows with the body: in a thread if the body is large, else directly."""
+    if body_bytes <= MAX_EVENT_LOOP_BODY_BYTES:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def parse_chat_request(raw: bytes, body: dict[str, Any]) -> ChatRequest:

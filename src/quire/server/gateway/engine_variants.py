@@ -5,7 +5,7 @@ conversation, so they are parsed and counted once; they act as the agent of the 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 
@@ -13,10 +13,11 @@ from quire.engine import Engine
 from quire.log import Blob
 from quire.model import Decision, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
-from quire.server.gateway.chat_request import ChatRequest
+from quire.server.gateway.chat_request import ChatRequest, run_for_body
+from quire.server.gateway.reported_windows import ReportedWindows
 from quire.server.state import ServerState
 from quire.settings import Settings
-from quire.settings.schema import model_overrides_for
+from quire.settings.schema import Upstream, model_overrides_for
 from quire.view.inputs import hash_text
 from quire.view.rendered import MessageCounter
 from quire.view.strategies import get_strategy
@@ -51,63 +52,72 @@ class EngineVariant:
         default_factory=lambda: LRUCache[bytes, RequestEnvelope](ENVELOPE_CACHE_SIZE)
     )
 
-    def get_envelope(self, chat_request: ChatRequest) -> RequestEnvelope:
-        key = chat_request.compute_envelope_key()
+    async def load_envelope(self, chat_request: ChatRequest) -> RequestEnvelope:
+        """Returns the envelope of a request from the cache, or builds it."""
+        body_bytes = len(chat_request.raw)
+        key = await run_for_body(body_bytes, chat_request.compute_envelope_key)
         envelope = self.envelopes.get(key)
         if envelope is None:
-            envelope = self.envelopes[key] = _build_envelope(chat_request, self.engine.message_counter)
+            envelope = await run_for_body(body_bytes, _build_envelope, chat_request, self.engine.message_counter)
+            self.envelopes[key] = envelope
         return envelope
 
 
+class VariantOptions(NamedTuple):
+    """How a variant differs from its tenant's engine."""
+
+    model: str
+    max_reply_tokens: int | None
+    """The client's limit on reply tokens, if it sets one."""
+    reported_window: int | None
+    """The context window that the upstream reported, if it overrides the settings."""
+
+
 class EngineVariants:
-    """Engine variants by tenant, model and reply limit. A change of settings empties the cache."""
+    """Engine variants by tenant, model, reply limit and reported window. A change of settings empties the cache."""
 
     def __init__(self, server_state: ServerState) -> None:
         self._server_state = server_state
         self._settings: Settings = server_state.settings
-        self._variants: LRUCache[tuple[str, str, int | None], EngineVariant] = LRUCache(VARIANT_CACHE_SIZE)
-        self.reported_windows: dict[str, int] = {}
-        """Context windows by model, from overflow errors of upstreams; they override the settings."""
+        self._variants: LRUCache[tuple[str, VariantOptions], EngineVariant] = LRUCache(VARIANT_CACHE_SIZE)
+        self.reported_windows = ReportedWindows()
 
-    def get(self, tenant: str, model: str, max_reply_tokens: int | None) -> EngineVariant:
+    def get(self, tenant: str, model: str, max_reply_tokens: int | None, *, upstream: Upstream) -> EngineVariant:
         if self._settings is not self._server_state.settings:
             self.clear()
-        key = (tenant, model, max_reply_tokens)
-        variant = self._variants.get(key)
+        window = self.reported_windows.find(tenant=tenant, upstream=upstream, model=model)
+        options = VariantOptions(model, max_reply_tokens, window)
+        variant = self._variants.get((tenant, options))
         if variant is None:
-            variant = self._variants[key] = self._build_variant(tenant, model, max_reply_tokens)
+            variant = self._variants[tenant, options] = self._build_variant(tenant, options)
         return variant
 
     def clear(self) -> None:
         self._settings = self._server_state.settings
         self._variants.clear()
+        self.reported_windows.clear()
 
-    def set_window(self, model: str, window: int) -> None:
-        """Overrides a model's context window with what its upstream reported."""
-        self.reported_windows[model] = window
-        self._variants.clear()
-
-    def _build_variant(self, tenant: str, model: str, max_reply_tokens: int | None) -> EngineVariant:
+    def _build_variant(self, tenant: str, options: VariantOptions) -> EngineVariant:
         # Links in a client's messages do not refer to Quire's vault.
         engine = self._server_state.engine_for(tenant).with_changes(
-            agent=_make_anonymous_agent(), vault=None, **self._build_overrides(model, max_reply_tokens)
+            agent=_make_anonymous_agent(), vault=None, **self._build_overrides(options)
         )
         return EngineVariant(engine)
 
-    def _build_overrides(self, model: str, max_reply_tokens: int | None) -> dict[str, Any]:
+    def _build_overrides(self, options: VariantOptions) -> dict[str, Any]:
         """Builds the settings of a variant.
 
         The provider is always "openai", the wire format of clients and upstreams. Tools may take the whole budget,
         because the client has chosen them.
         """
         settings = self._server_state.settings
-        overrides = model_overrides_for(settings, model)
-        if model == settings.model:
+        overrides = model_overrides_for(settings, options.model)
+        if options.model == settings.model:
             overrides = {name: getattr(settings, name) if value is None else value for name, value in overrides.items()}
-        if model in self.reported_windows:
-            overrides["context_limit"] = self.reported_windows[model]
-        if max_reply_tokens is not None:
-            overrides["reserved_response_tokens"] = max_reply_tokens
+        if options.reported_window is not None:
+            overrides["context_limit"] = options.reported_window
+        if options.max_reply_tokens is not None:
+            overrides["reserved_response_tokens"] = options.max_reply_tokens
         shares = settings.shares or get_strategy(settings.strategy).shares
         return {**overrides, "provider": "openai", "shares": {**shares, "tools": 1.0}}
 

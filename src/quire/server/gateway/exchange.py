@@ -5,30 +5,34 @@ with `on_store_failure = "pass_through"`, requests during a store outage.
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import httpx2
+from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from quire.errors import ModelError, QuireError, StaleHead, StoreError
+from quire.errors import InvalidRequest, ModelError, QuireError, StaleHead, StoreError
 from quire.server.auth import Caller
 from quire.server.gateway.chat_request import (
     ChatRequest,
+    RequestLimitExceeded,
     UnreadableBody,
+    check_request_limits,
     encode_body,
     get_model_name,
     parse_body,
     parse_chat_request,
+    run_for_body,
 )
 from quire.server.gateway.engine_variants import EngineVariants
+from quire.server.gateway.header_rules import filter_response_headers
 from quire.server.gateway.prepare import PreparedRequest, prepare_request
 from quire.server.gateway.recognition import HeadCache, HistoryMatch, RequestedConversation, match_history
 from quire.server.gateway.relay import UNRECORDED_HEADERS, Relay
 from quire.server.gateway.response import ResponseWriter, build_openai_error, to_error_event, to_error_response
-from quire.server.gateway.upstream import UpstreamCall, build_upstream_call, filter_response_headers, map_http_errors
+from quire.server.gateway.upstream import UpstreamCall, build_upstream_call, map_http_errors
 from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
 from quire.settings.schema import Upstream
@@ -48,16 +52,19 @@ class Exchange:
     head_cache: HeadCache
     caller: Caller
     requested: RequestedConversation
-    headers: Mapping[str, str]
+    headers: Headers
     raw_body: bytes
     telemetry: Telemetry
 
     async def respond(self, writer: ResponseWriter) -> None:
         """Answers the request; errors become responses."""
         try:
-            body = parse_body(self.raw_body)
+            body = await run_for_body(len(self.raw_body), parse_body, self.raw_body)
+            check_request_limits(body)
         except UnreadableBody as error:
             return await self._send_error(writer, build_openai_error(400, str(error), code="invalid_json"))
+        except RequestLimitExceeded as error:
+            return await self._send_error(writer, build_openai_error(400, str(error), code="request_limit_exceeded"))
         upstream = self.server_state.upstream_for(get_model_name(body))
         if upstream is None:
             return await self._send_error(writer, _build_no_upstream_error(get_model_name(body)))
@@ -91,8 +98,13 @@ class Exchange:
     async def _prepare(self, body: dict[str, Any], upstream: Upstream) -> PreparedRequest | None:
         """Prepares the request; None if it is to be passed through unrecorded."""
         try:
-            return await self._match_and_prepare(parse_chat_request(self.raw_body, body), upstream)
+            chat_request = await run_for_body(len(self.raw_body), parse_chat_request, self.raw_body, body)
+            return await self._match_and_prepare(chat_request, upstream)
         except UnreadableBody as error:
+            if self.server_state.settings.max_spend is not None:
+                raise InvalidRequest(
+                    f"Quire cannot record this request, so `max_spend` cannot count its cost; correct it. {error}"
+                ) from error
             _log.info("Request passed through unrecorded, body cannot be parsed: %s", error)
         except StoreError as error:
             if self.server_state.settings.on_store_failure == "refuse":
@@ -104,7 +116,9 @@ class Exchange:
         self, chat_request: ChatRequest, upstream: Upstream, *, known_match: HistoryMatch | None = None
     ) -> PreparedRequest:
         """Matches the request to the log and prepares it. With `known_match`, skips matching and always fits."""
-        variant = self.variants.get(self.caller.tenant, chat_request.model, chat_request.max_reply_tokens)
+        variant = self.variants.get(
+            self.caller.tenant, chat_request.model, chat_request.max_reply_tokens, upstream=upstream
+        )
         for _ in range(MAX_MATCH_ATTEMPTS):
             match = known_match or await match_history(
                 variant.engine.store,
@@ -126,7 +140,9 @@ class Exchange:
         chat_request = prepared.matched.chat_request
         upstream = self.server_state.upstream_for(chat_request.model) or Upstream(base_url="")
         if window is not None:
-            self.variants.set_window(chat_request.model, window)
+            self.variants.reported_windows.add(
+                window, tenant=self.caller.tenant, upstream=upstream, model=chat_request.model
+            )
         return await self._match_and_prepare(chat_request, upstream, known_match=prepared.match)
 
     async def _pass_through(self, writer: ResponseWriter, call: UpstreamCall, content: bytes, *, model: str) -> None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from quire.engine.request import PendingMessage, Request
 from quire.log import LogStore
 from quire.model import Decision, ForwardedRequest, Message, Slot, Span
-from quire.server.gateway.chat_request import ChatRequest, ClientMessage
+from quire.server.gateway.chat_request import ChatRequest, ClientMessage, run_for_body
 from quire.server.gateway.engine_variants import EngineVariant, RequestEnvelope
 from quire.server.gateway.recognition import HistoryMatch
 from quire.view.assembly import Assembly
@@ -75,6 +75,10 @@ class MatchedRequest:
             + self.new_tokens
             + format_tokens
         )
+
+    def count_tokens(self) -> None:
+        """Computes `tokens`, which is cached: a caller may do this in a thread before it reads any count."""
+        _ = self.tokens
 
     @cached_property
     def budget(self) -> Budget:
@@ -165,14 +169,26 @@ async def _render_from_log(matched: MatchedRequest, store: LogStore) -> _LogRend
     """Renders the request as a replay would, without reading the store where equal paths prove equal messages."""
     messages, match = matched.chat_request.messages, matched.match
     same_path = match.stored_end == 0 or match.client_path == match.head_path
+    body_bytes = len(matched.chat_request.raw)
     if same_path and all(each.is_plain_text for each in messages):
-        rendered = [_render_plain_text(each) for each in messages]
-        request = _lay_out_messages(matched, rendered[: match.stored_end], rendered[match.stored_end :])
-        return _LogRendering(rendered_request=request, replayable=True)
+        return await run_for_body(body_bytes, _render_plain_texts, matched)
     stored = await _render_stored(matched, store, same_path=same_path)
+    return await run_for_body(body_bytes, _render_after_stored, matched, stored)
+
+
+def _render_plain_texts(matched: MatchedRequest) -> _LogRendering:
+    rendered, stored_end = (
+        [_render_plain_text(each) for each in matched.chat_request.messages],
+        matched.match.stored_end,
+    )
+    request = _lay_out_messages(matched, rendered[:stored_end], rendered[stored_end:])
+    return _LogRendering(rendered_request=request, replayable=True)
+
+
+def _render_after_stored(matched: MatchedRequest, stored: list[RenderedMessage]) -> _LogRendering:
     request = _lay_out_messages(matched, *_split_at_newest_batch(matched, stored))
     wire_messages = [wire_message for each in request.messages for wire_message in each.wire_messages]
-    replayable = _is_equivalent(wire_messages, messages[match.stored_start :])
+    replayable = _is_equivalent(wire_messages, matched.chat_request.messages[matched.match.stored_start :])
     return _LogRendering(rendered_request=request, replayable=replayable)
 
 

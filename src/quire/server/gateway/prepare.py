@@ -15,7 +15,7 @@ from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, St
 from quire.log import ConversationRecord
 from quire.log.ids import new_id, now
 from quire.model import Entry, ForwardedRequest, Message
-from quire.server.gateway.chat_request import ChatRequest, encode_body, extend_path, normalize_message
+from quire.server.gateway.chat_request import ChatRequest, encode_body, extend_path, normalize_message, run_for_body
 from quire.server.gateway.engine_variants import EngineVariant
 from quire.server.gateway.passthrough import MatchedRequest, build_passthrough_request
 from quire.server.gateway.recognition import HistoryMatch
@@ -79,12 +79,16 @@ async def prepare_request(
     `upstream_model` is the upstream's own name for the model, if it differs. `force_fit` rules out a pass-through
     where fitting is possible.
     """
-    envelope = variant.get_envelope(chat_request)
+    envelope = await variant.load_envelope(chat_request)
     engine = variant.engine.with_changes(agent=envelope.agent)
-    if not match.creates_conversation:
+    if match.creates_conversation:
+        engine.config.check_prices()
+    else:
         await engine.check_spend_cap(match.conversation)
     ratio = (await engine.load_calibration(engine.policy.model)).ratio
     matched = MatchedRequest(chat_request=chat_request, match=match, variant=variant, envelope=envelope, ratio=ratio)
+    if not match.delta_only:
+        await run_for_body(len(chat_request.raw), matched.count_tokens)
     conversation = Conversation(engine, match.conversation, match.branch)
     request_id = new_id()
     if force_fit or not matched.fits:

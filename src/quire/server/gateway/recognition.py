@@ -7,6 +7,7 @@ a summary before the rest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
@@ -16,7 +17,13 @@ from quire.errors import BranchNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, LogStore
 from quire.log.ids import new_id
 from quire.model import CHAIN_ROOT, Entry
-from quire.server.gateway.chat_request import ChatRequest, ClientMessage, compute_client_paths, normalize_message
+from quire.server.gateway.chat_request import (
+    ChatRequest,
+    ClientMessage,
+    compute_client_paths,
+    normalize_message,
+    run_for_body,
+)
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
@@ -106,7 +113,7 @@ async def match_history(
     store: LogStore, chat_request: ChatRequest, requested: RequestedConversation, *, head_cache: HeadCache, tenant: str
 ) -> HistoryMatch:
     """Finds where the request continues, by cached head, by path, or by overlap; else creates a conversation."""
-    client_paths = compute_client_paths(chat_request.messages)
+    client_paths = await run_for_body(len(chat_request.raw), compute_client_paths, chat_request.messages)
     cached = head_cache.find(tenant, chat_request.messages, client_paths, requested)
     if cached is not None:
         return cached
@@ -226,26 +233,26 @@ def find_overlap(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Se
 
     A run to the head is preferred because it continues the conversation: repeated identical turns would otherwise match
     an earlier place and fork. `sent` and `stored` are match keys, oldest first; `is_reply` marks assistant messages in
-    `sent`. A run counts only if it contains a reply, because users often repeat their own words.
+    `sent`. A run counts only if it contains a reply, because users often repeat their own words. The work is the
+    product of the two lengths: digests are compared, and each run extends the one that ends a message earlier.
     """
-    head = len(stored) - 1
-    for last in range(len(sent) - 1, -1, -1):
-        if _measure_run(sent, stored, last, head) == last + 1 and any(is_reply[: last + 1]):
-            return Overlap(0, last, head)
-    for last in range(len(sent) - 1, -1, -1):
+    sent_digests, stored_digests = ([sha256(key).digest() for key in keys] for keys in (sent, stored))
+    head, last_reply = len(stored) - 1, -1
+    to_head: Overlap | None = None
+    latest: Overlap | None = None
+    # One row of the table of runs: runs[n + 1] is the length of the run that ends at `last` and at stored message n.
+    runs = [0] * (len(stored) + 1)
+    for last, digest in enumerate(sent_digests):
+        last_reply = last if is_reply[last] else last_reply
+        found: Overlap | None = None
         for stored_last in range(head, -1, -1):
-            run = _measure_run(sent, stored, last, stored_last)
-            if any(is_reply[last - run + 1 : last + 1]):
-                return Overlap(last - run + 1, last, stored_last)
-    return None
-
-
-def _measure_run(sent: Sequence[bytes], stored: Sequence[bytes], last: int, stored_last: int) -> int:
-    """Counts equal messages backward from `last` and `stored_last`."""
-    length = 0
-    while length <= min(last, stored_last) and sent[last - length] == stored[stored_last - length]:
-        length += 1
-    return length
+            run = runs[stored_last + 1] = runs[stored_last] + 1 if digest == stored_digests[stored_last] else 0
+            if found is None and last_reply > last - run:
+                found = Overlap(last - run + 1, last, stored_last)
+        if found is not None:
+            latest = found
+            to_head = found if (found.first, found.stored_last) == (0, head) else to_head
+    return to_head or latest
 
 
 def _parse_recorded_tokens(manifest: str | None) -> tuple[int, str] | None:

@@ -32,11 +32,13 @@ from quire.llm.error_mapping import classify_error
 from quire.log import Branch
 from quire.model import Entry
 from quire.server.gateway.chat_request import extend_path
+from quire.server.gateway.header_rules import encode_conversation_header, filter_response_headers
 from quire.server.gateway.prepare import PreparedRequest
 from quire.server.gateway.recognition import HistoryMatch
+from quire.server.gateway.reported_windows import is_credible
 from quire.server.gateway.response import ResponseWriter, to_error_event, to_error_response
 from quire.server.gateway.sse_accumulator import SSEAccumulator
-from quire.server.gateway.upstream import UpstreamCall, filter_response_headers, map_http_errors
+from quire.server.gateway.upstream import UpstreamCall, map_http_errors
 from quire.server.telemetry import Telemetry
 from quire.server.telemetry.tracer import ModelCallSpan
 from quire.view.replies import drop_incomplete_calls, estimate_usage
@@ -128,16 +130,19 @@ class Relay:
         return True
 
     async def _refit_after_overflow(self, error: ModelContextOverflow) -> bool:
-        """Corrects calibration and window by the upstream's error and prepares again; False if that changes nothing."""
+        """Corrects calibration and window by the upstream's error and prepares again.
+
+        False if that changes nothing, or if the error is not credible.
+        """
         before, engine = self._prepared, self._prepared.conversation.engine
         if not engine.policy.context_management_enabled:
             return False
+        counted_tokens = before.request.manifest.total_tokens
+        if not is_credible(error, counted_tokens=counted_tokens, max_input_tokens=engine.policy.max_input_tokens):
+            _log.info("Overflow error passed on: its token count contradicts our count of %s", counted_tokens)
+            return False
         calibration = await engine.load_calibration(engine.policy.model)
-        ratio = (
-            error.tokens / before.request.manifest.total_tokens
-            if error.tokens
-            else calibration.ratio * OVERFLOW_RATIO_FACTOR
-        )
+        ratio = error.tokens / counted_tokens if error.tokens else calibration.ratio * OVERFLOW_RATIO_FACTOR
         ratio = min(MAX_RATIO, max(calibration.ratio, ratio))
         corrected = Calibration(ratio=ratio, samples=calibration.samples + 1)
         engine.set_calibration(engine.policy.model, corrected)
@@ -223,7 +228,7 @@ class Relay:
         branch = prepared.match.branch if recorded is None else recorded.entry.branch
         return {
             "x-quire-request": prepared.request.id or "",
-            "x-quire-conversation": prepared.match.conversation,
+            "x-quire-conversation": encode_conversation_header(prepared.match.conversation),
             "x-quire-branch": str(branch),
         }
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import ContextOverflow, ModelTimeout, QuireError
-from quire.server.problems import error_code, error_to_response, problem_response
+from quire.server.problems import error_code, error_detail, error_to_response, problem_response
 
 ResponseHandler = Callable[["ResponseWriter"], Awaitable[None]]
 
@@ -76,7 +76,7 @@ def to_error_response(error: QuireError) -> JSONResponse:
         return build_openai_error(504, str(error), code=error_code(error))
     response = error_to_response(error)
     headers = {"Retry-After": response.headers["retry-after"]} if "retry-after" in response.headers else {}
-    return build_openai_error(response.status_code, str(error), code=error_code(error), headers=headers)
+    return build_openai_error(response.status_code, error_detail(error), code=error_code(error), headers=headers)
 
 
 def build_openai_error(status: int, detail: str, *, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -88,7 +88,7 @@ def build_openai_error(status: int, detail: str, *, code: str, headers: dict[str
 
 def to_error_event(error: QuireError) -> bytes:
     """Converts an error to an SSE event, for a stream that has started."""
-    return b"data: " + to_json({"error": _build_error_object(str(error), error_code(error), 502)}) + b"\n\n"
+    return b"data: " + to_json({"error": _build_error_object(error_detail(error), error_code(error), 502)}) + b"\n\n"
 
 
 def _build_error_object(detail: str, code: str, status: int) -> dict[str, object]:

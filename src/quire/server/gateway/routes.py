@@ -6,11 +6,13 @@ from fastapi import APIRouter, Header, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from quire.errors import InvalidRequest
 from quire.server.dependencies import ChatCaller, get_server_state
 from quire.server.gateway.engine_variants import EngineVariants
 from quire.server.gateway.exchange import Exchange
+from quire.server.gateway.header_rules import MAX_CONVERSATION_HEADER_CHARS, decode_conversation_header
 from quire.server.gateway.recognition import HeadCache, RequestedConversation
-from quire.server.gateway.response import CancellableResponse
+from quire.server.gateway.response import CancellableResponse, to_error_response
 from quire.server.gateway.upstream import collect_models
 from quire.server.state import ServerState
 from quire.server.telemetry import get_telemetry
@@ -22,8 +24,8 @@ ConversationHeader = Annotated[
     Header(
         alias="X-Quire-Conversation",
         min_length=1,
-        max_length=200,
-        description="Conversation to continue; created if it does not exist.",
+        max_length=MAX_CONVERSATION_HEADER_CHARS,
+        description="Conversation to continue, percent-encoded; created if it does not exist.",
     ),
 ]
 BranchHeader = Annotated[
@@ -38,7 +40,10 @@ async def create_chat_completion(
 ) -> Response:
     """OpenAI's chat completions. Requests that fit are passed through, others are fitted. All are recorded."""
     try:
+        requested = RequestedConversation(conversation and decode_conversation_header(conversation), branch)
         raw = await request.body()
+    except InvalidRequest as error:
+        return to_error_response(error)
     except ClientDisconnect:
         return Response(status_code=400)
     server_state = get_server_state(request)
@@ -48,7 +53,7 @@ async def create_chat_completion(
         variants=variants,
         head_cache=head_cache,
         caller=caller,
-        requested=RequestedConversation(conversation, branch),
+        requested=requested,
         headers=request.headers,
         raw_body=raw,
         telemetry=get_telemetry(request),

@@ -11,12 +11,15 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
+from quire.errors import ModelUnavailable
 from quire.model.text import replace_lone_surrogates
 from quire.view.replies import TextPieces
 from quire.view.wire_formats.fields import filter_objects, is_object
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _MAX_EVENT_END_BYTES = 4
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""Maximum size of one event of the upstream, and of all events withheld after the end of the reply."""
 _DONE_DATA = b"[DONE]"
 _REPLACED_FIELDS = frozenset({"role", "id", "type", "name", "index", "expires_at"})
 """Delta fields that are sent once or repeated; strings in all other fields are pieces to join."""
@@ -43,7 +46,7 @@ class SSEAccumulator:
         """Whether the upstream has sent `[DONE]`."""
         self.error: dict[str, Any] | None = None
         """The error event of the upstream, if it sent one."""
-        self.withheld = b""
+        self._withheld = bytearray()
         self._choices: dict[int, _ChoiceAccumulator] = {}
         self._choice_count = choice_count
         self._response_fields: dict[str, Any] = {}
@@ -51,21 +54,33 @@ class SSEAccumulator:
         """The last event, which is incomplete."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Adds bytes of the stream; returns the complete events that can be passed on now."""
+        """Adds bytes of the stream; returns the complete events that can be passed on now.
+
+        Raises `ModelUnavailable` if an event, or what is withheld, exceeds `MAX_EVENT_BYTES`.
+        """
         # No event ends within the old buffer, but one may end in its last bytes and the first of the chunk.
         search_from = max(0, len(self._buffer) - _MAX_EVENT_END_BYTES + 1)
         self._buffer += chunk
         ends = [match.end() for match in _EVENT_END.finditer(self._buffer, search_from)]
         passed, start = bytearray(), 0
         for end in ends:
+            self._check_size(end - start)
             event, start = bytes(self._buffer[start:end]), end
             self._parse_event(event)
             if self.is_finished or self.is_done:
-                self.withheld += event
+                self._withheld += event
             else:
                 passed += event
         del self._buffer[:start]
+        self._check_size(max(len(self._buffer), len(self._withheld)))
         return bytes(passed)
+
+    def _check_size(self, event_bytes: int) -> None:
+        if event_bytes > MAX_EVENT_BYTES:
+            self._buffer.clear()
+            raise ModelUnavailable(
+                f"The upstream sent an event of more than {MAX_EVENT_BYTES:,} bytes; retry, or use another model."
+            )
 
     @property
     def is_finished(self) -> bool:
@@ -76,7 +91,7 @@ class SSEAccumulator:
     @property
     def remainder(self) -> bytes:
         """Withheld events and the incomplete last event."""
-        return self.withheld + bytes(self._buffer)
+        return bytes(self._withheld + self._buffer)
 
     def build_responses(self) -> list[dict[str, Any]]:
         """Builds one response per choice, in order of their indexes."""

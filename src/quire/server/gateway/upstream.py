@@ -12,25 +12,15 @@ from functools import lru_cache
 from typing import Any
 
 import httpx2
+from starlette.datastructures import Headers
 
 from quire.llm.transport_errors import map_transport_errors
+from quire.log import contains_key
 from quire.server.auth import Caller
+from quire.server.gateway.header_rules import filter_request_headers
 from quire.server.state import ServerState
 from quire.settings.schema import Upstream
 from quire.view.wire_formats.fields import filter_objects, is_object
-
-_REQUEST_HEADERS_DROPPED = frozenset(
-    {
-        "host", "content-length", "content-type", "accept-encoding", "authorization", "api-key", "cookie", "connection",
-        "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-        "transfer-encoding", "upgrade", "expect", "forwarded", "origin", "referer",
-    }
-)  # fmt: skip
-"""Request headers that are not forwarded: hop-by-hop headers, and those addressed to Quire alone."""
-_RESPONSE_HEADERS_DROPPED = frozenset(
-    {*_REQUEST_HEADERS_DROPPED, "content-encoding", "date", "server", "set-cookie"}
-) - {"content-type"}
-_HEADER_PREFIXES_DROPPED = ("x-quire-", "x-forwarded-", "sec-")
 
 MODEL_LIST_TIMEOUT_SECONDS = 10.0
 """Seconds to wait for an upstream's list of models; a slower upstream contributes none."""
@@ -43,7 +33,7 @@ class UpstreamCall:
 
     client: httpx2.AsyncClient
     url: str
-    headers: dict[str, str]
+    headers: dict[bytes, bytes]
 
     @asynccontextmanager
     async def post(self, content: bytes, *, trace_headers: Mapping[str, str]) -> AsyncGenerator[httpx2.Response]:
@@ -53,7 +43,7 @@ class UpstreamCall:
             request = httpx2.Request(
                 "POST",
                 _parse_url(self.url),
-                headers={**self.headers, **trace_headers},
+                headers=self.headers | _encode_headers(trace_headers),
                 content=content,
                 extensions={"timeout": self.client.timeout.as_dict()},
             )
@@ -75,41 +65,39 @@ def map_http_errors() -> AbstractContextManager[None]:
 
 
 def build_upstream_call(
-    upstream: Upstream, path: str, *, server_state: ServerState, caller: Caller, headers: Mapping[str, str]
+    upstream: Upstream, path: str, *, server_state: ServerState, caller: Caller, headers: Headers
 ) -> UpstreamCall:
     """Builds a call to an upstream on behalf of a client with these headers."""
-    forwarded = {name: value for name, value in headers.items() if _is_forwarded(name)}
+    forwarded = filter_request_headers(headers, uses_operator_key=upstream.api_key_env is not None)
     # Responses are parsed while they are relayed, so they must not be compressed.
     forwarded |= {"content-type": "application/json", "accept-encoding": "identity"}
     authorization = _choose_authorization(upstream, server_state, caller, headers)
     if authorization is not None:
         forwarded["authorization"] = authorization
-    return UpstreamCall(server_state.http_client, f"{upstream.base_url.rstrip('/')}/{path}", forwarded)
+    return UpstreamCall(server_state.http_client, f"{upstream.base_url.rstrip('/')}/{path}", _encode_headers(forwarded))
 
 
-def _is_forwarded(name: str) -> bool:
-    return name not in _REQUEST_HEADERS_DROPPED and not name.startswith(_HEADER_PREFIXES_DROPPED)
+def _encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Encodes as Latin-1, from which a server decodes headers; the HTTP client would accept only ASCII text."""
+    return {name.encode("latin-1"): value.encode("latin-1", "replace") for name, value in headers.items()}
 
 
 def _choose_authorization(
-    upstream: Upstream, server_state: ServerState, caller: Caller, headers: Mapping[str, str]
+    upstream: Upstream, server_state: ServerState, caller: Caller, headers: Headers
 ) -> str | None:
-    """Returns the upstream's API key, else the client's authorization if the client authenticated here by cookie.
+    """Returns the upstream's API key, else what the local user sends for the upstream.
 
-    A key or token that authenticates the client to Quire never goes upstream.
+    A key or token that authenticates the client to Quire never goes upstream: `LocalAuthMiddleware` removes the token
+    from the headers, and a caller with a key of Quire has no other authorization.
     """
     if upstream.api_key_env is not None:
         key = server_state.environ.get(upstream.api_key_env)
         return f"Bearer {key}" if key else None
-    return headers.get("authorization") if caller.key_id is None and "cookie" in headers else None
+    authorization = headers.get("authorization") if caller.key_id is None else None
+    return authorization if authorization is not None and not contains_key(authorization) else None
 
 
-def filter_response_headers(response: httpx2.Response) -> dict[str, str]:
-    """Returns the response headers that are for the client."""
-    return {name: value for name, value in response.headers.items() if name not in _RESPONSE_HEADERS_DROPPED}
-
-
-async def collect_models(server_state: ServerState, caller: Caller, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+async def collect_models(server_state: ServerState, caller: Caller, headers: Headers) -> list[dict[str, Any]]:
     """Lists each model once, and only if a request for it would go to the upstream that lists it."""
     collected = {
         name: _build_model_object(name) for name in server_state.settings.upstreams if not _GLOB_CHARS & set(name)
@@ -134,7 +122,7 @@ def _list_upstreams(server_state: ServerState) -> list[Upstream]:
 
 
 async def _fetch_models(
-    upstream: Upstream, server_state: ServerState, caller: Caller, headers: Mapping[str, str]
+    upstream: Upstream, server_state: ServerState, caller: Caller, headers: Headers
 ) -> list[dict[str, Any]]:
     call = build_upstream_call(upstream, "models", server_state=server_state, caller=caller, headers=headers)
     try:

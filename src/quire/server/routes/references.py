@@ -142,7 +142,10 @@ async def read_document(
     """Reads the current text of a file of the vault."""
     vault = engine_for_caller(server_state, caller).vault
     if vault is None:
-        raise InvalidRequest("There is no vault to read from; configure the setting `vault`.")
+        raise InvalidRequest(
+            "There is no vault to read from; configure the setting `vault`, and name the tenant in "
+            "`host_access_tenants` if its clients use API keys."
+        )
     file = await asyncio.to_thread(vault.read, path)
     return DocumentTextSchema(path=file.path, text=file.text)
 

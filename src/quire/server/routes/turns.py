@@ -1,5 +1,6 @@
 """Turns: send a message, stream events (SSE), stop, approve or deny tool calls."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -8,8 +9,10 @@ from pydantic import BaseModel, Field, field_validator
 from quire.errors import NotFound
 from quire.log import MAIN_BRANCH
 from quire.model import Message
+from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.schemas import JsonModel
 from quire.schemas.turn_events import TurnEventSchema
+from quire.server.auth import check_scope, is_still_authorized
 from quire.server.dependencies import ChatCaller, ConversationId, ReadCaller, StateDep, load_conversation
 from quire.server.event_stream import (
     EventStreamResponse,
@@ -33,7 +36,10 @@ class SendBody(BaseModel):
     )
     branch: BranchField = MAIN_BRANCH
     model: str | None = Field(
-        default=None, min_length=1, max_length=200, description="Name of the model; by default that of the settings."
+        default=None,
+        min_length=1,
+        max_length=MAX_MODEL_NAME_CHARS,
+        description="Name of the model; by default that of the settings.",
     )
     after: AfterSeq = None
 
@@ -111,7 +117,12 @@ async def decide_approval(
     call: Annotated[str, Path(min_length=1, max_length=500, description="ID of the call in `approval_requested`.")],
     body: ApprovalBody,
 ) -> None:
-    """Approves or denies a tool call; the model receives the decision."""
+    """Approves or denies a tool call; the model receives the decision.
+
+    A tool runs on the server's machine, so approving needs both scopes, `chat` and `approve`; denying needs `chat`.
+    """
+    if body.approve:
+        check_scope(caller, "approve")
     await load_conversation(server_state, caller, conversation, body.branch)
     running = server_state.turns.get(BranchKey(caller.tenant, conversation, body.branch))
     if running is None:
@@ -133,7 +144,11 @@ async def stream_events(
 
     `branch_changed` is sent for every branch at first, and then within a second of each change, by any node. Turns that
     run on this server are streamed live; one that was running already, from its start. A server that shuts down ends
-    the stream with `server_stopping`: reconnect.
+    the stream with `server_stopping`: reconnect. The stream ends within ten seconds after its key was revoked or
+    expired.
     """
     await load_conversation(server_state, caller, conversation)
-    return EventStreamResponse(get_live_events(request.app).events(caller.tenant, conversation))
+    live_events = get_live_events(request.app)
+    return EventStreamResponse(
+        live_events.events(caller.tenant, conversation, is_authorized=partial(is_still_authorized, request))
+    )

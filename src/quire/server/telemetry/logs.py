@@ -47,19 +47,30 @@ def configure_logging(format: LogLineFormat, *, stream: TextIO | None = None) ->
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(_to_fields(record), ensure_ascii=False, default=str)
+        return _escape_unprintable(json.dumps(_to_fields(record), ensure_ascii=False, default=str))
 
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = _to_fields(record)
         head = [line.pop("time"), line.pop("level").upper(), line.pop("event")]
-        return " ".join([*head, *(f"{name}={_quote_value(value)}" for name, value in line.items())])
+        return _escape_unprintable(
+            " ".join([*head, *(f"{name}={_quote_value(value)}" for name, value in line.items())])
+        )
 
 
 def _quote_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return json.dumps(text, ensure_ascii=False) if any(char in text for char in ' \n\r\t"=') else text
+    is_plain = text.isprintable() and not any(char in text for char in ' "=')
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+def _escape_unprintable(line: str) -> str:
+    """Escapes control, bidirectional and line-separating characters as JSON does: a terminal that shows the log must
+    not obey what a client put into an ID."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 
 
 def _to_fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -6,7 +6,7 @@ thinking is never sent.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from quire.model import FilePart, ImagePart, Message, Part, TextPart, ToolCallPart, ToolDefinition, ToolResultPart
 from quire.model.messages import ToolResultContent
@@ -17,7 +17,9 @@ from quire.view.wire_formats.fields import (
     build_parameters_schema,
     count_other_fields,
     dump_json,
+    get_object,
     get_provider_fields,
+    is_object,
     merge_fields,
     render_text_part,
     to_safe_name,
@@ -34,13 +36,25 @@ from quire.view.wire_formats.media import (
 
 PROVIDER: Provider = "openai"
 
-# At or slightly above the counts in OpenAI's cookbook, so that a sum errs upward.
+# The recipe of OpenAI's cookbook, "How to count tokens with tiktoken".
 TOKENS_PER_REQUEST = 3
+"""Tokens that prime the reply."""
 TOKENS_PER_MESSAGE = 3
+TOKENS_PER_ROLE = 1
+"""Every role is one token in OpenAI's vocabularies."""
+TOKENS_PER_NAME = 1
+TOOL_LIST_TOKENS = 12
+_TOKENS_PER_FUNCTION = {"o200k_base": 7, "cl100k_base": 10}
+"""Tokens of each function, by vocabulary. Other vocabularies belong to servers that render a tool as JSON."""
+TOKENS_PER_PARAMETER_LIST = 3
+TOKENS_PER_PARAMETER = 3
+TOKENS_PER_ENUM = -3
+TOKENS_PER_ENUM_VALUE = 3
+
+# OpenAI publishes nothing for these: at or slightly above what its API reports, so that a sum errs upward.
 TOKENS_PER_CALL = 8
 TOKENS_PER_RESULT = 4
-TOKENS_PER_TOOL = 8
-TOOL_LIST_TOKENS = 12
+TOKENS_PER_JSON_TOOL = 8
 
 _CONTENT_SUBSTITUTES = {"refusal", "audio", "function_call"}
 """Fields that an assistant message may have instead of content."""
@@ -56,7 +70,7 @@ class OpenAIChatFormat:
     model: str = ""
     name: Provider = PROVIDER
     request_overhead: int = TOKENS_PER_REQUEST
-    text_overhead: int = TOKENS_PER_MESSAGE
+    text_overhead: int = TOKENS_PER_MESSAGE + TOKENS_PER_ROLE
 
     def render_message(self, message: Message, *, load_blob: BlobLoader | None = None) -> list[WireMessage]:
         if message.role == "tool":
@@ -90,7 +104,7 @@ class OpenAIChatFormat:
         return TOOL_LIST_TOKENS + sum(_count_tool(tool, counter) for tool in tools) if tools else 0
 
     def count_system(self, text: str | None, counter: TokenCounter) -> int:
-        return TOKENS_PER_MESSAGE + counter.count(text) if text else 0
+        return self.text_overhead + counter.count(text) if text else 0
 
     def build_payload(
         self,
@@ -197,11 +211,11 @@ def _count_message(message: WireMessage, counter: TokenCounter, model: str) -> i
         tokens = sum(_count_piece(piece, counter, model) for piece in content or ())
     tokens += sum(_count_call(call, counter) for call in message.get("tool_calls") or ())
     tokens += TOKENS_PER_RESULT if message["role"] == "tool" else 0
-    return (
-        TOKENS_PER_MESSAGE
-        + tokens
-        + count_other_fields(message, ("role", "content", "tool_calls", "tool_call_id"), counter)
-    )
+    known = ["role", "content", "tool_calls", "tool_call_id"]
+    if isinstance(name := message.get("name"), str):
+        known.append("name")
+        tokens += TOKENS_PER_NAME + counter.count(name)
+    return TOKENS_PER_MESSAGE + TOKENS_PER_ROLE + tokens + count_other_fields(message, known, counter)
 
 
 def _count_piece(piece: WireMessage, counter: TokenCounter, model: str) -> int:
@@ -232,12 +246,44 @@ def _count_call(call: WireMessage, counter: TokenCounter) -> int:
 
 
 def _count_tool(tool: WireMessage, counter: TokenCounter) -> int:
-    function: WireMessage = tool.get("function", {})
-    texts = (str(function.get("name", "")), str(function.get("description", "")), dump_json(function.get("parameters")))
+    function = get_object(tool, "function")
+    tokens_per_function = _TOKENS_PER_FUNCTION.get(counter.name)
+    if tokens_per_function is None:
+        tokens = TOKENS_PER_JSON_TOOL + _count_json_function(function, counter)
+    else:
+        tokens = tokens_per_function + _count_function(function, counter)
     rest = count_other_fields(function, ("name", "description", "parameters"), counter)
-    return (
-        TOKENS_PER_TOOL
-        + sum(map(counter.count, texts))
-        + rest
-        + count_other_fields(tool, ("type", "function"), counter)
-    )
+    return tokens + rest + count_other_fields(tool, ("type", "function"), counter)
+
+
+def _count_json_function(function: WireMessage, counter: TokenCounter) -> int:
+    texts = (str(function.get("name", "")), str(function.get("description", "")), dump_json(function.get("parameters")))
+    return sum(map(counter.count, texts))
+
+
+def _count_function(function: WireMessage, counter: TokenCounter) -> int:
+    """Counts by OpenAI's recipe, and by its JSON text what the recipe does not name."""
+    schema = get_object(function, "parameters")
+    parameters = get_object(schema, "properties")
+    description = str(function.get("description", "")).removesuffix(".")
+    tokens = counter.count(f"{function.get('name', '')}:{description}")
+    tokens += TOKENS_PER_PARAMETER_LIST if parameters else 0
+    tokens += sum(_count_parameter(name, parameter, counter) for name, parameter in parameters.items())
+    return tokens + count_other_fields(schema, ("type", "properties", "required"), counter)
+
+
+def _count_parameter(name: str, schema: object, counter: TokenCounter) -> int:
+    if not is_object(schema):
+        return TOKENS_PER_PARAMETER + counter.count(f"{name}:{dump_json(schema)}")
+    kind, values = schema.get("type", ""), schema.get("enum")
+    description = str(schema.get("description", "")).removesuffix(".")
+    tokens = counter.count(f"{name}:{kind if isinstance(kind, str) else dump_json(kind)}:{description}")
+    known = ["type", "description"]
+    if isinstance(values, list):
+        known.append("enum")
+        tokens += TOKENS_PER_ENUM + sum(_count_enum_value(value, counter) for value in cast("list[object]", values))
+    return TOKENS_PER_PARAMETER + tokens + count_other_fields(schema, known, counter)
+
+
+def _count_enum_value(value: object, counter: TokenCounter) -> int:
+    return TOKENS_PER_ENUM_VALUE + counter.count(value if isinstance(value, str) else dump_json(value))

@@ -123,6 +123,7 @@ _INDEXES = (
     """
     CREATE INDEX quire_entries_control ON quire_entries (tenant, conversation, branch, seq)
     WHERE kind <> 'message'""",
+    "CREATE INDEX quire_blobs_by_uploaded_at ON quire_blobs (tenant, uploaded_at) WHERE uploaded_at IS NOT NULL",
     "CREATE INDEX quire_blob_uses_by_digest ON quire_blob_uses (tenant, digest)",
     """
     CREATE INDEX quire_manifests_by_request_id ON quire_manifests (tenant, request_id)
@@ -178,6 +179,7 @@ def _log_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         "blobs": f"""
         CREATE TABLE quire_blobs (
             tenant {key} NOT NULL, digest {bytes_} NOT NULL, media_type TEXT NOT NULL, data {bytes_} NOT NULL,
+            uploaded_at {big},
             PRIMARY KEY (tenant, digest)
         )""",
         "blob_uses": f"""

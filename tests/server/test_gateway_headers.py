@@ -1,0 +1,246 @@
+"""Headers of the gateway: which ones go upstream and which come back, and conversation IDs in headers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import pytest
+from gateway_fixtures import MODEL, run_gateway, user_message
+from hypothesis import given
+from hypothesis import strategies as st
+from server_helpers import create_key_for, serve_app
+
+from fake_upstream import FakeUpstream, UpstreamRequest, make_completion, respond_with_text, run_fake_upstream
+from quire.errors import InvalidRequest
+from quire.log import SqlStore
+from quire.server.app import create_app
+from quire.server.gateway.header_rules import (
+    MAX_CONVERSATION_HEADER_CHARS,
+    MAX_CONVERSATION_ID_CHARS,
+    decode_conversation_header,
+    encode_conversation_header,
+)
+from quire.server.state import ServerState
+from quire.settings import Settings
+
+TOKEN = "t0ken-of_this-Server"
+BODY = {"model": MODEL, "messages": [user_message("Hello")]}
+
+
+@asynccontextmanager
+async def run_local_gateway(store: SqlStore, upstream_url: str, **settings: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    """Runs a gateway that authenticates by token; the client presents nothing by itself."""
+    values = {"model": MODEL, "base_url": upstream_url, **settings}
+    async with httpx2.AsyncClient() as upstream_client:
+        state = ServerState(
+            store, Settings.model_validate(values), http_client=upstream_client, environ={"UP_KEY": "sk-up"}
+        )
+        async with (
+            serve_app(create_app(state, token=TOKEN)) as address,
+            httpx2.AsyncClient(base_url=address, timeout=20) as client,
+        ):
+            yield client
+            await state.wait_for_background()
+
+
+def cookie_header(client: httpx2.AsyncClient) -> str:
+    return f"quire-{client.base_url.port}={TOKEN}"
+
+
+def sent_values(up: FakeUpstream) -> str:
+    return "\n".join(f"{name}: {value}" for request in up.requests for name, value in request.headers.items())
+
+
+# credentials
+
+
+@pytest.mark.parametrize(
+    "presented",
+    [
+        {"Authorization": f"Bearer {TOKEN}", "Cookie": "theme=dark"},
+        {"x-api-key": TOKEN},
+        {"api-key": TOKEN},
+        {
+            "Authorization": f"Bearer {TOKEN}",
+            "x-api-key": TOKEN,
+            "X-Own": f"see {TOKEN}",
+            "Referer": f"/?token={TOKEN}",
+        },
+    ],
+)
+async def test_the_token_never_goes_upstream(store: SqlStore, presented: dict[str, str]):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_local_gateway(store, up.url) as client:
+        answer = await client.post("/v1/chat/completions", json=BODY, headers=presented)
+        assert answer.status_code == 200, answer.text
+        await client.get("/v1/models", headers=presented)
+        assert len(up.requests) == 2
+        assert TOKEN not in sent_values(up)
+        assert "cookie" not in up.requests[0].headers
+
+
+async def test_a_local_client_may_send_its_own_key_upstream(store: SqlStore):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_local_gateway(store, up.url) as client:
+        headers = {"Authorization": "Bearer sk-own", "Cookie": cookie_header(client), "OpenAI-Organization": "org-own"}
+        assert (await client.post("/v1/chat/completions", json=BODY, headers=headers)).status_code == 200
+        assert up.requests[0].headers["authorization"] == "Bearer sk-own"
+        assert up.requests[0].headers["openai-organization"] == "org-own"
+
+
+@pytest.mark.parametrize("name", ["Authorization", "x-api-key", "api-key", "X-Own"])
+async def test_a_key_of_ours_never_goes_upstream_from_a_local_client(store: SqlStore, name: str):
+    key = await create_key_for(store, "default")
+    value = f"Bearer {key}" if name == "Authorization" else key
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_local_gateway(store, up.url) as client:
+        headers = {name: value, "Cookie": cookie_header(client)}
+        assert (await client.post("/v1/chat/completions", json=BODY, headers=headers)).status_code == 200
+        assert key not in sent_values(up)
+
+
+@pytest.mark.parametrize("name", ["Authorization", "x-api-key", "api-key"])
+async def test_a_key_is_read_from_each_of_its_headers_and_not_forwarded(store: SqlStore, name: str):
+    key = await create_key_for(store, "other")
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        del harness.http.headers["Authorization"]
+        headers = {name: f"Bearer {key}" if name == "Authorization" else key, "X-Own": f"key={key}", "X-Id": "7"}
+        answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert key not in sent_values(up)
+        assert up.requests[0].headers["x-id"] == "7"
+
+
+# other request headers
+
+DROPPED_REQUEST_HEADERS = {
+    "Connection": "keep-alive, X-Hop", "X-Hop": "1", "Keep-Alive": "timeout=5", "TE": "trailers",
+    "Content-Encoding": "identity", "Accept-Encoding": "gzip", "X-Real-IP": "10.1.2.3", "X-Client-IP": "10.1.2.3",
+    "True-Client-IP": "10.1.2.3", "CF-Connecting-IP": "10.1.2.3", "Via": "1.1 proxy", "Forwarded": "for=10.1.2.3",
+    "X-Forwarded-For": "10.1.2.3", "Proxy-Authorization": "Basic eA==", "Origin-Agent": "forwarded",
+    "Referer": "http://page/", "Sec-Fetch-Mode": "cors", "X-Quire-Other": "1", "Cookie": "a=b",
+}  # fmt: skip
+
+
+async def test_headers_of_the_connection_and_of_the_client_stay_here(store: SqlStore):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        headers = {**DROPPED_REQUEST_HEADERS, "X-Title": "Gr\u00fc\u00dfe".encode()}
+        answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert answer.status_code == 200, answer.text
+        [request] = up.requests
+        assert request.headers.pop("origin-agent") == "forwarded"
+        assert request.headers.pop("accept-encoding") == "identity"
+        assert "x-title" in request.headers
+        dropped = {name.lower() for name in DROPPED_REQUEST_HEADERS} - {"connection"}
+        assert not dropped & request.headers.keys()
+        assert "x-hop" not in request.headers.get("connection", "").lower()
+
+
+async def test_every_connection_header_is_read(store: SqlStore):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        headers = [("Connection", "x-one"), ("Connection", "keep-alive , X-Two"), ("X-One", "1"), ("X-Two", "2")]
+        answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert answer.status_code == 200
+        assert not {"x-one", "x-two"} & up.requests[0].headers.keys()
+
+
+@pytest.mark.parametrize("name", ["OpenAI-Organization", "OpenAI-Project"])
+async def test_account_headers_do_not_go_with_the_operators_key(store: SqlStore, name: str):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up:
+        upstreams = {"*": {"base_url": up.url, "api_key_env": "UP_KEY"}}
+        async with run_gateway(store, up.url, upstreams=upstreams) as harness:
+            answer = await harness.http.post("/v1/chat/completions", json=BODY, headers={name: "org-of-the-client"})
+            assert answer.status_code == 200
+            assert up.requests[0].headers["authorization"] == "Bearer sk-up"
+            assert name.lower() not in up.requests[0].headers
+
+
+# response headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response_headers_are_filtered_by_name(store: SqlStore, stream: bool):
+    dropped = {
+        "X_Hop": "1", "Keep_Alive": "timeout=5", "Set_Cookie": "a=b", "Server": "up", "X_Quire_Recorded": "no",
+        "Access_Control_Allow_Origin": "*", "Strict_Transport_Security": "max-age=1", "Alt_Svc": "h3",
+    }  # fmt: skip
+
+    async def respond(request: UpstreamRequest) -> None:
+        body: object = make_completion("Yes.")
+        kind = {}
+        if stream:
+            kind = {"content_type": "text/event-stream"}
+            chunk = b'data: {"choices":[{"index":0,"delta":{"content":"Yes."},"finish_reason":"stop"}]}\n\n'
+            body = chunk + b"data: [DONE]\n\n"
+        await request.respond(body, 200, Connection="X-Hop", X_Request_Id="up-9", X_Note="日本", **dropped, **kind)
+
+    async with run_fake_upstream(respond) as up, run_gateway(store, up.url) as harness:
+        answer = await harness.ask(user_message("Hello"), stream=stream)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-request-id"] == "up-9"
+        assert (b"x-note", "日本".encode()) in answer.headers.raw
+        for name, value in dropped.items():
+            assert answer.headers.get(name.replace("_", "-")) != value, name
+
+
+# conversation IDs
+
+
+@pytest.mark.parametrize("conversation", ["日本", "a b", "50%", "%41", "é", "line\nbreak", "x" * 200])
+async def test_any_conversation_id_can_be_used_in_headers(store: SqlStore, conversation: str):
+    await store.create_conversation(conversation)
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        first = await harness.ask(user_message("Hello"), x_quire_conversation=quote(conversation))
+        assert first.status_code == 200, first.text
+        header = first.headers["x-quire-conversation"]
+        second = await harness.ask(user_message("And?"), x_quire_conversation=header)
+        assert second.headers["x-quire-conversation"] == header
+        assert len(up.requests) == 2
+        assert len(await harness.load_messages(conversation)) == 4
+
+
+async def test_a_conversation_id_may_arrive_as_plain_utf_8(store: SqlStore):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        headers = [(b"x-quire-conversation", "日本".encode())]
+        answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert answer.headers["x-quire-conversation"] == quote("日本")
+        assert len(await harness.load_messages("日本")) == 2
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"%FF",
+        b"\xff",
+        b"%00",
+        b"x" * (MAX_CONVERSATION_ID_CHARS + 1),
+        b"%41" * (MAX_CONVERSATION_HEADER_CHARS // 3 + 1),
+    ],
+)
+async def test_an_invalid_conversation_id_is_refused_before_the_upstream_is_called(store: SqlStore, header: bytes):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        headers = [(b"x-quire-conversation", header)]
+        answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert answer.status_code in (400, 422), answer.text
+        assert not up.requests
+
+
+IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
+
+
+@given(IDS)
+def test_a_conversation_header_is_ascii_and_decodes_to_the_id(conversation: str):
+    header = encode_conversation_header(conversation)
+    assert header.isascii()
+    assert header.isprintable()
+    assert header == header.strip()
+    assert len(header) <= MAX_CONVERSATION_HEADER_CHARS
+    assert decode_conversation_header(header) == conversation
+
+
+@given(st.text(st.characters(max_codepoint=255)))
+def test_a_conversation_header_is_decoded_or_refused(header: str):
+    try:
+        conversation = decode_conversation_header(header)
+    except InvalidRequest:
+        return
+    assert 0 < len(conversation) <= MAX_CONVERSATION_ID_CHARS

@@ -1,0 +1,240 @@
+"""Regular expressions of the package take linear time on adversarial text, or meet only a bounded piece of it.
+
+Every pattern at module or class level, and every literal pattern in a call such as `re.sub`, is run on repetitions of
+text made from the pattern itself. Twice the text must take about twice the time; three times counts as quadratic.
+"""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from re import _parser as sre_parser  # type: ignore[attr-defined]
+from typing import Any
+
+import pytest
+
+import quire
+
+SOURCE = Path(inspect.getfile(quire)).parent
+TEXT_CHARS = 20_000
+MAX_RATIO = 3.0
+"""Time for twice the text divided by the time for the text: 2 if linear, 4 if quadratic."""
+EXAMPLES_PER_PATTERN = 2
+COMMON_TEXTS = (
+    " ", "\n", "\t", "a", "a ", "a.", "A", "0", "1 ", "0,", "may ", "# a\n", "\n ", " \n", "\r\n", "a\n", "{", "<", "[",
+    "[[", "](", "`", "-", "_", "*", "=", ".", '"', "'", "@", "/", "\\", "$", "é", "漢",
+)  # fmt: skip
+
+BOUNDED = {
+    "quire.agent.function_schema:_SPHINX_PARAM": "docstring of a tool function, in the application's own source code",
+    "quire.context.mcp_config:_PLACEHOLDER": "one value of the MCP server configuration, written by the operator",
+}
+"""Patterns that are not linear, and why they meet no outside text of any length."""
+
+USED_AS = {"quire.view.tokens:_MODEL_PATTERNS": "match"}
+"""How patterns in containers are used, where the source does not name them in the call."""
+
+
+def find_patterns() -> dict[str, re.Pattern[Any]]:
+    """Finds patterns by name: `module:attribute`, or `module:line` for a literal in a call."""
+    found: dict[str, re.Pattern[Any]] = {}
+    for info in pkgutil.walk_packages([str(SOURCE)], "quire."):
+        if "migrations" in info.name or info.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(info.name)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type):
+                if value.__module__ == info.name:
+                    for attribute, member in list(vars(value).items()):
+                        found |= {f"{info.name}:{name}.{key}": each for key, each in walk_value(attribute, member)}
+            else:
+                found |= {f"{info.name}:{key}": each for key, each in walk_value(name, value)}
+        found |= find_literal_patterns(info.name, Path(inspect.getfile(module)))
+    # An imported pattern is tested where it is defined.
+    unique: dict[re.Pattern[Any], str] = {}
+    for name, pattern in found.items():
+        unique.setdefault(pattern, name)
+    return {name: pattern for pattern, name in unique.items()}
+
+
+def walk_value(name: str, value: object) -> Iterator[tuple[str, re.Pattern[Any]]]:
+    if isinstance(value, re.Pattern):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from walk_value(f"{name}[{key!r}]", each)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, each in enumerate(value):
+            yield from walk_value(f"{name}[{index}]", each)
+
+
+def find_literal_patterns(module: str, path: Path) -> dict[str, re.Pattern[Any]]:
+    found: dict[str, re.Pattern[Any]] = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="re"), attr=function), args=[ast.Constant(value=str() as text), *_]
+            ) if function not in ("compile", "escape"):
+                found[f"{module}:{function} in line {node.lineno}"] = re.compile(text)
+            case _:
+                pass
+    return found
+
+
+PATTERNS = find_patterns()
+
+
+def find_usage(name: str) -> str:
+    """How a pattern is used: `match` or `fullmatch` if its module uses it in no other way, else `search`."""
+    module, _, attribute = name.partition(":")
+    if attribute.startswith(("match in", "fullmatch in")):
+        return attribute.partition(" ")[0]
+    bare = re.split(r"[\[.]", attribute)[0]
+    for key, usage in USED_AS.items():
+        if f"{module}:{bare}" == key:
+            return usage
+    own_path = Path(inspect.getfile(importlib.import_module(module)))
+    paths = [own_path] if bare.startswith("_") else SOURCE.rglob("*.py")
+    calls = [call for path in paths for call in re.findall(rf"\b{re.escape(bare)}\.(\w+)\(", path.read_text())]
+    return calls[0] if calls and set(calls) in ({"match"}, {"fullmatch"}) else "search"
+
+
+def run_pattern(pattern: re.Pattern[Any], usage: str, text: str) -> float:
+    """CPU seconds for one use of the pattern on a text; other processes do not count."""
+    subject: Any = text.encode() if isinstance(pattern.pattern, bytes) else text
+    started = time.thread_time()
+    match usage:
+        case "match":
+            pattern.match(subject)
+        case "fullmatch":
+            pattern.fullmatch(subject)
+        case _:
+            for _ in pattern.finditer(subject):
+                pass
+    return time.thread_time() - started
+
+
+class ExampleWriter:
+    """Writes texts that a pattern matches, in pieces, by walking its parse tree."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def write(self, pattern: re.Pattern[Any]) -> list[str]:
+        source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
+        return self._write(sre_parser.parse(source, pattern.flags & ~re.LOCALE & ~re.UNICODE & ~re.DEBUG))
+
+    def _write(self, tree: Any) -> list[str]:
+        return [piece for operator, argument in tree for piece in self._write_item(str(operator), argument)]
+
+    def _write_item(self, operator: str, argument: Any) -> list[str]:
+        match operator:
+            case "LITERAL":
+                return [chr(argument)]
+            case "NOT_LITERAL":
+                return ["a" if argument != ord("a") else "b"]
+            case "ANY":
+                return ["a"]
+            case "IN":
+                return [self._choose_char(argument)]
+            case "BRANCH":
+                return self._write(self._random.choice(argument[1]))
+            case "SUBPATTERN":
+                return self._write(argument[3])
+            case "ATOMIC_GROUP":
+                return self._write(argument)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                return ["".join(self._write(argument[2])) * max(1, min(argument[0], 50))]
+            case _:
+                return []
+
+    def _choose_char(self, items: Any) -> str:
+        negated = any(str(operator) == "NEGATE" for operator, _ in items)
+        regex = re.compile("".join(["[", *("^" if negated else ""), *map(describe_class_item, items), "]"]))
+        candidates = [chr(code) for code in range(1, 0x250)] + list("\u3042漢あ한กက\u2014’…")
+        allowed = [char for char in candidates if regex.match(char)]
+        preferred = [char for char in allowed if char in " a0-.\n"]
+        return self._random.choice(preferred or allowed or ["a"])
+
+
+def describe_class_item(item: Any) -> str:
+    operator, argument = str(item[0]), item[1]
+    match operator:
+        case "LITERAL":
+            return f"\\U{argument:08x}"
+        case "RANGE":
+            return f"\\U{argument[0]:08x}-\\U{argument[1]:08x}"
+        case "CATEGORY":
+            kind = str(argument).removeprefix("CATEGORY_")
+            letter = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}[kind.removeprefix("NOT_")]
+            return f"\\{letter.upper() if kind.startswith('NOT_') else letter}"
+        case _:
+            return ""
+
+
+def write_attacks(pattern: re.Pattern[Any]) -> set[tuple[str, str, str]]:
+    """Adversarial texts as (prefix, repeated text, end)."""
+    attacks = {("", text, end) for text in COMMON_TEXTS for end in ("", "\x01")}
+    for seed in range(EXAMPLES_PER_PATTERN):
+        pieces = ExampleWriter(seed).write(pattern)
+        joined = "".join(pieces)
+        lengths = range(1, len(pieces) + 1)
+        if len(pieces) > 12:
+            lengths = sorted({1, 2, 3, len(pieces) // 2, len(pieces) - 2, len(pieces) - 1, len(pieces)})
+        attacks |= {("", "".join(pieces[:length]), "\x01") for length in lengths}
+        attacks |= {("".join(pieces[: length - 1]), pieces[length - 1], "\x01") for length in lengths}
+        attacks |= {(joined, text, "\x01") for text in (" ", "a", "\n", "0")}
+    return {attack for attack in attacks if attack[1]}
+
+
+def make_text(attack: tuple[str, str, str], chars: int) -> str:
+    prefix, repeated, end = attack
+    return prefix + repeated * (chars // len(repeated)) + end
+
+
+def measure_attack(pattern: re.Pattern[Any], usage: str, attack: tuple[str, str, str], chars: int) -> float:
+    return run_pattern(pattern, usage, make_text(attack, chars))
+
+
+LINEAR_REFERENCE = re.compile(r"(?:[^\W\d_]|[\d\s]|.)*", re.DOTALL)
+
+
+def is_linear(measure: Callable[[int], float], *, noise_seconds: float) -> bool:
+    """Whether twice the text takes less than three times as long, at growing lengths so that failures are quick."""
+    for chars in (TEXT_CHARS // 10, TEXT_CHARS):
+        if measure(chars) < noise_seconds:
+            continue
+        ratio = min(
+            min(measure(2 * chars) for _ in range(runs)) / min(measure(chars) for _ in range(runs)) for runs in (2, 4)
+        )
+        if ratio >= MAX_RATIO:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS.keys() - BOUNDED.keys()))
+def test_a_pattern_takes_linear_time(name: str):
+    pattern, usage = PATTERNS[name], find_usage(name)
+    noise_seconds = 10 * min(run_pattern(LINEAR_REFERENCE, "match", "a" * TEXT_CHARS) for _ in range(3))
+    for attack in sorted(write_attacks(pattern)):
+        measure = partial(measure_attack, pattern, usage, attack)
+        assert is_linear(measure, noise_seconds=noise_seconds), (pattern.pattern, usage, attack)
+
+
+def test_the_measure_finds_quadratic_patterns():
+    for source, usage in ((r"\s+$", "search"), (r"what is .*rate", "search"), (r"(?:[a-z]+\.)*(?:.*b)", "match")):
+        pattern = re.compile(source)
+        attacks = write_attacks(pattern) | {("", "a.", "\x01")}
+        assert not all(
+            is_linear(partial(measure_attack, pattern, usage, attack), noise_seconds=1e-4) for attack in attacks
+        ), source
+
+
+def test_exceptions_name_existing_patterns():
+    assert BOUNDED.keys() <= PATTERNS.keys()
