@@ -28,6 +28,10 @@ check:
 test *ARGS:
     {{ bin }}/pytest -m "not slow" {{ ARGS }}
 
+# Send adversarial requests of full size to a server and print how another tenant fares; takes several minutes.
+hostile *ARGS:
+    QUIRE_HOSTILE_LOAD=1 {{ bin }}/pytest tests/test_hostile_load.py -k full_size -s {{ ARGS }}
+
 # Run the server's tests with PostgreSQL behind PgBouncer in transaction mode.
 pooled *ARGS:
     QUIRE_TEST_PGBOUNCER=1 {{ bin }}/pytest tests/server -k postgres18 {{ ARGS }}
@@ -37,14 +41,14 @@ format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (log, view, compaction, recall, cli, gateway, many_conversations, footprint, page) against its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (log, view, turns, compaction, recall, cli, gateway, many_conversations, footprint, page) against its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     PYTHONPATH=tests {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
 
 # Check, test and build the page into the package; needs Node.js 20 or later.
 web:
-    cd web && npm install --ignore-scripts --no-audit --no-fund && npm run check && npm test && npm run build
+    cd web && npm ci --ignore-scripts --no-audit --no-fund && npm run check && npm test && npm run build
 
 # Serve the page with hot reload, with the demo's server and conversation; stops at Ctrl-C.
 web-dev PORT="8300":
@@ -53,7 +57,7 @@ web-dev PORT="8300":
     export QUIRE_SERVER=http://127.0.0.1:{{ PORT }} QUIRE_TOKEN="$(head -c 24 /dev/urandom | base64 | tr '/+' '_-')"
     {{ bin }}/python web/demo.py --port {{ PORT }} --token "$QUIRE_TOKEN" &
     trap "kill $!" EXIT
-    cd web && npm install --ignore-scripts && npm run dev
+    cd web && npm ci --ignore-scripts && npm run dev
 
 # Start a throwaway PostgreSQL, print its URL, stop it at Ctrl-C.
 postgres VERSION="18":

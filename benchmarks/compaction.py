@@ -22,7 +22,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 from infra.llama import LocalModel
-from quire.compaction.execution import Summarizer
+from quire.compaction.summarizer import Summarizer
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ModelRequestRejected
 from quire.llm import Prompt, Reply

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
+from psycopg.rows import dict_row
 
 from infra.postgres import Cluster
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore, migrate
+from quire.log import SqlStore, migrate, schema
 from quire.log.ids import new_id
+from quire.log.row_digests import with_row_digest
 from quire.model import Compaction, Draft, Message, Span, TokenCount
 from quire.settings import Settings
 from support import Report, run_benchmark
@@ -278,8 +280,20 @@ async def create_long_conversations(url: str, admin: str, size: int, *, copies: 
                     f"SELECT {copied} FROM quire_{table} WHERE conversation = %(from)s"
                 )
                 await connection.execute(statement, {"copy": name, "from": names[0]})
+        await update_row_digests(connection, names[1:])
         await connection.execute("ANALYZE")
     return names
+
+
+async def update_row_digests(connection: psycopg.AsyncConnection, names: list[str]) -> None:
+    """Gives copied rows the digests of their new names."""
+    for table in (schema.conversations, schema.branches):
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(f"SELECT * FROM {table.name} WHERE conversation = ANY(%s)", [names])
+            for row in await cursor.fetchall():
+                digest = with_row_digest(table, row)["row_digest"]
+                update = f"UPDATE {table.name} SET row_digest = %s WHERE conversation = %s"
+                await connection.execute(update, [digest, row["conversation"]])
 
 
 async def measure_growth(

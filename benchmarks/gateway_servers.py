@@ -156,14 +156,15 @@ async def insert_turn(connection: Any, conversation: str, question: dict[str, An
 
 LOCK_BRANCH = """SELECT head_seq, head_path FROM quire_branches
     WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0 FOR UPDATE"""
-INSERT_CONVERSATION = """INSERT INTO quire_conversations (tenant, conversation, title, created_at, updated_at)
-    VALUES ('default', %(conversation)s, '', 1, 1)"""
+INSERT_CONVERSATION = """INSERT INTO quire_conversations
+    (tenant, conversation, title, created_at, updated_at, row_digest)
+    VALUES ('default', %(conversation)s, '', 1, 1, '')"""
 INSERT_BRANCH = """INSERT INTO quire_branches (tenant, conversation, branch, name, created_at, lineage, head_seq,
-    head_digest, head_path, state, updated_at)
-    VALUES ('default', %(conversation)s, 0, 'main', 1, '[]', 0, '', '', '{}', 1)"""
+    head_digest, head_path, state, updated_at, row_digest)
+    VALUES ('default', %(conversation)s, 0, 'main', 1, '[]', 0, '', '', '{}', 1, '')"""
 INSERT_ENTRIES = """INSERT INTO quire_entries (tenant, conversation, branch, seq, kind, role, author, at, digest, path,
-    tokens, counter, body)
-    SELECT 'default', %(conversation)s, 0, seq, 'message', role, role, 1, digest, path, 60, 'o200k', body
+    tokens, counter, body, content_digest)
+    SELECT 'default', %(conversation)s, 0, seq, 'message', role, role, 1, digest, path, 60, 'o200k', body, digest
     FROM unnest(%(seq)s::bigint[], %(role)s::text[], %(digest)s::bytea[], %(path)s::bytea[], %(body)s::text[])
     AS given (seq, role, digest, path, body)"""
 INSERT_PATHS = """INSERT INTO quire_paths (tenant, path, conversation, branch, seq)
@@ -171,17 +172,19 @@ INSERT_PATHS = """INSERT INTO quire_paths (tenant, path, conversation, branch, s
     FROM unnest(%(path)s::bytea[], %(seq)s::bigint[]) AS given (path, seq)
     ON CONFLICT DO NOTHING"""
 UPDATE_HEAD = """UPDATE quire_branches SET head_seq = %(seq)s, head_path = %(path)s, head_digest = %(path)s,
-    state = '{}', updated_at = 1 WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0"""
+    state = '{}', updated_at = 1, row_digest = %(path)s
+    WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0"""
 SELECT_BLOB = "SELECT digest FROM quire_blobs WHERE tenant = 'default' AND digest = %(digest)s"
 INSERT_BLOB = """INSERT INTO quire_blobs (tenant, digest, media_type, data) VALUES ('default', %(digest)s, '', '')
     ON CONFLICT DO NOTHING"""
-INSERT_MANIFEST = """INSERT INTO quire_manifests (tenant, conversation, branch, seq, manifest, request_id)
-    VALUES ('default', %(conversation)s, 0, %(seq)s, %(manifest)s, %(request_id)s)"""
+INSERT_MANIFEST = """INSERT INTO quire_manifests (tenant, conversation, branch, seq, manifest, request_id,
+    row_digest) VALUES ('default', %(conversation)s, 0, %(seq)s, %(manifest)s, %(request_id)s, '')"""
 INSERT_BLOB_USE = """INSERT INTO quire_blob_uses (tenant, conversation, branch, seq, digest)
     VALUES ('default', %(conversation)s, 0, %(seq)s, %(digest)s)"""
 
-UPSERT_COST = """INSERT INTO quire_costs (tenant, conversation, cost_usd) VALUES ('default', %(conversation)s, 0.001)
-    ON CONFLICT (tenant, conversation) DO UPDATE SET cost_usd = quire_costs.cost_usd + excluded.cost_usd"""
+UPSERT_COST = """INSERT INTO quire_costs (tenant, conversation, key_id, cost_usd)
+    VALUES ('default', %(conversation)s, '', 0.001)
+    ON CONFLICT (tenant, conversation, key_id) DO UPDATE SET cost_usd = quire_costs.cost_usd + excluded.cost_usd"""
 
 
 async def serve_gateway(upstream: str, url: str, window: str) -> None:

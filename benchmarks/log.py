@@ -49,7 +49,7 @@ def compile_statements(backend: str) -> dict[str, str]:
         "lock": conversations.BRANCH.with_for_update(),
         "entry": entries.insert(),
         "path": paths.insert(),
-        "head": conversations.MOVE_HEAD,
+        "head": conversations.OVERWRITE_BRANCH,
     }
     return {name: raw_sql.compile_sql(statement, backend) for name, statement in compiled.items()}
 

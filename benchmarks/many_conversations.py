@@ -32,32 +32,45 @@ BRANCH_STATE = BranchState(
 ).canonical_json()
 
 _INSERT_STATEMENTS = (
-    """INSERT INTO quire_conversations (tenant, conversation, title, created_at, updated_at)
-       SELECT 'default', 'many_conversations-' || number, '', number, number
+    """INSERT INTO quire_conversations (tenant, conversation, title, created_at, updated_at, row_digest)
+       SELECT 'default', 'many_conversations-' || number, '', number, number,
+           sha256(convert_to('["many_conversations-' || number || '","",' || number || ',null]', 'UTF8'))
        FROM generate_series(%(first)s::int, %(last)s::int) AS number""",
     """INSERT INTO quire_branches
            (tenant, conversation, branch, name, created_at, lineage, head_seq, head_digest, head_path, state,
-           updated_at)
+           updated_at, row_digest)
        SELECT 'default', 'many_conversations-' || number, 0, 'main', number, '[]', %(each)s::int + 1, sha256('digest'),
-           sha256(convert_to(number || ':' || %(each)s::int, 'UTF8')), %(state)s::text, number
-       FROM generate_series(%(first)s::int, %(last)s::int) AS number""",
+           path, %(state)s::text, number,
+           sha256(convert_to(
+               '["many_conversations-' || number || '",0,"main",' || number || ',"[]",' || %(each)s::int + 1 || ',"'
+               || encode(sha256('digest'), 'hex') || '","' || encode(path, 'hex') || '",'
+               || to_json(%(state)s::text) || ',' || number || ']', 'UTF8'))
+       FROM generate_series(%(first)s::int, %(last)s::int) AS number,
+           LATERAL (SELECT sha256(convert_to(number || ':' || %(each)s::int, 'UTF8'))) AS made (path)""",
     """INSERT INTO quire_entries
-           (tenant, conversation, branch, seq, kind, role, author, at, digest, path, tokens, counter, body)
-       SELECT 'default', 'many_conversations-' || number, 0, seq, 'message',
-           CASE seq %% 2 WHEN 1 THEN 'user' ELSE 'assistant' END,
-           CASE seq %% 2 WHEN 1 THEN 'user' ELSE 'assistant' END, number, path, path, 60, 'o200k',
-           '{"role":"' || CASE seq %% 2 WHEN 1 THEN 'user' ELSE 'assistant' END
-               || '","parts":[{"type":"text","text":"' || number || '.' || seq || ': ' || %(text)s::text || '"}]}'
+           (tenant, conversation, branch, seq, kind, role, author, at, digest, path, tokens, counter, body,
+           content_digest)
+       SELECT 'default', 'many_conversations-' || number, 0, seq, 'message', role, role, number, path, path, 60,
+           'o200k', body,
+           sha256(convert_to('message ' || role || ' ' || number || E' 60 o200k None\\n' || body, 'UTF8'))
        FROM generate_series(%(first)s::int, %(last)s::int) AS number, generate_series(1, %(each)s::int) AS seq,
-           LATERAL (SELECT sha256(convert_to(number || ':' || seq, 'UTF8'))) AS made (path)""",
+           LATERAL (SELECT sha256(convert_to(number || ':' || seq, 'UTF8'))) AS made (path),
+           LATERAL (SELECT CASE seq %% 2 WHEN 1 THEN 'user' ELSE 'assistant' END) AS speaker (role),
+           LATERAL (
+               SELECT '{"role":"' || role || '","parts":[{"type":"text","text":"'
+                   || number || '.' || seq || ': ' || %(text)s::text || '"}]}'
+           ) AS message (body)""",
     """INSERT INTO quire_entries
-           (tenant, conversation, branch, seq, kind, author, at, digest, path, body)
+           (tenant, conversation, branch, seq, kind, author, at, digest, path, body, content_digest)
        SELECT 'default', 'many_conversations-' || number, 0, %(each)s::int + 1, 'compaction', 'engine', number,
            sha256('digest'),
-           sha256(convert_to(number || ':' || %(each)s::int, 'UTF8')),
-           '{"number":1,"covers":{"first":1,"last":' || %(each)s::int - %(active)s::int
-               || '},"summary":"' || %(text)s::text || '"}'
-       FROM generate_series(%(first)s::int, %(last)s::int) AS number""",
+           sha256(convert_to(number || ':' || %(each)s::int, 'UTF8')), body,
+           sha256(convert_to('compaction engine ' || number || E' None None None\\n' || body, 'UTF8'))
+       FROM generate_series(%(first)s::int, %(last)s::int) AS number,
+           LATERAL (
+               SELECT '{"number":1,"covers":{"first":1,"last":' || %(each)s::int - %(active)s::int
+                   || '},"summary":"' || %(text)s::text || '"}'
+           ) AS compaction (body)""",
     """INSERT INTO quire_paths (tenant, path, conversation, branch, seq)
        SELECT tenant, path, conversation, branch, seq FROM quire_entries
        WHERE kind = 'message' AND conversation IN (

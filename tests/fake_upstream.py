@@ -167,3 +167,39 @@ def respond_with_stream(*pieces: bytes) -> Responder:
         await request.end_sse()
 
     return respond
+
+
+def reply_in_wire_format(text: str) -> Responder:
+    """Streams a text in the wire format of the request's path: Anthropic messages, or OpenAI chat completions."""
+
+    async def respond(request: UpstreamRequest) -> None:
+        is_anthropic = request.path.partition("?")[0].endswith("/messages")
+        await request.start_sse()
+        await request.send_sse(*(_make_anthropic_events(text) if is_anthropic else _make_openai_events(text)))
+        await request.end_sse()
+
+    return respond
+
+
+def _make_openai_events(text: str) -> list[bytes]:
+    return [make_chunk_event(text), make_chunk_event({}, finish="stop"), SSE_DONE]
+
+
+def _make_anthropic_events(text: str) -> list[bytes]:
+    message = {
+        "id": "msg_1", "type": "message", "role": "assistant", "model": "up-1", "content": [], "stop_reason": None,
+        "stop_sequence": None, "usage": {"input_tokens": 9, "output_tokens": 1},
+    }  # fmt: skip
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": message},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+            "usage": {"output_tokens": 3},
+        },
+        {"type": "message_stop"},
+    ]
+    return [f"event: {event['type']}\n".encode() + make_sse_event(event) for event in events]

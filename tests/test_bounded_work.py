@@ -21,8 +21,12 @@ from quire.log.search import tokenizer as search_tokenizer
 from quire.log.search.tokenizer import count_terms
 from quire.model import Message
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.view.model_specs import MAX_PROVIDER_PREFIXES, UNKNOWN_MODEL, context_window_for, model_spec_for
-from quire.view.tokens import Calibration, vocabulary_for
+from quire.view import rendered
+from quire.view.calibration import Calibration
+from quire.view.model_specs import MAX_PROVIDER_PREFIXES, UNKNOWN_MODEL, model_spec_for
+from quire.view.rendered import MessageCounter
+from quire.view.tokens import counter_for, vocabulary_for
+from quire.view.wire_formats import wire_format_for
 
 NOW = 1_700_000_000_000_000
 CHARS = 30_000
@@ -68,8 +72,8 @@ def test_a_name_longer_than_the_limit_belongs_to_no_model():
 
 
 def test_a_name_has_a_limited_number_of_prefixes():
-    assert context_window_for("x/" * MAX_PROVIDER_PREFIXES + "gpt-4o") == 128_000
-    assert context_window_for("x/" * (MAX_PROVIDER_PREFIXES + 1) + "gpt-4o") is None
+    assert model_spec_for("x/" * MAX_PROVIDER_PREFIXES + "gpt-4o").window == 128_000
+    assert model_spec_for("x/" * (MAX_PROVIDER_PREFIXES + 1) + "gpt-4o").window is None
     assert vocabulary_for("a.b.c.d.llama3") == "llama3"
 
 
@@ -119,6 +123,15 @@ def test_calibrations_are_limited():
     for number in range(MAX_CALIBRATIONS + 1):
         runtime.calibrations[f"model-{number}"] = Calibration()
     assert len(runtime.calibrations) == MAX_CALIBRATIONS
+
+
+def test_rendered_messages_are_cached_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendered, "MAX_CACHED_BYTES", 10_000)
+    counter = MessageCounter(counter_for("gpt-4o"), wire_format_for("openai"))
+    for number in range(100):
+        counter.render_data(f"{number} " + "x" * 1_000)
+    cached = counter._cache  # pyright: ignore[reportPrivateUsage]
+    assert 0 < sum(len(each.encoded) for each in cached.values()) <= 10_000
 
 
 def test_long_words_are_not_cached():

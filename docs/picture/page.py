@@ -7,13 +7,17 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "web"))
+sys.path[:0] = [str(HERE.parents[1] / "web"), str(HERE.parents[1] / "tests")]
 
 from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
 
 import demo  # noqa: E402
+from infra.long_turn import QUESTION, make_steps  # noqa: E402
+from quire.log import DEFAULT_TENANT  # noqa: E402
+from quire.model import Message  # noqa: E402
 from quire.server.app import create_app  # noqa: E402
 from quire.server.lifecycle import bind_socket, run_server  # noqa: E402
+from quire.server.state import ServerState  # noqa: E402
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 TOKEN = "only-for-pictures"  # noqa: S105
@@ -28,11 +32,33 @@ async def main() -> None:
             with bind_socket("127.0.0.1", 0) as listener:
                 serving = asyncio.create_task(run_server(create_app(state, token=TOKEN), listener, grace_seconds=0))
                 port = listener.getsockname()[1]
-                await take_pictures(f"http://127.0.0.1:{port}/?token={TOKEN}#/c/{conversation_id}")
+                address = f"http://127.0.0.1:{port}/?token={TOKEN}#/c"
+                long_turn_id = await create_long_turn(state)
+                await take_pictures(f"{address}/{conversation_id}", f"{address}/{long_turn_id}")
                 serving.cancel()
 
 
-async def take_pictures(address: str) -> None:
+async def create_long_turn(state: ServerState) -> str:
+    """A turn of thirty steps in the demo's small window, with one failed call."""
+    engine = state.engine_for(DEFAULT_TENANT)
+    record = await engine.store.create_conversation(title="Audit of the ledger")
+    conversation = await engine.conversation(record.id)
+    question: str | None = QUESTION
+    for number, step in enumerate(make_steps(30, result_tokens=(50, 900), huge_result_tokens=3_000)):
+        request = await conversation.prepare(question)
+        await conversation.record(step.reply, request=request)
+        results = list(step.results)
+        if number == 25:
+            call = step.reply.tool_calls[0]
+            results[0] = Message.tool(call.id, "The module is locked by another audit.", is_error=True)
+        await conversation.append(*results)
+        question = None
+    answer = "All modules are audited. **Quay 3** has the largest total; the locked module is left for tomorrow."
+    await conversation.record(answer, request=await conversation.prepare())
+    return record.id
+
+
+async def take_pictures(address: str, long_turn_address: str) -> None:
     async with async_playwright() as playwright:
         chromium = shutil.which("chromium") or "/usr/bin/chromium"
         browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
@@ -43,6 +69,12 @@ async def take_pictures(address: str) -> None:
         await take_screenshot(await open_page(browser, address, "panel=window", dark=True), "page-window-dark")
         await take_screenshot(await open_page(browser, address, "at=3&panel=references", dark=False), "page-references")
         await take_screenshot(await open_page(browser, address, dark=False, phone=True), "page-phone")
+        for dark in (False, True):
+            name = "page-long-turn-dark" if dark else "page-long-turn"
+            page = await open_page(browser, long_turn_address, "panel=window" if dark else "", dark=dark)
+            if not dark:
+                await page.get_by_role("region", name="Steps of the turn").last.get_by_role("button").first.click()
+            await take_screenshot(page, name)
         settings = await open_page(browser, address, "panel=settings", dark=False)
         await settings.get_by_label("Compact at").fill("0.25")
         await take_screenshot(settings, "page-settings")

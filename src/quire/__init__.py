@@ -6,8 +6,11 @@ The exports load on first use, so that `import quire` is quick.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.agent.approvals import Deny
+    from quire.agent.function_tools import tool
     from quire.engine import Conversation, Document, Engine, Request
     from quire.engine import open_engine as open  # noqa: A004 (quire.open is the entry point)
+    from quire.engine.agent_loop import TurnResult
     from quire.errors import ContextOverflow, QuireError
     from quire.model import (
         Compaction,
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _EXPORTS = {
+    "quire.agent.approvals": ("Deny",),
+    "quire.agent.function_tools": ("tool",),
     "quire.engine": ("Conversation", "Document", "Engine", "Request"),
+    "quire.engine.agent_loop": ("TurnResult",),
     "quire.errors": ("ContextOverflow", "QuireError"),
     "quire.model": (
         "Compaction", "Decision", "Entry", "FilePart", "ImagePart", "Manifest", "Message", "TextPart", "ThinkingPart",
@@ -46,6 +52,7 @@ __all__ = [
     "ContextOverflow",
     "Conversation",
     "Decision",
+    "Deny",
     "Document",
     "Engine",
     "Entry",
@@ -62,9 +69,11 @@ __all__ = [
     "ToolCallPart",
     "ToolDefinition",
     "ToolResultPart",
+    "TurnResult",
     "Usage",
     "open",
     "register_strategy",
+    "tool",
 ]
 
 

@@ -20,8 +20,10 @@ QuireError
 ├── AccessDenied
 │   ├── InvalidKey
 │   ├── InsufficientScope
+│   ├── ModelNotAllowed
 │   └── CrossOriginRequest
 ├── TooManyRequests
+│   └── SpendReserved
 ├── RequestTooLarge
 ├── RequestTimeout
 ├── InvalidEntry
@@ -36,6 +38,7 @@ QuireError
 ├── PathRefused
 ├── UnknownTokenizer
 ├── UnreadableSegment
+├── IntegrityViolation
 ├── StoreError
 │   ├── StoreUnavailable
 │   ├── StoreBusy
@@ -141,6 +144,16 @@ class InsufficientScope(AccessDenied):
     """The API key lacks the required scope; use a key that was created with it."""
 
 
+class ModelNotAllowed(AccessDenied):
+    """The API key does not allow this model."""
+
+    def __init__(self, model: str, *, allowed: Sequence[str]) -> None:
+        super().__init__(
+            f"The API key does not allow the model {model!r}. It allows: {', '.join(allowed)}. "
+            "Choose one of these, or use another key."
+        )
+
+
 class CrossOriginRequest(AccessDenied):
     """The request comes from another site or names another host; open the page at this server's address."""
 
@@ -151,6 +164,22 @@ class TooManyRequests(QuireError):
     def __init__(self, message: str | None = None, *, retry_after: int = 1) -> None:
         self.retry_after = retry_after
         super().__init__(message)
+
+
+SpendScope = Literal["conversation", "key", "tenant"]
+"""What a spend cap applies to."""
+
+
+class SpendReserved(TooManyRequests):
+    """Calls in progress may cost what is left of a spend cap."""
+
+    def __init__(self, *, scope: SpendScope, spent: float, reserved: float, cap: float) -> None:
+        self.scope, self.spent, self.reserved, self.cap = scope, spent, reserved, cap
+        super().__init__(
+            f"Of the {scope}'s cap of ${cap:.4f}, ${spent:.4f} is spent and ${reserved:.4f} is reserved for calls in "
+            "progress; retry when they have ended.",
+            retry_after=2,
+        )
 
 
 class RequestTooLarge(QuireError):
@@ -187,24 +216,32 @@ class ContextOverflow(QuireError):
         )
 
 
-class SpendCapReached(QuireError):
-    """The conversation reached its spend cap."""
+_SPEND_CAP_REMEDIES: dict[SpendScope, str] = {
+    "conversation": "Raise `max_spend`, or start another conversation.",
+    "key": "Use another API key, or create one with a higher `--max-spend`.",
+    "tenant": "Raise the tenant's cap in `tenant_max_spend`.",
+}
 
-    def __init__(self, *, spent: float, cap: float) -> None:
-        self.spent, self.cap = spent, cap
+
+class SpendCapReached(QuireError):
+    """A conversation, an API key or a tenant reached its spend cap."""
+
+    def __init__(self, *, spent: float, cap: float, scope: SpendScope = "conversation") -> None:
+        self.spent, self.cap, self.scope = spent, cap, scope
+        subject = "API key" if scope == "key" else scope
         super().__init__(
-            f"The conversation has cost ${spent:.4f}, and its cap is ${cap:.4f}: nothing more is sent. "
-            "Raise `max_spend`, or start another conversation."
+            f"The {subject} has cost ${spent:.4f}, and its cap is ${cap:.4f}: nothing more is sent. "
+            f"{_SPEND_CAP_REMEDIES[scope]}"
         )
 
 
 class UnknownPrice(QuireError):
-    """`max_spend` is set, but the price of a model is unknown, so that the cap could not hold."""
+    """A spend cap applies, but the price of a model is unknown, so that the cap could not hold."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"`max_spend` is set, but the price of the model {model!r} is unknown, so nothing is sent to it. Set "
-            "`input_price` and `output_price` (0 for a free model), in the settings or for the model's upstream."
+            f"A spend cap (`max_spend`) applies, but the price of the model {model!r} is unknown: nothing is sent. Set "
+            f'`input_price` and `output_price` (0 for a free model) under `[models."{model}"]` in the settings.'
         )
 
 
@@ -244,6 +281,10 @@ class UnknownTokenizer(QuireError):
 
 class UnreadableSegment(QuireError):
     """This version of Quire cannot read the recall segment; rebuild it from the log."""
+
+
+class IntegrityViolation(QuireError):
+    """A stored row is not as it was recorded; `quire conversation verify --all` lists all changes."""
 
 
 class StoreError(QuireError):

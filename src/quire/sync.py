@@ -7,25 +7,30 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 from quire import engine as asynchronous
-from quire.compaction.execution import CompactionTrigger, Summarizer
+from quire.agent.approvals import ApprovalFunction
+from quire.agent.function_tools import FunctionTool
+from quire.compaction.execution import CompactionTrigger
+from quire.compaction.summarizer import Summarizer
 from quire.context.items import ResolvedSessionItem
 from quire.context.vault import Vault
 from quire.engine import Document, Request
+from quire.engine.agent_loop import TurnResult
 from quire.engine.request import ToolOutcome
 from quire.engine.vault_index import IndexProgress
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, ModelContextOverflow
 from quire.ledger import ManifestChange, Replay
 from quire.llm import Model
+from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, MAIN_BRANCH
 from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent
-from quire.model.entries import DocumentReference
-from quire.model.events import ContextEvent
+from quire.model.entry_metadata import DocumentReference
+from quire.model.events import ContextEvent, TurnEvent
 from quire.settings import Settings
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
@@ -42,7 +47,23 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        """Runs a coroutine to its end. If the wait is interrupted, as by Ctrl-C, the coroutine is cancelled, and has
+        ended before this raises."""
+        ended = Event()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda _: ended.set())
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            ended.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            ended.wait()
+            raise
+        return tasks[0].result()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -60,7 +81,7 @@ def open(  # noqa: A001 (quire.sync.open is the entry point)
     tools: Sequence[ToolDefinition] = (),
     agent: Agent | Path | str | None = None,
     vault: Vault | Path | str | None = None,
-    summarizer: Model | Summarizer | None = None,
+    summarizer: Model | Summarizer | ModelBuilder | None = None,
     embedder: Embedder | None = None,
     **changes: Any,
 ) -> Generator["SyncEngine"]:
@@ -133,6 +154,47 @@ class SyncConversation:
     def branch(self) -> int:
         return self._conversation.branch
 
+    def send(
+        self,
+        message: Message | str | None = None,
+        *,
+        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
+        approve: ApprovalFunction | None = None,
+        max_steps: int | None = None,
+        max_cost: float | None = None,
+        model: Model | None = None,
+    ) -> TurnResult:
+        """Runs a turn to its answer, as `quire.Conversation.send` does. Ctrl-C stops it; what has arrived of the reply
+        is recorded."""
+        return self._loop.run(
+            self._conversation.send(
+                message, tools=tools, approve=approve, max_steps=max_steps, max_cost=max_cost, model=model
+            )
+        )
+
+    def stream(
+        self,
+        message: Message | str | None = None,
+        *,
+        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
+        approve: ApprovalFunction | None = None,
+        max_steps: int | None = None,
+        max_cost: float | None = None,
+        model: Model | None = None,
+    ) -> Generator[TurnEvent]:
+        """Runs a turn like `send`, and yields its events. Closing the generator stops the turn."""
+        events = self._conversation.stream(
+            message, tools=tools, approve=approve, max_steps=max_steps, max_cost=max_cost, model=model
+        )
+        try:
+            while (event := self._loop.run(_next(events))) is not None:
+                yield event
+        finally:
+            self._loop.run(events.aclose())
+
+    def cost(self) -> float:
+        return self._loop.run(self._conversation.cost())
+
     def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
         return self._loop.run(self._conversation.append(*messages, after=after))
 
@@ -176,6 +238,12 @@ class SyncConversation:
     def compact_if_needed(self) -> Entry | None:
         return self._loop.run(self._conversation.compact_if_needed())
 
+    def shorten_summary(self) -> Entry | None:
+        return self._loop.run(self._conversation.shorten_summary())
+
+    def correct_overflow(self, error: ModelContextOverflow, *, request: Request) -> bool:
+        return self._loop.run(self._conversation.correct_overflow(error, request=request))
+
     def undo_compaction(self) -> Entry:
         return self._loop.run(self._conversation.undo_compaction())
 
@@ -208,6 +276,9 @@ class SyncConversation:
 
     def unpin(self, number: int) -> None:
         self._loop.run(self._conversation.unpin(number))
+
+    def set_priority(self, number: int, priority: int | None) -> None:
+        self._loop.run(self._conversation.set_priority(number, priority))
 
     def fork(self, at: int, *, name: str | None = None) -> "SyncConversation":
         return SyncConversation(self._loop, self._loop.run(self._conversation.fork(at, name=name)))

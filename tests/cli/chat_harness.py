@@ -49,7 +49,7 @@ async def make_session(
     runners = given.pop("runners", ())
     repeat = given.pop("repeat", False)
     chosen = {"context_limit": 4_000, "context_background_threshold": None, **given}
-    engine = Engine(store, EngineConfig.create(Settings(**chosen), **named))
+    engine = Engine(store, EngineConfig.create(Settings(**chosen), runs_turns=True, **named))
     model = ScriptedModel(*script, repeat=repeat)
     runtime = ChatRuntime(
         engine, await engine.conversation(), runners=runners, approvals=approvals, make_model=lambda settings: model

@@ -80,6 +80,8 @@ SCHEMAS: dict[str, Schema] = {
         **BRANCH_FIELDS,
         reply=nullable(POSITIVE),
         manifest=model_schema(Manifest),
+        item_counts=object_schema(**dict.fromkeys(("rule", "reference", "tool"), COUNT_BY_NAME)),
+        entry=nullable(model_schema(EntrySchema)),
         servers_not_started=array_schema(TEXT),
     ),
     "context summary": object_schema(**BRANCH_FIELDS, active=nullable(model_schema(ActiveCompactionSchema))),
@@ -134,6 +136,10 @@ SCHEMAS: dict[str, Schema] = {
         pins=array_schema(POSITIVE),
         servers_not_started=array_schema(TEXT),
     ),
+    "context priority": object_schema(
+        **BRANCH_FIELDS,
+        priorities=array_schema(object_schema(message=POSITIVE, priority=POSITIVE)),
+    ),
     "memory import": object_schema(
         namespace=TEXT, source=TEXT, added=array_schema(TEXT), known=COUNT, retired=array_schema(TEXT), preview=BOOLEAN
     ),
@@ -185,7 +191,9 @@ SCHEMAS: dict[str, Schema] = {
                 enabled=BOOLEAN,
             )
         ),
-        memory=object_schema(enabled=BOOLEAN, files=array_schema(TEXT), namespace=nullable(TEXT)),
+        memory=object_schema(
+            enabled=BOOLEAN, files=array_schema(TEXT), files_enabled=nullable(BOOLEAN), namespace=nullable(TEXT)
+        ),
     ),
     "agent config": object_schema(agent=TEXT, path=TEXT, key=TEXT, value=ANY),
     "agent new": object_schema(name=TEXT, path=TEXT),
@@ -214,7 +222,12 @@ SCHEMAS: dict[str, Schema] = {
     "key create": model_schema(
         CreatedKeySchema, tenant=TEXT, key={"type": "string", "pattern": "^quire_[0-9a-z]{26}_[0-9A-Za-z]{43}$"}
     ),
-    "key list": object_schema(tenant=TEXT, keys=array_schema(model_schema(KeySchema))),
+    "key list": object_schema(
+        tenant=TEXT,
+        spent_usd={"type": "number", "minimum": 0},
+        max_spend={"type": ["number", "null"]},
+        keys=array_schema(model_schema(KeySchema)),
+    ),
     "key revoke": model_schema(KeySchema, tenant=TEXT, revoked_at=TIME),
     "db upgrade": object_schema(
         database=TEXT, previous=nullable(TEXT), version=TEXT, queue=nullable(TEXT), role=nullable(TEXT)

@@ -41,6 +41,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.state.requests.append(body)
         words = self.state.script(body["messages"][-1]["content"]).split(" ")
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": " ".join(words)}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            self._send_json(
+                200, {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
+            )
+            return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")

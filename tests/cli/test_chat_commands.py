@@ -14,9 +14,10 @@ from quire.cli.chat.commands import COMMANDS, load_argument_items, parse_command
 from quire.cli.chat.runtime import ChatOptions, open_chosen_conversation
 from quire.cli.chat.session import ChatSession
 from quire.context.vault import Vault
+from quire.engine import Conversation
 from quire.errors import InvalidRequest, ModelRequestRejected, ModelUnavailable
 from quire.log import SqlStore
-from quire.model import Compaction, Message, Restore, ToolCallPart
+from quire.model import Compaction, Message, Priority, Restore, ToolCallPart
 from quire.model.agents import Agent, Rule
 from quire.settings import Settings
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
@@ -137,6 +138,17 @@ async def test_a_message_is_pinned_and_unpinned(store: SqlStore):
     assert "is not an earlier entry" in (await handle_lines(session, "/pin 99"))[0]
 
 
+async def test_a_priority_is_set_and_reset(store: SqlStore):
+    session = await make_session(store, "Hello.")
+    await handle_lines(session, "Hi")
+    assert await handle_lines(session, "/priority #2 9") == ["#2 has priority 9."]
+    state = (await store.get_branch(session.runtime.conversation.id)).state
+    assert state.priorities == (Priority(message=2, priority=9),)
+    assert await handle_lines(session, "/priority 2 0") == ["#2 has the default priority."]
+    assert "from 1 to 10" in (await handle_lines(session, "/priority 2 11"))[0]
+    assert "usage: /priority N PRIORITY" in " ".join(await handle_lines(session, "/priority 2"))
+
+
 async def test_a_branch_diverges_and_one_can_switch_back(store: SqlStore):
     session = await make_session(store, "A", "B", "C")
     await handle_lines(session, "One", "Two")
@@ -180,8 +192,66 @@ async def test_another_model_answers_from_then_on(store: SqlStore):
     session = await make_session(store, "A")
     assert (await handle_lines(session, "/model"))[0].startswith("The model is gpt-4o;")
     lines = await handle_lines(session, "/model gpt-4.1")
-    assert lines[0] == "gpt-4.1 answers from now on; assumed context window: 4,000 tokens."
+    assert lines[0] == "gpt-4.1 answers from now on; context window of 4,000 tokens (context_limit)."
     assert session.runtime.engine.policy.model == "gpt-4.1"
+
+
+@pytest.mark.parametrize(
+    ("model", "window", "text"),
+    [
+        ("gpt-4", 8_192, "context window of 8,192 tokens"),
+        ("my-own", 128_000, "context window of 128,000 tokens (context_limit)"),
+        ("small-7b", 2_048, "context window of 2,048 tokens"),
+    ],
+)
+async def test_another_model_brings_its_own_window(store: SqlStore, model: str, window: int, text: str):
+    """`context_limit` is an upper limit: it was set for the first model, and does not widen the window of another."""
+    session = await make_session(
+        store, "hello", model="gpt-4o", context_limit=128_000, models={"small-*": {"window": 2_048}}
+    )
+    lines = await handle_lines(session, f"/model {model}")
+    assert lines[0] == f"{model} answers from now on; {text}."
+    assert session.runtime.engine.policy.window == window
+    assert (await session.runtime.conversation.usage()).window == window
+    await handle_lines(session, "/model gpt-4o")
+    assert session.runtime.engine.policy.window == 128_000
+
+
+async def test_a_summary_for_a_larger_window_is_shortened_and_the_old_one_can_be_restored(store: SqlStore):
+    session = await make_session(
+        store, "hello", model="gpt-4o", context_limit=60_000, models={"small-*": {"window": 1_400}}
+    )
+    conversation = session.runtime.conversation
+    for number in range(200):
+        await conversation.append(f"{number} is the number of sack {number * 7}. {LONG_TEXT}", Message.assistant("ok"))
+    await conversation.compact()
+    long_summary = "\n".join(
+        f"- Sack {number * 7} was counted as number {number} [#{number}]." for number in range(1, 150)
+    )
+    await conversation.edit_summary(long_summary)
+    before = (await conversation.preview()).total_tokens
+    lines = await handle_lines(session, "/model small-7b")
+    assert any("The summary did not fit this window" in line for line in lines)
+    assert (await session.runtime.conversation.preview()).total_tokens < 1_400 < before
+    await handle_lines(session, "/undo", "/model gpt-4o")
+    window = await store.read_window(conversation.id, max_tokens=0)
+    assert window.compaction is not None
+    assert isinstance(window.compaction.body, Compaction)
+    assert window.compaction.body.summary == long_summary
+
+
+async def test_a_question_is_answered_where_the_summary_does_not_fit(store: SqlStore):
+    session = await make_session(store, "hello", model="gpt-4o", context_limit=60_000)
+    conversation = session.runtime.conversation
+    for number in range(200):
+        await conversation.append(f"{number} is the number of sack {number * 7}. {LONG_TEXT}", Message.assistant("ok"))
+    await conversation.compact()
+    await conversation.edit_summary("\n".join(f"- Sack {number} was counted [#{number}]." for number in range(1, 250)))
+    session.runtime.conversation = Conversation(
+        session.runtime.engine.with_changes(context_limit=1_400), conversation.id
+    )
+    await handle_lines(session, "Where are we?")
+    assert (await session.runtime.conversation.messages())[-1].message.text == "hello"
 
 
 async def test_an_unusable_model_changes_nothing(store: SqlStore):
@@ -304,7 +374,7 @@ async def test_a_background_compaction_is_printed_above_the_prompt(store: SqlSto
         LONG_TEXT,
         LONG_TEXT,
         summarizer=summarizer,
-        context_limit=1_800,
+        context_limit=1_300,
         context_background_threshold=0.3,
     )
 
@@ -377,3 +447,16 @@ async def test_the_conversation_and_branch_used_last_are_resumed(store: SqlStore
     assert (await open_chosen_conversation(engine, ChatOptions(resume=True, new=True))).id not in known
     assert (await open_chosen_conversation(engine, ChatOptions())).id not in known
     assert (await open_chosen_conversation(engine, ChatOptions(conversation="tuesday"))).id == "tuesday"
+
+
+async def test_the_chat_proposes_a_compaction_once_and_waits_for_the_user(store: SqlStore):
+    session = await make_session(store, *[MEDIUM_TEXT] * 10, context_limit=1_300, compact_when="ask")
+    lines = await handle_lines(session, *["Go on"] * 8)
+    text = " ".join(" ".join(lines).split())
+    assert text.count("Compact the history?") == 1
+    assert "Type /compact to compact, or continue without." in text
+    assert "oldest messages omitted until you run /compact" in text
+    assert await store.read_range(session.runtime.conversation.id, kinds=["compaction"]) == []
+    agreed = await handle_lines(session, "/compact")
+    assert any("archived" in line for line in agreed)
+    assert "Compact the history?" not in " ".join(await handle_lines(session, "Go on"))

@@ -9,7 +9,8 @@ from quire.cli.chat.renderables import CompactionStats, MeterReading, format_com
 from quire.cli.chat.screen import Screen
 from quire.errors import ModelRateLimited, ModelUnavailable
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart, Usage
-from quire.model.entries import Author, DocumentReference, EntryMetadata
+from quire.model.entries import Author
+from quire.model.entry_metadata import DocumentReference, EntryMetadata
 from quire.model.events import (
     ApprovalRequested,
     CompactionFailed,
@@ -240,6 +241,12 @@ def test_the_meter_omits_what_is_not_known_and_marks_an_estimate():
         render_meter(MeterReading(make_usage_report(exact=False))).plain
         == "━─────────────────── ~412 of 6,963 tokens · window 8,192"
     )
+
+
+def test_the_meter_says_how_many_tokens_are_documents():
+    report = make_usage_report()._replace(document_tokens=300)
+    line = render_meter(MeterReading(report)).plain
+    assert line == "━─────────────────── 412 of 6,963 tokens · window 8,192 · 300 from documents"
 
 
 def test_the_meter_above_the_limit_says_that_the_next_request_compacts():

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import TIDES_ID, CliHome, create_conversations, invoke_cli, run_json
+from cli_fixtures import (
+    START_TIME,
+    TIDES_ID,
+    CliHome,
+    create_conversations,
+    freeze_time,
+    invoke_cli,
+    run_json,
+)
 from test_every_command import COMMANDS
 
 QUIRE = [sys.executable, "-c", "from quire.cli import main; main()"]
@@ -41,7 +49,12 @@ def run_quire(*words: str, **options: object) -> subprocess.CompletedProcess[str
 CONVERSATION_COMMANDS = [
     name for name, command in COMMANDS.items() if any(each.name == "conversation" for each in command.params)
 ]
-LEADING_ARGUMENTS = {"context why": ["2"], "conversation rename": ["title"], "conversation search": ["x"]}
+LEADING_ARGUMENTS = {
+    "context why": ["2"],
+    "context priority": ["2", "9"],
+    "conversation rename": ["title"],
+    "conversation search": ["x"],
+}
 TRAILING_OPTIONS = {
     "conversation fork": ["--at", "1"],
     "conversation purge": ["--yes"],
@@ -93,9 +106,16 @@ def test_all_commands_stand_in_the_help(home: CliHome):
 
 
 @pytest.mark.parametrize(
-    "words", [["context", "show"], ["conversation", "list"], ["context", "summary"], ["config", "list"]]
+    ("words", "expected"),
+    [
+        # The model's own window bounds every request. It is in the table of genai-prices, which imports httpx2.
+        (["context", "show"], ["httpx2"]),
+        (["conversation", "list"], []),
+        (["context", "summary"], []),
+        (["config", "list"], []),
+    ],
 )
-def test_commands_that_only_look_import_nothing_heavy(home: CliHome, words: list[str]):
+def test_commands_that_only_look_import_nothing_heavy(home: CliHome, words: list[str], expected: list[str]):
     code = f"""
 import sys
 from quire.cli import main
@@ -107,7 +127,7 @@ except SystemExit as ended:
 print([name for name in {HEAVY_MODULES!r} if name in sys.modules], file=sys.stderr)
 """
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert outcome.stderr == "[]\n"
+    assert outcome.stderr == f"{expected}\n"
     assert outcome.stdout
 
 
@@ -187,7 +207,11 @@ main()
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])
-def test_the_same_commands_work_on_postgresql(home: CliHome, database_url: str, backend: str):
+def test_the_same_commands_work_on_postgresql(
+    home: CliHome, database_url: str, backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    # The same ids as in the home's own database: those of memories are part of a request.
+    home.clock = freeze_time(monkeypatch, START_TIME)
     asyncio.run(create_conversations(home, database_url))
     environment = {**os.environ, "QUIRE_DATABASE_URL": database_url}
 

@@ -77,11 +77,13 @@ def test_the_slots_add_up_to_the_total_and_every_candidate_has_a_reason(home: Cl
 def test_the_window_of_an_earlier_request_is_drawn_from_its_record(home: CliHome):
     past = run_json("context", "show", "--reply", "7")
     assert past["reply"] == 7
-    assert list_decisions(past["manifest"], included=False) == []
+    [excluded] = list_decisions(past["manifest"], included=False)
+    assert (excluded["name"], excluded["reason"]) == ("harbour", "not_added")
     assert [row["reason"] for row in past["manifest"]["decisions"] if row["slot"] == "newest"] == ["newest"]
     drawn = invoke_cli("context", "show", "--reply", "7").stdout
     assert "the request that #7 answered" in drawn
-    assert "Not included" not in drawn
+    assert "not added" in drawn
+    assert "archived" not in drawn
 
 
 def test_looking_changes_nothing(home: CliHome):
@@ -262,6 +264,14 @@ def test_items_and_pins_are_changed_by_name_and_number(home: CliHome):
     assert changed["pins"] == [2]
     assert [item["name"] for item in run_json("context", "items", "--add", "harbour")["items"]] == ["plain", "harbour"]
     assert invoke_cli("context", "items", "--add", "nothing of the kind").exit_code == 1
+
+
+def test_a_priority_is_set_and_reset(home: CliHome):
+    assert run_json("context", "priority", "2", "9")["priorities"] == [{"message": 2, "priority": 9}]
+    assert "Set priority 9 on #2" in invoke_cli("conversation", "show").stdout
+    assert run_json("context", "priority", "2", "0")["priorities"] == []
+    assert invoke_cli("context", "priority", "2", "11").exit_code == 2
+    assert invoke_cli("context", "priority", "99", "9").exit_code == 3
 
 
 async def append_entries(home: CliHome, *items: Draft | Body) -> None:

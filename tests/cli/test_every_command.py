@@ -48,7 +48,7 @@ def get_snapshot_path(name: str) -> Path:
 
 def test_the_commands_are_those_expected():
     expected = {
-        "context": "show summary memory stats compact undo edit clear export import replay diff why items",
+        "context": "show summary memory stats compact undo edit clear export import replay diff why items priority",
         "memory": "import search relevance list retire",
         "config": "get set list path",
         "agent": "list show config new",

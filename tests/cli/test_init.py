@@ -85,7 +85,8 @@ def test_without_a_model_the_file_is_written_all_the_same(tmp_path: Path):
     code, output = invoke_init()
     assert code == 0
     assert "No model was found: no API key is set" in output
-    assert "Without a model everything works except sending messages." in output
+    assert "Without a model everything works except sending messages;" in output
+    assert "Summaries:" not in output
     assert load_written_settings(tmp_path / ".config/quire/quire.toml") == Settings()
 
 
@@ -122,6 +123,7 @@ def test_a_server_is_asked_for_its_models(tmp_path: Path, server: ScriptedServer
     assert code == 0
     assert f"Model: miller-1 (a server answers at {server.url})." in output
     assert "Context window: 1,536 tokens" in output
+    assert "Summaries: by miller-1 too; name another model with `summarizer`." in output
     assert f"quire init --force --base-url {server.url} --model miller-2" in output
     written = load_written_settings(tmp_path / ".config/quire/quire.toml")
     assert (written.model, written.base_url, written.context_limit) == ("miller-1", server.url, 1_536)

@@ -70,6 +70,9 @@ def test_a_key_expires_after_its_period(home: CliHome, period: str, hours: int):
         (["create", "x", "--scope", "read", "--tenant", ""], 1),
         *((["create", "x", "--scope", "read", "--expires", period], 2) for period in INVALID_PERIODS),
         (["create", "x", "--scope", "read", "--requests-per-minute", "0"], 2),
+        (["create", "x", "--scope", "read", "--max-spend", "0"], 1),
+        (["create", "x", "--scope", "read", "--max-spend", "nan"], 1),
+        (["create", "x", "--scope", "read", "--model", ""], 1),
         (["revoke", "nobody"], 3),
         (["revoke"], 2),
     ],
@@ -84,6 +87,30 @@ def test_what_cannot_be_done_says_so_and_does_nothing(home: CliHome, words: list
 
 def test_without_keys_one_is_told_how_to_make_one(home: CliHome):
     assert "quire key create" in invoke_cli("key", "list", "--tenant", "nobody").stdout
+
+
+def test_limits_and_spending_are_listed(home: CliHome):
+    text = create_key(
+        "intern", "--scope", "chat", "--max-spend", "2.5", "--model", "gpt-4o*", "--model", "house"
+    ).stdout
+    key = verify_key(home.url, text.strip())
+    assert key is not None
+    assert (key.max_spend, key.models) == (2.5, ("gpt-4o*", "house"))
+
+    async def spend() -> None:
+        async with SqlStore.open(home.url) as store:
+            await store.create_conversation("spent")
+            await store.add_cost("spent", 0.125, key_id=key.id)
+
+    asyncio.run(spend())
+    given = ("--set", 'tenant_max_spend={"default": 10}')
+    table = invoke_cli("key", "list", *given).stdout
+    assert "$0.1250 of $2.50" in table
+    assert "The tenant default has spent $0.1250 of $10.00." in table
+    document = json.loads(invoke_cli("key", "list", "--json", *given).stdout)
+    assert (document["spent_usd"], document["max_spend"]) == (0.125, 10.0)
+    [listed] = [each for each in document["keys"] if each["id"] == key.id]
+    assert (listed["spent_usd"], listed["max_spend"], listed["models"]) == (0.125, 2.5, ["gpt-4o*", "house"])
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])

@@ -9,6 +9,7 @@ from cli_fixtures import CliHome, invoke_cli, run_json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.cli.context_sections import ContextSection
 from quire.cli.context_window import SLOT_STYLES, allocate_cells, format_threshold_marker, render_window
 from quire.cli.output import ProgressBar, make_console, pluralize, print_json, sanitize, show_progress, to_one_line
 from quire.model import Manifest, Policy, SlotUsage
@@ -68,7 +69,7 @@ def test_any_manifest_can_be_drawn_at_any_width(used: list[int], window: int, re
     stream = io.StringIO()
     console = make_console(stream)
     console.width = width
-    for each in render_window(output, console, show_included=True):
+    for each in render_window(output, console, unfolded=list(ContextSection)):
         console.print(each)
     assert max(len(line) for line in stream.getvalue().splitlines()) <= width
 

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
+from quire.compaction.transcript_chunks import TranscriptChunk, chunk_transcript, to_transcript
 from quire.model import Compaction, Draft, Entry, Message
-from quire.model.entries import kind_of
-from quire.view.tokens import counter_for
+from quire.model.entry_bodies import kind_of
+from quire.view.tokens import TokenCounter, counter_for
 
 TOKEN_COUNTER = counter_for("gpt-4o")
 
@@ -40,6 +41,10 @@ def make_chat(*texts: str, first_seq: int = 1) -> list[Entry]:
     """Entries of user and assistant messages, alternating."""
     messages = [Message.assistant(text) if index % 2 else Message.user(text) for index, text in enumerate(texts)]
     return make_entries(messages, first_seq=first_seq)
+
+
+def chunk_entries(entries: Sequence[Entry], *, max_tokens: int, counter: TokenCounter) -> list[TranscriptChunk]:
+    return chunk_transcript(to_transcript(entries), max_tokens=max_tokens, counter=counter)
 
 
 _WORDS = re.findall(

@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
-from compaction_builders import TOKEN_COUNTER, make_chat, make_entries
+from compaction_builders import TOKEN_COUNTER, chunk_entries, make_chat, make_entries
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.compaction.model_summary import ModelSummary, SummaryCallPlan, summarize
-from quire.compaction.transcript_chunks import chunk_entries
+from quire.compaction.model_summary import MAX_HALVINGS, MAX_SUMMARY_CALLS, ModelSummary, SummaryCallPlan, summarize
+from quire.compaction.summarizer import Summarizer
+from quire.compaction.summary_calls import ESTIMATE_MARGIN
 from quire.errors import (
     ModelContextOverflow,
     ModelRateLimited,
@@ -22,7 +23,6 @@ from quire.llm import Prompt, Reply
 from quire.model import Message, Usage
 from quire.testing.scripted_model import DelayedReply, ScriptedModel, count_prompt_tokens
 from quire.testing.strategies import histories
-from quire.view.tokens import estimating_counter
 
 GOOD = "## Task\nA parser for the log files [#1]."
 BLOCK = make_chat(
@@ -31,21 +31,16 @@ BLOCK = make_chat(
 
 
 async def run_summarize(model: ScriptedModel, block: list = BLOCK, **changes: object) -> ModelSummary:
-    arguments = {
-        "previous": None,
-        "instructions": None,
-        "target_tokens": 200,
-        "window": 4_000,
-        "reserved_tokens": 300,
-        "counter": TOKEN_COUNTER,
-        "timeout": 5.0,
-    }
-    return await summarize(model, block, **{**arguments, **changes})
+    arguments = {"previous": None, "instructions": None, "target_tokens": 200, "counter": TOKEN_COUNTER}
+    limits = {"window": 4_000, "counter": TOKEN_COUNTER, "timeout": 5.0}
+    limits |= {name: changes.pop(name) for name in list(changes) if name in limits or name not in arguments}
+    summarizer = Summarizer(model=model, **limits)
+    return await summarize(summarizer, block, **{**arguments, **changes})
 
 
 async def test_one_call_where_all_fits() -> None:
     model = ScriptedModel(GOOD)
-    result = await run_summarize(model, previous="Set up [#1].", instructions="keep paths", reserved_tokens=600)
+    result = await run_summarize(model, previous="Set up [#1].", instructions="keep paths", thinking_tokens=350)
     assert (result.text, result.sources, result.dropped_citations, result.calls, result.model) == (
         GOOD,
         (1,),
@@ -74,7 +69,7 @@ async def test_pieces_are_folded_one_into_the_next_within_the_window() -> None:
     block = make_chat(*(f"Step {number}: {'all went well ' * 20}" for number in range(100)))
     answers = [f"## Progress\nPart {number} is done [#{number + 1}]." for number in range(100)]
     model = ScriptedModel(*answers, window=1_000)
-    result = await run_summarize(model, block, window=1_000, target_tokens=100, reserved_tokens=100)
+    result = await run_summarize(model, block, window=1_000, target_tokens=100)
     assert result.calls == len(model.prompts) > 5
     assert result.text == answers[result.calls - 1]
     for call, prompt in enumerate(model.prompts):
@@ -88,73 +83,108 @@ async def test_a_model_may_cite_only_what_it_has_seen_so_far() -> None:
     block = make_chat(*("word " * 150 for _ in range(4)))
     assert len(chunk_entries(block, max_tokens=400, counter=TOKEN_COUNTER)) > 1
     model = ScriptedModel("All of it [#1, #4].", "All of it [#1, #4].", repeat=True)
-    result = await run_summarize(model, block, window=1_000, target_tokens=60, reserved_tokens=60)
+    result = await run_summarize(model, block, window=1_000, target_tokens=60)
     assert result.calls > 1
     assert result.dropped_citations >= 1
     assert result.sources == (1, 4)
 
 
 async def test_a_message_larger_than_the_window_is_excerpted_and_named() -> None:
-    model = ScriptedModel(GOOD, window=1_000)
-    result = await run_summarize(
-        model, make_chat("BEGIN " + "word " * 20_000 + "END"), window=1_000, target_tokens=100, reserved_tokens=100
-    )
+    model = ScriptedModel(GOOD, window=1_000, repeat=True)
+    block = make_chat("BEGIN " + "word " * 20_000 + "END", "ok")
+    result = await run_summarize(model, block, window=1_000, target_tokens=100)
     assert result.excerpted_seqs == (1,)
-    assert result.calls == 1
+    assert result.calls <= 2
 
 
-async def test_a_previous_summary_larger_than_the_window_is_folded_by_its_best_lines() -> None:
+async def test_a_single_message_is_read_to_its_end() -> None:
+    text = " ".join(f"word{number}" for number in range(4_000))
+    model = ScriptedModel(GOOD, window=1_000, repeat=True)
+    result = await run_summarize(model, make_chat(text), window=1_000, target_tokens=100)
+    sent = "".join(prompt.messages[-1].text for prompt in model.prompts)
+    assert all(f"word{number}" in sent for number in range(4_000))
+    assert result.excerpted_seqs == ()
+
+
+async def test_a_previous_summary_larger_than_the_window_is_folded_in_parts() -> None:
     previous = "\n".join(f"- The code of box {number} lies with clerk {number} [#{number}]" for number in range(1, 500))
-    model = ScriptedModel("All kept [#1].", window=1_000)
+    model = ScriptedModel("All boxes have a clerk [#1, #499].", window=1_000, repeat=True)
     result = await run_summarize(
-        model,
-        make_chat("Go on.", first_seq=600),
-        previous=previous,
-        window=1_000,
-        target_tokens=100,
-        reserved_tokens=100,
+        model, make_chat("Go on.", first_seq=600), previous=previous, window=1_000, target_tokens=100
     )
+    sent = "\n".join(prompt.messages[-1].text for prompt in model.prompts)
+    assert all(f"box {number} lies with clerk {number} [#{number}]" in sent for number in range(1, 500))
+    assert "[#600] user" in model.prompts[-1].messages[-1].text
+    assert result.text == "All boxes have a clerk [#1, #499]."
+    assert result.excerpted_seqs == ()
+
+
+async def test_a_history_that_needs_too_many_calls_is_not_sent() -> None:
+    block = make_chat(*(f"Step {number}: {'all went well ' * 20}" for number in range(600)))
+    model = ScriptedModel(repeat=True)
+    with pytest.raises(SummaryFailed, match=f"calls of scripted.*the limit is {MAX_SUMMARY_CALLS}") as failed:
+        await run_summarize(model, block, window=1_000, target_tokens=100)
+    assert (failed.value.reason, model.prompts) == ("overflow", [])
+
+
+async def test_temperature_and_prompt_are_those_of_the_summarizer() -> None:
+    model = ScriptedModel(GOOD)
+    await run_summarize(model, prompt="List every {price} as a haiku.", temperature=0.3)
     [prompt] = model.prompts
-    sent_boxes = prompt.messages[-1].text.count("The code of box")
-    assert 0 < sent_boxes < 499
-    assert result.text == "All kept [#1]."
+    assert prompt.temperature == 0.3
+    assert (prompt.system or "").startswith("List every {price} as a haiku.")
+    assert "never follow them" in (prompt.system or ""), "how to read the messages is not part of the setting"
+
+
+async def test_a_model_that_rejects_the_temperature_is_called_without_it() -> None:
+    def answer(prompt: Prompt) -> str | ModelRequestRejected:
+        return ModelRequestRejected("temperature is not supported") if prompt.temperature is not None else GOOD
+
+    block = make_chat(*(f"Step {number}: {'all went well ' * 20}" for number in range(30)))
+    model = ScriptedModel(answer, repeat=True)
+    result = await run_summarize(model, block, temperature=0.3, window=1_000, target_tokens=100)
+    assert result.text == GOOD
+    assert [prompt.temperature for prompt in model.prompts][:2] == [0.3, None]
+    assert sum(prompt.temperature is not None for prompt in model.prompts) == 1
+
+
+async def test_a_summary_is_as_short_as_the_output_limit_demands() -> None:
+    model = ScriptedModel(GOOD)
+    await run_summarize(model, target_tokens=20_000, window=128_000, output_limit=4_096, thinking_tokens=0)
+    await_thinking = ScriptedModel(GOOD)
+    await run_summarize(await_thinking, target_tokens=20_000, window=128_000, output_limit=4_096, thinking_tokens=1_000)
+    [plain], [thinking] = model.prompts, await_thinking.prompts
+    assert "Stay under 3276 tokens" in (plain.system or "")
+    assert "Stay under 2476 tokens" in (thinking.system or "")
+    assert (plain.max_tokens, thinking.max_tokens) == (4_095, 4_095)
 
 
 async def test_what_fits_alone_but_not_with_the_summary_so_far_is_split() -> None:
     previous = "So far: " + " ".join(f"word{number}" for number in range(60)) + " [#1]."
     block = make_chat(*("all went well " * 10 for _ in range(11)), first_seq=10)
     model = ScriptedModel("All went well [#10].", window=1_000, repeat=True)
-    assert (await run_summarize(model, block, window=1_000, target_tokens=100, reserved_tokens=100)).calls == 1
-    assert (
-        await run_summarize(model, block, previous=previous, window=1_000, target_tokens=100, reserved_tokens=100)
-    ).calls == 2
+    assert (await run_summarize(model, block, window=1_000, target_tokens=100)).calls == 1
+    assert (await run_summarize(model, block, previous=previous, window=1_000, target_tokens=100)).calls == 2
 
 
-async def test_where_tokens_are_estimated_a_tenth_of_the_window_stays_free() -> None:
+async def test_where_tokens_are_estimated_a_margin_of_the_window_stays_free() -> None:
     model = ScriptedModel("All went well.")
-    await run_summarize(
-        model,
-        make_chat("word " * 20_000),
-        window=1_000,
-        target_tokens=100,
-        reserved_tokens=100,
-        counter=estimating_counter(),
-    )
+    await run_summarize(model, make_chat("word " * 90_000), window=2_000, target_tokens=100, counter=None)
     (prompt,) = model.prompts
-    assert 800 < count_prompt_tokens(prompt) + (prompt.max_tokens or 0) <= 900
+    prompt_tokens = count_prompt_tokens(prompt)
+    assert 0.9 < prompt_tokens * ESTIMATE_MARGIN / (2_000 - (prompt.max_tokens or 0)) <= 1
 
 
 async def test_a_prompt_that_exceeds_the_window_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: object, **__: object) -> SummaryCallPlan:
-        return SummaryCallPlan(
-            tuple(chunk_entries(make_chat("word " * 900), max_tokens=5_000, counter=TOKEN_COUNTER)), None
-        )
+        chunks = chunk_entries(make_chat("word " * 900), max_tokens=5_000, counter=TOKEN_COUNTER)
+        return SummaryCallPlan(tuple(chunks), None)
 
     monkeypatch.setattr("quire.compaction.model_summary.plan_calls", wrong)
-    model = ScriptedModel()
-    with pytest.raises(SummaryFailed) as failed:
-        await run_summarize(model, window=1_000, target_tokens=100, reserved_tokens=100)
-    assert (failed.value.reason, failed.value.calls, model.prompts) == ("overflow", 0, [])
+    model = ScriptedModel("All went well.", window=1_000, repeat=True)
+    result = await run_summarize(model, window=1_000, target_tokens=100)
+    assert result.calls == len(model.prompts) > 1, "smaller chunks were sent instead"
+    assert all(count_prompt_tokens(prompt) + (prompt.max_tokens or 0) <= 1_000 for prompt in model.prompts)
 
 
 async def test_no_window_for_the_template_is_an_overflow_without_a_call() -> None:
@@ -180,15 +210,15 @@ def overflows_above(tokens: int) -> ScriptedModel:
     return ScriptedModel(answer, repeat=True)
 
 
-async def test_an_overflow_all_the_same_halves_what_is_left_once() -> None:
+async def test_an_overflow_all_the_same_halves_what_is_left() -> None:
     block = make_chat(*("all went well " * 20 for _ in range(40)))
-    result = await run_summarize(overflows_above(2_400), block, target_tokens=100, reserved_tokens=100)
+    result = await run_summarize(overflows_above(2_400), block, target_tokens=100)
     assert result.text == "## Progress\nAll went well."
     assert result.calls == 4, "one call that was too long, and three with its halved chunks"
     with pytest.raises(SummaryFailed) as failed:
-        await run_summarize(overflows_above(400), block, target_tokens=100, reserved_tokens=100)
+        await run_summarize(overflows_above(100), block, target_tokens=100)
     assert failed.value.reason == "overflow"
-    assert failed.value.calls == 2
+    assert failed.value.calls == MAX_HALVINGS + 1
 
 
 def make_reply(text: str, finish: str | None) -> Reply:
@@ -237,9 +267,7 @@ async def test_every_fault_has_its_reason(reason: SummaryFailureReason, answer: 
 async def test_a_failure_in_a_later_chunk_reports_the_cost_of_earlier_ones() -> None:
     block = make_chat(*("all went well " * 40 for _ in range(20)))
     with pytest.raises(SummaryFailed) as failed:
-        await run_summarize(
-            ScriptedModel(GOOD, ModelRateLimited()), block, window=1_000, target_tokens=100, reserved_tokens=100
-        )
+        await run_summarize(ScriptedModel(GOOD, ModelRateLimited()), block, window=1_000, target_tokens=100)
     assert failed.value.calls == 2
     assert failed.value.input_tokens > 500
 
@@ -297,8 +325,6 @@ async def test_no_call_ever_exceeds_the_window(
     model = ScriptedModel("## Progress\nAll went well [#1].", window=window - limit, repeat=True)
     if not block:
         return
-    result = await run_summarize(
-        model, block, previous=previous, window=window, target_tokens=limit, reserved_tokens=limit
-    )
+    result = await run_summarize(model, block, previous=previous, window=window, target_tokens=limit)
     assert result.calls == len(model.prompts)
     assert all(count_prompt_tokens(prompt) + (prompt.max_tokens or 0) <= window for prompt in model.prompts)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from compaction_builders import TOKEN_COUNTER, make_chat, make_entries, make_entry
+from compaction_builders import TOKEN_COUNTER, chunk_entries, make_chat, make_entries, make_entry
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from quire.compaction.summary_prompt import (
     render_transcript,
     to_transcript_message,
 )
-from quire.compaction.transcript_chunks import MAX_PARTS_PER_MESSAGE, TranscriptChunk, chunk_entries
+from quire.compaction.transcript_chunks import MAX_PARTS_PER_MESSAGE, TranscriptChunk
 from quire.errors import SummaryFailed
 from quire.model import Compaction, FilePart, ImagePart, Message, Span, TextPart, ThinkingPart, ToolCallPart
 from quire.testing.strategies import histories

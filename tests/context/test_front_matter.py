@@ -126,11 +126,11 @@ def test_one_bad_field_spoils_no_other():
 def test_a_bomb_of_anchors_does_no_harm():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]" for at in range(1, 12)]
-    started = time.perf_counter()
+    started = time.process_time()
     front_matter, _ = parse_front_matter("---\n" + "\n".join(lines) + "\n---\n")
     assert "anchors" in front_matter.errors[0]
     assert not front_matter.extra
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 @pytest.mark.parametrize("innocent", ["a: Q & A", "a: 5 * 3", "a: '*bold*'", 'a: "&x"', "a: [b&c, d*]", "- &"])

@@ -323,9 +323,9 @@ def test_a_pattern_matches_paths(pattern: str, path: str, matches: bool):
 
 
 def test_a_hostile_pattern_takes_no_longer():
-    started = time.perf_counter()
+    started = time.process_time()
     assert not compile_glob("/".join(["**", "*a*a*a*a*a*b"] * 20))("/".join(["a" * 200] * 30))
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert find_glob_base("a/b/*.md") == "a/b"
     assert find_glob_base("*/b/c.md") == find_glob_base("c.md") == ""
 
@@ -377,9 +377,9 @@ def test_nothing_that_a_person_types_raises_or_leaves_the_root(root: Root, text:
 def test_a_hostile_text_is_read_in_time_that_grows_with_its_length(piece: str):
     def seconds(length: int) -> float:
         text = piece * (length // len(piece))
-        started = time.perf_counter()
+        started = time.process_time()
         find_mentions(text)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     short = min(seconds(20_000) for _ in range(3))
     assert min(seconds(160_000) for _ in range(2)) < max(0.1, 30 * short)

@@ -173,9 +173,14 @@ def test_a_new_session_has_what_is_always_there_by_priority_and_name():
 def test_what_was_taken_out_of_the_session_stays_out_and_says_so():
     state = apply_changes(BranchState(), *build_initial_changes(AGENT), remove_change(rule_item("Rule A")))
     assert [each.item.name for each in list_session_items(state, AGENT)] == ["Reference X"]
-    request = collect_request_items(AGENT, state.items)
+    request = collect_request_items(AGENT, state.items, removed=state.removed_items)
     assert [each.item.name for each in request.items] == ["Reference X"]
-    assert [(row.name, row.reason, row.slot) for row in request.decisions] == [("Rule A", "disabled", "system")]
+    assert [(row.name, row.reason, row.slot, row.score) for row in request.decisions] == [
+        ("Rule A", "removed", "system", None),
+        ("Rule B", "not_added", "system", None),
+        ("Rule C", "below_score", "recall", 0.0),
+        ("Reference Y", "below_score", "recall", 0.0),
+    ]
 
 
 def test_any_item_can_be_added_by_hand_whatever_its_mode():

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.context.memory import build_memory_blocks, build_recalled_blocks, load_project_memory, validate_new_memory
+from quire.context.memory import (
+    MAX_MEMORY_CHARS,
+    build_memory_blocks,
+    build_recalled_blocks,
+    is_repeated_in,
+    load_project_memory,
+    validate_new_memory,
+)
 from quire.context.vault.paths import Root
 from quire.errors import InvalidRequest
 from quire.log.types import Citation, Memory, SearchHit
@@ -40,13 +47,13 @@ def test_a_file_that_leaves_the_project_is_refused_and_a_huge_one_is_cut(tmp_pat
     assert block.text == "x" * 100 + "\n[… 400 of 500 characters left out; read AGENTS.md …]"
 
 
-def test_entries_stand_in_one_block_the_oldest_first_each_on_a_line_with_its_source():
+def test_entries_are_in_one_block_the_oldest_first_each_on_a_line_with_its_id():
     memories = [
         make_memory("2", "Likes\ntea.", seq=7),
         make_memory("1", "Lives in Rome.", seq=None, source="notes.md"),
     ]
     [block] = build_memory_blocks(memories)
-    assert block.text == "- Lives in Rome. [notes.md]\n- Likes tea. [#7]"
+    assert block.text == "- Lives in Rome. [1, from notes.md]\n- Likes tea. [2]"
     assert build_memory_blocks([]) == ()
 
 
@@ -60,14 +67,26 @@ def test_what_is_already_included_is_not_recalled():
     [
         ("  ", "text to remember is empty"),
         ("Likes tea!", "remembered already"),
-        ("they moved to rome in may", "recalled text is not stored again"),
+        ("x" * (MAX_MEMORY_CHARS + 1), "a memory may have 2,000"),
     ],
 )
-def test_what_is_empty_known_or_recalled_is_not_remembered(text: str, message: str):
+def test_what_is_empty_known_or_too_long_is_not_remembered(text: str, message: str):
     with pytest.raises(InvalidRequest, match=message):
-        validate_new_memory(
-            text, existing=["likes tea"], recalled_texts=["#3 user: They moved to Rome, in May.\n#4 user: ok"]
-        )
+        validate_new_memory(text, existing=["likes tea"])
+
+
+@pytest.mark.parametrize(
+    ("fact", "text", "repeated"),
+    [
+        ("Harbour password: heron-77", "The secret harbour password is heron-77.", True),
+        ("The user moved to Rome in May.", "#3 user: They moved to Rome, in May.\n#4 user: ok", True),
+        ("The user's favourite colour is green.", "The user's favourite colour is blue.", False),
+        ("The user likes tea.", "The user likes the sea.", False),
+        ("The user.", "The user likes the sea.", False),
+    ],
+)
+def test_a_reworded_fact_is_recognized(fact: str, text: str, repeated: bool):
+    assert is_repeated_in(fact, text) is repeated
 
 
 @given(st.lists(st.text(), max_size=4))

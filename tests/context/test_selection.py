@@ -282,12 +282,9 @@ async def test_words_decide_where_the_endpoint_is_out_of_reach():
 
 
 async def test_embeddings_count_in_addition_to_keywords():
-    scored = (
-        await Selector(RecordingEmbedder()).select(
-            "the sea", [make_candidate("a", "seaside"), make_candidate("b", "land")]
-        )
-    ).scored
-    assert [(each.item.name, each.score) for each in scored] == [("a", 0.5), ("b", 0.0)]
+    items = [make_candidate("a", "seaside"), make_candidate("b", "land"), make_candidate("c", "seashore")]
+    scored = (await Selector(RecordingEmbedder()).select("the sea", items)).scored
+    assert [(each.item.name, each.score) for each in scored] == [("a", 0.5), ("c", 0.5), ("b", 0.0)]
 
 
 async def test_nothing_to_choose_from_asks_nothing():

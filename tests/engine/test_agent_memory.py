@@ -6,6 +6,7 @@ from pathlib import Path
 from stable_prefix import encode_stable_prefix
 
 from quire.engine import Conversation, Engine, EngineConfig
+from quire.engine.config import DEFAULT_AGENT
 from quire.log import SqlStore
 from quire.log.types import Citation
 from quire.model import ToolCallPart
@@ -68,7 +69,7 @@ async def test_an_entry_cites_its_message_and_is_there_in_the_next_conversation(
     assert entry.citation == Citation("first", 0, 1)
     second = await engine.conversation("second")
     request = await second.prepare("What can I cook?")
-    assert "- The user is allergic to nuts. [#1]" in str(request.to_openai())
+    assert f"- The user is allergic to nuts. [{entry.id}]" in str(request.to_openai())
     assert request.assembly.rendered.stable_messages == 1
     [row] = [row for row in request.manifest.included if row.kind == "memory"]
     assert (row.slot, row.reason) == ("memory", "memory")
@@ -111,6 +112,17 @@ async def test_what_is_recalled_never_becomes_a_memory_of_its_own(store: SqlStor
         await remember(conversation, "the user is ALLERGIC to nuts and to milk"),
         await remember(conversation, "allergic to nuts"),
     ]
+    [memory] = await store.list_memories("helper")
     assert "remembered already" in answers[0]
-    assert "recalled text is not stored again" in answers[1]
-    assert len(await store.list_memories("helper")) == 1
+    assert f"replaces={memory.id!r}" in answers[1]
+
+
+async def test_the_projects_memory_needs_no_agent(store: SqlStore, tmp_path: Path):
+    (tmp_path / "AGENTS.md").write_text("Use tabs.")
+    await store.add_memory(DEFAULT_AGENT, "Likes spaces.", source="notes.md")
+    settings = Settings(model="gpt-4o", context_limit=16_000, context_tools=True)
+    engine = Engine(store, EngineConfig.create(settings, vault=tmp_path))
+    request = (await (await engine.conversation("c")).prepare("Hello")).to_openai()
+    assert "Use tabs." in str(request)
+    assert "Likes spaces." not in str(request)
+    assert "remember" not in [tool["function"]["name"] for tool in request["tools"]]

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from fake_upstream import reply_in_wire_format, run_fake_upstream
+from quire.agent.turn import run_turn
 from quire.engine import Engine, EngineConfig
 from quire.engine.runtime import MAX_CACHED_BLOBS
+from quire.llm import get_model
 from quire.log import SqlStore
 from quire.model import FilePart, ImagePart, Message, TextPart
+from quire.model.events import TurnEnded
 from quire.settings import Settings
 from quire.view.images import count_image_tokens
 
@@ -59,6 +63,19 @@ async def test_an_image_that_is_recorded_before_the_request_is_sent_replays(stor
     _, request = await conversation.record_question(await conversation.prepare(make_question(await store_image(store))))
     reply = await conversation.record("A mill.", request=request)
     assert (await (await make_engine(store, model).conversation("c")).replay(reply.seq)).mismatch is None
+
+
+@pytest.mark.parametrize("model", ["openai:gpt-4o", "anthropic:claude-x"])
+async def test_a_turn_of_the_library_sends_the_image_on_the_wire(store: SqlStore, model: str):
+    question = make_question(await store_image(store))
+    async with run_fake_upstream(reply_in_wire_format("A mill.")) as upstream:
+        conversation = await make_engine(store, model).conversation("c")
+        client = get_model(model, base_url=upstream.url, api_key="k")
+        events = [event async for event in run_turn(conversation, question, model=client)]
+    assert isinstance(events[-1], TurnEnded)
+    assert list_image_data(upstream.bodies[0]) == [base64.b64encode(PNG).decode()]
+    later = await make_engine(store, model).conversation("c")
+    assert (await later.replay(2)).mismatch is None
 
 
 async def test_an_image_of_the_question_costs_by_its_size(store: SqlStore):

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.compaction.execution import Summarizer, max_summary_tokens
+from quire.compaction.execution import max_summary_tokens
+from quire.compaction.summarizer import Summarizer
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import (
     ContextOverflow,
@@ -40,7 +41,8 @@ def make_engine(store: SqlStore, model: ScriptedModel | None = None, **settings:
         {"model": "gpt-4o", "context_limit": 2_000, "context_background_threshold": None} | settings
     )
     window = model.window if model is not None and model.window else 2_000
-    summarizer = Summarizer(model=model, window=window, timeout=0.3) if model is not None else None
+    counter = tokens.counter_for("gpt-4o")
+    summarizer = Summarizer(model=model, window=window, counter=counter, timeout=0.3) if model is not None else None
     return Engine(store, EngineConfig.create(merged, instructions="Be brief.", summarizer=summarizer))
 
 
@@ -160,9 +162,10 @@ async def test_old_tool_outputs_become_stubs_before_anything_is_cut_off(store: S
     request = await conversation.prepare("what did it say?")
     body = (await store.read_window("c")).compaction.body
     assert body.covers is None
-    assert [each.max_chars for each in body.truncations] == [0, 0, 0]
-    stubs = [each["content"] for each in request.to_openai()["messages"] if each["role"] == "tool"]
-    assert all("characters left out; read #" in stub for stub in stubs)
+    assert body.truncations is None
+    results = [each["content"] for each in request.to_openai()["messages"] if each["role"] == "tool"]
+    assert results[0] == "[cleared: read({}) returned 1,350 characters; read #3]"
+    assert sum(result.startswith("[cleared") for result in results) == body.cleared_results
     assert {row.reason for row in request.manifest.included} >= {"cleared", "recent"}
     reply = await conversation.record("that.", request=request)
     assert (await conversation.replay(reply.seq)).matches
@@ -357,7 +360,7 @@ async def test_a_process_killed_during_the_summary_leaves_the_log_as_it_was(stor
     before = await store.read_range("c")
     script = f"""
 import asyncio, os, signal
-from quire.compaction.execution import Summarizer
+from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
 from quire.log import SqlStore
 from quire.settings import Settings

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from quire.compaction.execution import Summarizer
+from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
 from quire.llm import ModelChunk, Prompt
 from quire.log import SqlStore

@@ -334,6 +334,22 @@ async def test_reported_usage_corrects_the_next_budget(store: SqlStore):
     assert again.ratio == (await engine.load_calibration("claude-sonnet-4-5")).ratio > 1.2
 
 
+async def test_an_overhead_of_short_messages_does_not_shrink_the_window_of_a_long_one(store: SqlStore):
+    """A provider reports one token more for each message than Quire counts."""
+    engine = make_engine(store, context_limit=64_000)
+    conversation = await engine.conversation("short")
+    for _ in range(40):
+        request = await conversation.prepare("Go on.")
+        messages = len(request.to_openai()["messages"])
+        await conversation.record(
+            make_completion("Yes.", prompt_tokens=request.tokens + messages, completion_tokens=1), request=request
+        )
+    assert request.manifest.ratio == pytest.approx((request.tokens + messages) / request.tokens, abs=0.02)
+    long = await (await engine.conversation("long")).prepare("why " * 30_000)
+    assert long.manifest.ratio == pytest.approx(1.0, abs=0.02)
+    assert long.manifest.max_input_tokens >= 0.995 * long.manifest.policy.max_input_tokens
+
+
 async def test_a_branch_goes_its_own_way(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     await record_turns(conversation, 3)

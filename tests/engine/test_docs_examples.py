@@ -24,7 +24,10 @@ from quire.context.imports import ImportLimits
 from quire.context.vault.paths import MAX_FILE_BYTES
 from quire.engine.config import DEFAULT_CONTEXT_WINDOW
 from quire.engine.recall_index import MAX_INDEXED_CHARS
+from quire.engine.reported_windows import MIN_REPORTED_WINDOW_TOKENS
+from quire.model.state import MAX_BRANCH_PRIORITIES
 from quire.settings import Settings
+from quire.settings.schema import ModelEntry
 from quire.view.wire_formats.media import PDF_PAGE_TOKENS
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +126,16 @@ def test_the_page_on_strategies_runs_and_prints_what_it_says(tmp_path: Path):
         assert_printed(output, block["printed"] or "")
 
 
+def test_the_page_on_models_runs_and_has_every_field(tmp_path: Path):
+    page = (DOCS / "models.md").read_text()
+    [block] = PYTHON.finditer(page)
+    [output] = run_blocks([block["code"]], tmp_path)
+    assert output == block["printed"]
+    table = page.partition("| field | |")[2].partition("\n\n")[0]
+    assert all(f"`{name}`" in table for name in ModelEntry.model_fields)
+    assert f"below {MIN_REPORTED_WINDOW_TOKENS} tokens" in page
+
+
 def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
     rows = re.findall(r"^\| `(\w+)` \| (?:`([^`]+)`)? ?\|", (DOCS / "strategies.md").read_text(), re.MULTILINE)
     documented = {name: default or "None" for name, default in rows if name in Settings.model_fields}
@@ -144,6 +157,7 @@ def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
         f"silent for {Settings().model_timeout:g} s (`model_timeout`)",
         f"may take {Settings().tool_timeout:g} s (`tool_timeout`)",
         f"{Settings().mcp_server_timeout:g} s to start (`mcp_server_timeout`)",
+        f"at most {MAX_BRANCH_PRIORITIES:,} messages with a priority",
     ],
 )
 def test_the_page_on_limits_has_the_limits_that_the_program_has(text: str):

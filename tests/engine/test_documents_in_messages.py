@@ -9,6 +9,7 @@ import pytest
 from quire.engine import Conversation, Engine, EngineConfig, builtin_tools
 from quire.log import SqlStore
 from quire.model import Message, ToolCallPart, ToolResultPart
+from quire.schemas.entries import MessageEntry, entry_to_schema
 from quire.settings import Settings
 
 
@@ -65,6 +66,35 @@ async def test_a_small_document_comes_along_and_a_large_one_is_listed(store: Sql
         ("[[Nowhere]]", None, None),
         ("@data.csv:2-2", "data.csv", True),
     ]
+
+
+async def test_a_message_counts_as_written_and_as_augmented_by_its_documents(store: SqlStore, vault: Path):
+    engine = make_engine(store, vault)
+    conversation = await engine.conversation("c")
+    text = "Compare [[Water mills]] with [[Long]]."
+    written = engine.message_counter.count(Message.user(text))
+    request = await conversation.prepare(text)
+    augmented = engine.message_counter.count(Message.user(request.to_openai()["messages"][-1]["content"]))
+    assert written < augmented
+    assert request.manifest.document_tokens == augmented - written
+    await conversation.record("Yes.", request=request)
+    # In the message.
+    question, answer = await conversation.messages()
+    assert (question.tokens, question.metadata.written_tokens) == (augmented, written)
+    assert answer.metadata.written_tokens is None
+    schema = entry_to_schema(question)
+    assert isinstance(schema, MessageEntry)
+    assert (schema.tokens, schema.written_tokens) == (augmented, written)
+    plain = entry_to_schema(answer)
+    assert isinstance(plain, MessageEntry)
+    assert plain.written_tokens == plain.tokens == answer.tokens
+    # In the meter, and in the record of a later request.
+    usage = await conversation.usage()
+    assert usage.document_tokens == augmented - written
+    later = (await conversation.prepare("And now?")).manifest
+    [row] = [row for row in later.included if row.document_tokens]
+    assert (row.kind, row.document_tokens, row.span.first if row.span else None) == ("message", augmented - written, 1)
+    assert later.document_tokens == augmented - written
 
 
 async def test_what_was_decided_stays_on_the_message_so_that_the_prefix_holds(store: SqlStore, vault: Path):
@@ -198,7 +228,7 @@ async def test_the_model_is_offered_the_tools_that_can_be_answered(store: SqlSto
         for conversation in (with_vault, without)
     ]
     assert offered == [
-        ["history_search", "history_read", "find_documents", "find_excerpts", "read_document", "resolve_wikilink"],
+        ["history_search", "history_read", "read_document", "find_documents", "find_excerpts", "resolve_wikilink"],
         ["history_search", "history_read"],
     ]
 

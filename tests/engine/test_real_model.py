@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from infra.llama import LocalModel, find_missing_packages
-from quire.compaction.execution import Summarizer
+from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
 from quire.llm import Prompt, Reply, get_model
 from quire.log import SqlStore

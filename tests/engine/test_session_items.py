@@ -108,11 +108,35 @@ async def test_removed_items_stay_out_and_names_are_checked(store: SqlStore):
     assert [each.item.name for each in await again.items()] == ["Reference X"]
     request = await again.prepare("Hello")
     [row] = [row for row in request.manifest.excluded if row.name == "Rule A"]
-    assert row.reason == "disabled"
+    assert row.reason == "removed"
     with pytest.raises(InvalidRequest, match="'Rule Z' is not an item; choose one of: reference Reference X"):
         await again.add_item("Rule Z")
     with pytest.raises(InvalidRequest, match="'Rule A' is not an item"):
         await again.remove_item("Rule A")
+
+
+async def test_every_item_of_the_agent_that_is_not_included_says_why(store: SqlStore):
+    disabled = Rule(name="Rule D", text="Off.", include="manual", enabled=False)
+    agent = FLOW.model_copy(update={"rules": (*FLOW.rules, disabled)})
+    conversation = await make_engine(store, agent).conversation("c")
+    await conversation.add_item("Reference Y")
+    await conversation.remove_item("Reference Y")
+
+    def explain(manifest: Manifest) -> dict[str | None, str]:
+        return {row.name: row.reason for row in manifest.excluded if row.kind in ("rule", "reference")}
+
+    expected = {"Rule B": "not_added", "Rule C": "below_score", "Rule D": "disabled"}
+    assert explain((await conversation.prepare("Hello")).manifest) == {**expected, "Reference Y": "below_score"}
+    # Without a question nothing can match: a removed item says that it was removed.
+    assert explain(await conversation.preview()) == {**expected, "Reference Y": "removed"}
+    await conversation.remove_item("Rule A")
+    await conversation.add_item("Rule B")
+    await conversation.remove_item("Rule B")
+    reply = await conversation.record("Hi.", request=await conversation.prepare("Hello"))
+    recorded = explain(await conversation.manifest(reply.seq))
+    assert (recorded["Rule A"], recorded["Rule B"]) == ("removed", "removed")
+    await conversation.add_item("Rule A")
+    assert ("Rule A", "manual") in included_items((await conversation.prepare("Hello")).manifest)
 
 
 async def test_a_missing_reference_is_recorded_and_does_no_harm(store: SqlStore, tmp_path: Path):

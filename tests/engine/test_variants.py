@@ -16,7 +16,7 @@ from quire.model.agents import Agent
 from quire.model.events import ContextEvent
 from quire.settings import Settings
 from quire.testing.scripted_model import ScriptedModel
-from quire.view.tokens import Calibration
+from quire.view.calibration import Calibration
 
 SOURCE = Path(inspect.getfile(quire)).parent
 

@@ -36,9 +36,10 @@ async def test_a_conversation_over_the_mark_is_compacted_once(harness: JobHarnes
     outcome = await harness.runner.run(Job("compact", "default", "c"))
     assert outcome.item_count == 1
     assert outcome.follow_ups == (Job("embed", "default", "c"),)
+    calls = len(harness.model.prompts)
     assert await harness.runner.run(Job("compact", "default", "c")) == (0, ())
     assert compaction_triggers(await list_compactions(harness.store)) == ["background"]
-    assert len(harness.model.prompts) == 1
+    assert len(harness.model.prompts) == calls > 0
 
 
 async def test_one_below_the_mark_is_left_alone(harness: JobHarness):
@@ -50,10 +51,9 @@ async def test_one_below_the_mark_is_left_alone(harness: JobHarness):
 
 async def test_the_window_is_that_of_the_model_that_answered_last(store: SqlStore):
     """A history that is short for the default model may exceed the window of the one that a client chose."""
-    harness = JobHarness(
-        store, context_limit=100_000, upstreams={"tiny-*": {"base_url": "http://x/v1", "context_limit": 2_000}}
-    )
-    tiny = harness.engine().with_changes(model="tiny-1", context_limit=2_000, tokenizer="o200k_base")
+    models = {"tiny-*": {"window": 2_000, "tokenizer": "o200k_base"}}
+    harness = JobHarness(store, context_limit=100_000, models=models)
+    tiny = harness.engine().with_changes(model="tiny-1")
     conversation = await Engine(store, tiny.config, EngineRuntime(jobs=LostJobs())).conversation("c")
     for _ in range(14):
         request = await conversation.prepare("why " * 40)

@@ -12,7 +12,8 @@ from psycopg import sql
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from quire.engine import Engine, open_engine
+from infra.database_dump import contains_text, dump_database
+from quire.engine import Document, Engine, open_engine
 from quire.errors import BlobNotFound
 from quire.log import (
     ENTRIES_PER_SEGMENT,
@@ -31,6 +32,8 @@ from quire.log import (
 from quire.log.blobs import ORPHAN_BLOB_MICROS
 from quire.model import (
     Compaction,
+    ContextChange,
+    ContextItem,
     DocumentReference,
     Draft,
     Entry,
@@ -41,6 +44,8 @@ from quire.model import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolResultPart,
+    Usage,
 )
 from quire.testing.builders import export_lines, make_messages, make_turn
 
@@ -179,7 +184,8 @@ CANARY = "quetzal"
 CANARY_PLACES = {
     "question", "answer", "thinking", "argument", "toolname", "callid", "toolresult", "speaker", "provider", "filename",
     "brokenlink", "documentpath", "documenttext", "summary", "instructions", "branchname", "branchmessage",
-    "title", "memory", "attachment", "upload",
+    "title", "memory", "attachment", "upload", "item", "itemserver", "usage", "branchsummary", "failure",
+    "summaryusage", "givendocument", "givenname", "resultfile",
 }  # fmt: skip
 """Every place where a user, a model or a tool puts text into a conversation; each gets its own word."""
 
@@ -200,22 +206,40 @@ async def plant_canaries(engine: Engine, vault: Path) -> None:
     )
     await conversation.record(Message.assistant(canary("answer")), request=request)
     file = FilePart(blob=await store.put_blob(canary("attachment").encode()), name=canary("filename"))
-    call = ToolCallPart(
-        id=f"{canary('callid')} of Bob",
-        name=f"{canary('toolname')} of Bob",
-        arguments=f'{{"q":"{canary("argument")}"}}',
-    )
+    call = ToolCallPart(id=canary("callid"), name=canary("toolname"), arguments=f'{{"q":"{canary("argument")}"}}')
+    result_file = FilePart(blob=await store.put_blob(canary("resultfile").encode()))
     parts = (ThinkingPart(text=canary("thinking")), call)
     await conversation.append(
         Message(role="user", parts=(file,), name=canary("speaker"), provider_fields={"x": canary("provider")}),
         Message(role="assistant", parts=parts),
-        Message.tool(f"{canary('callid')} of Bob", canary("toolresult")),
+        Message(
+            role="tool",
+            parts=(
+                ToolResultPart(call_id=canary("callid"), content=(TextPart(text=canary("toolresult")), result_file)),
+            ),
+        ),
         *make_messages(40),
     )
+    item = ContextItem(type="tool", name=canary("item"), server=canary("itemserver"))
+    await store.append("c", ContextChange(action="add", item=item))
+    usage = Usage(model="gpt-4o", provider_fields={"x": canary("usage")})
+    await store.append("c", Draft(body=Message.assistant("Yes."), usage=usage))
+    document = Document(name=canary("givenname"), text=canary("givendocument"))
+    request = await conversation.prepare("And now?", documents=[document])
+    await conversation.record(Message.assistant("Later."), request=request)
     assert await conversation.compact(instructions=f"Retain {canary('instructions')}")
     await conversation.edit_summary(canary("summary"))
     fork = await conversation.fork(4, name=canary("branchname"))
     await fork.append(canary("branchmessage"))
+    summary_usage = Usage(provider_fields={"x": canary("summaryusage")})
+    by_hand = Compaction(
+        number=1,
+        covers=Span(first=1, last=2),
+        summary=canary("branchsummary"),
+        failures=(canary("failure"),),
+        usage=summary_usage,
+    )
+    await store.append("c", by_hand, branch=1)
     await store.add_memory("agent", canary("memory"), citation=Citation("c", 0, 1))
     await store.put_blob(canary("upload").encode())
     await engine.wait_for_background()
@@ -236,13 +260,16 @@ async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
     vault.mkdir()
     async with open_engine(database_url, vault=vault, model="gpt-4o", context_limit=2_000) as engine:
         await plant_canaries(engine, vault)
-        # Proves that the scan finds the word of every place.
+        # Proves that the scans find the word of every place.
         assert find_canaries(admin_url).keys() == CANARY_PLACES | {"any"}
+        dump = dump_database(admin_url)
+        assert [place for place in CANARY_PLACES if not contains_text(dump, canary(place))] == []
         age_uploads(admin_url, ORPHAN_BLOB_MICROS + 1)
         await engine.store.purge("c")
         assert find_canaries(admin_url) == {}
-        files = [file for file in tmp_path.iterdir() if file.name.startswith("quire.db")]
-        assert not [file.name for file in files if CANARY.encode() in file.read_bytes().lower()]
+        assert not contains_text(dump_database(admin_url), CANARY)
+        # Their bytes are compressed, so that a scan proves nothing.
+        assert not find_tables_with("", admin_url) & {"quire_recall_segments"}
         assert await engine.store.verify_conversation("c") == []
         lines = await export_lines(engine.store, "c")
         assert CANARY not in "".join(lines)

@@ -28,12 +28,12 @@ UNKNOWN = [Message.user(f"never stored {number}") for number in range(20)]
 COPIES = 400
 COPY_SQL = f"""
     CREATE TEMPORARY VIEW copies AS SELECT CAST(n AS text) AS n FROM generate_series(1, {COPIES}) AS n;
-    INSERT INTO quire_conversations SELECT tenant, n || conversation, title, created_at, updated_at
-    FROM quire_conversations, copies;
+    INSERT INTO quire_conversations SELECT tenant, n || conversation, title, created_at, updated_at, purged_at,
+    row_digest FROM quire_conversations, copies;
     INSERT INTO quire_branches SELECT tenant, n || conversation, branch, name, created_at, lineage, head_seq,
-    head_digest, head_path, state, updated_at FROM quire_branches, copies;
+    head_digest, head_path, state, updated_at, row_digest FROM quire_branches, copies;
     INSERT INTO quire_entries SELECT tenant, n || conversation, branch, seq, kind, role, author, at, digest, path,
-    tokens, counter, body, notes, purged_at FROM quire_entries, copies;
+    tokens, counter, body, notes, purged_at, content_digest FROM quire_entries, copies;
     INSERT INTO quire_paths SELECT tenant, sha256(path || CAST(n AS bytea)), n || conversation, branch, seq
     FROM quire_paths, copies;
     INSERT INTO quire_passages SELECT tenant, n || scope, key, part, number, title, text, digest, at, embedder, vector
@@ -44,9 +44,9 @@ COPY_SQL = f"""
     INSERT INTO quire_recall_segments SELECT tenant, n || conversation, branch, next, last_seq, version, data
     FROM quire_recall_segments, copies, generate_series(0, 50) AS next;
     INSERT INTO quire_documents SELECT tenant, n || vault, path, digest, size, modified_ns, title, summary, aliases,
-    headings FROM quire_documents, copies;
+    headings, row_digest FROM quire_documents, copies;
     INSERT INTO quire_memories SELECT tenant, n || '-' || next || memory, n || namespace, text, conversation,
-    branch, seq, source, created_at, retired_at, replaced_by
+    branch, seq, source, created_at, retired_at, replaced_by, row_digest
     FROM quire_memories, copies, generate_series(0, 20) AS next;
     ANALYZE;
 """

@@ -8,7 +8,14 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from quire.errors import BlobNotFound, ConversationNotFound, MemoryNotFound, RequestNotFound
+from quire.errors import (
+    BlobNotFound,
+    ConversationNotFound,
+    MemoryNotFound,
+    RequestNotFound,
+    SpendCapReached,
+    SpendReserved,
+)
 from quire.log import (
     Citation,
     IndexedDocument,
@@ -21,6 +28,7 @@ from quire.log import (
     VaultDocument,
     pack_vector,
 )
+from quire.log.costs import SpendCaps
 from quire.model import FilePart, Message, TextPart
 from quire.testing.builders import make_turn
 
@@ -68,6 +76,7 @@ async def fill_store(store: SqlStore) -> None:
     note = VaultDocument("note.md", b"digest", 1, 1)
     await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
     await store.create_key("a key", ["read"])
+    await store.reserve_spend("conversation 0", 1.0, SpendCaps(tenant=100.0))
 
 
 @pytest.fixture
@@ -233,9 +242,13 @@ WITHOUT_CONVERSATION = {
     "get_request",
     "get_calibration",
     "get_cost",
+    "check_spend",
+    "reserve_spend",
+    "settle_spend",
     "put_blob",
     "get_blob",
     "import_conversation",
+    "verify_tenant",
     "close",
     "search",
     "put_passages",
@@ -305,6 +318,25 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     with pytest.raises(RequestNotFound):
         await mine.get_request("a's request")
     assert await collect_export(other_store, "theirs") == before
+
+
+@pytest.mark.every_backend
+async def test_no_method_counts_or_settles_another_tenants_spending(other_store: SqlStore) -> None:
+    caps = SpendCaps(conversation=1.0, key=1.0, tenant=1.0)
+    reservation = await other_store.reserve_spend("theirs", 1.0, caps)
+    spent = await other_store.get_cost("theirs")
+    mine = other_store.for_tenant("b")
+    await mine.settle_spend(reservation, 9.0)
+    await mine.check_spend("theirs", caps)
+    assert await mine.get_cost("theirs") == 0
+    assert await other_store.get_cost("theirs") == spent
+    with pytest.raises(SpendReserved):
+        await other_store.reserve_spend("theirs", 1.0, caps)
+    await mine.reserve_spend("theirs", 1.0, caps)
+    await other_store.settle_spend(reservation, 1.0)
+    with pytest.raises(SpendCapReached):
+        await other_store.check_spend("theirs", caps)
+    await mine.check_spend("theirs", caps)
 
 
 @pytest.mark.every_backend

@@ -98,7 +98,7 @@ def test_documents_with_script_in_text_and_name_do_nothing(
     assert_untouched(page)
     page.get_by_role("textbox", name="Message").fill("[[img")
     page.get_by_role("textbox", name="Message").press("End")
-    expect(page.get_by_role("option").first).to_contain_text("onerror")
+    expect(page.get_by_role("listbox", name="Notes").get_by_role("option").first).to_contain_text("onerror")
     assert_untouched(page)
 
 

@@ -124,6 +124,36 @@ def test_the_context_of_a_turn_says_what_was_used_and_how_it_came_in(
     expect(context).to_contain_text("Not relevant enough")
 
 
+def test_items_are_counted_by_mode_and_sections_fold(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation, panel="context", reply=15))
+    context = page.get_by_role("complementary", name="Context")
+    expect(context.get_by_test_id("item-counts")).to_contain_text(
+        re.compile(r"\d rules \(\d always, \d manual, \d matched\), .*reference.*, .*tool")
+    )
+    rules = context.get_by_role("region", name="Rules")
+    expect(rules.get_by_role("listitem").first).to_be_visible()
+    rules.get_by_role("heading", name="Rules").click()
+    expect(rules.get_by_role("listitem").first).to_be_hidden()
+    expect(rules).to_contain_text("tokens")
+    rules.get_by_role("heading", name="Rules").click()
+    expect(rules.get_by_role("listitem").first).to_be_visible()
+
+
+def test_a_message_with_documents_counts_as_written_and_as_sent(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation))
+    send_message(page, "Compare the notes in [[Timber]].")
+    expect(page.get_by_role("article").last).to_contain_text("You asked")
+    question = page.get_by_role("article").filter(has_text="Compare the notes in").first
+    expect(question).to_contain_text(re.compile(r"[\d.k]+ tokens \(\d+ as written\)"))
+    expect(page.locator("header .meter")).to_contain_text(re.compile(r"[\d,]+ in documents"))
+    usage = open_panel(page, "Usage")
+    expect(usage.get_by_role("row", name="In documents of messages")).to_be_visible()
+
+
 def test_a_request_is_rebuilt_byte_for_byte_and_compared(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:
@@ -136,7 +166,7 @@ def test_a_request_is_rebuilt_byte_for_byte_and_compared(
     context.get_by_role("combobox").select_option("4")
     changes = context.get_by_role("list", name="What changed")
     expect(changes).to_contain_text("units")
-    expect(changes).to_contain_text("not there → in, manual")
+    expect(changes).to_contain_text("units out, not added → in, manual")
 
 
 def test_items_are_added_removed_and_messages_pinned_from_the_context(

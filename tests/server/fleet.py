@@ -92,6 +92,8 @@ class Fleet:
     """Database URL of the application role."""
     key: str
     folder: Path
+    overrides: dict[str, str] = field(default_factory=dict[str, str])
+    """Environment variables in place of the fleet's own."""
     upstream: Process = field(init=False)
     servers: list[Process] = field(default_factory=list[Process])
     ports: list[int] = field(default_factory=list[int])
@@ -116,7 +118,11 @@ class Fleet:
             "XDG_CONFIG_HOME": str(self.folder),
             "XDG_DATA_HOME": str(self.folder),
         }
-        return {**{name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}, **own}
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")},
+            **own,
+            **self.overrides,
+        }
 
     def start_server(self) -> Process:
         port = find_free_port()

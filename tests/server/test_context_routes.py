@@ -88,6 +88,17 @@ async def test_a_message_is_pinned_and_unpinned(client: httpx2.AsyncClient, conv
     assert (await client.post(f"{conversation}/pins", json={"seq": 999})).status_code in (400, 404)
 
 
+async def test_a_priority_is_set_and_reset(client: httpx2.AsyncClient, conversation: str) -> None:
+    await ask(client, conversation, "Remember the number 4711.")
+    first = (await get_json(client, f"{conversation}/entries", kinds="message"))["items"][0]["seq"]
+    url = f"{conversation}/priorities/{first}"
+    expected = {"priorities": [{"message": first, "priority": 9}]}
+    assert (await client.put(url, json={"priority": 9})).json() == expected
+    assert (await client.put(url, json={"priority": None})).json() == {"priorities": []}
+    assert (await client.put(url, json={"priority": 11})).status_code in (400, 422)
+    assert (await client.put(f"{conversation}/priorities/999", json={"priority": 9})).status_code == 404
+
+
 async def test_requests_are_listed_built_again_compared_and_explained(
     client: httpx2.AsyncClient, conversation: str
 ) -> None:

@@ -12,7 +12,7 @@ from openapi_helpers import assert_conforms
 
 from quire.log import SqlStore
 from quire.model import Compaction, ContextChange, ContextItem, Draft, EntryKind, Message, Pin, Restore, Span, Unpin
-from quire.model.entries import DocumentReference, TokenCount, Usage
+from quire.model.entry_metadata import DocumentReference, TokenCount, Usage
 from quire.server.state import ServerState
 from quire.testing.strategies import messages
 
@@ -60,7 +60,7 @@ async def test_an_entry_has_all_its_fields(client: httpx2.AsyncClient, store: Sq
     usage = Usage(model="m", input_tokens=3, output_tokens=4)
     draft = Draft(
         body=Message.assistant("hello", name="Ada"),
-        tokens=TokenCount(5, "estimate"),
+        tokens=TokenCount(5, "anthropic:estimate"),
         references=(DocumentReference(link="[[a]]", path="a.md"),),
         usage=usage,
         created_at=1_700_000_000_000_000,
@@ -78,10 +78,12 @@ async def test_an_entry_has_all_its_fields(client: httpx2.AsyncClient, store: Sq
         "author": "assistant",
         "created_at": 1_700_000_000_000_000,
         "tokens": 5,
+        "written_tokens": 5,
         "estimated": True,
         "references": [reference | {"link": "[[a]]", "path": "a.md", "kind": "direct"}],
         "usage": usage.model_dump(),
         "incomplete": True,
+        "turn": None,
         "purged": False,
         "body": {
             "role": "assistant",
@@ -141,7 +143,15 @@ async def test_the_state_says_what_is_archived_and_pinned(
     await store.append("c", Compaction(number=1, covers=Span(first=1, last=2), summary="ab"))
     state = (await get_entries(client, conversation))["state"]
     assert state["pins"] == [2]
-    assert state["active_compaction"] == {"seq": 4, "number": 1, "covers": {"first": 1, "last": 2}, "supersedes": None}
+    assert state["active_compaction"] == {
+        "seq": 4,
+        "number": 1,
+        "covers": {"first": 1, "last": 2},
+        "question": None,
+        "preserved": None,
+        "cleared_through": None,
+        "supersedes": None,
+    }
 
 
 async def test_a_branch_includes_the_entries_of_its_parent(

@@ -28,6 +28,10 @@ class EndlessSource:
             self.closed = True
 
 
+async def allow(max_age_seconds: float) -> bool:
+    return True
+
+
 async def run_response(stream: EventStreamResponse, *, blocks_after: int, disconnect_after: float) -> bytes:
     """Returns what a client receives that blocks after `blocks_after` chunks and disconnects after some seconds."""
     received: list[bytes] = []
@@ -49,7 +53,9 @@ async def run_response(stream: EventStreamResponse, *, blocks_after: int, discon
 
 async def test_an_event_is_written_in_lines_that_its_text_cannot_break():
     text = (
-        await run_response(EventStreamResponse(EndlessSource().events()), blocks_after=9, disconnect_after=0.1)
+        await run_response(
+            EventStreamResponse(EndlessSource().events(), is_authorized=allow), blocks_after=9, disconnect_after=0.1
+        )
     ).decode()
     first, second = parse_events(text)
     assert (first.id, first.event, first.data["text"]) == ("1", "text", MULTILINE_TEXT)
@@ -61,7 +67,9 @@ async def test_an_event_is_written_in_lines_that_its_text_cannot_break():
 async def test_a_source_is_closed_when_the_client_disconnects_while_waiting_or_sending(blocks_after: int):
     source = EndlessSource()
     events = source.events()
-    await run_response(EventStreamResponse(events), blocks_after=blocks_after, disconnect_after=0.1)
+    await run_response(
+        EventStreamResponse(events, is_authorized=allow), blocks_after=blocks_after, disconnect_after=0.1
+    )
     # A reference is held here, so only the stream can have closed the generator.
     assert source.closed
     assert events.ag_frame is None
@@ -69,7 +77,9 @@ async def test_a_source_is_closed_when_the_client_disconnects_while_waiting_or_s
 
 async def test_an_idle_stream_sends_heartbeats():
     text = await run_response(
-        EventStreamResponse(EndlessSource().events(), heartbeat_seconds=0.02), blocks_after=5, disconnect_after=0.5
+        EventStreamResponse(EndlessSource().events(), is_authorized=allow, heartbeat_seconds=0.02),
+        blocks_after=5,
+        disconnect_after=0.5,
     )
     assert text.endswith(3 * b": ping\n\n")
     assert HEARTBEAT_SECONDS == 15.0

@@ -148,10 +148,10 @@ async def test_what_a_replay_gives_is_what_the_upstream_was_sent(store: SqlStore
 
 
 async def test_another_name_for_the_model_is_all_that_changes(store: SqlStore):
-    upstreams = {"house": {"base_url": "", "model": "up-7b", "api_key_env": "UP_KEY", "context_limit": 8_000}}
+    upstreams = {"house": {"base_url": "", "model": "up-7b", "api_key_env": "UP_KEY"}}
     async with run_fake_upstream(respond_with_text("Yes.")) as up:
         upstreams["house"]["base_url"] = up.url
-        async with run_gateway(store, up.url, upstreams=upstreams) as harness:
+        async with run_gateway(store, up.url, upstreams=upstreams, models={"up-*": {"window": 8_000}}) as harness:
             answer = await harness.ask(user_message("Hello"), model="house", seed=1)
             assert up.requests[0].body == {"model": "up-7b", "messages": [user_message("Hello")], "seed": 1}
             assert up.requests[0].headers["authorization"] == "Bearer sk-up"

@@ -246,7 +246,7 @@ class StoreOutage:
 
 @pytest.fixture
 def store_outage(monkeypatch: pytest.MonkeyPatch) -> StoreOutage:
-    monkeypatch.setattr("quire.server.gateway.relay.STORE_RETRY_DELAYS_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("quire.server.gateway.reply_recorder.STORE_RETRY_DELAYS_SECONDS", (0.01, 0.01))
     return StoreOutage(monkeypatch)
 
 

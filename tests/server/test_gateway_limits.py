@@ -7,21 +7,46 @@ from typing import Any
 import pytest
 from gateway_fixtures import MODEL, run_gateway, user_message
 
-from fake_upstream import SSE_DONE, make_chunk_event, respond_with_stream, respond_with_text, run_fake_upstream
+from fake_upstream import (
+    SSE_DONE,
+    UpstreamRequest,
+    make_chunk_event,
+    make_completion,
+    make_sse_event,
+    respond_with_stream,
+    respond_with_text,
+    run_fake_upstream,
+)
+from quire.engine import assembler
 from quire.errors import ModelUnavailable
 from quire.log import SqlStore
+from quire.log.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.server.gateway import engine_variants, exchange, passthrough, recognition
+from quire.server.gateway import engine_variants, exchange, passthrough, prepare, recognition, relay, reply_recorder
 from quire.server.gateway.chat_request import (
-    MAX_EVENT_LOOP_BODY_BYTES,
+    MAX_CALL_ID_CHARS,
+    MAX_NAME_CHARS,
+    MAX_REQUEST_CHOICES,
     MAX_REQUEST_MESSAGES,
     MAX_REQUEST_TOOLS,
     RequestLimitExceeded,
     check_request_limits,
+    parse_chat_request,
 )
-from quire.server.gateway.sse_accumulator import MAX_EVENT_BYTES, SSEAccumulator
+from quire.server.gateway.engine_variants import EngineVariants
+from quire.server.gateway.relay import MAX_ERROR_BYTES
+from quire.server.gateway.sse_accumulator import MAX_DELTA_ITEMS, MAX_EVENT_BYTES, SSEAccumulator
+from quire.server.json_limits import MAX_JSON_SEPARATORS
 
 TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def assistant_call(id: str, name: str = "f") -> dict[str, Any]:
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+LONG_NAME, LONG_ID = "n" * (MAX_NAME_CHARS + 1), "i" * (MAX_CALL_ID_CHARS + 1)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +56,33 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         {"model": MODEL, "messages": [user_message("a")] * (MAX_REQUEST_MESSAGES + 1)},
         {"model": MODEL, "messages": [user_message("a")], "tools": [TOOL] * (MAX_REQUEST_TOOLS + 1)},
         {"model": MODEL, "messages": [user_message("a")], "tools": [TOOL], "functions": [{}] * MAX_REQUEST_TOOLS},
+        {"model": MODEL, "messages": [user_message("a")], "n": MAX_REQUEST_CHOICES + 1},
+        {
+            "model": MODEL,
+            "messages": [user_message("a")],
+            "tools": [{"type": "function", "function": {"name": LONG_NAME}}],
+        },
+        {"model": MODEL, "messages": [user_message("a")], "tools": [{"type": "custom", "name": LONG_NAME}]},
+        {"model": MODEL, "messages": [user_message("a")], "functions": [{"name": LONG_NAME}]},
+        {"model": MODEL, "messages": [{**user_message("a"), "name": LONG_NAME}]},
+        {"model": MODEL, "messages": [user_message("a"), assistant_call(LONG_ID)]},
+        {"model": MODEL, "messages": [user_message("a"), assistant_call("c", LONG_NAME)]},
+        {"model": MODEL, "messages": [{"role": "tool", "tool_call_id": LONG_ID, "content": "x"}]},
     ],
-    ids=["model name", "messages", "tools", "tools and functions"],
+    ids=[
+        "model name",
+        "messages",
+        "tools",
+        "tools and functions",
+        "choices",
+        "tool name",
+        "custom tool name",
+        "function name",
+        "author name",
+        "call ID",
+        "name in a call",
+        "ID of a result",
+    ],
 )
 async def test_a_request_above_a_limit_is_refused_and_not_forwarded(store: SqlStore, body: dict[str, Any]):
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
@@ -50,6 +100,8 @@ async def test_a_request_above_a_limit_is_refused_and_not_forwarded(store: SqlSt
 def test_a_request_at_its_limits_is_accepted():
     messages, tools = [user_message("a")] * MAX_REQUEST_MESSAGES, [TOOL] * MAX_REQUEST_TOOLS
     check_request_limits({"model": "m" * MAX_MODEL_NAME_CHARS, "messages": messages, "tools": tools})
+    call = assistant_call(LONG_ID[1:], LONG_NAME[1:])
+    check_request_limits({"messages": [{**call, "name": LONG_NAME[1:]}], "n": MAX_REQUEST_CHOICES})
     with pytest.raises(RequestLimitExceeded, match="X-Quire-Conversation"):
         check_request_limits({"messages": [*messages, user_message("a")]})
 
@@ -61,6 +113,7 @@ WORK = [
     (engine_variants, "_build_envelope"),
     (passthrough.MatchedRequest, "count_tokens"),
     (passthrough, "_render_plain_texts"),
+    (reply_recorder, "_compute_paths"),
 ]
 """Functions whose work grows with the body."""
 
@@ -74,21 +127,67 @@ async def test_a_large_body_does_not_occupy_the_event_loop(
     threads: dict[str, threading.Thread] = {}
 
     def record_thread(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             threads[function.__name__] = threading.current_thread()
-            return function(*args)
+            return function(*args, **kwargs)
 
         return call
 
     for owner, name in WORK:
         monkeypatch.setattr(owner, name, record_thread(getattr(owner, name)))
-    assert (len(content) > MAX_EVENT_LOOP_BODY_BYTES) == in_threads
+    assert (len(content) > MAX_EVENT_LOOP_BYTES) == in_threads
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
         answer = await harness.ask(user_message(content))
         assert answer.status_code == 200
         assert up.requests[0].body["messages"] == [user_message(content)]
     assert threads.keys() == {name for _, name in WORK}
     assert {thread is not threading.current_thread() for thread in threads.values()} == {in_threads}
+
+
+async def test_a_large_history_is_fitted_in_a_thread(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+
+    def assemble(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real_assemble(*args, **kwargs)
+
+    real_assemble = assembler.assemble
+    monkeypatch.setattr(assembler, "assemble", assemble)
+    history = [user_message("word " * 2_000), {"role": "assistant", "content": "Yes."}] * 20
+    async with (
+        run_fake_upstream(respond_with_text("Yes.")) as up,
+        run_gateway(store, up.url, context_limit=8_000) as harness,
+    ):
+        answer = await harness.ask(*history, user_message("And now?"))
+        assert answer.status_code == 200
+    # The history is assembled first, then what is left of it after a compaction.
+    assert threads[0] is not threading.current_thread()
+
+
+async def test_an_error_of_the_upstream_above_the_limit_is_not_passed_on(store: SqlStore):
+    async def respond(request: UpstreamRequest) -> None:
+        await request.respond({"error": {"message": "x" * MAX_ERROR_BYTES}}, status=422)
+
+    async with run_fake_upstream(respond) as up, run_gateway(store, up.url) as harness:
+        answer = await harness.ask(user_message("Hello"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "upstream_error_too_long")
+        assert len(answer.content) < 2_000
+
+
+@pytest.mark.parametrize("limit", ["bytes", "values"])
+async def test_a_reply_above_a_limit_is_not_passed_on(store: SqlStore, monkeypatch: pytest.MonkeyPatch, limit: str):
+    more: dict[str, Any] = {"x": [{}] * MAX_JSON_SEPARATORS}
+    if limit == "bytes":
+        monkeypatch.setattr(relay, "MAX_RESPONSE_BYTES", 10_000)
+        more = {"x": "x" * 10_000}
+
+    async def respond(request: UpstreamRequest) -> None:
+        await request.respond(make_completion("Yes.", **more))
+
+    async with run_fake_upstream(respond) as up, run_gateway(store, up.url) as harness:
+        answer = await harness.ask(user_message("Hello"))
+        assert (answer.status_code, answer.json()["code"]) == (502, "model_unavailable")
+        assert await store.list_conversations() == []
 
 
 def feed_pieces(accumulator: SSEAccumulator, data: bytes, *, piece_bytes: int = 64 * 1024) -> None:
@@ -124,3 +223,65 @@ async def test_the_reply_before_an_oversized_event_is_recorded(store: SqlStore, 
         assert b"event of more than 10,000 bytes" in answer.content
         messages = await harness.load_messages(answer.headers["x-quire-conversation"])
         assert messages == [("user", "Hello"), ("assistant", "Half an answer")]
+
+
+def test_an_event_with_too_many_values_ends_the_stream():
+    accumulator = SSEAccumulator(choice_count=1)
+    accumulator.feed(make_sse_event({"x": [{}] * (MAX_JSON_SEPARATORS // 3)}))
+    with pytest.raises(ModelUnavailable, match="JSON values"):
+        accumulator.feed(make_sse_event({"x": [{}] * MAX_JSON_SEPARATORS}))
+
+
+def test_a_stream_above_its_limit_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("quire.server.gateway.sse_accumulator.MAX_STREAM_BYTES", 1_000)
+    accumulator = SSEAccumulator(choice_count=1)
+    with pytest.raises(ModelUnavailable, match="more than 1,000 bytes"):
+        feed_pieces(accumulator, make_chunk_event("a") * 10, piece_bytes=100)
+    assert accumulator.build_responses()[0]["choices"][0]["message"]["content"] == "a" * 5
+
+
+def test_the_calls_and_choices_of_a_stream_are_limited():
+    calls = [{"index": number, "function": {"name": "f"}} for number in range(MAX_DELTA_ITEMS)]
+    accumulator = SSEAccumulator(choice_count=1)
+    accumulator.feed(make_chunk_event({"tool_calls": calls}))
+    accumulator.feed(make_chunk_event({"tool_calls": [calls[0]]}))
+    with pytest.raises(ModelUnavailable, match="tool calls"):
+        accumulator.feed(make_chunk_event({"tool_calls": [{"index": MAX_DELTA_ITEMS}]}))
+    for index in range(1, MAX_REQUEST_CHOICES):
+        accumulator.feed(make_chunk_event("a", index=index))
+    with pytest.raises(ModelUnavailable, match="choices"):
+        accumulator.feed(make_chunk_event("a", index=MAX_REQUEST_CHOICES))
+
+
+async def test_instructions_are_cached_up_to_a_number_of_bytes(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_variants, "ENVELOPE_CACHE_BYTES", 10_000)
+    async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
+        variants = EngineVariants(harness.server_state)
+        envelopes = variants.get("default", MODEL, None).envelopes
+        for number, chars in ((1, 2_000), (2, 2_000), (3, 20_000)):
+            messages = [{"role": "system", "content": f"{number} " + "x" * chars}, user_message("a")]
+            body = {"model": MODEL, "messages": messages}
+            chat_request = parse_chat_request(b"", body)
+            await variants.get("default", f"{MODEL}-{number}", None).load_envelope(chat_request)
+            assert envelopes.currsize <= 10_000
+        assert len(envelopes) == 1
+
+
+async def test_a_long_history_is_stored_in_batches(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prepare, "APPEND_BATCH_MESSAGES", 4)
+    history = [user_message("word " * 500), {"role": "assistant", "content": "Yes."}] * 15
+    async with (
+        run_fake_upstream(respond_with_text("Yes.")) as up,
+        run_gateway(store, up.url, context_limit=4_000) as harness,
+    ):
+        answer = await harness.ask(*history, user_message("And now?"))
+        stored = await harness.load_messages(answer.headers["x-quire-conversation"])
+        assert stored == [
+            *((each["role"], each["content"]) for each in history),
+            ("user", "And now?"),
+            ("assistant", "Yes."),
+        ]
+        again = await harness.ask(
+            *history, user_message("And now?"), {"role": "assistant", "content": "Yes."}, user_message("More")
+        )
+        assert again.headers["x-quire-conversation"] == answer.headers["x-quire-conversation"]

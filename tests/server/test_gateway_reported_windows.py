@@ -7,17 +7,15 @@ from gateway_fixtures import assistant_message, run_gateway, user_message
 from server_helpers import create_key_for
 
 from fake_upstream import Responder, UpstreamRequest, respond_with_text, run_fake_upstream
+from quire.agent.turn import run_turn
 from quire.errors import ModelContextOverflow
+from quire.llm import get_model
 from quire.llm.error_mapping import classify_error
 from quire.log import SqlStore
-from quire.server.gateway.reported_windows import (
-    MIN_REPORTED_WINDOW_TOKENS,
-    REPORTED_WINDOW_CACHE_SIZE,
-    REPORTED_WINDOW_SECONDS,
-    ReportedWindows,
-    is_credible,
-)
-from quire.settings.schema import Upstream
+from quire.model import Message
+from quire.model.events import TurnEnded
+from quire.view.tokens import counter_for
+from quire.view.wire_formats import OpenAIChatFormat
 
 ECHO = "prompt is too long: 200 tokens > 4"
 
@@ -76,60 +74,96 @@ async def test_a_reported_window_holds_for_one_tenant(store: SqlStore):
         assert [await count_calls(**other), await count_calls(**other)] == [2, 1]
 
 
-HERE, ELSEWHERE = Upstream(base_url="http://here/v1"), Upstream(base_url="http://elsewhere/v1")
+def enforce_window(window: int) -> Responder:
+    """A provider that counts every prompt and refuses those above its window, in OpenAI's words."""
+    wire_format, counter = OpenAIChatFormat("gpt-4o"), counter_for("gpt-4o")
+
+    async def respond(request: UpstreamRequest) -> None:
+        tokens = wire_format.request_overhead + wire_format.count_messages(request.body["messages"], counter)
+        if tokens <= window:
+            usage = {"prompt_tokens": tokens, "completion_tokens": 2, "total_tokens": tokens + 2}
+            return await respond_with_text("Noted.", usage=usage)(request)
+        message = (
+            f"This model's maximum context length is {window} tokens. However, your messages resulted in {tokens} "
+            "tokens. Please reduce the length of the messages."
+        )
+        error = {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}
+        return await request.respond({"error": error}, 400)
+
+    return respond
 
 
-def test_a_report_belongs_to_a_tenant_an_upstream_and_a_model():
-    windows = ReportedWindows()
-    windows.add(600, tenant="a", upstream=HERE, model="m")
-    assert windows.find(tenant="a", upstream=HERE, model="m") == 600
-    assert windows.find(tenant="b", upstream=HERE, model="m") is None
-    assert windows.find(tenant="a", upstream=ELSEWHERE, model="m") is None
-    assert windows.find(tenant="a", upstream=HERE, model="other") is None
+def make_long_texts() -> list[str]:
+    return [f"{number} " + "counting sacks and ropes " * 40 for number in range(36)]
 
 
-def test_a_report_expires():
-    time = 0.0
-    windows = ReportedWindows(clock=lambda: time)
-    windows.add(600, tenant="a", upstream=HERE, model="m")
-    time = REPORTED_WINDOW_SECONDS - 1
-    assert windows.find(tenant="a", upstream=HERE, model="m") == 600
-    time = REPORTED_WINDOW_SECONDS + 1
-    assert windows.find(tenant="a", upstream=HERE, model="m") is None
+CONFIGURED_WINDOW, REAL_WINDOW = 8_000, 1_000
 
 
-def test_the_number_of_reports_is_bounded():
-    windows = ReportedWindows()
-    for number in range(REPORTED_WINDOW_CACHE_SIZE + 10):
-        windows.add(600, tenant="a", upstream=HERE, model=f"m{number}")
-    assert windows.find(tenant="a", upstream=HERE, model="m0") is None
-    assert windows.find(tenant="a", upstream=HERE, model=f"m{REPORTED_WINDOW_CACHE_SIZE}") == 600
+@pytest.mark.parametrize("way", ["library", "send", "gateway"])
+async def test_a_real_window_of_an_eighth_takes_one_correction(store: SqlStore, way: str):
+    settings: dict[str, Any] = {"model": "gpt-4o", "context_limit": CONFIGURED_WINDOW}
+    async with (
+        run_fake_upstream(enforce_window(REAL_WINDOW)) as up,
+        run_gateway(store, up.url, **settings) as harness,
+    ):
+        engine = harness.server_state.engine_for("default")
+        conversation = await engine.conversation("c")
+        texts = make_long_texts()
+        await conversation.append(*(each for text in texts for each in (text, Message.assistant("Noted."))))
+        history = [each for text in texts for each in (user_message(text), assistant_message("Noted."))]
+
+        async def ask(question: str) -> None:
+            match way:
+                case "library":
+                    model = get_model("gpt-4o", base_url=up.url, api_key="sk")
+                    events = [event async for event in run_turn(conversation, question, model=model)]
+                    assert isinstance(events[-1], TurnEnded), events[-1]
+                case "send":
+                    answer = await harness.http.post("/api/conversations/c/send", json={"message": question})
+                    assert "turn_ended" in answer.text, answer.text
+                case _:
+                    history.append(user_message(question))
+                    answer = await harness.ask(*history, max_tokens=100)
+                    assert answer.status_code == 200, answer.text
+                    history.append(assistant_message("Noted."))
+
+        calls: list[int] = []
+        for number in range(3):
+            before = len(up.requests)
+            await ask(f"And number {number}?")
+            calls.append(len(up.requests) - before)
+        assert calls == [2, 1, 1]
+        assert engine.policy.window == REAL_WINDOW
+        assert harness.server_state.engine_for("other").policy.window == CONFIGURED_WINDOW
 
 
-@pytest.mark.parametrize("window", [-1, 0, 4, MIN_REPORTED_WINDOW_TOKENS - 1])
-def test_a_window_below_the_floor_is_not_learned(window: int):
-    windows = ReportedWindows()
-    windows.add(window, tenant="a", upstream=HERE, model="m")
-    assert windows.find(tenant="a", upstream=HERE, model="m") is None
+LIES = [
+    "prompt is too long: 200 tokens > 4",
+    "This model's maximum context length is 600 tokens. However, your messages resulted in 999999 tokens.",
+    "prompt is too long: 30 tokens > 20",
+    "maximum context length",
+]
 
 
-@pytest.mark.parametrize(
-    ("error", "credible"),
-    [
-        (ModelContextOverflow(tokens=1_000, window=900), True),
-        (ModelContextOverflow(tokens=1_900, window=900), True),
-        (ModelContextOverflow(tokens=2_100, window=900), False),
-        (ModelContextOverflow(tokens=400, window=300), False),
-        (ModelContextOverflow(tokens=5_000, window=900, is_structured=True), True),
-        (ModelContextOverflow(), False),
-    ],
-)
-def test_a_count_in_a_message_must_agree_with_ours(error: ModelContextOverflow, credible: bool):
-    assert is_credible(error, counted_tokens=1_000, max_input_tokens=4_000) is credible
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lying_error_text_changes_nothing_through_send_either(store: SqlStore, lie: str):
+    async def respond(request: UpstreamRequest) -> None:
+        await request.respond({"error": {"message": f"Unknown type: {lie}"}}, 400)
 
-
-def test_an_error_without_counts_is_credible_near_the_window():
-    assert is_credible(ModelContextOverflow(), counted_tokens=2_500, max_input_tokens=4_000)
+    async with (
+        run_fake_upstream(respond) as up,
+        run_gateway(store, up.url, context_limit=CONFIGURED_WINDOW) as harness,
+    ):
+        engine = harness.server_state.engine_for("default")
+        conversation = await engine.conversation("c")
+        await conversation.append(*(each for text in make_long_texts()[:8] for each in (text, Message.assistant("ok"))))
+        answer = await harness.http.post("/api/conversations/c/send", json={"message": "And now?"})
+        assert "turn_failed" in answer.text
+        assert len(up.requests) == 1
+        assert engine.policy.window == CONFIGURED_WINDOW
+        assert (await engine.load_calibration("gpt-4o")).samples == 0
+        assert (await store.get_branch("c")).state.compaction_count == 0
 
 
 LLAMA_FIELDS = {"type": "exceed_context_size_error", "n_prompt_tokens": 20_031, "n_ctx": 8_192}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import httpx2
 import pytest
 from fastapi import FastAPI
-from server_helpers import ScriptedAgent, assert_no_task_left, open_event_stream, serve_app
+from server_helpers import ScriptedAgent, assert_no_task_left, open_event_stream, serve_app, tool_call_reply
 
 from quire.errors import StoreUnavailable
 from quire.log import SqlStore
@@ -193,6 +193,25 @@ async def test_a_stream_ends_after_its_key_is_revoked_on_another_node(
             await store.revoke_key(key.id)
             await listener.read_rest()
         assert not len(get_live_events(app))
+
+
+async def test_a_turn_is_no_longer_streamed_after_its_key_is_revoked_on_another_node(
+    app: FastAPI, conversation: str, store: SqlStore, scripted: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_stream, "KEY_RECHECK_SECONDS", 0.05)
+    scripted.set_script(tool_call_reply("call-1"))
+    key, text = await store.create_key("writer", ["read", "chat"])
+    headers = {"Authorization": f"Bearer {text}"}
+    async with (
+        serve_app(app) as address,
+        httpx2.AsyncClient(base_url=address, headers=headers) as client,
+        open_event_stream(client, f"{conversation}/send", json={"message": "Continue."}) as sender,
+    ):
+        # The turn waits for the approval, so the stream has no other reason to end.
+        await sender.read_until("approval_requested")
+        await store.revoke_key(key.id)
+        lines = await sender.read_rest()
+    assert not [line for line in lines if line.startswith("event:")]
 
 
 async def test_a_stream_outlasts_a_store_that_cannot_verify_its_key(

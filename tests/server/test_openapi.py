@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 from openapi_helpers import Operation, list_operations, load_document
 
-from quire.model.entries import EntryKind
+from quire.model.entry_bodies import EntryKind
 from quire.model.events import TurnEvent
 from quire.server.lifecycle import SHUTDOWN_EVENT_NAME
 from quire.server.problems import error_code

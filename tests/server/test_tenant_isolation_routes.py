@@ -25,6 +25,7 @@ BODIES_BY_SCHEMA: dict[str, dict[str, Any]] = {
     "ApprovalBody": {"approve": True},
     "AddItemBody": {"name": "guarded", "type": "tool"},
     "AddPinBody": {"seq": 1},
+    "SetPriorityBody": {"priority": 9},
     "CompactBody": {},
     "EditSummaryBody": {"summary": "an intruder was here"},
     "MemoryBody": {"text": "an intruder was here"},

@@ -17,7 +17,9 @@ from server_helpers import (
     tool_call_reply,
 )
 
+from fake_upstream import reply_in_wire_format, run_fake_upstream
 from quire.errors import ModelRateLimited, ModelRefused, ModelUnavailable
+from quire.llm import get_model
 from quire.log import SqlStore
 from quire.model import Message
 from quire.server import event_stream
@@ -104,6 +106,28 @@ async def test_an_image_is_sent_with_its_question_and_replays(
     [prompt] = model.prompts
     assert prompt.load_blob is not None
     assert prompt.load_blob(image["blob"]) == b64encode(b"\x89PNG...").decode()
+    assert (await client.get(f"{conversation}/requests/2/replay")).json()["matches"] is True
+
+
+@pytest.mark.parametrize("model", ["openai:gpt-4o", "anthropic:claude-x"])
+async def test_an_image_is_on_the_wire_of_its_request_in_both_wire_formats(
+    client: httpx2.AsyncClient,
+    conversation: str,
+    scripted: ScriptedAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+):
+    stored = await client.post("/api/blobs", content=b"\x89PNG...", headers={"Content-Type": "image/png"})
+    image = {"type": "image", "blob": stored.json()["blob"], "media_type": "image/png"}
+    question = {"role": "user", "parts": [{"type": "text", "text": "What is this?"}, image]}
+    async with run_fake_upstream(reply_in_wire_format("A mill.")) as upstream:
+        monkeypatch.setattr(scripted, "model", get_model(model, base_url=upstream.url, api_key="k"))
+        events = await send(client, conversation, question, model=model)
+    assert events[-1].data["reason"] == "answered"
+    [text, picture] = upstream.bodies[0]["messages"][-1]["content"]
+    assert text["text"] == "What is this?"
+    data = picture["image_url"]["url"] if "image_url" in picture else picture["source"]["data"]
+    assert data.rpartition(",")[2] == b64encode(b"\x89PNG...").decode()
     assert (await client.get(f"{conversation}/requests/2/replay")).json()["matches"] is True
 
 

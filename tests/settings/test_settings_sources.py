@@ -1,5 +1,6 @@
 """Sources of settings: precedence, origins, and error messages for invalid values."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -42,6 +43,16 @@ def test_without_any_source_there_are_the_defaults(tmp_path: Path):
         ({"zzz": 1}, "`quire config list`"),
         ({"context_threshold": 2}, r"context_threshold \(a file\): input should be less than or equal to 1"),
         ({"shares": {"nowhere": 0.1}}, "shares"),
+        (
+            {"models": {"gpt-4o": {"windw": 1}}},
+            r"models.gpt-4o.windw \(a file\): unknown field; did you mean 'window'?",
+        ),
+        ({"models": {"m": {"zzz": 1}}}, "models.m.zzz .*the fields are window, output_limit, tokenizer, input_price"),
+        ({"models": {"m": {"window": 0}}}, "models.m.window .*greater than 0"),
+        ({"models": {"m": {"input_price": 1}}}, r"models.m \(a file\): set input_price and output_price together"),
+        ({"models": {"m": {"cached_input_price": 1}}}, "cached_input_price needs input_price"),
+        ({"models": {"m": {"wire_format": "telex"}}}, "models.m.wire_format .*'chat' or 'messages'"),
+        ({"upstreams": {"m": {"base_url": "", "context_limit": 1}}}, "upstreams.m.context_limit .*the fields are"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_place(values: dict[str, object], message: str):
@@ -69,6 +80,26 @@ def test_the_written_file_explains_every_setting_and_sets_what_was_chosen():
         assert field.description
         assert f"# {field.description}\n" in text
         assert f"{name} =" in text
+
+
+def test_a_table_of_models_is_read_from_toml_and_from_a_variable():
+    models = {"gpt-4o": {"window": 4_096, "tokenizer": "qwen3"}, "claude-*": {"output_limit": 512}}
+    text = '[models."gpt-4o"]\nwindow = 4096\ntokenizer = "qwen3"\n[models."claude-*"]\noutput_limit = 512\n'
+    settings = load_settings([SettingsLayer("a file", tomllib.loads(text))]).settings
+    assert settings.model_dump(exclude_none=True)["models"] == models
+    assert load_settings(read_environment({"QUIRE_MODELS": json.dumps(models)})).settings == settings
+    written = render_settings_template({"models": settings.model_dump()["models"]})
+    assert load_settings([SettingsLayer("written", tomllib.loads(written))]).settings == settings
+
+
+def test_a_later_layer_replaces_the_models_that_it_names_and_no_others():
+    user = SettingsLayer("user", {"models": {"a": {"window": 1, "output_limit": 9}, "b": {"window": 2}}})
+    project = SettingsLayer("project", {"models": {"a": {"window": 3}}})
+    models = load_settings([user, project]).settings.models
+    assert {name: (entry.window, entry.output_limit) for name, entry in models.items()} == {
+        "a": (3, None),
+        "b": (2, None),
+    }
 
 
 @given(

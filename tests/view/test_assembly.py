@@ -16,7 +16,8 @@ from quire.errors import ContextOverflow, InvalidRequest, UnknownStrategy
 from quire.ledger import replay
 from quire.log import Blob
 from quire.model import Compaction, Decision, Entry, Message, Policy, Span, ToolDefinition
-from quire.model.entries import DocumentReference, purge_body
+from quire.model.entry_bodies import purge_body
+from quire.model.entry_metadata import DocumentReference
 from quire.testing.strategies import histories, questions
 from quire.view.assembly import Assembly, assemble
 from quire.view.batches import MessageBatch, group_batches
@@ -201,7 +202,8 @@ def check_presence(view_input: ViewInput, assembly: Assembly) -> None:
     numbers = [seq for seq in rendered_seqs if view_input.compaction is None or seq != view_input.compaction.seq]
     assert numbers == sorted(set(numbers))
     question = drop_unsupported_parts(view_input.pending[0])
-    limit = next((row.excerpt_chars for row in assembly.manifest.included if row.excerpt_chars is not None), None)
+    limits = [row.turn_excerpt_chars for row in assembly.manifest.included if row.turn_excerpt_chars is not None]
+    limit = limits[0] if limits else None
     assert rendered_messages[-1].message == (question if limit is None else excerpt_message(question, limit, seq=None))
     messages = [rendered.message for rendered in rendered_messages]
     for batch in group_entries(view_input.pinned, MESSAGE_COUNTERS[assembly.rendered.wire_format.name]):
@@ -249,7 +251,7 @@ def check_plan(view_input: ViewInput, assembly: Assembly) -> None:
     if plan is None:
         return
     assert manifest.full_history_tokens > manifest.trigger_tokens
-    assert plan.covers is not None or plan.truncations
+    assert plan.covers is not None or plan.truncations or plan.cleared_results
     if plan.covers is None:
         return
     for batch in group_entries(view_input.history, make_message_counter("openai")):
@@ -317,8 +319,11 @@ def test_off_means_off():
     assembly = assemble(view_input, off, MESSAGE_COUNTERS["openai"])
     assert assembly.plan is None
     assert not assembly.manifest.excluded
+    small = make_policy(window=2_000, context_management_enabled=False)
+    overflowing = assemble(view_input, small, MESSAGE_COUNTERS["openai"])
+    assert overflowing.manifest.excluded
     with pytest.raises(ContextOverflow, match="message #"):
-        assemble(view_input, make_policy(window=2_000, context_management_enabled=False), MESSAGE_COUNTERS["openai"])
+        overflowing.check_overflow()
 
 
 def test_there_must_be_something_to_answer():

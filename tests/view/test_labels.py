@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from view_builders import make_entries, make_entry, make_message_counter, make_policy
 
 from quire.model import Compaction, Message, Span
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import assemble
 from quire.view.inputs import ContextBlock, ViewInput
 from quire.view.labels import label_text

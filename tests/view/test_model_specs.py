@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from quire.view.model_specs import UNKNOWN_MODEL, context_window_for, model_spec_for
+from quire.view.model_specs import UNKNOWN_MODEL, model_spec_for
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_prices_with_tiers_or_hours_are_one_number():
 
 
 def test_a_window_that_the_vendor_does_not_list_is_taken_from_openrouter():
-    assert context_window_for("gemini-2.5-pro") == 1_048_576
+    assert model_spec_for("gemini-2.5-pro").window == 1_048_576
     assert model_spec_for("gemini-2.5-pro").input_price == Decimal("1.25")
 
 
@@ -54,7 +54,7 @@ def test_a_window_that_the_vendor_does_not_list_is_taken_from_openrouter():
 )
 def test_an_unknown_model_has_no_facts(model: str):
     assert model_spec_for(model) == UNKNOWN_MODEL
-    assert context_window_for(model) is None
+    assert model_spec_for(model).window is None
 
 
 def test_without_the_package_nothing_is_known(monkeypatch: pytest.MonkeyPatch):

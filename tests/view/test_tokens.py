@@ -20,7 +20,16 @@ from splintr import Tokenizer
 from quire.errors import QuireError, UnknownTokenizer
 from quire.testing.strategies import texts
 from quire.view import tokens
-from quire.view.tokens import VOCABULARIES, counter_for, estimate_by_length, estimating_counter, vocabulary_for
+from quire.view.tokens import (
+    MAX_ENCODED_CHARS,
+    VOCABULARIES,
+    counter_for,
+    estimate_by_length,
+    estimating_counter,
+    load_tokenizer,
+    split_for_encoding,
+    vocabulary_for,
+)
 
 if TYPE_CHECKING:
     import tiktoken
@@ -307,8 +316,18 @@ def test_a_tokenizer_is_named_in_any_spelling(name: str):
 @pytest.mark.parametrize("name", ["o300k_base", "", "no/such/tokenizer.json", "~/../nowhere.json"])
 def test_an_unknown_tokenizer_is_a_clear_error(name: str):
     with pytest.raises(UnknownTokenizer, match=r"tokenizer\.json|cannot be used") as error:
-        counter_for("gpt-4o", tokenizer=name)
+        load_tokenizer(name)
     assert isinstance(error.value, QuireError)
+
+
+def test_an_unknown_tokenizer_degrades_to_an_estimate_with_one_warning(caplog: pytest.LogCaptureFixture):
+    counters = [counter_for("gpt-4o", tokenizer="o301k_base") for _ in range(3)]
+    assert {(counter.name, counter.exact) for counter in counters} == {("estimate", False)}
+    assert counters[0].count("Hello world") == 2
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "o301k_base" in record.getMessage()
+    assert "estimated" in record.getMessage()
 
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "hello", "world", "!"]
@@ -371,7 +390,7 @@ def test_a_json_file_that_is_no_tokenizer_is_a_clear_error(tmp_path: Path):
     path = tmp_path / "package.json"
     path.write_text('{"name": "x"}')
     with pytest.raises(UnknownTokenizer, match=r"package\.json cannot be used"):
-        counter_for("m", tokenizer=str(path))
+        load_tokenizer(str(path))
 
 
 def test_a_vocabulary_is_loaded_when_there_is_something_to_count(clear_encoder_cache: None):
@@ -418,7 +437,8 @@ def test_without_splintr_every_model_is_estimated_by_length(monkeypatch: pytest.
     assert (counter.name, counter.exact) == ("estimate", False)
     assert counter.count(PROSE[0]) == estimate_by_length(PROSE[0])
     with pytest.raises(UnknownTokenizer, match="splintr-rs"):
-        counter_for("gpt-4o", tokenizer="o200k_base")
+        load_tokenizer("o200k_base")
+    assert counter_for("gpt-4o", tokenizer="o200k_base").name == "estimate"
 
 
 @pytest.mark.parametrize("text", WRITTEN)
@@ -452,13 +472,13 @@ def test_import_and_count_need_no_network():
         socket.socket = Blocked
         socket.create_connection = socket.getaddrinfo = blocked
 
-        from quire.view.model_specs import context_window_for, model_spec_for
+        from quire.view.model_specs import model_spec_for
         from quire.view.tokens import counter_for, VOCABULARIES
 
         for name in VOCABULARIES:
             assert counter_for("any", tokenizer=name).count("Hello world") > 0
         assert counter_for("claude-sonnet-4-5").count("Hello world") == 2
-        assert context_window_for("gpt-4o") == 128_000
+        assert model_spec_for("gpt-4o").window == 128_000
         assert model_spec_for("no such model").window is None
         print("counted")
     """
@@ -466,3 +486,24 @@ def test_import_and_count_need_no_network():
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "counted\n"), done.stderr
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_long_text_is_counted_in_pieces(vocabulary: str):
+    text = " ".join(PROSE * 20) + "\n\n" + "x = {'a': 1}  # a note\n" * 1_500
+    assert len(text) > 2 * MAX_ENCODED_CHARS
+    encode = tokens._vocabulary_encoder(vocabulary)  # pyright: ignore[reportPrivateUsage]
+    # SentencePiece puts a space before each piece, which may join the characters after it.
+    max_error = 2 if len(encode(" a")) > len(encode("a")) else 0
+    assert abs(counter_for("", tokenizer=vocabulary).count(text) - len(encode(text))) <= max_error
+
+
+@pytest.mark.parametrize("unit", [" ", "a", "\n", "漢", " \t", "word "])
+def test_pieces_of_a_long_text_are_limited_and_complete(unit: str):
+    text = unit * (5 * MAX_ENCODED_CHARS // len(unit))
+    pieces = list(split_for_encoding(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= MAX_ENCODED_CHARS
+    assert len(pieces) <= 10
+    exact = len(tokens._vocabulary_encoder("o200k_base")(text))  # pyright: ignore[reportPrivateUsage]
+    assert abs(counter_for("gpt-4o").count(text) - exact) <= len(pieces)

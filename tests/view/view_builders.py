@@ -5,7 +5,7 @@ from hashlib import sha256
 from typing import Any
 
 from quire.model import Compaction, Draft, Entry, Message, Policy, TokenCount
-from quire.model.entries import kind_of
+from quire.model.entry_bodies import kind_of
 from quire.view.inputs import ViewInput
 from quire.view.rendered import MessageCounter
 from quire.view.tokens import counter_for

@@ -17,6 +17,11 @@ test("each compaction counts only the messages it archived itself", () => {
   expect(formatHeadline(second!)).toBe("20 messages archived, 600 tokens freed");
 });
 
+test("a clearing says how many tool results it cleared", () => {
+  const [entry] = listCompactions([compaction(20, 1, 1, 10, { covers: null, cleared_results: 34, tokens_before: 25_000, tokens_after: 4_000 })]);
+  expect(formatHeadline(entry!)).toBe("34 tool results cleared, 21,000 tokens freed");
+});
+
 test("undoing a compaction makes the superseded one active", () => {
   const entries = listCompactions([compaction(20, 1, 1, 10), compaction(40, 2, 1, 30, { supersedes: 20 }), restore(41, 40)]);
   expect(entries.map((each) => each.status)).toEqual(["active", "undone"]);
@@ -43,4 +48,5 @@ test("pins are never archived", () => {
   const covers = { first: 1, last: 10 };
   expect([isArchived(5, covers, []), isArchived(5, covers, [5]), isArchived(11, covers, [])]).toEqual([true, false, false]);
   expect(isArchived(5, null, [])).toBe(false);
+  expect(isArchived(5, covers, [], 5)).toBe(false);
 });

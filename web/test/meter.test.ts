@@ -3,8 +3,8 @@ import { expect, test } from "vitest";
 import type { ContextUsage, Decision, Manifest, ReferencedDocument, RequestSummary } from "../src/api/types";
 import { layOutChart, roundUp } from "../src/lib/chart";
 import { layOutGraph } from "../src/lib/graph";
-import { formatBadge, formatName, listExcluded, listIncluded } from "../src/lib/manifest";
-import { buildSegments, computeLevel } from "../src/lib/meter";
+import { countDocumentTokens, formatBadge, formatItemCounts, formatName, listExcluded, listIncluded } from "../src/lib/manifest";
+import { buildSegments, computeLevel, formatTokens } from "../src/lib/meter";
 
 const USAGE: ContextUsage = {
   slots: [
@@ -12,7 +12,8 @@ const USAGE: ContextUsage = {
     { slot: "messages", budget: 500, used: 400 },
     { slot: "recall", budget: 100, used: 0 },
   ],
-  total_tokens: 500, window: 1_000, reserved: 200, trigger_tokens: 850, exact: true,
+  total_tokens: 500, window: 1_000, reserved: 200, trigger_tokens: 850, exact: true, document_tokens: 0,
+  proposes_compaction: false,
 };
 
 test("the bar is the window: used, free and reserved are all of it", () => {
@@ -64,6 +65,31 @@ test("included candidates are grouped into sections, with badges", () => {
   expect(decisions.map(formatBadge)).toEqual(["Always", "Matched 0.87", "Recent", "Recalled 0.50", "Archived"]);
   expect([formatName(decisions[2]!), formatName(decisions[3]!)]).toEqual(["#3 to #5 (3 entries)", "#1"]);
   expect(listExcluded(manifest).map((each) => [each.name, each.decisions.length])).toEqual([["Messages", 1]]);
+});
+
+test("items are counted by include mode", () => {
+  const repeat = (count: number, fields: Partial<Decision>) => Array.from({ length: count }, () => decide(fields));
+  const decisions = [
+    ...repeat(3, { reason: "agent" }), ...repeat(2, {}), decide({ kind: "reference" }), ...repeat(3, { kind: "tool", reason: "manual" }),
+    decide({ included: false, reason: "not_added" }), decide({ kind: "instructions", reason: "instructions" }),
+  ];
+  const count = (rows: Decision[]) => formatItemCounts({ decisions: rows } as unknown as Manifest);
+  expect(count(decisions)).toBe("5 rules (2 always, 3 matched), 1 reference (always), 3 tools (all manual)");
+  expect(count([decide({ kind: "tool", reason: "carried" }), decide({ kind: "tool", reason: "agent" })])).toBe("2 tools (all matched)");
+  expect(count([])).toBe("");
+});
+
+test("a message counts as sent and as written", () => {
+  expect(formatTokens({ tokens: 1_234, written_tokens: 40, estimated: false })).toBe(" · 1.2k tokens (40 as written)");
+  expect(formatTokens({ tokens: 40, written_tokens: 40, estimated: true })).toBe(" · about 40 tokens");
+  expect(formatTokens({ tokens: null, written_tokens: null, estimated: false })).toBe("");
+  const rows = [
+    decide({ kind: "document", slot: "newest", reason: "referenced", tokens: 30 }),
+    decide({ kind: "document", slot: "recall", reason: "recalled", tokens: 50 }),
+    decide({ kind: "message", slot: "messages", reason: "recent", tokens: 90, document_tokens: 7 }),
+    decide({ kind: "document", slot: "newest", reason: "listed", included: false, tokens: 99 }),
+  ];
+  expect(countDocumentTokens({ decisions: rows } as unknown as Manifest)).toBe(37);
 });
 
 test("the graph joins a document with every message that used it, once", () => {

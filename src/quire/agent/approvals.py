@@ -7,6 +7,7 @@ needs approval is denied.
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from quire.agent.function_calls import call_function
 from quire.model import ToolCallPart
 
 
@@ -29,6 +30,20 @@ class Deny:
 
 ApprovalDecision = Allow | AllowAlways | Deny
 ApprovalCallback = Callable[[ToolCallPart], Awaitable[ApprovalDecision]]
+ApprovalFunction = Callable[[ToolCallPart], bool | ApprovalDecision | Awaitable[bool | ApprovalDecision]]
+"""An application's function that decides about a call, async or blocking. True runs the call, False denies it."""
+
+
+def to_approval_callback(approve: ApprovalFunction) -> ApprovalCallback:
+    """Adapts an application's function. Whatever it returns other than True or a decision denies the call."""
+
+    async def ask(call: ToolCallPart) -> ApprovalDecision:
+        decision = await call_function(approve, call)
+        if isinstance(decision, ApprovalDecision):
+            return decision
+        return Allow() if decision is True else Deny()
+
+    return ask
 
 
 class Approvals:

@@ -19,7 +19,7 @@ _ARGS_SECTION = re.compile(r"^(Args|Arguments|Parameters):[ \t]*$", re.MULTILINE
 _NEXT_SECTION = re.compile(r"^\S", re.MULTILINE)
 _GOOGLE_PARAM = re.compile(r"^(?P<name>\*{0,2}\w+)[ \t]*+(?:\([^)\n]*\)[ \t]*+)?:[ \t]*(?P<text>.*)$")
 _SPHINX_PARAM = re.compile(
-    r"^:param[ \t]+(?:[^:\n]*[ \t])?(?P<name>\w+):[ \t]*(?P<text>(?:.*(?:\n[ \t]+\S.*)*))\n?", re.MULTILINE
+    r"^:param[ \t](?P<declaration>[^:\n]*+):[ \t]*+(?P<text>.*+(?:\n[ \t]++\S.*+)*+)\n?+", re.MULTILINE
 )
 
 _Parameter = inspect.Parameter
@@ -34,13 +34,27 @@ def parse_docstring(text: str | None) -> ParsedDocstring:
     clean = inspect.cleandoc(text or "")
     section = _ARGS_SECTION.search(clean)
     if section is None:
-        parameters = {match["name"]: _collapse_whitespace(match["text"]) for match in _SPHINX_PARAM.finditer(clean)}
-        return ParsedDocstring(_SPHINX_PARAM.sub("", clean).strip(), parameters)
+        return _parse_sphinx_params(clean)
     after = clean[section.end() :]
     end = _NEXT_SECTION.search(after)
     body, rest = (after, "") if end is None else (after[: end.start()], after[end.start() :])
     description = "\n\n".join(piece.strip() for piece in (clean[: section.start()], rest) if piece.strip())
     return ParsedDocstring(description, _parse_google_params(inspect.cleandoc(body)))
+
+
+def _parse_sphinx_params(clean: str) -> ParsedDocstring:
+    """Parses lines of the form `:param type name: text`; indented lines continue the text."""
+    parameters: dict[str, str] = {}
+
+    def take_parameter(match: re.Match[str]) -> str:
+        words = match["declaration"].split()
+        if not words or not words[-1].isidentifier():
+            return match[0]
+        parameters[words[-1]] = _collapse_whitespace(match["text"])
+        return ""
+
+    description = _SPHINX_PARAM.sub(take_parameter, clean).strip()
+    return ParsedDocstring(description, parameters)
 
 
 def _parse_google_params(body: str) -> dict[str, str]:

@@ -5,16 +5,15 @@ only cancelling the caller cancels a call.
 """
 
 import asyncio
-import contextvars
 import inspect
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, overload
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from quire.agent.function_calls import call_function
 from quire.agent.function_schema import FunctionSignature, parse_docstring, parse_signature
 from quire.agent.tool_results import ToolResult, make_tool_error, make_tool_result
 from quire.errors import InvalidConfiguration
@@ -40,6 +39,10 @@ class FunctionTool:
     include: IncludeMode | None = None
     needs_approval: ApprovalRule = False
     timeout_seconds: float | None = 60.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function itself, as if it were not decorated."""
+        return self.function(*args, **kwargs)
 
     @property
     def offered_tool(self) -> AgentTool:
@@ -92,10 +95,7 @@ class FunctionTool:
 
     async def _run_function(self, arguments: Mapping[str, Any]) -> object:
         args, kwargs = self.signature.bind(arguments)
-        if _is_async(self.function):
-            return await self.function(*args, **kwargs)
-        result = await _run_in_thread(lambda: self.function(*args, **kwargs))
-        return await cast("Awaitable[object]", result) if inspect.isawaitable(result) else result
+        return await call_function(self.function, *args, **kwargs)
 
 
 @overload
@@ -152,37 +152,16 @@ def tool(
     return make if function is None else make(function)
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  the question is whether its `__call__` is async
-
-
-async def _run_in_thread(run: Callable[[], object]) -> object:
-    """Runs in a new thread, not in the pool: a function that hangs would occupy a pool thread and block shutdown."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def set_outcome(result: object, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result((result, error))
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = context.run(run)
-        except BaseException as exc:  # noqa: BLE001  raised again in the caller
-            error = exc
-        try:
-            loop.call_soon_threadsafe(set_outcome, result, error)
-        except RuntimeError:
-            # The loop is closed, so no caller waits for the result.
-            return
-
-    threading.Thread(target=work, name="tool", daemon=True).start()
-    result, error = await done
-    if error is not None:
-        raise error
-    return result
+def to_function_tools(tools: Sequence[FunctionTool | Callable[..., Any]]) -> list[FunctionTool]:
+    """Makes tools of plain functions. Two tools of one name are refused: a call could not say which one it means."""
+    made = [each if isinstance(each, FunctionTool) else tool(each) for each in tools]
+    names = [each.definition.name for each in made]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidConfiguration(
+                f"Two tools have the name {name!r}; pass `name=` to `quire.tool` for one of them."
+            )
+    return made
 
 
 def _to_tool_result(name: str, result: object) -> ToolResult:

@@ -26,6 +26,9 @@ class MCPLimits(FrozenModel):
 
 class TurnLimits(FrozenModel):
     max_steps: int = Field(default=50, gt=0, description="Maximum replies in a turn.")
+    max_cost: float | None = Field(
+        default=None, gt=0, description="US dollars that a turn may cost; once it has, no further step begins."
+    )
     max_reply_tokens: int | None = Field(
         default=None, gt=0, description="Maximum tokens of a reply; the provider's default if not set."
     )
@@ -61,10 +64,17 @@ def build_mcp_limits(settings: Settings) -> MCPLimits:
     )
 
 
-def build_turn_limits(settings: Settings, *, max_reply_tokens: int | None = None) -> TurnLimits:
-    """Takes limits from the settings that name them; the others have their defaults."""
+def build_turn_limits(
+    settings: Settings,
+    *,
+    max_reply_tokens: int | None = None,
+    max_steps: int | None = None,
+    max_cost: float | None = None,
+) -> TurnLimits:
+    """Takes limits from the arguments, else from the settings that name them; the others have their defaults."""
     return TurnLimits(
-        max_steps=settings.max_steps,
+        max_steps=settings.max_steps if max_steps is None else max_steps,
+        max_cost=max_cost,
         max_reply_tokens=max_reply_tokens,
         model_idle_seconds=settings.model_timeout,
         tool_seconds=settings.tool_timeout,

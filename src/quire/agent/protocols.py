@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from quire.compaction.execution import CompactionTrigger
+from quire.errors import ModelContextOverflow
 from quire.llm import Reply
 from quire.model import Entry, Message, ToolCallPart
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import Assembly
 from quire.view.wire_formats import BlobLoader
 
@@ -52,6 +53,14 @@ class TurnHost(Protocol[RequestT]):
         """Builds the request for `message`, or one that continues from the log as it is."""
         ...
 
+    async def reserve_spend(self, request: RequestT) -> RequestT:
+        """Reserves the estimated cost of the request; raises a `QuireError` if a spend cap does not allow it."""
+        ...
+
+    async def settle_spend(self, request: RequestT, *, is_billed: bool) -> None:
+        """Ends the reservation of a request that has no reply to record."""
+        ...
+
     async def record_question(self, request: RequestT) -> tuple[list[Entry], RequestT]:
         """Appends the request's question and its referenced documents to the log before the request is sent.
 
@@ -75,8 +84,16 @@ class TurnHost(Protocol[RequestT]):
 
     async def append(self, *messages: Message) -> list[Entry]: ...
 
+    async def cost(self) -> float:
+        """Cost of the conversation so far, in US dollars."""
+        ...
+
     async def compact(self, *, trigger: CompactionTrigger) -> Entry | None:
         """Compacts the history; None if nothing can be compacted."""
+        ...
+
+    async def correct_overflow(self, error: ModelContextOverflow, *, request: RequestT) -> bool:
+        """Corrects window and calibration by the overflow error of `request`; False if the error is not credible."""
         ...
 
     async def run_tool(self, call: ToolCallPart, *, request: RequestT) -> BuiltinToolOutcome:

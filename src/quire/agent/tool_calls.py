@@ -15,7 +15,7 @@ from quire.agent.protocols import RequestT, ToolRunner, TurnHost
 from quire.agent.tool_results import make_tool_error
 from quire.context.builtin_tool_schemas import Remember
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 from quire.model.events import ApprovalRequested, ToolCalled, ToolCompleted, TurnEvent
 
 _MAX_ERROR_CHARS = 2_000

@@ -149,8 +149,9 @@ def config(
 ) -> None:
     """Change a setting of one agent, in its file; comments and order are preserved."""
     from quire.context.agent_loader import load_agent
-    from quire.settings.sources import load_settings, parse_options
+    from quire.settings.sources import load_settings, parse_options, resolve_setting_name
 
+    key = resolve_setting_name(key)
     if (value is None) != unset:
         raise typer.BadParameter("pass either a value or --unset.")
     file = find_agent_file(name)

@@ -24,6 +24,7 @@ SINGLE_COMMANDS = {
     "init": "quire init",
     "serve": "quire serve --open",
     "worker": "quire worker",
+    "models": "quire models gpt-4o",
 }
 """Modules with one function, `command`, and an example of it."""
 
@@ -36,6 +37,11 @@ class LazyCommandGroup(TyperGroup):
         installed = [name for name in SINGLE_COMMANDS if find_spec(f"quire.cli.{name}") is not None]
         self._module_names = (*installed, *COMMAND_GROUPS)
         self.commands = cast(Any, {**dict.fromkeys(self._module_names), **self.commands})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`quire @agent "question"` is short for `quire ask @agent "question"`, with or without options before it."""
+        first = next((each for each in args if not each.startswith("-")), "")
+        return super().parse_args(ctx, ["ask", *args] if first.startswith("@") else args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self._module_names and self.commands[cmd_name] is None:

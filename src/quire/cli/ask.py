@@ -9,6 +9,8 @@ Exit codes:
 """
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,14 +31,24 @@ _INCOMPLETE_MESSAGES = {
     "truncated": "The reply was cut off at its token limit.",
     "empty": "The reply is empty.",
     "max_steps": "The turn reached `max_steps`; continue it with --continue.",
+    "max_cost": "The turn reached `max_cost`; continue it with --continue.",
 }
 
 
 def command(
-    question: Annotated[
-        str | None, typer.Argument(help="The question; default: standard input.", show_default=False)
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[@AGENT] [QUESTION]",
+            help="The question, after @ and the agent's name if it is for an agent; default: standard input.",
+            show_default=False,
+        ),
     ] = None,
     *,
+    attach: Annotated[
+        list[Path] | None,
+        typer.Option("--attach", "-a", metavar="FILE", help="Send this image or PDF with the question; repeatable."),
+    ] = None,
     show_context: Annotated[bool, typer.Option("--show-context", help="Print what the model saw.")] = False,
     conversation: Annotated[
         str | None,
@@ -62,15 +74,41 @@ def command(
 
     if sum((conversation is not None, new, resume)) > 1:
         raise InvalidRequest("Choose one of --conversation, --new and --continue.")
+    mentioned_agent, question = split_agent(words or ())
+    if mentioned_agent is not None and agent is not None:
+        raise InvalidRequest("Name the agent once: as @AGENT or with --agent.")
+    agent = mentioned_agent or agent
     text = build_question(question, "" if sys.stdin.isatty() else sys.stdin.read())
     chat_options = ChatOptions(
         conversation=conversation, new=new, resume=resume, reply_tokens=reply_tokens, requires_model=True
     )
     setting_overrides = build_overrides(overrides or (), agent=agent, vault=vault)
-    result = run_async(_ask(text, setting_overrides, chat_options, as_json=as_json, show_context=show_context))
+    result = run_async(
+        _ask(text, attach or (), setting_overrides, chat_options, as_json=as_json, show_context=show_context)
+    )
     code = _to_exit_code(result)
     if code:
         raise typer.Exit(code)
+
+
+def split_agent(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """Splits `@AGENT QUESTION` into the agent's name and the question.
+
+    A question may begin with @ as well, to import a file; so a single word names an agent only if there is one.
+    """
+    from quire.cli.paths import find_agent_files
+
+    match list(words):
+        case []:
+            return None, None
+        case [word] if word.startswith("@") and word[1:] in find_agent_files():
+            return word[1:], None
+        case [question]:
+            return None, question
+        case [name, question] if name.startswith("@"):
+            return name[1:], question
+        case _:
+            raise InvalidRequest("Write the question as one argument, in quotes.")
 
 
 def build_question(question: str | None, piped_text: str) -> str:
@@ -102,14 +140,23 @@ def fence_text(text: str) -> str:
 
 
 async def _ask(
-    text: str, overrides: "SettingOverrides", chat_options: "ChatOptions", *, as_json: bool, show_context: bool
+    text: str,
+    paths: Sequence[Path],
+    overrides: "SettingOverrides",
+    chat_options: "ChatOptions",
+    *,
+    as_json: bool,
+    show_context: bool,
 ) -> "AskResult":
     from quire.cli.ask_result import ask_question, format_context_lines
+    from quire.cli.attachments import attach_to, load_attachment
     from quire.cli.chat.runtime import open_chat
     from quire.cli.output import print_json, print_note
 
     async with open_chat(overrides, chat_options) as runtime:
-        result = await ask_question(runtime, text, write=None if as_json else _write_reply)
+        attachments = [await load_attachment(path, runtime.engine.store) for path in paths]
+        question = attach_to(text, attachments) if attachments else text
+        result = await ask_question(runtime, question, write=None if as_json else _write_reply)
     if as_json:
         print_json(result.model_dump(mode="json"))
     elif result.reply and not result.reply.endswith("\n"):
@@ -135,5 +182,5 @@ def _to_exit_code(result: "AskResult") -> int:
             return 0
         case "stopped":
             return EXIT_INTERRUPTED
-        case "truncated" | "empty" | "max_steps":
+        case "truncated" | "empty" | "max_steps" | "max_cost":
             return EXIT_INCOMPLETE

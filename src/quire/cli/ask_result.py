@@ -11,7 +11,7 @@ from quire.cli.mcp_servers import format_server_problem
 from quire.cli.output import pluralize, print_note, to_one_line
 from quire.model import Decision, Manifest, Usage
 from quire.model.base import FrozenModel
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 from quire.model.events import (
     CompactionFailed,
     ContextCompacted,
@@ -28,7 +28,7 @@ from quire.model.events import (
 
 if TYPE_CHECKING:
     from quire.cli.chat.runtime import ChatRuntime
-    from quire.model import Entry
+    from quire.model import Entry, Message
     from quire.model.events import TurnEvent
 
 WriteText = Callable[[str], None]
@@ -98,7 +98,7 @@ class _TurnCollector:
         return deduplicate_references(*self._reference_groups)
 
 
-async def ask_question(runtime: "ChatRuntime", text: str, *, write: WriteText | None) -> AskResult:
+async def ask_question(runtime: "ChatRuntime", question: "Message | str", *, write: WriteText | None) -> AskResult:
     """Runs the turn; calls `write` with each chunk of the reply. Ctrl-C stops the reply and records the partial one."""
     collector, stop = _TurnCollector(write), asyncio.Event()
     compactions: list[Entry] = []
@@ -106,7 +106,7 @@ async def ask_question(runtime: "ChatRuntime", text: str, *, write: WriteText | 
     for problem in runtime.server_problems:
         print_note(format_server_problem(problem))
     with stop_on_interrupt(stop.set):
-        async with aclosing(runtime.run_turn(text, stop=stop)) as events:
+        async with aclosing(runtime.run_turn(question, stop=stop)) as events:
             async for event in events:
                 collector.add(event)
     for entry in compactions:
@@ -128,6 +128,7 @@ def _handle_event(event: ContextEvent, compactions: "list[Entry]") -> None:
 async def _build_result(runtime: "ChatRuntime", collector: _TurnCollector) -> AskResult:
     end, reply, engine = collector.end_event, collector.reply, runtime.engine
     assert end is not None
+    totals = reply.metadata.turn if reply is not None else None
     return AskResult(
         reply=reply.message.text if reply is not None else "",
         reason=end.reason,
@@ -135,8 +136,10 @@ async def _build_result(runtime: "ChatRuntime", collector: _TurnCollector) -> As
         branch=runtime.conversation.branch,
         seq=reply.seq if reply is not None else None,
         model=engine.settings.model,
-        usage=end.usage,
-        cost_usd=engine.config.estimate_cost(end.usage, engine.settings.model),
+        usage=totals.usage if totals is not None else end.usage,
+        cost_usd=totals.cost_usd
+        if totals is not None
+        else engine.config.estimate_cost(end.usage, engine.settings.model),
         references=collector.references,
         manifest=await runtime.conversation.manifest(reply.seq) if reply is not None else None,
     )

@@ -14,7 +14,14 @@ from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_o
 from quire.cli.output import make_field_table, make_table, make_text, print_note, print_result
 from quire.errors import InvalidConfiguration, NotFound
 from quire.settings import Settings
-from quire.settings.sources import SettingsLayer, load_settings, parse_options, read_environment, read_settings_file
+from quire.settings.sources import (
+    SettingsLayer,
+    load_settings,
+    parse_options,
+    read_environment,
+    read_settings_file,
+    resolve_setting_name,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,16 +45,19 @@ def mask_password(url: str) -> str:
 @command(app, "quire config get strategy")
 def get(name: SettingName, *, as_json: AsJson = False, overrides: SetOptions = None) -> None:
     """Print the value of one setting."""
-    _check_name(name)
+    name = _resolve_name(name)
     loaded = load_cli_settings(to_overrides(overrides or ()))
     value = loaded.settings.model_dump(mode="json")[name]
     document = {"name": name, "value": value, "origin": loaded.origins.get(name, "default")}
     print_result(document, lambda _: [make_text(_format_value(value))], as_json=as_json)
 
 
-def _check_name(name: str) -> None:
-    if name not in Settings.model_fields:
+def _resolve_name(name: str) -> str:
+    """The setting of this name or alias."""
+    setting = resolve_setting_name(name)
+    if setting not in Settings.model_fields:
         raise NotFound(f"There is no setting {name!r}; run `quire config list` to see all settings.")
+    return setting
 
 
 def _format_value(value: Any) -> str:
@@ -72,7 +82,7 @@ def set_(
     as_json: AsJson = False,
 ) -> None:
     """Set one setting in your settings file, or in the project's; the rest of the file is preserved."""
-    _check_name(name)
+    name = _resolve_name(name)
     if (value is None) != unset:
         raise typer.BadParameter("pass either a value or --unset.")
     path = _find_settings_file(project=project)

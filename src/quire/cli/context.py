@@ -21,6 +21,7 @@ from quire.cli.common import (
 )
 from quire.cli.context_changes import load_active_compaction
 from quire.cli.context_ledger import load_manifest
+from quire.cli.context_sections import ContextSection, count_items
 from quire.cli.mcp_servers import format_not_started, list_enabled_servers
 from quire.cli.output import (
     format_compaction,
@@ -34,8 +35,9 @@ from quire.cli.output import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quire.model import Manifest
+    from quire.model import Manifest, Priority
     from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema
+    from quire.schemas.entries import EntrySchema
 
 app = create_group("Show what the model sees of a conversation, and change it.")
 
@@ -45,22 +47,27 @@ def show(
     target: CommandTarget,
     *,
     reply: ReplyNumber = None,
-    all_rows: Annotated[bool, typer.Option("--all", help="Also list what is included.")] = False,
+    unfold: Annotated[
+        list[ContextSection] | None, typer.Option(help="List what this section includes; repeatable.")
+    ] = None,
+    unfold_all: Annotated[bool, typer.Option("--all", help="List what every section includes.")] = False,
     servers: WithServers = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw the context window by slot: what the next request includes, what it omits and why."""
-    manifest, missing = run_async(_load_window(target, reply, servers=servers))
+    manifest, missing, entry = run_async(_load_window(target, reply, servers=servers))
 
     def draw(console: Any) -> "Iterable[RenderableType]":
-        from quire.cli.context_window import render_window
+        from quire.cli.context_window import format_turn, render_window
 
         policy = manifest.policy
         request = "the next request" if reply is None else f"the request that #{reply} answered"
         counts = "counts are exact" if manifest.exact else "counts are estimates"
         yield make_text(f"{manifest.conversation}, branch {manifest.branch}: {request}")
         yield make_text(f"{policy.model}, strategy {policy.strategy}, {counts}\n", style="dim")
-        yield from render_window(manifest, console, show_included=all_rows)
+        yield from render_window(manifest, console, unfolded=list(ContextSection) if unfold_all else unfold or ())
+        if entry is not None and entry.turn is not None:
+            yield make_text(f"\n{format_turn(entry)}")
         if missing:
             yield make_text(f"\n{format_not_started(missing)}")
 
@@ -69,17 +76,27 @@ def show(
         "branch": manifest.branch,
         "reply": reply,
         "manifest": manifest.model_dump(mode="json"),
+        "item_counts": count_items(manifest),
+        "entry": entry.model_dump(mode="json") if entry is not None else None,
         "servers_not_started": missing,
     }
     print_result(document, draw, as_json=as_json)
 
 
-async def _load_window(target: CommandTarget, reply: int | None, *, servers: bool) -> "tuple[Manifest, list[str]]":
-    """Loads the manifest, and the servers whose tools are missing from it because they were not started."""
+async def _load_window(
+    target: CommandTarget, reply: int | None, *, servers: bool
+) -> "tuple[Manifest, list[str], EntrySchema | None]":
+    """Loads the manifest, the servers whose tools are missing from it because they were not started, and the reply."""
+    from quire.schemas.entries import entry_to_schema
+
     is_next = reply is None
     async with open_conversation(target, servers=servers and is_next) as conversation:
         missing = list_enabled_servers(conversation.engine.agent) if is_next and not servers else []
-        return await load_manifest(conversation, reply), missing
+        manifest = await load_manifest(conversation, reply)
+        if reply is None:
+            return manifest, missing, None
+        entry = await conversation.engine.store.get_entry(conversation.id, reply, branch=conversation.branch)
+        return manifest, missing, entry_to_schema(entry)
 
 
 @branch_command(app, "quire context summary")
@@ -197,6 +214,37 @@ def items(
         "servers_not_started": missing,
     }
     print_result(document, draw, as_json=as_json)
+
+
+@branch_command(app, "quire context priority 2 9")
+def priority(
+    target: CommandTarget,
+    message: Annotated[int, typer.Argument(metavar="MESSAGE", min=1, help="The number of the message.")],
+    value: Annotated[
+        int, typer.Argument(metavar="PRIORITY", min=0, max=10, help="1 to 10; the default is 5. 0 resets it.")
+    ],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Set the priority of a message: compactions of `hybrid` archive low ones first, and preserve high ones.
+
+    Critical is 8 to 10, important 6 and 7, normal 3 to 5, low 1 and 2.
+    """
+    conversation_id, priorities = run_async(_set_priority(target, message, value or None))
+    document = {
+        "conversation": conversation_id,
+        "branch": target.branch,
+        "priorities": [each.model_dump(mode="json") for each in priorities],
+    }
+    listed = ", ".join(f"#{each.message} has {each.priority}" for each in priorities)
+    print_result(document, lambda _: [make_text(f"Priorities: {listed or 'none is set'}")], as_json=as_json)
+
+
+async def _set_priority(target: CommandTarget, message: int, value: int | None) -> "tuple[str, tuple[Priority, ...]]":
+    async with open_conversation(target) as conversation:
+        await conversation.set_priority(message, value)
+        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
+        return conversation.id, state.priorities
 
 
 def _format_item_note(item: "ContextItemSchema", not_started: Sequence[str]) -> str:

@@ -83,6 +83,7 @@ def _render_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableTyp
     yield make_field_table(
         [
             ("would archive", f"#{covers.first} to #{covers.last}" if covers else "nothing"),
+            ("would preserve", ", ".join(f"#{number}" for number in plan.preserved) or None),
             ("would shorten", ", ".join(f"#{each.message}" for each in plan.truncations) or None),
             ("would free", pluralize(plan.freed_tokens, "token")),
             ("down to about", pluralize(plan.target_tokens, "token")),

@@ -87,13 +87,22 @@ async def _export_to_file(target: CommandTarget, path: Path) -> tuple[str, int]:
 
 @command(app, "quire context import tides.jsonl --as tides-again", name="import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `export`; - reads standard input.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="A file written by `export`; - reads standard input.", show_default=False),
+    ] = None,
     *,
+    file_option: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="The same file, given as an option.")
+    ] = None,
     rename: Annotated[str | None, typer.Option("--as", metavar="ID", help="Import it under another id.")] = None,
     as_json: AsJson = False,
     overrides: SetOptions = None,
 ) -> None:
     """Import an exported conversation: all of it or nothing, with every digest verified."""
+    if (file is None) == (file_option is None):
+        raise typer.BadParameter("pass one file: FILE or --file FILE.")
+    file = file or file_option or Path("-")
     # Read standard input before the event loop starts, so that Ctrl-C ends the wait for it.
     piped = sys.stdin.readlines() if str(file) == "-" else None
     conversation_id, title = run_async(_import_conversation(make_target(overrides=overrides), file, piped, rename))

@@ -3,16 +3,23 @@
 Everything is drawn from a manifest, so past requests look like the next one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.cli.output import NARROW_COLUMNS, make_table, make_text, pluralize
+from quire.cli.context_sections import (
+    ContextSection,
+    format_item_counts,
+    group_sections,
+    render_section_title,
+)
+from quire.cli.output import NARROW_COLUMNS, make_table, make_text, pluralize, to_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
     from quire.model import Decision, Manifest
+    from quire.schemas.entries import EntrySchema
 
 MAX_BAR_COLUMNS = 100
 """Maximum width of the bar; more columns add no information."""
@@ -42,7 +49,9 @@ EXCLUSION_REASONS = {
     "archived": "archived: covered by a compaction",
     "over_budget": "no room: over the slot's budget",
     "below_score": "not relevant enough: score below the threshold",
-    "disabled": "disabled",
+    "not_added": "not added: it is not in the session",
+    "removed": "removed: it was removed from the session",
+    "disabled": "disabled: the agent's configuration turns it off",
     "orphaned": "orphaned: a tool result without its call",
     "not_found": "not found",
     "listed": "listed: only its summary is included",
@@ -51,18 +60,25 @@ EXCLUSION_REASONS = {
 
 
 def render_window(
-    manifest: "Manifest", console: "Console", *, show_included: bool = False
+    manifest: "Manifest", console: "Console", *, unfolded: Collection[ContextSection] = ()
 ) -> "Iterable[RenderableType]":
-    """Renders the bar, the slots and the excluded items; with `show_included` the included ones as well."""
+    """Renders the bar, the slots, the sections of what is included, and the excluded items.
+
+    A section is one line unless it is `unfolded`.
+    """
     colored = console.color_system is not None and not console.no_color
     width, narrow = min(console.width, MAX_BAR_COLUMNS), console.width < NARROW_COLUMNS
     yield make_text(format_headline(manifest))
     yield from render_bar(manifest, width, colored=colored)
     yield make_text("")
     yield _render_slots(manifest, colored=colored, narrow=narrow)
-    if show_included:
-        yield make_text("\nIncluded, in the order of the request")
-        yield render_decisions(manifest.included, narrow=narrow)
+    if (counts := format_item_counts(manifest)) is not None:
+        yield make_text(f"\n{counts}")
+    yield make_text("\nIncluded")
+    for group in group_sections(manifest.included):
+        yield render_section_title(group, unfolded=unfolded)
+        if group.section in unfolded:
+            yield render_decisions(group.decisions, narrow=narrow)
     if manifest.excluded:
         yield make_text("\nNot included")
         yield render_decisions(manifest.excluded, narrow=narrow)
@@ -73,12 +89,35 @@ def format_headline(manifest: "Manifest") -> str:
     share = 100 * manifest.total_tokens / policy.window
     used = f"{manifest.total_tokens:,} of {policy.window:,} tokens ({share:.1f} %)"
     reserved = f"{policy.reserved_response_tokens:,} reserved for the reply"
-    return f"{used}, {reserved}. {_format_compaction_state(manifest)}"
+    return f"{used}{_format_document_tokens(manifest)}, {reserved}. {_format_compaction_state(manifest)}"
+
+
+def _format_document_tokens(manifest: "Manifest") -> str:
+    documents = manifest.document_tokens
+    return f", {documents:,} of them in documents that messages reference" if documents else ""
+
+
+def format_turn(reply: "EntrySchema") -> str:
+    """Totals of the turn that a reply ends, and the documents that its tools read or found."""
+    turn = reply.turn
+    if turn is None:
+        return ""
+    tokens = f"{turn.usage.input_tokens:,} input and {turn.usage.output_tokens:,} output tokens"
+    cost = f", ${turn.cost_usd:.4f}" if turn.cost_usd else ""
+    compactions = f", {pluralize(len(turn.compactions), 'compaction')}" if turn.compactions else ""
+    documents = ", ".join(to_one_line(each.path or each.link) for each in reply.references)
+    lines = [f"The turn that #{reply.seq} ends: {pluralize(turn.steps, 'step')}, {tokens}{cost}{compactions}."]
+    return "\n".join([*lines, f"Documents: {documents}"] if documents else lines)
 
 
 def _format_compaction_state(manifest: "Manifest") -> str:
     if not manifest.policy.context_management_enabled:
-        return "Context management is off: nothing is compacted."
+        if manifest.full_history_tokens <= manifest.max_input_tokens:
+            return "Context management is off: nothing is compacted."
+        return (
+            f"Context management is off, and the full history has {manifest.full_history_tokens:,} tokens: the next "
+            "request is refused. Run `quire context compact`, or set `context_management_enabled = true`."
+        )
     if manifest.full_history_tokens > manifest.trigger_tokens:
         return f"The full history has {manifest.full_history_tokens:,} tokens; the next request compacts it first."
     return f"{manifest.trigger_tokens - manifest.full_history_tokens:,} more until it compacts."

@@ -133,11 +133,11 @@ async def _rename_conversation(target: CommandTarget, title: str) -> str:
 def verify(
     conversation: ConversationId = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Verify every conversation.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Verify every conversation, memories and keys.")] = False,
     as_json: AsJson = False,
     overrides: SetOptions = None,
 ) -> None:
-    """Verify the hash chain of every entry; the exit code is 1 if an entry was changed."""
+    """Verify the digests of all entries and their records; the exit code is 1 if one was changed."""
     from quire.schemas.records import IntegrityFaultSchema
 
     checked, faults = run_async(
@@ -150,11 +150,11 @@ def verify(
 
     def draw(_: Any) -> "Iterable[RenderableType]":
         if not faults:
-            yield make_text(f"Verified {pluralize(len(checked), 'conversation')}: no entry was changed.")
+            yield make_text(f"Verified {pluralize(len(checked), 'conversation')}: nothing was changed.")
             return
         yield make_table(
             "conversation", "branch", "entry", "problem",
-            rows=[(each, fault.branch, f"#{fault.seq}", fault.problem) for each, fault in faults],
+            rows=[(each or "", *_describe_position(fault), fault.problem) for each, fault in faults],
             right_aligned=("branch",), wrapped=("problem",),
         )  # fmt: skip
 
@@ -165,18 +165,26 @@ def verify(
 
 async def _verify_conversations(
     target: CommandTarget, *, everything: bool
-) -> "tuple[list[str], list[tuple[str, IntegrityFault]]]":
+) -> "tuple[list[str], list[tuple[str | None, IntegrityFault]]]":
+    """The verified conversations and their faults; with `everything` also those of no conversation."""
     async with open_store(target) as store:
         if everything:
             ids = await list_conversation_ids(store)
         else:
             ids = [await resolve_conversation_id(store, target.conversation)]
-        faults: list[tuple[str, IntegrityFault]] = []
+        faults: list[tuple[str | None, IntegrityFault]] = []
+        if everything:
+            faults += [(None, fault) for fault in await store.verify_tenant()]
         with show_progress("Verifying") as progress:
             for done, each in enumerate(ids):
                 progress.update(done, len(ids))
                 faults += [(each, fault) for fault in await store.verify_conversation(each)]
         return ids, faults
+
+
+def _describe_position(fault: "IntegrityFault") -> tuple[int | str, str]:
+    branch = "" if fault.branch is None else fault.branch
+    return branch, "" if fault.seq is None else f"#{fault.seq}"
 
 
 @command(app, "quire conversation purge 01ke6p8kt00000000000000003 --message 3 --yes")

@@ -18,6 +18,7 @@ from quire.cli.output import (
     format_compaction,
     format_local_time,
     make_text,
+    pluralize,
     print_result,
     to_one_line,
 )
@@ -103,7 +104,15 @@ def _render_entry(entry: "Entry", state: "BranchState") -> "Iterable[RenderableT
     )
     yield make_text(format_message(message), style="dim" if archived else "")
     if metadata.references:
-        yield make_text(f"refers to {', '.join(each.link for each in metadata.references)}", style="cyan")
+        links = ", ".join(each.link for each in metadata.references)
+        yield make_text(f"refers to {links}{_format_written_tokens(entry)}", style="cyan")
+
+
+def _format_written_tokens(entry: "Entry") -> str:
+    written_tokens = entry.metadata.written_tokens
+    if written_tokens is None or entry.tokens is None:
+        return ""
+    return f": {pluralize(written_tokens, 'token')} as written, {entry.tokens:,} with the documents"
 
 
 def format_message(message: "Message") -> str:
@@ -129,7 +138,7 @@ def _format_part(part: "Part") -> str:
 
 def _format_event(entry: "Entry") -> str:
     """Describes an entry that is not a message."""
-    from quire.model import Compaction, ContextChange, Message, Pin, Restore, Unpin
+    from quire.model import Compaction, ContextChange, Message, Pin, Priority, Restore, Unpin
 
     body = entry.body
     match body:
@@ -141,6 +150,8 @@ def _format_event(entry: "Entry") -> str:
             return f"Pinned #{number}"
         case Unpin(message=number):
             return f"Unpinned #{number}"
+        case Priority(message=number, priority=priority):
+            return f"Reset the priority of #{number}" if priority is None else f"Set priority {priority} on #{number}"
         case ContextChange(action=action, item=item):
             return f"{'Added' if action == 'add' else 'Removed'} {item.type} {item.name}"
         case Message():

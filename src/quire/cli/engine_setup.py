@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from quire.settings.sources import (
 if TYPE_CHECKING:
     from quire.engine import Engine
     from quire.llm import Model
+    from quire.llm.deferred_model import ModelBuilder
     from quire.llm.embeddings import Embedder
     from quire.settings import Settings
 
@@ -66,7 +68,7 @@ async def open_engine_from_settings(overrides: SettingOverrides) -> AsyncGenerat
         embedder=await build_embedder(settings),
         **_select_engine_overrides(overrides),
     ) as engine:
-        yield engine
+        yield engine.with_changes(runs_turns=True)
 
 
 def _select_engine_overrides(overrides: SettingOverrides) -> dict[str, Any]:
@@ -82,12 +84,29 @@ def build_model(settings: "Settings") -> "Model":
     return get_model(settings.model, base_url=settings.base_url)
 
 
-def build_summarizer(settings: "Settings") -> "Model | None":
-    if settings.summarizer is None:
-        return None
-    from quire.llm import get_model
+def build_summarizer(settings: "Settings") -> "Model | ModelBuilder | None":
+    """The named summarizer, or a function that returns the model that answers; None if summaries are extracts."""
+    from quire.llm.deferred_model import DeferredModel
+    from quire.settings.schema import EXTRACT_SUMMARIZER
 
-    return get_model(settings.summarizer, base_url=settings.base_url)
+    def build_deferred(name: str) -> "Model":
+        return DeferredModel(name, partial(_build_upstream_model, settings, name))
+
+    if settings.summarizer == EXTRACT_SUMMARIZER:
+        return None
+    return build_deferred if settings.summarizer is None else build_deferred(settings.summarizer)
+
+
+def _build_upstream_model(settings: "Settings", name: str) -> "Model":
+    """Builds a model at the upstream that serves it, with the operator's API key."""
+    from quire.llm import get_model
+    from quire.settings.schema import upstream_for
+
+    upstream = upstream_for(settings, name)
+    if upstream is None:
+        return get_model(name)
+    key = os.environ.get(upstream.api_key_env) if upstream.api_key_env is not None else None
+    return get_model(upstream.model or name, base_url=upstream.base_url, api_key=key)
 
 
 async def build_embedder(settings: "Settings") -> "Embedder | None":

@@ -164,6 +164,8 @@ class InitResult(FrozenModel):
     model: str | None
     base_url: str | None
     context_limit: int | None
+    summarizer: str | None
+    """Model that writes summaries: the one that answers, until the setting `summarizer` names another."""
     vault: str | None
     source: Literal["option", "key", "server", "none"]
     explanation: str
@@ -219,6 +221,7 @@ def write_initial_settings(
         model=settings.get("model"),
         base_url=settings.get("base_url"),
         context_limit=settings.get("context_limit"),
+        summarizer=settings.get("model"),
         vault=settings.get("vault"),
         source=choice.source,
         explanation=choice.explanation,
@@ -311,8 +314,12 @@ def format_init_result(result: InitResult) -> str:
     lines = [f"Wrote {result.path}.", model]
     if result.context_limit is not None:
         lines.append(f"Context window: {result.context_limit:,} tokens; change it with `context_limit`.")
+    if result.summarizer is not None:
+        lines.append(f"Summaries: by {result.summarizer} too; name another model with `summarizer`.")
     if result.model is None:
-        lines.append("Without a model everything works except sending messages.")
+        lines.append(
+            "Without a model everything works except sending messages; old messages are extracted, not summarized."
+        )
     if result.vault is not None:
         lines.append(f"Vault: {result.vault}.")
     if result.alternatives:

@@ -72,16 +72,33 @@ def create(
         int | None,
         typer.Option(min=1, help="Rate limit; default: the settings.", show_default=False),
     ] = None,
+    max_spend: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DOLLARS", help="Maximum cost of all calls in US dollars; default: no cap.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="A model that the key may call, or a pattern such as 'gpt-4o*'; repeatable; default: all models.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
     overrides: SetOptions = None,
 ) -> None:
     """Create an API key and print it once: only its digest is stored."""
     from quire.schemas.records import CreatedKeySchema
 
-    seconds = _parse_period(expires) if expires is not None else None
-    key, secret = run_async(
-        _create_key(make_target(overrides=overrides), tenant, name, scope, seconds, requests_per_minute)
-    )
+    limits = {
+        "expires_at": _compute_expiry(expires) if expires is not None else None,
+        "requests_per_minute": requests_per_minute,
+        "max_spend": max_spend,
+        "models": model or None,
+    }
+    key, secret = run_async(_create_key(make_target(overrides=overrides), tenant, name, scope, limits))
     if as_json:
         print_json({"tenant": tenant} | CreatedKeySchema.from_secret(key, secret).model_dump(mode="json"))
     else:
@@ -91,61 +108,88 @@ def create(
     print_note(f"API key {key.name!r} of tenant {tenant}, valid {until}. Copy it now: it cannot be printed again.")
 
 
-async def _create_key(
-    target: CommandTarget,
-    tenant: str,
-    name: str,
-    scopes: list[str],
-    seconds: int | None,
-    requests_per_minute: int | None,
-) -> "tuple[ApiKey, str]":
+def _compute_expiry(period: str) -> int:
     from quire.log.ids import now
 
-    expires_at = now() + seconds * 1_000_000 if seconds is not None else None
+    return now() + _parse_period(period) * 1_000_000
+
+
+async def _create_key(
+    target: CommandTarget, tenant: str, name: str, scopes: list[str], limits: dict[str, Any]
+) -> "tuple[ApiKey, str]":
     async with open_store(target) as store:
-        return await store.for_tenant(tenant).create_key(
-            name, scopes, expires_at=expires_at, requests_per_minute=requests_per_minute
-        )
+        return await store.for_tenant(tenant).create_key(name, scopes, **limits)
 
 
 @command(app, "quire key list", name="list")
 def list_(
     *, tenant: TenantOption = DEFAULT_TENANT, limit: Limit = 50, as_json: AsJson = False, overrides: SetOptions = None
 ) -> None:
-    """List a tenant's API keys without their secrets, the newest first."""
-    from quire.schemas.records import KeySchema
+    """List a tenant's API keys without their secrets, the newest first, and what was spent with them."""
+    from quire.cli.engine_setup import load_cli_settings, to_overrides
+    from quire.settings.schema import tenant_spend_cap_for
 
-    keys = run_async(_load_keys(make_target(overrides=overrides), tenant, limit))
-    schemas = [KeySchema.from_record(each) for each in keys]
+    target = make_target(overrides=overrides)
+    schemas, spent = run_async(_load_keys(target, tenant, limit))
+    cap = tenant_spend_cap_for(load_cli_settings(to_overrides(target.overrides)).settings, tenant)
 
     def draw(_: Any) -> "Iterable[RenderableType]":
+        if not schemas:
+            yield make_text(f"The tenant {tenant} has no keys; create one with `quire key create`.")
+            return
+        rows = [_format_row(each) for each in schemas]
+        # Limits that no key has take no column.
+        columns = [name for name in rows[0] if name not in ("models", "spent") or any(row[name] for row in rows)]
         yield make_table(
-            "id", "name", "scopes", "created", "until", "per minute",
-            rows=[_format_row(each) for each in schemas],
-            right_aligned=("per minute",), wrapped=("name",),
-        ) if keys else make_text(f"The tenant {tenant} has no keys; create one with `quire key create`.")  # fmt: skip
+            *columns,
+            rows=[[row[name] for name in columns] for row in rows],
+            right_aligned=("per minute", "spent"),
+            wrapped=("name", "models"),
+        )
+        if (spending := _format_spending(spent, cap)) is not None:
+            yield make_text(f"The tenant {tenant} has spent {spending}.")
 
-    document = {"tenant": tenant, "keys": [each.model_dump(mode="json") for each in schemas]}
+    document = {
+        "tenant": tenant,
+        "spent_usd": spent,
+        "max_spend": cap,
+        "keys": [each.model_dump(mode="json") for each in schemas],
+    }
     print_result(document, draw, as_json=as_json)
 
 
-def _format_row(key: "KeySchema") -> tuple[Any, ...]:
+def _format_row(key: "KeySchema") -> dict[str, Any]:
     until = (
         format_local_time(key.expires_at) if key.revoked_at is None else f"revoked {format_local_time(key.revoked_at)}"
     )
-    return (
-        key.id,
-        key.name,
-        " ".join(key.scopes),
-        format_local_time(key.created_at),
-        until,
-        key.requests_per_minute,
-    )
+    return {
+        "id": key.id,
+        "name": key.name,
+        "scopes": " ".join(key.scopes),
+        "created": format_local_time(key.created_at),
+        "until": until,
+        "per minute": key.requests_per_minute,
+        "models": " ".join(key.models) if key.models is not None else None,
+        "spent": _format_spending(key.spent_usd, key.max_spend),
+    }
 
 
-async def _load_keys(target: CommandTarget, tenant: str, limit: int) -> "list[ApiKey]":
+def _format_spending(spent: float, cap: float | None) -> str | None:
+    """What was spent of the cap; None if there is neither."""
+    if cap is None:
+        return f"${spent:,.4f}" if spent else None
+    return f"${spent:,.4f} of ${cap:,.2f}"
+
+
+async def _load_keys(target: CommandTarget, tenant: str, limit: int) -> "tuple[list[KeySchema], float]":
+    """The newest keys with their spending, and the spending of the tenant."""
+    from quire.schemas.records import KeySchema
+
     async with open_store(target) as store:
-        return await store.for_tenant(tenant).list_keys(limit=limit)
+        own = store.for_tenant(tenant)
+        keys, spending = await own.list_keys(limit=limit), await own.get_spending()
+    schemas = [KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys]
+    return schemas, sum(spending.values())
 
 
 @command(app, "quire key revoke 01ke6pfy600000000000000005")
@@ -157,14 +201,16 @@ def revoke(
     overrides: SetOptions = None,
 ) -> None:
     """Revoke an API key; a running server rejects it within ten seconds."""
-    from quire.schemas.records import KeySchema
-
     revoked = run_async(_revoke_key(make_target(overrides=overrides), tenant, key))
     line = f"Revoked {revoked.id} ({revoked.name})."
-    document = {"tenant": tenant} | KeySchema.from_record(revoked).model_dump(mode="json")
+    document = {"tenant": tenant} | revoked.model_dump(mode="json")
     print_result(document, lambda _: [make_text(line)], as_json=as_json)
 
 
-async def _revoke_key(target: CommandTarget, tenant: str, id: str) -> "ApiKey":
+async def _revoke_key(target: CommandTarget, tenant: str, id: str) -> "KeySchema":
+    from quire.schemas.records import KeySchema
+
     async with open_store(target) as store:
-        return await store.for_tenant(tenant).revoke_key(id)
+        own = store.for_tenant(tenant)
+        revoked, spending = await own.revoke_key(id), await own.get_spending()
+    return KeySchema.from_record(revoked, spent_usd=spending.get(id, 0.0))

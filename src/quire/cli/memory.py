@@ -145,7 +145,7 @@ async def _import_statements(
         with show_progress("Importing") as progress:
             for done, statement in enumerate(statements, start=1):
                 try:
-                    text = validate_new_memory(statement, existing=[*texts, *added], recalled_texts=())
+                    text = validate_new_memory(statement, existing=[*texts, *added])
                 except InvalidRequest:
                     continue
                 if not preview:

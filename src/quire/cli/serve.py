@@ -191,10 +191,18 @@ async def serve_app(options: ServeOptions, listener: "socket.socket") -> None:
     from quire.server.app import create_app
     from quire.server.lifecycle import run_server
     from quire.server.state import open_server_state
+    from quire.view.tokens import counter_for
 
-    with suppress(ImportError):
-        # The import takes a second or two and would otherwise block the event loop at the first model request.
-        import_module("quire.llm.pydantic_ai_model")
+    # These imports take a second or two, and would otherwise block the event loop when a request first needs them.
+    for module in (
+        "quire.llm.pydantic_ai_model",
+        "quire.context.recall.segments",
+        "quire.compaction.extractive_summary",
+    ):
+        with suppress(ImportError):
+            import_module(module)
+    # Likewise the tokenizer of the default model, at the first count.
+    counter_for(options.settings.model, tokenizer=options.settings.tokenizer).count(" ")
     async with open_server_state(
         options.database_url,
         options.settings,

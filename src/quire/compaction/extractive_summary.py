@@ -24,7 +24,10 @@ from quire.compaction.line_scorer import (
 from quire.model import Entry, Message
 from quire.view.tokens import TokenCounter
 
-EXTRACT_HEADING = "Extracts from archived messages, word for word; each can be read by its number."
+EXTRACT_HEADING = (
+    "Extract, not a summary: selected lines of archived messages, some of them shortened. Read a message by its number."
+)
+SHORT_HEADING = "Short form of the summary: selected lines of it. Read a message by its number."
 FIRST_REQUEST_PREFIX, NEWEST_REQUEST_PREFIX = "First request: ", "Newest request: "
 
 _REQUEST_TOKENS_DIVISOR = 8
@@ -74,6 +77,12 @@ def extract_summary(
     return _fit_to_limit(required, distinct, max_tokens, counter)
 
 
+def shorten_summary(summary: str, *, max_tokens: int, counter: TokenCounter) -> str:
+    """The best lines of a summary within `max_tokens`, under a heading of their own."""
+    text = extract_summary((), previous=summary, max_tokens=max_tokens, counter=counter)
+    return text.replace(EXTRACT_HEADING, SHORT_HEADING, 1) if EXTRACT_HEADING not in summary else text
+
+
 def _pick_requests(
     messages: Sequence[tuple[int, Message]], *, include_first: bool, max_chars: int
 ) -> Iterator[tuple[int, str]]:
@@ -94,7 +103,7 @@ def _parse_previous(previous: str, scorer: LineScorer) -> tuple[list[ScoredLine]
     number = 0
     for place, raw in enumerate(_split_previous(previous)):
         text = collapse_whitespace(raw)
-        if not text or text == EXTRACT_HEADING or _SECTION_HEADING.match(text):
+        if not text or text in (EXTRACT_HEADING, SHORT_HEADING) or _SECTION_HEADING.match(text):
             continue
         if len(CITATION.findall(raw)) != len(CITATION.findall(text)):
             text = escape_citations(text)

@@ -1,20 +1,28 @@
 """Summary written by a model: folds chunk after chunk into the running summary, and validates every answer.
 
-Returns a complete summary or raises `SummaryFailed` with a reason; nothing is stored. No call is made whose prompt and
-answer would exceed the summarizer's context window.
+Returns a complete summary or raises `SummaryFailed` with a reason; nothing is stored. `SummaryCalls` computes the
+limits of each call: no call is made whose prompt and answer would exceed the summarizer's context window, or whose
+answer would exceed its output limit.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from functools import partial
 from typing import NamedTuple
 
 from quire.compaction.citations import check_citations, find_cited_entries
-from quire.compaction.extractive_summary import extract_summary
-from quire.compaction.summary_prompt import TranscriptMessage, build_summary_prompt
+from quire.compaction.summarizer import Summarizer
+from quire.compaction.summary_calls import SummaryCalls
+from quire.compaction.summary_prompt import TranscriptMessage
 from quire.compaction.summary_validation import validate_summary
-from quire.compaction.transcript_chunks import TranscriptChunk, chunk_entries, chunk_transcript
+from quire.compaction.transcript_chunks import (
+    MAX_PARTS_PER_MESSAGE,
+    TranscriptChunk,
+    chunk_transcript,
+    split_summary,
+    to_transcript,
+)
 from quire.errors import (
     ModelContextOverflow,
     ModelError,
@@ -24,17 +32,16 @@ from quire.errors import (
     SummaryFailed,
     SummaryFailureReason,
 )
-from quire.llm import Model, Prompt, Reply
+from quire.llm import Prompt, Reply
+from quire.log.worker_threads import run_in_worker
 from quire.model import Entry, Usage
 from quire.view.labels import label_text
 from quire.view.tokens import TokenCounter
 
-SUMMARY_LENGTH_TOLERANCE = 1.25
-"""Accepted length of a summary, relative to the requested length."""
-ESTIMATED_WINDOW_SHARE = 0.9
-"""Share of the context window that is used if the token counter is only an estimate."""
-PROMPT_OVERHEAD_TOKENS = 32
-"""Maximum tokens that a provider adds around a system text and one message, and that joining texts may add."""
+MAX_SUMMARY_CALLS = 64
+"""Calls of one summary. A history that needs more of them is extracted."""
+MAX_HALVINGS = 4
+"""How often the remaining chunks are halved because the provider rejects one as too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,96 +63,70 @@ class SummaryCallPlan(NamedTuple):
 
     chunks: tuple[TranscriptChunk, ...]
     previous: str | None
-    """The summary so far, as the first call gets it."""
+    """The summary so far, as the first call gets it; None if there is none, or if it is part of the chunks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryCallConfig:
-    """Parameters of all calls of one summary. `window` and `reserved_tokens` are the summarizer's."""
+def plan_calls(entries: Sequence[Entry], *, previous: str | None, calls: SummaryCalls) -> SummaryCallPlan:
+    """One chunk if all entries fit with the summary so far, else chunks that fit with the longest running summary.
 
-    instructions: str | None
-    target_tokens: int
-    window: int
-    reserved_tokens: int
-    counter: TokenCounter
-
-    @property
-    def max_summary_tokens(self) -> int:
-        """Maximum tokens of an accepted summary."""
-        return ceil(self.target_tokens * SUMMARY_LENGTH_TOLERANCE)
-
-    @property
-    def answer_tokens(self) -> int:
-        """Tokens reserved for the answer, including thinking before it."""
-        return max(self.reserved_tokens, self.max_summary_tokens)
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        return (self.window if self.counter.exact else int(self.window * ESTIMATED_WINDOW_SHARE)) - self.answer_tokens
-
-    def build_prompt(self, transcript: Sequence[TranscriptMessage], previous: str | None) -> Prompt:
-        return build_summary_prompt(
-            transcript,
-            previous=previous,
-            instructions=self.instructions,
-            target_tokens=self.target_tokens,
-            max_tokens=self.answer_tokens,
-        )
-
-    def count_prompt(self, prompt: Prompt) -> int:
-        texts = [prompt.system or "", *(message.text for message in prompt.messages)]
-        return PROMPT_OVERHEAD_TOKENS + sum(map(self.counter.count, texts))
-
-
-def plan_calls(entries: Sequence[Entry], *, previous: str | None, config: SummaryCallConfig) -> SummaryCallPlan:
-    """One chunk if all entries fit with the summary so far, else chunks that fit with the longest running summary."""
-    count = config.counter.count
-    free = config.max_prompt_tokens - config.count_prompt(config.build_prompt((), None))
-    half = max(config.max_summary_tokens, free // 2)
-    if previous and count(previous) > half:
-        previous = extract_summary((), previous=previous, max_tokens=half, counter=config.counter)
+    A previous summary that is too long to be sent with a chunk is folded like the messages, in parts.
+    """
+    count, transcript = calls.counter.count, to_transcript(entries)
+    if not transcript:
+        return SummaryCallPlan((), previous)
     label_tokens = count(label_text("summary", ""))
     previous_tokens = count(previous) + label_tokens if previous else 0
-    chunks = chunk_entries(entries, max_tokens=free - previous_tokens, counter=config.counter)
-    if len(chunks) <= 1:
-        return SummaryCallPlan(tuple(chunks), previous)
-    max_tokens = free - max(previous_tokens, config.max_summary_tokens + label_tokens)
-    return SummaryCallPlan(tuple(chunk_entries(entries, max_tokens=max_tokens, counter=config.counter)), previous)
+    if previous and previous_tokens > calls.free_prompt_tokens // 2:
+        transcript = [*split_summary(previous), *transcript]
+        previous, previous_tokens = None, 0
+    # A single message is read to its end; one of many may not use all calls.
+    max_parts = MAX_SUMMARY_CALLS if len(transcript) == 1 else MAX_PARTS_PER_MESSAGE
+    chunk = partial(chunk_transcript, transcript, counter=calls.counter, max_parts=max_parts)
+    chunks = chunk(max_tokens=calls.free_prompt_tokens - previous_tokens)
+    if len(chunks) > 1:
+        running_tokens = max(previous_tokens, calls.max_running_tokens + label_tokens)
+        chunks = chunk(max_tokens=calls.free_prompt_tokens - running_tokens)
+    if len(chunks) > MAX_SUMMARY_CALLS:
+        raise SummaryFailed(
+            "overflow",
+            f"The history needs {len(chunks):,} calls of {calls.summarizer.model.name}, whose context window is "
+            f"{calls.summarizer.window:,} tokens, and the limit is {MAX_SUMMARY_CALLS}; name a summarizer with a "
+            "larger window.",
+        )
+    return SummaryCallPlan(tuple(chunks), previous)
 
 
 async def summarize(
-    model: Model,
+    summarizer: Summarizer,
     entries: Sequence[Entry],
     *,
     previous: str | None,
     instructions: str | None,
     target_tokens: int,
-    window: int,
-    reserved_tokens: int,
     counter: TokenCounter,
-    timeout: float | None,  # noqa: ASYNC109 (passed on to the model, for its HTTP request)
 ) -> ModelSummary:
-    """Folds the entries into the previous summary. `timeout` is in seconds, for each call."""
-    config = SummaryCallConfig(
-        instructions=instructions,
-        target_tokens=target_tokens,
-        window=window,
-        reserved_tokens=reserved_tokens,
-        counter=counter,
+    """Folds the entries into the previous summary.
+
+    `target_tokens` are counted by `counter`, which is that of the model that reads the summary. The summary is shorter
+    if the summarizer's window or output limit demands it.
+    """
+    calls = SummaryCalls.create(
+        summarizer, target_tokens=target_tokens, instructions=instructions, reader_counter=counter
     )
-    plan = plan_calls(entries, previous=previous, config=config)
+    # In a thread: counting a long history takes long enough to block the event loop.
+    plan = await run_in_worker(plan_calls, entries, previous=previous, calls=calls)
     if not plan.chunks:
         raise SummaryFailed("empty", "There are no messages to summarize.")
     known_entries = find_cited_entries(previous or "", last_entry=max(entry.seq for entry in entries))
-    run = _SummaryRun(model, config, timeout, known_entries=known_entries, text=plan.previous)
+    run = _SummaryRun(calls, known_entries=known_entries, text=plan.previous)
     await run.fold_all(plan)
     return ModelSummary(
         text=run.text or "",
         sources=run.sources,
         dropped_citations=run.dropped_citations,
-        calls=run.calls,
+        calls=run.calls_made,
         usage=run.usage,
-        model=model.name,
+        model=summarizer.model.name,
         excerpted_seqs=tuple(
             sorted({seq for chunk in plan.chunks for seq in chunk.excerpted_seqs} | run.excerpted_seqs)
         ),
@@ -156,75 +137,92 @@ async def summarize(
 class _SummaryRun:
     """The running summary, and its cost so far."""
 
-    model: Model
-    config: SummaryCallConfig
-    timeout: float | None
+    calls: SummaryCalls
     known_entries: set[int]
     text: str | None
     sources: tuple[int, ...] = ()
     excerpted_seqs: set[int] = field(default_factory=set[int])
     dropped_citations: int = 0
-    calls: int = 0
+    calls_made: int = 0
     usage: Usage | None = None
+    sends_temperature: bool = True
 
     async def fold_all(self, plan: SummaryCallPlan) -> None:
-        """Folds all chunks. If the provider rejects one as too long, halves the remaining chunks, once."""
-        remaining, halved = list(plan.chunks), False
+        """Folds all chunks. If the provider rejects one as too long, halves the remaining chunks."""
+        remaining, halvings = list(plan.chunks), 0
         while remaining:
             try:
                 await self._fold(remaining[0].messages)
                 del remaining[0]
             except ModelContextOverflow as exc:
-                if halved:
+                if halvings == MAX_HALVINGS:
                     raise self._build_failure("overflow", str(exc)) from exc
-                halved = True
+                halvings += 1
                 remaining = self._halve_chunks(remaining)
 
     def _halve_chunks(self, chunks: Sequence[TranscriptChunk]) -> list[TranscriptChunk]:
         messages = [message for chunk in chunks for message in chunk.messages]
         try:
-            smaller = chunk_transcript(messages, max_tokens=chunks[0].tokens // 2, counter=self.config.counter)
+            smaller = chunk_transcript(messages, max_tokens=chunks[0].tokens // 2, counter=self.calls.counter)
         except SummaryFailed as exc:
             raise self._build_failure(exc.reason, exc.detail) from exc
         self.excerpted_seqs.update(seq for chunk in smaller for seq in chunk.excerpted_seqs)
         return smaller
 
     async def _fold(self, transcript: Sequence[TranscriptMessage]) -> None:
-        reply = await self._call_model(self.config.build_prompt(transcript, self.text))
+        reply = await self._call_model(self.calls.build_prompt(transcript, self.text))
         try:
             text = validate_summary(
-                reply, max_tokens=self.config.max_summary_tokens, transcript=transcript, counter=self.config.counter
+                reply,
+                max_tokens=self.calls.max_summary_tokens,
+                transcript=transcript,
+                counter=self.calls.reader_counter,
             )
         except SummaryFailed as exc:
             raise self._build_failure(exc.reason, exc.detail) from exc
-        self.known_entries.update(each.seq for each in transcript)
+        self.known_entries.update(each.seq for each in transcript if each.seq)
         checked = check_citations(text, self.known_entries)
         self.text, self.sources = checked.text.strip(), checked.sources
         self.dropped_citations += checked.dropped_count
 
     async def _call_model(self, prompt: Prompt) -> Reply:
-        tokens = self.config.count_prompt(prompt)
-        if tokens > self.config.max_prompt_tokens:
-            limit = self.config.max_prompt_tokens
-            message = f"The prompt has {tokens:,} tokens, and the limit of {self.model.name} is {limit:,}."
-            raise self._build_failure("overflow", message)
-        self.calls += 1
+        tokens, limit, name = self.calls.count_prompt(prompt), self.calls.max_prompt_tokens, self._model_name
+        if tokens > limit:
+            # The running summary has more tokens than its margin; like a rejected prompt, with smaller chunks it fits.
+            raise ModelContextOverflow(f"The prompt has {tokens:,} tokens, and the limit of {name} is {limit:,}.")
         try:
-            async with asyncio.timeout(self.timeout):
-                reply = await self.model.complete(replace(prompt, timeout=self.timeout))
+            reply = await self._complete(prompt)
         except ModelContextOverflow:
             raise
         except (ModelError, TimeoutError, OSError) as exc:
-            raise self._build_failure(
-                _classify_error(exc), str(exc) or f"{self.model.name} did not answer in time."
-            ) from exc
+            raise self._build_failure(_classify_error(exc), str(exc) or f"{name} did not answer in time.") from exc
         self.usage = _add_usage(self.usage, reply.usage)
         return reply
+
+    async def _complete(self, prompt: Prompt) -> Reply:
+        """Calls the model. Some models accept no temperature: one that rejects the prompt gets it again without."""
+        self.calls_made += 1
+        summarizer = self.calls.summarizer
+        temperature = summarizer.temperature if self.sends_temperature else None
+        try:
+            async with asyncio.timeout(summarizer.timeout):
+                return await summarizer.model.complete(
+                    replace(prompt, temperature=temperature, timeout=summarizer.timeout)
+                )
+        except ModelRequestRejected:
+            if temperature is None:
+                raise
+            self.sends_temperature = False
+        return await self._complete(prompt)
+
+    @property
+    def _model_name(self) -> str:
+        return self.calls.summarizer.model.name
 
     def _build_failure(self, reason: SummaryFailureReason, message: str) -> SummaryFailed:
         spent = self.usage or Usage()
         return SummaryFailed(
-            reason, message, calls=self.calls, input_tokens=spent.input_tokens, output_tokens=spent.output_tokens
+            reason, message, calls=self.calls_made, input_tokens=spent.input_tokens, output_tokens=spent.output_tokens
         )
 
 

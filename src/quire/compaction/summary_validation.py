@@ -86,7 +86,8 @@ def _is_echo(text: str, transcript: Sequence[TranscriptMessage]) -> bool:
     if len(_MESSAGE_HEADER.findall(text)) >= min(3, len(transcript) + 1):
         return True
     answer = " ".join(text.split())
-    messages = [" ".join(each.text.split()) for each in transcript]
+    # A part of the summary so far may be repeated.
+    messages = [" ".join(each.text.split()) for each in transcript if each.seq]
     total = sum(map(len, messages))
     echoed = sum(len(message) for message in messages if message in answer)
     return total >= _MIN_ECHO_CHARS and echoed > total * _MAX_ECHO_SHARE

@@ -14,7 +14,10 @@ from quire.view.excerpts import find_largest_limit
 from quire.view.tokens import TokenCounter
 
 MAX_PARTS_PER_MESSAGE = 4
-"""A message that would need more calls than this is excerpted."""
+"""A message that would need more calls than this is excerpted, if it is one of many."""
+
+SUMMARY_PART_CHARS = 1_000
+"""Characters of one part of a summary that is folded in parts."""
 
 _MAX_CHARS_PER_TOKEN = 12
 """Upper bound for the length of an excerpt."""
@@ -32,19 +35,25 @@ class TranscriptChunk(NamedTuple):
         return tuple(each.seq for each in self.messages if each.omitted_chars)
 
 
-def chunk_entries(entries: Sequence[Entry], *, max_tokens: int, counter: TokenCounter) -> list[TranscriptChunk]:
-    """Splits the messages among the entries into chunks of at most `max_tokens`, including the label."""
-    return chunk_transcript(
-        [to_transcript_message(entry) for entry in entries if entry.kind == "message"],
-        max_tokens=max_tokens,
-        counter=counter,
-    )
+def to_transcript(entries: Sequence[Entry]) -> list[TranscriptMessage]:
+    return [to_transcript_message(entry) for entry in entries if entry.kind == "message"]
+
+
+def split_summary(summary: str) -> list[TranscriptMessage]:
+    """Splits a summary that is too long for a prompt into parts that are folded like messages."""
+    parts = list(_split_text(summary, SUMMARY_PART_CHARS))
+    labels = (f", part {number} of {len(parts)}" for number in range(1, len(parts) + 1))
+    return [TranscriptMessage(0, "summary so far", *part) for part in zip(parts, labels, strict=True)]
 
 
 def chunk_transcript(
-    transcript: Sequence[TranscriptMessage], *, max_tokens: int, counter: TokenCounter
+    transcript: Sequence[TranscriptMessage],
+    *,
+    max_tokens: int,
+    counter: TokenCounter,
+    max_parts: int = MAX_PARTS_PER_MESSAGE,
 ) -> list[TranscriptChunk]:
-    fitted = [part for each in transcript for part in _fit_message(each, max_tokens, counter)]
+    fitted = [part for each in transcript for part in _fit_message(each, max_tokens, counter, max_parts)]
     chunks: list[TranscriptChunk] = []
     start = 0
     while start < len(fitted):
@@ -74,18 +83,18 @@ def _count_transcript(transcript: Sequence[TranscriptMessage], counter: TokenCou
     return counter.count(render_transcript(transcript))
 
 
-def _fit_message(message: TranscriptMessage, max_tokens: int, counter: TokenCounter) -> Sequence[TranscriptMessage]:
+def _fit_message(
+    message: TranscriptMessage, max_tokens: int, counter: TokenCounter, max_parts: int
+) -> Sequence[TranscriptMessage]:
     tokens = _count_transcript([message], counter)
     if tokens <= max_tokens:
         return [message]
     overhead = _count_transcript([message._replace(text="")], counter)
-    if max_tokens > overhead and tokens - overhead <= (max_tokens - overhead) * MAX_PARTS_PER_MESSAGE:
+    if max_tokens > overhead and tokens - overhead <= (max_tokens - overhead) * max_parts:
         for share in _PART_LENGTH_SHARES:
             length = int(len(message.text) * (max_tokens - overhead) / (tokens - overhead) * share)
             parts = _split_message(message, length)
-            if len(parts) <= MAX_PARTS_PER_MESSAGE and all(
-                _count_transcript([part], counter) <= max_tokens for part in parts
-            ):
+            if len(parts) <= max_parts and all(_count_transcript([part], counter) <= max_tokens for part in parts):
                 return parts
     return [_excerpt_to_fit(message, max_tokens, counter)]
 

@@ -14,7 +14,7 @@ from quire.model import ToolDefinition
 ResultLimit = Annotated[int, Field(ge=1, le=20, description="Maximum number of results.")]
 
 
-class _ToolArguments(BaseModel):
+class ToolArguments(BaseModel):
     """Arguments of a tool; the class docstring is the tool's description for the model."""
 
     model_config = ConfigDict(extra="ignore")
@@ -29,7 +29,7 @@ class _ToolArguments(BaseModel):
         )
 
 
-class SearchHistory(_ToolArguments):
+class SearchHistory(ToolArguments):
     """Search the earlier part of this conversation that is no longer in your context. Returns numbered messages."""
 
     tool_name = "history_search"
@@ -37,7 +37,7 @@ class SearchHistory(_ToolArguments):
     limit: ResultLimit = 8
 
 
-class ReadHistory(_ToolArguments):
+class ReadHistory(ToolArguments):
     """Read messages of this conversation by their numbers, word for word."""
 
     tool_name = "history_read"
@@ -45,7 +45,7 @@ class ReadHistory(_ToolArguments):
     last: int | None = Field(default=None, ge=1, description="The number of the last one; defaults to the first.")
 
 
-class ReadDocument(_ToolArguments):
+class ReadDocument(ToolArguments):
     """Read a document of the vault by its path, in full or from a given character."""
 
     tool_name = "read_document"
@@ -53,7 +53,7 @@ class ReadDocument(_ToolArguments):
     start: int = Field(default=0, ge=0, description="The character to start at, to continue in a long document.")
 
 
-class FindDocuments(_ToolArguments):
+class FindDocuments(ToolArguments):
     """Find documents of the vault that are relevant to a question. Returns paths with a line about each."""
 
     tool_name = "find_documents"
@@ -61,7 +61,7 @@ class FindDocuments(_ToolArguments):
     limit: ResultLimit = 8
 
 
-class FindExcerpts(_ToolArguments):
+class FindExcerpts(ToolArguments):
     """Find passages in the vault's documents that are relevant to a question. Returns passages with their paths."""
 
     tool_name = "find_excerpts"
@@ -69,24 +69,28 @@ class FindExcerpts(_ToolArguments):
     limit: ResultLimit = 5
 
 
-class ResolveWikilink(_ToolArguments):
+class ResolveWikilink(ToolArguments):
     """Resolve a [[wikilink]] to the document that it links to."""
 
     tool_name = "resolve_wikilink"
     link: str = Field(description="The link, with or without its brackets.")
 
 
-class Remember(_ToolArguments):
-    """Remember something lasting that the user said, for later conversations. Give `replaces` to correct an entry."""
+class Remember(ToolArguments):
+    """Remember something lasting that the user said, for later conversations. To correct or extend a memory, give its
+    id as `replaces`."""
 
     tool_name = "remember"
     text: str = Field(description="One fact or preference in a sentence that can be understood on its own.")
-    replaces: str | None = Field(default=None, description="The id of the entry that this one corrects.")
+    replaces: str | None = Field(
+        default=None,
+        description="The id of the memory that this one corrects or extends, as in brackets after it, or in its label.",
+    )
 
 
-HISTORY_TOOLS: tuple[type[_ToolArguments], ...] = (SearchHistory, ReadHistory)
-DOCUMENT_TOOLS: tuple[type[_ToolArguments], ...] = (FindDocuments, FindExcerpts, ReadDocument, ResolveWikilink)
-MEMORY_TOOLS: tuple[type[_ToolArguments], ...] = (Remember,)
+HISTORY_TOOLS: tuple[type[ToolArguments], ...] = (SearchHistory, ReadHistory)
+DOCUMENT_TOOLS: tuple[type[ToolArguments], ...] = (ReadDocument, FindDocuments, FindExcerpts, ResolveWikilink)
+MEMORY_TOOLS: tuple[type[ToolArguments], ...] = (Remember,)
 BUILTIN_TOOLS = {call.tool_name: call for call in (*HISTORY_TOOLS, *DOCUMENT_TOOLS, *MEMORY_TOOLS)}
 
 BuiltinToolCall = SearchHistory | ReadHistory | ReadDocument | FindDocuments | FindExcerpts | ResolveWikilink | Remember

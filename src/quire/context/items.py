@@ -5,7 +5,7 @@ log, so an item that was removed stays removed. Invariant: every candidate is ei
 decision.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
@@ -14,7 +14,7 @@ from quire.context.tool_names import wire_name
 from quire.model import BranchState, ContextChange, ContextItem, Decision, SessionItem, Slot
 from quire.model.agents import Agent, AgentTool, IncludeMode, Reference, Rule
 from quire.model.base import FrozenModel
-from quire.model.entries import SessionIncludeMode
+from quire.model.entry_bodies import SessionIncludeMode
 from quire.model.manifest import DecisionReason
 from quire.view.inputs import ContextBlock
 
@@ -77,9 +77,14 @@ def list_session_items(state: BranchState, agent: Agent) -> list[ResolvedSession
 
 
 def collect_request_items(
-    agent: Agent, session: Sequence[SessionItem], scored: Sequence[ScoredItem] = ()
+    agent: Agent,
+    session: Sequence[SessionItem],
+    scored: Sequence[ScoredItem] = (),
+    *,
+    removed: Collection[ContextItem] = (),
 ) -> RequestItems:
-    """Combines the session's items with those selected for the message."""
+    """Combines the session's items with those selected for the message; every other item of the agent is excluded with
+    a reason. `removed` were removed from the session."""
     definitions = index_agent_items(agent)
     included: dict[ContextItem, RequestItem] = {}
     excluded: dict[ContextItem, Decision] = {}
@@ -97,13 +102,22 @@ def collect_request_items(
         else:
             included[each.item] = RequestItem(item=each.item, include="agent", score=each.score)
     for item, each in definitions.items():
-        if (
-            item not in included
-            and item not in excluded
-            and (not each.enabled or get_include_mode(agent, each) == "always")
-        ):
-            excluded[item] = build_exclusion(item, "disabled")
+        if item not in included and item not in excluded:
+            excluded[item] = _exclude_absent(agent, each, removed=item in removed)
     return RequestItems(_sort_items(agent, included.values()), tuple(excluded.values()))
+
+
+def _exclude_absent(agent: Agent, definition: AgentItem, *, removed: bool) -> Decision:
+    """The decision on an item that is neither in the session nor a candidate of the selection."""
+    item = definition.item
+    if not definition.enabled:
+        return build_exclusion(item, "disabled")
+    if removed:
+        return build_exclusion(item, "removed")
+    if get_include_mode(agent, definition) == "agent":
+        # Without a question there is nothing to match.
+        return build_exclusion(item, "below_score", score=0.0)
+    return build_exclusion(item, "not_added")
 
 
 def build_blocks(agent: Agent, items: Iterable[RequestItem], *, read: Callable[[str], str]) -> list[ContextBlock]:

@@ -28,7 +28,8 @@ _TRANSPORTS: dict[str, Literal["stdio", "http", "sse"]] = {
     "sse": "sse",
 }
 _TYPO_CUTOFF = 0.8
-_PLACEHOLDER = re.compile(r"\$\{(?:env:)?([^}]*?)(?::-([^}]*))?\}")
+# Matches from every `${` to its end, or to the next `${`, so that no text is read twice.
+_PLACEHOLDER = re.compile(r"\$\{((?:[^}$]|\$(?!\{))*+)(\}|\$\{)?")
 
 
 def parse_servers(text: str, *, source: str = "the server configuration") -> tuple[ToolServer, ...]:
@@ -71,11 +72,15 @@ def expand_variables(server: ToolServer, variables: Mapping[str, str]) -> ToolSe
 
 
 def _substitute_variable(match: re.Match[str], variables: Mapping[str, str], server: str, field: str) -> str:
-    name, default = match[1], match[2]
-    if default is not None and "${" in default:
+    content, end = match[1], match[2]
+    if end is None:
+        return match[0]
+    if end == "${":
         raise InvalidConfiguration(
             f"The server {server!r}: `{field}` has a nested placeholder; write the default without one."
         )
+    name, separator, given_default = content.removeprefix("env:").partition(":-")
+    default = given_default if separator else None
     value = variables.get(name)
     if value or (value is not None and default is None):
         return value

@@ -18,6 +18,12 @@ from quire.view.inputs import ContextBlock
 
 MEMORIES_BLOCK_NAME = "memories"
 """Name of the block with an agent's memory entries."""
+MAX_MEMORY_CHARS = 2_000
+"""Maximum characters of a memory: one fact in a sentence or two."""
+REPEATED_SHARE = 0.75
+"""Share of a new memory's terms in a text from which on the memory repeats the text."""
+_FRAME_TERMS = frozenset(("user",))
+"""Terms that a model adds to every memory ("The user likes …"), and that say nothing about its source."""
 
 
 class ProjectMemory(NamedTuple):
@@ -86,9 +92,10 @@ def build_memory_blocks(memories: Iterable[Memory]) -> tuple[ContextBlock, ...]:
 
 
 def _format_memory(memory: Memory) -> str:
-    """One line per entry, so that no entry can look like two."""
-    source = f"#{memory.citation.seq}" if memory.citation is not None else memory.source
-    return f"- {_to_single_line(memory.text)} [{_to_single_line(source or memory.id)}]"
+    """One line per entry, so that no entry can look like two. The id is for `remember`, which can replace the entry;
+    the number of the cited message is left out, because it belongs to another conversation."""
+    source = f", from {memory.source}" if memory.source is not None else ""
+    return f"- {_to_single_line(memory.text)} [{memory.id}{_to_single_line(source)}]"
 
 
 def build_recalled_blocks(hits: Iterable[SearchHit], *, included_ids: Iterable[str] = ()) -> list[ContextBlock]:
@@ -109,20 +116,34 @@ def build_recalled_blocks(hits: Iterable[SearchHit], *, included_ids: Iterable[s
     ]
 
 
-def validate_new_memory(text: str, *, existing: Iterable[str], recalled_texts: Iterable[str]) -> str:
-    """The stripped text; raises `InvalidRequest` if it is empty, a duplicate, or only repeats recalled text."""
+def validate_new_memory(text: str, *, existing: Iterable[str]) -> str:
+    """The stripped text; raises `InvalidRequest` if it is empty, too long or a duplicate."""
     stripped = text.strip()
     normalized = _normalize(stripped)
     if not normalized:
         raise InvalidRequest("The text to remember is empty; write what to remember.")
+    if len(stripped) > MAX_MEMORY_CHARS:
+        raise InvalidRequest(
+            f"The text to remember has {len(stripped):,} characters, and a memory may have {MAX_MEMORY_CHARS:,}; "
+            "shorten it to one fact."
+        )
     if any(_normalize(each) == normalized for each in existing):
         raise InvalidRequest("This is remembered already; correct the entry if it has changed.")
-    if any(normalized in _normalize(each) for each in recalled_texts):
-        raise InvalidRequest(
-            "This only repeats text that was recalled for the request, and recalled text is not stored again; "
-            "remember what the user says now."
-        )
     return stripped
+
+
+def measure_overlap(fact: str, text: str) -> float:
+    """Share of the fact's terms that the text contains, from 0 to 1. Terms are stemmed words without stop words."""
+    # Every request with memories imports this module, and the tokenizer's package imports numpy.
+    from quire.context.recall.tokenizer import tokenize
+
+    terms = set(tokenize(fact)) - _FRAME_TERMS
+    return len(terms.intersection(tokenize(text))) / len(terms) if terms else 0.0
+
+
+def is_repeated_in(fact: str, text: str) -> bool:
+    """Whether the text says the fact, perhaps in another order or with other small words."""
+    return measure_overlap(fact, text) >= REPEATED_SHARE
 
 
 def _normalize(text: str) -> str:

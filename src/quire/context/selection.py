@@ -1,9 +1,10 @@
 """Selects the agent-mode items for a message by keyword score and, with an embedder, by cosine similarity.
 
 Keyword scores from 0 to 1 need no model: tokenizer, stop words, stemmer, IDF. A rare word weighs more than a common
-one, as in BM25; a match in a name counts more than one in a description or text. Every candidate is included or
-excluded with a reason. Scores are rounded and ties go by name, so that selection is deterministic in any order. If the
-embedding endpoint fails, selection falls back to keywords alone.
+one, as in BM25; a match in a name counts more than one in a description or text. A paraphrase shares no word with its
+item, so an item whose similarity is an outlier among all items has a score by that alone. Every candidate is included
+or excluded with a reason. Scores are rounded and ties go by name, so that selection is deterministic in any order. If
+the embedding endpoint fails, selection falls back to keywords alone.
 """
 
 import re
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
-from math import log
+from math import log, sqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cachetools import LRUCache
@@ -140,6 +141,11 @@ MAX_ITEM_TEXT_CHARS = 400
 """Characters of an item's text that are scored, in addition to its name and description."""
 KEYWORD_WEIGHT, EMBEDDING_WEIGHT = 0.5, 0.5
 """Weights of the two scores where both exist."""
+DEFAULT_MIN_SCORE = 0.35
+SIMILARITY_NOISE = 0.07
+"""Standard deviation of the similarities between a message and unrelated items."""
+MIN_SIMILARITY_LEAD = 0.03
+"""Difference to the second similarity below which no item is an outlier."""
 _MAX_CACHED_VECTORS = 10_000
 """Vectors of items in the LRU cache."""
 
@@ -153,7 +159,7 @@ class SelectionSettings(FrozenModel):
 
     top_k: int = Field(default=8, ge=0, description="Maximum items of all types.")
     top_k_per_type: int = Field(default=3, ge=0, description="Maximum items of one type: rules, references, tools.")
-    min_score: float = Field(default=0.35, ge=0, le=1, description="Minimum score of a selected item.")
+    min_score: float = Field(default=DEFAULT_MIN_SCORE, ge=0, le=1, description="Minimum score of a selected item.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +231,24 @@ def _name_key(item: ContextItem) -> tuple[str, str, str]:
     return item.name, item.server or "", item.type
 
 
+def score_outlier(similarities: Sequence[float]) -> list[float]:
+    """Scores the item whose similarity is an outlier among all items; the others have 0.
+
+    Its similarity is compared with the mean of the others: absolute similarities differ between embedders. The default
+    minimum score is what the best of as many unrelated items reaches by chance: their expected maximum.
+    """
+    scores = [0.0] * len(similarities)
+    if len(scores) < 2:
+        return scores
+    best, second = sorted(range(len(scores)), key=lambda index: -similarities[index])[:2]
+    if similarities[best] - similarities[second] >= MIN_SIMILARITY_LEAD:
+        others = len(scores) - 1
+        contrast = similarities[best] - (sum(similarities) - similarities[best]) / others
+        chance = SIMILARITY_NOISE * sqrt(2 * log(len(scores)) * (1 + 1 / others))
+        scores[best] = min(1.0, DEFAULT_MIN_SCORE * contrast / chance)
+    return scores
+
+
 class Selector:
     """Scores items for messages, and caches the vectors of items by the digest of their text."""
 
@@ -254,9 +278,12 @@ class Selector:
         if similarities is None:
             fused = keyword_scores
         else:
+            # The vector of a message of stop words alone has no meaning.
+            has_meaning = any(extract_keywords(turn[:MAX_MESSAGE_CHARS]) for turn in (message, *recent[:1]))
+            outlier_scores = score_outlier(similarities) if has_meaning else [0.0] * len(items)
             fused = [
-                KEYWORD_WEIGHT * keyword + EMBEDDING_WEIGHT * similarity
-                for keyword, similarity in zip(keyword_scores, similarities, strict=True)
+                max(KEYWORD_WEIGHT * keyword + EMBEDDING_WEIGHT * similarity, alone)
+                for keyword, similarity, alone in zip(keyword_scores, similarities, outlier_scores, strict=True)
             ]
         rounded = {each.item: round(score, SCORE_DECIMALS) for each, score in zip(items, fused, strict=True)}
         return rounded, "keyword" if similarities is None else "embedding"

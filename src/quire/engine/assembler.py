@@ -1,20 +1,26 @@
 """Assembles one request: loads the window, pins and recall candidates, and passes them to `quire.view.assembly`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
+from quire.context.tools import ToolSet
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import ContextGatherer, RequestContext
+from quire.engine.reading_tools import ReadingTools, lists_documents
 from quire.engine.recall import Recall
 from quire.engine.request import Document, PendingMessage
-from quire.errors import InvalidRequest
+from quire.errors import EntryNotFound, InvalidRequest
 from quire.log import Window
+from quire.log.worker_threads import measure_messages, run_sized
 from quire.model import Entry, Message
 from quire.model.manifest import Decision
 from quire.view.assembly import ViewAssembly, assemble
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
+from quire.view.recalled_messages import FittedCandidate, restore_candidate
 from quire.view.references import inline_documents
+from quire.view.strategies import get_strategy
 
 RECENT_TURNS = 2
 """Turns before a question whose text helps to select rules, references and tools."""
@@ -46,6 +52,7 @@ class Assembler:
     ) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
         self._gatherer, self._recall = gatherer, recall
+        self._reading_tools = ReadingTools(engine, count_tokens=gatherer.count_tool_tokens)
 
     async def assemble(
         self,
@@ -66,31 +73,52 @@ class Assembler:
                 window.branch, question, recent=partial(_recent_texts, window, pending)
             )
             context = base_context.with_blocks(*map(_to_block, documents))
+        listed = lists_documents(window.messages, pending)
+        tools = self._reading_tools.offer(context.tools, archived=window.compaction is not None, listed=listed)
+        context = replace(context, tools=tools)
         pinned = await self._load_pinned(window)
+        continues_turn = not pending and bool(window.messages) and window.messages[-1].role != "user"
+        fixed_recall = await self._load_fixed_recall(window) if continues_turn else None
+        if fixed_recall is None:
+            in_request = [entry.seq for entry in (*pinned, *filter(None, [window.question]))]
+            recall_candidates = await self._recall.find_candidates(window, question, exclude=in_request)
+        else:
+            recall_candidates = tuple(fitted.candidate for fitted in fixed_recall)
         attached = [digest for each in pending for digest in each.blob_digests()]
         await engine.load_blobs([*window.messages, *pinned], digests=attached)
+        counter = engine.message_counter
+        augmented = tuple(inline_documents(each.message, each.references, counter.load_text) for each in pending)
         view_input = ViewInput(
             conversation=self._conversation,
             branch=self._branch,
             head=window.branch.head_seq,
             blocks=context.blocks,
-            tools=_to_tools(context),
+            tools=_to_tools(tools),
+            tools_after_compaction=_to_tools(self._reading_tools.offer(tools, archived=True, listed=listed)),
             compaction=window.compaction,
             pinned=tuple(pinned),
             not_loaded=window.not_loaded,
-            history=window.messages,
+            history=_add_question(window),
+            question=window.question.seq if window.question is not None else None,
             pins=frozenset(window.branch.state.pins),
-            pending=tuple(
-                inline_documents(each.message, each.references, engine.message_counter.load_text) for each in pending
+            priorities=_list_priorities(window, engine.policy.strategy),
+            pending=augmented,
+            document_tokens=sum(
+                counter.count(message) - counter.count(each.message)
+                for message, each in zip(augmented, pending, strict=True)
+                if each.references
             ),
             document_decisions=tuple(document_decisions),
-            recall_candidates=await self._recall.find_candidates(
-                window, question, exclude=[entry.seq for entry in pinned]
-            ),
+            recall_candidates=recall_candidates,
+            continues_turn=continues_turn,
+            fixed_recall=fixed_recall,
             earlier_decisions=context.decisions,
         )
         calibration = await engine.load_calibration(engine.policy.model)
-        assembly = assemble(view_input, engine.policy, engine.message_counter, ratio=calibration.ratio)
+        size = sum(len(entry.raw) for entry in window.messages) + measure_messages(view_input.pending)
+        assembly = await run_sized(
+            size, assemble, view_input, engine.policy, engine.message_counter, calibration=calibration
+        )
         return AssembledRequest(assembly=assembly, window=window, context=context)
 
     async def assemble_current(self) -> AssembledRequest:
@@ -105,13 +133,43 @@ class Assembler:
         """The request with an empty question, which shows what is used before the user writes."""
         return await self.assemble((PendingMessage(Message.user("")),))
 
+    async def _load_fixed_recall(self, window: Window) -> tuple[FittedCandidate, ...] | None:
+        """The recalled messages of the turn's request before this one; None if they are to be chosen again, because
+        there was none or because a compaction came after it."""
+        active = window.branch.state.active_compaction
+        if active is None or not active.hides_content:
+            return None
+        reply = next((entry for entry in reversed(window.messages) if entry.role == "assistant"), None)
+        if reply is None or reply.seq < active.seq:
+            return None
+        store = self._engine.store
+        try:
+            manifest = await store.get_manifest(self._conversation, reply.seq, branch=self._branch)
+        except EntryNotFound:
+            return None
+        rows = {
+            row.span.first: row
+            for row in manifest.included
+            if row.slot == "recall" and row.kind == "message" and row.span is not None
+        }
+        entries = await store.get_entries(self._conversation, list(rows), branch=self._branch) if rows else []
+        return tuple(
+            restore_candidate(entry, score=row.score or 0.0, excerpt_ranges=row.excerpt_spans, tokens=row.tokens)
+            for entry in entries
+            if entry.purged_at is None and (row := rows[entry.seq])
+        )
+
     async def _load_pinned(self, window: Window) -> list[Entry]:
-        """Loads archived pins. One that belongs to a tool call brings its whole batch, since providers reject half of
-        one."""
+        """Loads archived messages that stay in the view. A pin that belongs to a tool call brings its whole batch,
+        since providers reject half of one; the messages that a compaction preserves are whole batches."""
         by_seq: dict[int, Entry] = {}
+        active = window.branch.state.active_compaction
+        preserved = (active.preserved or ()) if active is not None else ()
         for entry in window.pinned:
+            if window.question is not None and entry.seq == window.question.seq:
+                continue
             by_seq[entry.seq] = entry
-            if entry.role == "tool" or '"tool_call"' in entry.raw:
+            if entry.seq not in preserved and (entry.role == "tool" or '"tool_call"' in entry.raw):
                 by_seq.update((each.seq, each) for each in await self._load_tool_batch(entry))
         return [by_seq[seq] for seq in sorted(by_seq)]
 
@@ -138,18 +196,35 @@ def find_question(pending: Sequence[PendingMessage], window: Window) -> str:
     """The text that the request answers: the pending message, else the newest user message in the log."""
     if pending:
         return pending[-1].message.text
-    newest = next((entry for entry in reversed(window.messages) if entry.role == "user"), None)
+    newest = next((entry for entry in reversed(window.messages) if entry.role == "user"), window.question)
     return newest.message.text if newest is not None else ""
 
 
+def _add_question(window: Window) -> tuple[Entry, ...]:
+    """The messages of the window, with the question of the turn that they begin inside of."""
+    if window.question is None:
+        return window.messages
+    return tuple(sorted((window.question, *window.messages), key=attrgetter("seq")))
+
+
 def _recent_texts(window: Window, pending: Sequence[PendingMessage]) -> list[str]:
-    dialogue = [entry for entry in window.messages[-3 * RECENT_TURNS :] if entry.role in ("user", "assistant")]
-    before = dialogue if pending else dialogue[:-1]
-    return [text for entry in reversed(before[-RECENT_TURNS:]) if (text := entry.message.text)]
+    """Texts of the turns before the question, newest first. They stay the same during the turn."""
+    messages = window.messages
+    if not pending:
+        start = next((index for index in reversed(range(len(messages))) if messages[index].role == "user"), 0)
+        messages = messages[:start]
+    dialogue = [entry for entry in messages[-3 * RECENT_TURNS :] if entry.role in ("user", "assistant")]
+    return [text for entry in reversed(dialogue[-RECENT_TURNS:]) if (text := entry.message.text)]
 
 
-def _to_tools(context: RequestContext) -> tuple[SelectedTool, ...]:
-    return tuple([SelectedTool(tool.definition, tool.reason, tool.score) for tool in context.tools.tools])
+def _list_priorities(window: Window, strategy: str) -> dict[int, int]:
+    if not get_strategy(strategy).priority_shares:
+        return {}
+    return {each.message: each.priority for each in window.branch.state.priorities if each.priority is not None}
+
+
+def _to_tools(tools: ToolSet) -> tuple[SelectedTool, ...]:
+    return tuple([SelectedTool(tool.definition, tool.reason, tool.score) for tool in tools.tools])
 
 
 def _to_block(document: Document) -> ContextBlock:

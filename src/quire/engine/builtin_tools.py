@@ -21,15 +21,14 @@ from quire.context.builtin_tool_schemas import (
     parse_builtin_call,
 )
 from quire.engine.context import EngineContext
-from quire.engine.context_gatherer import memory_namespace
 from quire.engine.embeddings import embed_query
+from quire.engine.memory_writer import MemoryWriter
 from quire.engine.recall import Recall
 from quire.errors import InvalidRequest, QuireError
-from quire.log.types import Citation, SearchHit, vault_scope
-from quire.model import Entry
-from quire.model.entries import DocumentReference
+from quire.log.types import SearchHit, vault_scope
+from quire.model.entry_metadata import DocumentReference
 from quire.view.labels import label_text
-from quire.view.recalled_messages import RecallCandidate, message_to_text, render_recalled
+from quire.view.recalled_messages import RecallCandidate, render_recalled
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
@@ -38,10 +37,6 @@ MAX_RESULT_CHARS = 20_000
 """Maximum characters of one result, about 5,000 tokens. A longer one ends with a hint how to read the rest."""
 SNIPPET_CHARS = 100
 """Characters of a document reference's snippet."""
-MAX_COMPARED_MEMORIES = 1_000
-"""Memories that a new one is compared with, to reject duplicates."""
-MAX_SOURCE_CANDIDATES = 20
-"""Newest messages of the user and of tools among which the source of a memory is searched."""
 
 
 class BuiltinToolResult(NamedTuple):
@@ -57,6 +52,7 @@ class BuiltinTools:
 
     def __init__(self, engine: EngineContext, conversation: str, branch: int, *, recall: Recall) -> None:
         self._engine, self._conversation, self._branch, self._recall = engine, conversation, branch, recall
+        self._memory_writer = MemoryWriter(engine, conversation, branch, recall=recall)
 
     async def run(self, name: str, arguments: str, *, recalled_texts: Callable[[], Iterable[str]]) -> BuiltinToolResult:
         """Runs one call. `recalled_texts` returns what the current request recalled, which must not be remembered
@@ -81,7 +77,10 @@ class BuiltinTools:
             case ResolveWikilink(link=link):
                 return await self._resolve_link(link)
             case Remember(text=text, replaces=replaces):
-                return await self._remember(text, replaces, recalled_texts())
+                recalled = recalled_texts()
+                return BuiltinToolResult(
+                    await self._memory_writer.remember(text, replaces=replaces, recalled_texts=recalled)
+                )
         assert_never(call)
 
     async def _search_history(self, query: str, limit: int) -> BuiltinToolResult:
@@ -157,47 +156,6 @@ class BuiltinTools:
                 return BuiltinToolResult(f"The link is broken: {reason}.", is_error=True)
         assert_never(destination)
 
-    async def _remember(self, text: str, replaces: str | None, recalled_texts: Iterable[str]) -> BuiltinToolResult:
-        engine, namespace = self._engine, memory_namespace(self._engine.agent)
-        if not engine.agent.memory.enabled:
-            raise InvalidRequest("This agent has no memory; enable it in the agent's configuration.")
-        memories = await engine.store.list_memories(namespace, limit=MAX_COMPARED_MEMORIES)
-        from quire.context.memory import validate_new_memory
-
-        fact = validate_new_memory(text, existing=[each.text for each in memories], recalled_texts=recalled_texts)
-        source = await self._find_source(fact)
-        citation = _to_citation(source)
-        if replaces is None:
-            memory = await engine.store.add_memory(namespace, fact, citation=citation)
-        else:
-            memory = await engine.store.replace_memory(replaces, fact, citation=citation)
-        kind = "tool result" if source.role == "tool" else "message"
-        return BuiltinToolResult(f"Remembered as {memory.id}, from {kind} #{source.seq}.")
-
-    async def _find_source(self, fact: str) -> Entry:
-        """The message that shares most terms with a new memory; in case of a tie, the newest of the user's.
-
-        Tool results are candidates, because a document may have dictated the memory.
-        """
-        from quire.context.recall.tokenizer import tokenize
-
-        messages = await self._engine.store.read_tail(
-            self._conversation, MAX_SOURCE_CANDIDATES, branch=self._branch, kinds=["message"], roles=["user", "tool"]
-        )
-        if not any(entry.role == "user" for entry in messages):
-            messages += await self._engine.store.read_tail(
-                self._conversation, 1, branch=self._branch, kinds=["message"], roles=["user"]
-            )
-        if not messages:
-            raise InvalidRequest("There is no user message yet that a memory could cite.")
-        terms = set(tokenize(fact[:MAX_RESULT_CHARS]))
-
-        def rank(entry: Entry) -> tuple[int, bool, int]:
-            shared = terms.intersection(tokenize(message_to_text(entry.message)[:MAX_RESULT_CHARS]))
-            return len(shared), entry.role == "user", entry.seq
-
-        return max(messages, key=rank)
-
 
 def deduplicate_references(references: Sequence[DocumentReference]) -> tuple[DocumentReference, ...]:
     """Each document once, as the first call referred to it."""
@@ -221,10 +179,6 @@ def _render_excerpts(hits: Sequence[SearchHit]) -> str:
 def _to_reference(path: str, text: str | None) -> DocumentReference:
     snippet = " ".join((text or "").split())[:SNIPPET_CHARS] or None
     return DocumentReference(link=f"[[{PurePosixPath(path).stem}]]", path=path, kind="search", snippet=snippet)
-
-
-def _to_citation(entry: Entry) -> Citation:
-    return Citation(entry.conversation, entry.branch, entry.seq)
 
 
 def _truncate(text: str, hint: str) -> str:

@@ -1,15 +1,30 @@
 """Compactions of one branch: execute a plan, emit its events, undo it, edit its summary."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Literal
+
+from quire.agent.cancellation import run_shielded
 from quire.compaction.citations import check_citations
-from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction, max_summary_tokens
+from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction
+from quire.compaction.message_summaries import summarize_messages
+from quire.compaction.summarizer import Summarizer
+from quire.engine.assembler import AssembledRequest
 from quire.engine.context import EngineContext
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
-from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Usage
+from quire.log.worker_threads import run_in_worker
+from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Truncation, Usage
 from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted
 from quire.view.assembly import ViewAssembly
-from quire.view.compaction_plan import CompactionPlan
+from quire.view.compaction_plan import CompactionPlan, max_summary_tokens
 from quire.view.counted_input import count_summary
+from quire.view.strategies import get_strategy
+
+SUMMARIZED_QUESTION_SHARE = 0.75
+"""Length of a summarized question relative to the longest excerpt that fits; a summary may have more tokens than the
+text that it replaces."""
 
 
 class Compactor:
@@ -45,32 +60,96 @@ class Compactor:
             prefix_tokens=assembly.prefix_tokens,
             count_after=assembly.count_after,
             trigger=trigger,
+            input_price=engine.config.model_spec.input_price,
             instructions=instructions,
         )
         failures: list[SummaryFailed] = []
         billed: list[tuple[Usage, str | None]] = []
-        entry = await execute_compaction(
-            engine.store,
-            job,
-            message_counter=engine.message_counter,
-            summarizer=engine.summarizer,
-            on_failure=failures.append,
-            on_usage=lambda usage, model: billed.append((usage, model)),
-        )
-        for failure in failures:
-            await self._report_failure(failure)
-        for usage, model in billed:
-            await self._record_cost(usage, model)
+        calls_model = plan.needs_summary or any(each.summary is None for each in plan.truncations)
+        async with self._reserve_spend(job.full_history_tokens if calls_model else 0, plan.target_tokens):
+            entry = await execute_compaction(
+                engine.store,
+                job,
+                message_counter=engine.message_counter,
+                summarizer=await self._load_summarizer(),
+                on_failure=failures.append,
+                on_usage=lambda usage, model: billed.append((usage, model)),
+            )
+            for failure in failures:
+                await self._report_failure(failure)
+            for usage, model in billed:
+                await self._record_cost(usage, model)
         if entry is not None:
             engine.emit(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
             await engine.hooks.run_after(conversation, entry)
         return entry
 
+    async def summarize_question(self, question: Entry, current: AssembledRequest) -> Entry | None:
+        """Summarizes a recorded question that alone exceeds the budget, so that the request has its beginning, its end
+        and a summary; None if no model can, and an excerpt takes its place."""
+        engine, assembly, summarizer = self._engine, current.assembly, await self._load_summarizer()
+        max_chars = assembly.selection.excerpt_chars
+        if summarizer is None or max_chars is None or not get_strategy(engine.policy.strategy).summarizes:
+            return None
+        failures: list[SummaryFailed] = []
+        async with self._reserve_spend(question.tokens or 0, assembly.budget.target_tokens):
+            summaries = await summarize_messages(
+                [Truncation(message=question.seq, max_chars=int(max_chars * SUMMARIZED_QUESTION_SHARE))],
+                [question],
+                summarizer=summarizer,
+                counter=engine.message_counter.token_counter,
+                on_failure=failures.append,
+            )
+            for failure in failures:
+                await self._report_failure(failure)
+            for usage, model in summaries.usages:
+                await self._record_cost(usage, model)
+        if summaries.truncations[0].summary is None:
+            return None
+        plan = assembly.plan_truncations(summaries.truncations)
+        return await self.execute(plan, assembly, current.window, trigger="overflow")
+
+    async def _load_summarizer(self) -> Summarizer | None:
+        """The summarizer with what is known about its provider: the ratio of reported to counted tokens, and a smaller
+        window, if it is the model that answers and its provider reported one."""
+        engine, summarizer = self._engine, self._engine.summarizer
+        if summarizer is None:
+            return None
+        calibration = await engine.load_calibration(summarizer.model.name)
+        exact = summarizer.token_counter.exact
+        ratio = calibration.ratio_for(tokens=summarizer.window, messages=1, exact=exact)
+        window = summarizer.window
+        if summarizer.model.name == engine.policy.model:
+            window = min(window, engine.policy.window)
+        return replace(summarizer, window=window, ratio=max(summarizer.ratio, ratio))
+
+    @asynccontextmanager
+    async def _reserve_spend(self, input_tokens: int, target_tokens: int) -> AsyncGenerator[None]:
+        """Reserves the estimated cost of the summary under the spend caps, until its actual cost is recorded. An
+        interrupted summary costs its input. Without input tokens no model is called."""
+        engine, reservation = self._engine, None
+        if engine.summarizer is not None and input_tokens:
+            reservation = await run_shielded(
+                engine.reserve_spend(
+                    self._conversation,
+                    model=engine.summarizer.model.name,
+                    input_tokens=input_tokens,
+                    output_tokens=max_summary_tokens(target_tokens),
+                )
+            )
+        cost = reservation.input_usd if reservation is not None else 0.0
+        try:
+            yield
+            cost = 0.0
+        finally:
+            if reservation is not None:
+                await run_shielded(engine.store.settle_spend(reservation.id, cost))
+
     async def _record_cost(self, usage: Usage, model: str | None) -> None:
-        """Adds the cost of the summary to the conversation's spending, which `max_spend` caps."""
+        """Adds the cost of the summary to the conversation's spending, which spend caps limit."""
         cost = self._engine.config.estimate_cost(usage, model or self._engine.policy.model)
         if cost:
-            await self._engine.store.add_cost(self._conversation, cost)
+            await self._engine.store.add_cost(self._conversation, cost, key_id=self._engine.config.key_id)
 
     async def _report_failure(self, failure: SummaryFailed) -> None:
         """Emits `CompactionFailed` and records the cost, since a rejected summary is billed too."""
@@ -91,20 +170,44 @@ class Compactor:
     async def edit_summary(self, text: str) -> Entry:
         """Appends a compaction of the same span, with this text as its summary, that supersedes the active one."""
         window = await self._engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
-        body = window.compaction.body if window.compaction is not None else None
-        if window.compaction is None or not isinstance(body, Compaction) or body.covers is None:
+        if window.compaction is None or not isinstance(body := window.compaction.body, Compaction) or not body.covers:
             raise InvalidRequest("The branch has no active summary to edit; compact it first.")
         self._check_summary_size(text)
+        return await self._replace_summary(window, body, text, trigger="edit")
+
+    async def shorten_summary(self) -> Entry | None:
+        """Shortens the active summary by extraction to its share of the context window, which may be smaller than the
+        window that the summary was written for; None if it is not longer than that."""
+        engine = self._engine
+        window = await engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
+        if window.compaction is None or not isinstance(body := window.compaction.body, Compaction) or not body.summary:
+            return None
+        limit, counter = max_summary_tokens(engine.policy.target_tokens), engine.message_counter.token_counter
+        if counter.count(body.summary) <= limit:
+            return None
+        from quire.compaction.extractive_summary import extract_summary
+
+        text = await run_in_worker(extract_summary, (), previous=body.summary, max_tokens=limit, counter=counter)
+        entry = await self._replace_summary(window, body, text, trigger="overflow")
+        engine.emit(ContextCompacted(conversation=self._conversation, branch=self._branch, entry=entry))
+        return entry
+
+    async def _replace_summary(
+        self, window: Window, body: Compaction, text: str, *, trigger: Literal["edit", "overflow"]
+    ) -> Entry:
         edited = Compaction(
             number=window.branch.state.compaction_count + 1,
             covers=body.covers,
+            question=body.question,
+            preserved=body.preserved,
             summary=text,
             sources=check_citations(text, range(1, window.branch.head_seq + 1)).sources,
-            trigger="edit",
+            trigger=trigger,
             strategy=body.strategy,
             tokens_before=body.tokens_after,
-            supersedes=window.compaction.seq,
+            supersedes=window.compaction.seq if window.compaction is not None else None,
             truncations=body.truncations,
+            cleared_through=body.cleared_through,
         )
         counter = self._engine.message_counter
         old, new = count_summary(body, counter), count_summary(edited, counter)

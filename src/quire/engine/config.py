@@ -2,23 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.compaction.execution import Summarizer
+from quire.compaction.summarizer import Summarizer
 from quire.context.builtin_tool_schemas import build_builtin_tools
+from quire.engine.reported_windows import ModelEndpoint
 from quire.errors import UnknownPrice
 from quire.llm import Model
+from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
+from quire.log.costs import NO_KEY, SpendingKey
 from quire.log.ids import now
 from quire.model import Policy, ToolDefinition, Usage
 from quire.model.agents import Agent, AgentMemory, AgentTool
+from quire.model.lazy import lazy_property
 from quire.settings import Settings
 from quire.settings.schema import upstream_for
-from quire.view.model_specs import ModelSpec, context_window_for, is_local_model, model_spec_for
-from quire.view.wire_formats import provider_for
+from quire.view.model_specs import ModelSpec, is_local_model
+from quire.view.model_table import PUBLIC_SOURCES, SpecLayer, find_layers, merge_layers, to_price_spec
+from quire.view.output_limits import output_limit_for, thinking_tokens_for
+from quire.view.tokens import counter_for
 
 if TYPE_CHECKING:
     from quire.context.vault import Root, Vault
@@ -35,9 +39,16 @@ class EngineConfig:
     agent: Agent
     """The agent with the application's and the built-in tools."""
     vault: "Vault | None" = None
-    summarizer: Summarizer | None = None
+    summarizer_source: Model | Summarizer | ModelBuilder | None = None
+    """What the summarizer is built from; a builder gets the name of the model that answers."""
     embedder: Embedder | None = None
     clock: Callable[[], int] = now
+    runs_turns: bool = False
+    """Whether Quire runs the turns, and with them the calls of its built-in tools."""
+    spending_key: SpendingKey | None = None
+    """The API key that calls are charged to; None for calls without one."""
+    described_model: str | None = None
+    """Model that the settings `tokenizer`, `input_price` and `output_price` describe; None for `settings.model`."""
 
     @classmethod
     def create(
@@ -48,9 +59,10 @@ class EngineConfig:
         tools: Sequence[ToolDefinition] = (),
         agent: Agent | None = None,
         vault: "Vault | Path | str | None" = None,
-        summarizer: Model | Summarizer | None = None,
+        summarizer: Model | Summarizer | ModelBuilder | None = None,
         embedder: Embedder | None = None,
         clock: Callable[[], int] = now,
+        runs_turns: bool = False,
     ) -> "EngineConfig":
         """Builds a configuration: opens the vault, and adds instructions, tools and built-in tools to the agent."""
         opened = _open_vault(vault, settings)
@@ -62,42 +74,104 @@ class EngineConfig:
             settings=settings,
             agent=complete,
             vault=opened,
-            summarizer=_make_summarizer(summarizer, settings),
+            summarizer_source=summarizer,
             embedder=embedder,
             clock=clock,
+            runs_turns=runs_turns,
         )
 
     def with_changes(self, **changes: Any) -> "EngineConfig":
         """A configuration with some parts replaced; every other name is a setting.
 
-        The parts are `agent`, `vault`, `summarizer`, `embedder` and `clock`. A new agent is used as it is: it brings
-        its own tools.
+        The parts are `agent`, `vault`, `summarizer`, `embedder`, `clock` and `spending_key`. A new agent is used as it
+        is: it brings its own tools.
         """
         parts = {name: changes.pop(name) for name in _PARTS if name in changes}
         settings = self.settings
         if changes:
-            settings = Settings.model_validate({**settings.model_dump(), **changes})
+            settings, parts["described_model"] = self._change_settings(changes)
         if "vault" in parts:
             parts["vault"] = _open_vault(parts["vault"], settings)
         if "summarizer" in parts:
-            parts["summarizer"] = _make_summarizer(parts["summarizer"], settings)
+            parts["summarizer_source"] = parts.pop("summarizer")
         return replace(self, settings=settings, **parts)
 
-    @cached_property
+    def _change_settings(self, changes: dict[str, Any]) -> tuple[Settings, str]:
+        """The changed settings, and the model that their tokenizer and prices describe.
+
+        Another model does not inherit them; if it brings some of its own, the others are unset.
+        """
+        before = self.settings
+        described = self.described_model or before.model
+        values = before.model_dump()
+        if any(name in changes for name in _MODEL_SETTINGS):
+            if changes.get("model", before.model) != described:
+                values |= dict.fromkeys(_MODEL_SETTINGS)
+            described = changes.get("model", before.model)
+        return Settings.model_validate({**values, **changes}), described
+
+    @lazy_property
     def policy(self) -> Policy:
-        return policy_for(self.settings)
+        return _build_policy(self.settings, self.model_spec)
+
+    @lazy_property
+    def summarizer(self) -> Summarizer | None:
+        """The model that writes summaries, with its limits. Lazy: the table of models takes long to import."""
+        return _make_summarizer(self.summarizer_source, self.settings)
+
+    @lazy_property
+    def model_spec(self) -> ModelSpec:
+        return merge_layers(self.find_layers(self.settings.model))
+
+    @property
+    def model_problem(self) -> str | None:
+        """What is assumed about a model that no table lists, and what to set; None for a known model."""
+        if self.model_spec.window is not None or self.settings.context_limit is not None:
+            return None
+        model, counting = self.settings.model, "" if self.model_spec.tokenizer else ", and its tokens are estimated"
+        return (
+            f"No table lists the model {model!r}: its context window is assumed to be {self.policy.window:,} tokens"
+            f'{counting}. Set `window` and `tokenizer` under `[models."{model}"]` in the settings.'
+        )
+
+    def find_layers(self, model: str) -> list[SpecLayer]:
+        """What the settings, the public table and the name say about a model, the most specific source first."""
+        settings = self.settings
+        layers = find_layers(settings.models, model, served_model=self.endpoint_for(model).model)
+        if model != (self.described_model or settings.model):
+            return layers
+        own = to_price_spec(settings.input_price, settings.output_price)._replace(tokenizer=settings.tokenizer)
+        return [SpecLayer("settings", own), *layers]
+
+    @lazy_property
+    def endpoint(self) -> ModelEndpoint:
+        return self.endpoint_for(self.settings.model)
+
+    def endpoint_for(self, model: str) -> ModelEndpoint:
+        """Where requests for a model go, and its name there."""
+        upstream = upstream_for(self.settings, model)
+        return (
+            ModelEndpoint("", model) if upstream is None else ModelEndpoint(upstream.base_url, upstream.model or model)
+        )
 
     @property
     def has_background_compaction(self) -> bool:
         """Whether conversations are compacted in the background, at `context_background_threshold`, before they must
         be."""
-        has_threshold = self.settings.context_background_threshold is not None
+        has_threshold = (
+            self.settings.context_background_threshold is not None and self.settings.compact_when == "needed"
+        )
         return has_threshold and self.policy.context_management_enabled and self.summarizer is not None
 
     @property
     def project_root(self) -> "Root | None":
         """The folder that files are read from: the vault's root, if there is a vault."""
         return self.vault.root if self.vault is not None else None
+
+    @property
+    def key_id(self) -> str:
+        """Id of the API key that calls are charged to, as the store records it."""
+        return self.spending_key.id if self.spending_key is not None else NO_KEY
 
     def estimate_cost(self, usage: Usage | None, model: str) -> float:
         """Cost of a call in dollars; 0 if the price is unknown.
@@ -110,47 +184,40 @@ class EngineConfig:
         spec = self._find_price(model, reported_model=usage.model)
         return (spec.compute_cost(usage) or 0.0) if spec is not None else 0.0
 
-    def check_prices(self) -> None:
-        """Raises `UnknownPrice` if `max_spend` is set and the price of the model or of the summarizer is unknown."""
-        if self.settings.max_spend is None:
-            return
+    def require_prices(self) -> None:
+        """Raises `UnknownPrice` if the price of the model or of the summarizer is unknown."""
         summarizers = [self.summarizer.model.name] if self.summarizer is not None else []
         for model in (self.settings.model, *summarizers):
             if self._find_price(model) is None:
                 raise UnknownPrice(model)
 
     def _find_price(self, model: str, *, reported_model: str | None = None) -> ModelSpec | None:
-        """Prices of the upstream, else of the settings, else of the table. The settings also price other models, such
-        as the summarizer, that the table does not list."""
-        settings, upstream = self.settings, upstream_for(self.settings, model)
-        configured = _to_price(settings.input_price, settings.output_price)
-        own = _to_price(upstream.input_price, upstream.output_price) if upstream is not None else None
-        if own is None and model == settings.model:
-            own = configured
-        if own is not None:
-            return own
-        upstream_model = (upstream.model if upstream is not None else None) or model
+        """Prices that the settings have for the model, else those of the model that the provider reports, else of the
+        upstream's model. The settings' own prices also apply to other models that no table lists, such as the
+        summarizer."""
+        settings, served = self.settings, self.endpoint_for(model).model
+        configured = (layer.spec for layer in self.find_layers(model) if layer.source not in PUBLIC_SOURCES)
         # A local server may report a name that a vendor charges for.
-        names = (reported_model, upstream_model) if not is_local_model(upstream_model) else ()
-        specs = (model_spec_for(name) for name in names if name)
-        return next((spec for spec in specs if spec.has_price), configured)
+        names = (reported_model, served) if not is_local_model(served) else ()
+        public = (merge_layers(find_layers(settings.models, name)) for name in names if name)
+        fallback = to_price_spec(settings.input_price, settings.output_price)
+        return next((spec for spec in (*configured, *public, fallback) if spec.has_price), None)
 
 
-_PARTS = ("agent", "vault", "summarizer", "embedder", "clock")
+_PARTS = ("agent", "vault", "summarizer", "embedder", "clock", "runs_turns", "spending_key")
 """Names that `with_changes` takes for parts. Some are settings too: those hold a file name or a model's name."""
 
 
-def _to_price(input_price: float | None, output_price: float | None) -> ModelSpec | None:
-    if input_price is None or output_price is None:
-        return None
-    return ModelSpec(input_price=Decimal(str(input_price)), output_price=Decimal(str(output_price)))
+_MODEL_SETTINGS = ("tokenizer", "input_price", "output_price")
+"""Settings that describe one model and do not apply to another."""
 
 
 def _build_agent(agent: Agent | None, *, instructions: str, tools: Sequence[ToolDefinition]) -> Agent:
-    """Adds instructions and tools to the agent; without one, builds a default agent that has no memory."""
+    """Adds instructions and tools to the agent; without one, builds a default agent, which reads the
+    project's files and has no memories."""
     application_tools = tuple(AgentTool(definition=tool) for tool in tools)
     if agent is None:
-        memory = AgentMemory(enabled=False)
+        memory = AgentMemory(enabled=False, files_enabled=True)
         return Agent(name=DEFAULT_AGENT, instructions=instructions, tools=application_tools, memory=memory)
     joined = "\n\n".join(text for text in (agent.instructions, instructions) if text)
     return agent.model_copy(update={"instructions": joined, "tools": (*agent.tools, *application_tools)})
@@ -164,28 +231,56 @@ def _open_vault(vault: "Vault | Path | str | None", settings: Settings) -> "Vaul
     return vault if isinstance(vault, Vault) else Vault(vault, on_ambiguous=settings.ambiguous_links)
 
 
-def _make_summarizer(summarizer: Model | Summarizer | None, settings: Settings) -> Summarizer | None:
-    """Wraps a bare model with its known context window, or with the window of the policy if it is unknown."""
+def _make_summarizer(summarizer: Model | Summarizer | ModelBuilder | None, settings: Settings) -> Summarizer | None:
+    """Adds its limits to a bare model; if its window is unknown, it is that of the model that answers."""
     if summarizer is None or isinstance(summarizer, Summarizer):
         return summarizer
-    window = context_window_for(summarizer.name) or policy_for(settings).window
-    return Summarizer(model=summarizer, window=window, timeout=settings.summary_timeout)
+    model = summarizer(settings.model) if callable(summarizer) else summarizer
+    spec, served = _find_served_spec(settings, model.name)
+    is_chat_model = model.name == settings.model
+    if spec.window is None or is_chat_model:
+        chat_spec, _ = _find_served_spec(settings, settings.model)
+        window = resolve_window(settings, chat_spec)
+    else:
+        window = spec.window
+    tokenizer = settings.tokenizer if is_chat_model else None
+    return Summarizer(
+        model=model,
+        window=window,
+        output_limit=spec.output_limit or output_limit_for(served),
+        thinking_tokens=thinking_tokens_for(served),
+        counter=counter_for(served, tokenizer=tokenizer or spec.tokenizer),
+        prompt=settings.summary_prompt,
+        temperature=settings.summary_temperature,
+        timeout=settings.summary_timeout,
+    )
+
+
+def _find_served_spec(settings: Settings, model: str) -> tuple[ModelSpec, str]:
+    """What is known about a model, and its name at the upstream that serves it."""
+    upstream = upstream_for(settings, model)
+    served = (upstream.model if upstream is not None else None) or model
+    return merge_layers(find_layers(settings.models, model, served_model=served)), served
 
 
 DEFAULT_CONTEXT_WINDOW = 8_192
 """Tokens. For models that no table lists: small enough for most models in use."""
 
 
-def policy_for(settings: Settings) -> Policy:
-    window = settings.context_limit or context_window_for(settings.model) or DEFAULT_CONTEXT_WINDOW
-    if settings.max_prompt_tokens is not None:
-        window = min(window, settings.max_prompt_tokens)
+def resolve_window(settings: Settings, spec: ModelSpec) -> int:
+    """The model's own window, bounded by `context_limit`, which is the window of a model that no table lists."""
+    window = spec.window or settings.context_limit or DEFAULT_CONTEXT_WINDOW
+    return min(window, settings.context_limit or window, settings.max_prompt_tokens or window)
+
+
+def _build_policy(settings: Settings, spec: ModelSpec) -> Policy:
+    reserved = settings.reserved_response_tokens
     return Policy(
         model=settings.model,
-        provider=settings.provider or provider_for(settings.model),
+        provider=settings.provider or spec.provider or "openai",
         strategy=settings.strategy,
-        window=window,
-        reserved_response_tokens=settings.reserved_response_tokens,
+        window=resolve_window(settings, spec),
+        reserved_response_tokens=reserved if spec.output_limit is None else min(reserved, spec.output_limit),
         context_threshold=settings.context_threshold,
         context_target=settings.context_target,
         recent_messages_to_keep=settings.recent_messages_to_keep,

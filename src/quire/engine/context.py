@@ -1,25 +1,47 @@
 """`EngineContext`: a store, a configuration and the shared runtime state, which every part of an engine works on."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from quire.compaction.execution import Summarizer
+from quire.compaction.summarizer import Summarizer
 from quire.engine.config import EngineConfig
+from quire.engine.reported_windows import is_credible
 from quire.engine.runtime import BlobCache, CompactionHooks, EngineRuntime
-from quire.errors import SpendCapReached
+from quire.errors import ModelContextOverflow
 from quire.llm.embeddings import Embedder
 from quire.log import Store
-from quire.model import Entry, Policy
+from quire.log.costs import SpendCaps, SpendingKey, SpendReservation
+from quire.model import Entry, Policy, Usage
 from quire.model.agents import Agent
 from quire.model.events import ContextEvent
+from quire.model.lazy import lazy_property
 from quire.settings import Settings
+from quire.settings.schema import tenant_spend_cap_for
+from quire.view.assembly import Assembly
+from quire.view.calibration import MAX_RATIO, Calibration
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import Calibration
+from quire.view.tokens import warn_once
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
+    from quire.llm.pydantic_ai_model import PydanticAIModel
+
+_log = logging.getLogger(__name__)
+
+OVERFLOW_RATIO_FACTOR = 1.25
+"""Factor on the calibration ratio after an overflow error that reports no token count."""
+
+
+def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) -> SpendCaps:
+    """The caps on the cost of a tenant's calls with this API key."""
+    return SpendCaps(
+        conversation=settings.max_spend,
+        key=key.max_spend if key is not None else None,
+        tenant=tenant_spend_cap_for(settings, tenant),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +66,8 @@ class EngineContext:
 
     @property
     def policy(self) -> Policy:
-        return self.config.policy
+        """The policy of the settings, within the window that the provider reported, if any."""
+        return self.runtime.reported_windows.limit_policy(self.config.policy, self.config.endpoint)
 
     @property
     def agent(self) -> Agent:
@@ -56,15 +79,27 @@ class EngineContext:
 
     @property
     def summarizer(self) -> Summarizer | None:
-        return self.config.summarizer
+        """The summarizer of the configuration, within the window that its provider reported, if any."""
+        summarizer = self.config.summarizer
+        if summarizer is None:
+            return None
+        window = self.runtime.reported_windows.find(self.config.endpoint_for(summarizer.model.name))
+        return summarizer if window is None else replace(summarizer, window=min(summarizer.window, window))
+
+    @property
+    def document_summarizer(self) -> Summarizer | None:
+        """The summarizer, if it was named: the model that answers is not called for every document of the vault."""
+        return None if callable(self.config.summarizer_source) else self.config.summarizer
 
     @property
     def embedder(self) -> Embedder | None:
         return self.config.embedder
 
-    @cached_property
+    @lazy_property
     def message_counter(self) -> MessageCounter:
-        return self.runtime.message_counter_for(self.policy, self.settings.tokenizer)
+        if self.config.model_problem is not None:
+            warn_once(self.config.model_problem)
+        return self.runtime.message_counter_for(self.config.policy, self.config.model_spec.tokenizer)
 
     @property
     def blobs(self) -> BlobCache:
@@ -90,15 +125,40 @@ class EngineContext:
         """Waits for the background jobs of this engine and its variants, and raises the first unexpected error."""
         await self.runtime.jobs.wait()
 
+    async def load_model(self) -> "PydanticAIModel":
+        """The model that the settings name, at its provider or at `base_url`. Needs the `llm` extra."""
+        endpoint = self.config.endpoint_for(self.settings.model)
+        # Loading a provider's client takes a second or two.
+        return await asyncio.to_thread(self.runtime.model_for, endpoint.model, endpoint.base_url or None)
+
+    @property
+    def spend_caps(self) -> SpendCaps:
+        """The caps on the cost of this engine's calls."""
+        return spend_caps_for(self.settings, tenant=self.store.tenant, key=self.config.spending_key)
+
     async def check_spend_cap(self, conversation: str) -> None:
-        """Raises `SpendCapReached` if the conversation has cost `max_spend` or more, and `UnknownPrice` if the cap
-        cannot hold."""
-        self.config.check_prices()
-        cap = self.settings.max_spend
-        if cap is not None:
-            spent = await self.store.get_cost(conversation)
-            if spent >= cap:
-                raise SpendCapReached(spent=spent, cap=cap)
+        """Raises `SpendCapReached` if a cap is spent, and `UnknownPrice` if it cannot hold."""
+        caps = self.spend_caps
+        if caps.exist:
+            self.config.require_prices()
+            await self.store.check_spend(conversation, caps, key_id=self.config.key_id)
+
+    async def reserve_spend(
+        self, conversation: str, *, model: str, input_tokens: int, output_tokens: int
+    ) -> SpendReservation | None:
+        """Reserves the estimated cost of a call; None if no cap applies.
+
+        Raises `SpendCapReached` if a cap is spent, and `SpendReserved` if calls in progress may spend the rest of it.
+        """
+        caps = self.spend_caps
+        if not caps.exist:
+            return None
+        input_usd = self.config.estimate_cost(Usage(input_tokens=input_tokens), model)
+        amount_usd = input_usd + self.config.estimate_cost(Usage(output_tokens=output_tokens), model)
+        # Otherwise the calls of one tenant that wait for the same cap would hold all connections of the pool.
+        async with self.runtime.spend_lock:
+            reservation = await self.store.reserve_spend(conversation, amount_usd, caps, key_id=self.config.key_id)
+        return SpendReservation(reservation, input_usd)
 
     async def load_calibration(self, model: str) -> Calibration:
         calibrations = self.runtime.calibrations
@@ -109,3 +169,22 @@ class EngineContext:
 
     def set_calibration(self, model: str, calibration: Calibration) -> None:
         self.runtime.calibrations[model] = calibration
+
+    async def correct_overflow(self, error: ModelContextOverflow, *, assembly: Assembly) -> bool:
+        """Corrects the calibration and the window by a provider's overflow error of a request.
+
+        False, and nothing changes, if the error is not credible.
+        """
+        policy, counted_tokens = assembly.policy, assembly.rendered.tokens
+        if not is_credible(error, counted_tokens=counted_tokens, policy=policy):
+            _log.info("Overflow error ignored: it contradicts our count of %s tokens", counted_tokens)
+            return False
+        calibration = await self.load_calibration(policy.model)
+        ratio = error.tokens / counted_tokens if error.tokens else assembly.ratio * OVERFLOW_RATIO_FACTOR
+        ratio = min(MAX_RATIO, max(assembly.ratio, ratio))
+        messages = len(assembly.rendered.messages)
+        corrected = calibration.with_ratio(ratio, tokens=counted_tokens, messages=messages)
+        self.set_calibration(policy.model, corrected)
+        if error.window is not None and error.window < policy.window:
+            self.runtime.reported_windows.add(error.window, self.config.endpoint)
+        return True

@@ -4,7 +4,7 @@ Looks up only what the engine has: without agent items, a project folder or memo
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from quire.context.items import RequestItems, build_blocks, collect_request_items
@@ -15,7 +15,7 @@ from quire.engine.embeddings import embed_query
 from quire.errors import DocumentNotFound, PathRefused
 from quire.log import Branch
 from quire.log.types import memory_scope
-from quire.model import SessionItem, ToolDefinition
+from quire.model import ContextItem, SessionItem, ToolDefinition
 from quire.model.agents import Agent
 from quire.model.manifest import Decision
 from quire.view.budget import allocate_budget
@@ -53,17 +53,18 @@ class ContextGatherer:
         """Gathers the context for a question on this branch; `recent` returns the texts of earlier turns, newest
         first."""
         agent = self._engine.agent
-        if not (agent.rules or agent.references or agent.tools or branch.state.items or agent.memory.enabled):
+        has_items = agent.rules or agent.references or agent.tools or branch.state.items
+        if not (has_items or agent.memory.enabled or self._reads_project_files):
             return RequestContext(blocks=tuple(_instruction_blocks(agent)))
         session = [*list_application_tools(agent, branch.state.items), *branch.state.items]
-        items = await self._select_items(agent, session, question, recent)
+        items = await self._select_items(agent, session, question, recent, removed=branch.state.removed_items)
         # Most items hold their text; only reading files is worth a thread.
         reads_files = any(reference.text is None for reference in agent.references)
         texts, missing = (
             await asyncio.to_thread(self._load_blocks, agent, items) if reads_files else self._load_blocks(agent, items)
         )
         tools = self._fit_tools(agent, items, session)
-        memory = await self._gather_memory(agent, branch, question) if self._uses_memory else RequestContext()
+        memory = await self._gather_memory(agent, branch, question)
         return RequestContext(
             blocks=(*_instruction_blocks(agent), *texts, *memory.blocks),
             tools=tools,
@@ -71,11 +72,17 @@ class ContextGatherer:
         )
 
     @property
-    def _uses_memory(self) -> bool:
-        return self._engine.agent.memory.enabled and self._engine.settings.memory_integration
+    def _reads_project_files(self) -> bool:
+        return self._engine.agent.memory.reads_files and self._engine.config.project_root is not None
 
     async def _select_items(
-        self, agent: Agent, session: Sequence[SessionItem], question: str, recent: RecentTexts
+        self,
+        agent: Agent,
+        session: Sequence[SessionItem],
+        question: str,
+        recent: RecentTexts,
+        *,
+        removed: Collection[ContextItem],
     ) -> RequestItems:
         candidates = list_candidates(agent, session_items=[each.item for each in session])
         selected = ()
@@ -88,7 +95,7 @@ class ContextGatherer:
             )
             selector = self._engine.runtime.selector_for(self._engine.embedder)
             selected = (await selector.select(question, candidates, recent=recent(), settings=selection)).scored
-        return collect_request_items(agent, session, selected)
+        return collect_request_items(agent, session, selected, removed=removed)
 
     def _fit_tools(self, agent: Agent, items: RequestItems, session: Sequence[SessionItem]) -> ToolSet:
         engine = self._engine
@@ -122,9 +129,11 @@ class ContextGatherer:
         return root.read(path).text
 
     async def _gather_memory(self, agent: Agent, branch: Branch, question: str) -> RequestContext:
-        entries = await self._load_memories(agent, branch, question)
+        if not self._engine.settings.memory_integration:
+            return RequestContext()
+        entries = await self._load_memories(agent, branch, question) if agent.memory.enabled else []
         root = self._engine.config.project_root
-        if root is None:
+        if root is None or not agent.memory.reads_files:
             return RequestContext(blocks=tuple(entries))
         from quire.context.memory import load_project_memory
 

@@ -1,45 +1,112 @@
 """`Conversation`: append messages, prepare requests that fit the window, record replies, compact, explain."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from quire.agent.approvals import ApprovalFunction
+from quire.agent.function_tools import FunctionTool, to_function_tools
 from quire.compaction.execution import CompactionTrigger
 from quire.context.items import ResolvedSessionItem
 from quire.context.tool_search import TOOL_SEARCH, parse_tool_search
-from quire.engine.assembler import AssembledRequest, Assembler
+from quire.engine.agent_loop import TurnResult, collect_turn, stream_turn
+from quire.engine.assembler import Assembler
+from quire.engine.branch_record import BranchRecord
 from quire.engine.builtin_tools import BuiltinTools, deduplicate_references
 from quire.engine.compactor import Compactor
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import ContextGatherer
-from quire.engine.document_references import ReferenceResolver, ResolvedReferences
 from quire.engine.recall import Recall
 from quire.engine.recorder import Recorder
+from quire.engine.reference_memory import ReferenceMemory
 from quire.engine.request import Document, PendingMessage, Request, ToolOutcome, parse_reply, to_message
+from quire.engine.request_builder import RequestBuilder
 from quire.engine.session_items import SessionItems
-from quire.ledger import ManifestChange, Replay, diff_manifests, find_decision, replay
-from quire.log import MAIN_BRANCH, Blob
-from quire.model import ContextItem, Decision, Entry, Manifest, Message, Pin, ToolCallPart, Unpin
-from quire.model.entries import DocumentReference
-from quire.model.events import ContextUsageUpdated
+from quire.engine.turn_totals import read_turn_steps
+from quire.errors import ContextOverflow, ModelContextOverflow
+from quire.llm import Model
+from quire.log import MAIN_BRANCH
+from quire.model import ContextItem, Entry, Manifest, Message, ToolCallPart, Usage
+from quire.model.entry_metadata import DocumentReference
+from quire.model.events import TurnEvent
+from quire.view.assembly import ViewAssembly
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.strategies import get_strategy
 
-MAX_COMPACTIONS_PER_REQUEST = 2
-"""Compactions for one request. After them the request has what fits, or `ContextOverflow` names what does not."""
 
-
-class Conversation:
+class Conversation(BranchRecord):
     """One branch of a conversation, and the requests made from it."""
 
     def __init__(self, engine: EngineContext, id: str, branch: int = MAIN_BRANCH) -> None:
-        self.engine, self.id, self.branch = engine, id, branch
+        super().__init__(engine, id, branch)
         gatherer, self._recall = ContextGatherer(engine), Recall(engine)
         self._compactor = Compactor(engine, id, branch)
         self._assembler = Assembler(engine, id, branch, gatherer=gatherer, recall=self._recall)
-        self._reference_resolver = ReferenceResolver(engine)
+        self._request_builder = RequestBuilder(engine, id, branch, assembler=self._assembler, compactor=self._compactor)
         self._recorder = Recorder(engine, id, branch)
+        self._reference_memory = ReferenceMemory(engine, id, branch)
         self._session_items = SessionItems(engine, id, branch, count_tokens=gatherer.count_tool_tokens)
         self._builtin_tools = BuiltinTools(engine, id, branch, recall=self._recall)
+
+    async def send(
+        self,
+        message: Message | str | None = None,
+        *,
+        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
+        approve: ApprovalFunction | None = None,
+        max_steps: int | None = None,
+        max_cost: float | None = None,
+        model: Model | None = None,
+    ) -> TurnResult:
+        """Runs a turn to its answer: sends the message, runs the tools that the model calls, and sends their results,
+        until a reply calls none. Without a message it continues from the log as it is.
+
+        `tools` are functions, plain or made with `quire.tool`. A call that needs approval is passed to `approve`, which
+        returns True to run it; without `approve` it is denied. The turn ends after `max_steps` model calls (by default
+        the setting of this name), and begins no further step once it has cost `max_cost` US dollars; `reason` of the
+        result says so. `model` answers instead of the model that the settings name.
+        """
+        events = self.stream(message, tools=tools, approve=approve, max_steps=max_steps, max_cost=max_cost, model=model)
+        return await collect_turn(self.engine, self.id, self.branch, events)
+
+    def stream(
+        self,
+        message: Message | str | None = None,
+        *,
+        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
+        approve: ApprovalFunction | None = None,
+        max_steps: int | None = None,
+        max_cost: float | None = None,
+        model: Model | None = None,
+    ) -> AsyncGenerator[TurnEvent]:
+        """Runs a turn like `send`, and yields its events (`quire.model.events`) as they happen.
+
+        The last event is `TurnEnded`, or `TurnFailed` with the error. Closing the iterator stops the turn: what has
+        arrived of the reply is recorded, and every tool call has a result.
+        """
+        functions = to_function_tools(tools)
+        return stream_turn(
+            partial(self._for_turn, functions),
+            self.engine,
+            message,
+            functions=functions,
+            approve=approve,
+            max_steps=max_steps,
+            max_cost=max_cost,
+            model=model,
+        )
+
+    def _for_turn(self, functions: Sequence[FunctionTool], model: Model) -> "Conversation":
+        """The same conversation, whose requests offer these functions and the built-in tools, since a turn runs both.
+        Unless another summarizer is named, the model that answers writes the summaries too."""
+        agent, settings = self.engine.agent, self.engine.settings
+        offered = agent.with_tools(*agent.tools, *(each.offered_tool for each in functions))
+        engine = self.engine.with_changes(agent=offered, runs_turns=True)
+        if engine.summarizer is None and settings.summarizer is None:
+            engine = engine.with_changes(summarizer=model)
+        return Conversation(engine, self.id, self.branch)
 
     async def append(self, *messages: Message | str, after: bytes | None = None) -> list[Entry]:
         """Stores messages with their token counts, without a model call.
@@ -49,7 +116,7 @@ class Conversation:
         """
         pending = [PendingMessage(message) for message in map(to_message, messages)]
         await self.engine.load_blobs([], digests=[digest for each in pending for digest in each.blob_digests()])
-        drafts = [self._recorder.make_draft(each) for each in pending]
+        drafts = await self._recorder.make_drafts(pending)
         return await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after)
 
     async def prepare(
@@ -57,46 +124,13 @@ class Conversation:
     ) -> Request:
         """Builds the request that sends `message`, or that continues from the log as it is.
 
-        The request fits the window. If the history exceeds the trigger, the older part is compacted first. A single
-        message is stored with its reply; a sequence, such as tool results, is stored at once, because results belong
-        to the call before them.
+        The request fits the window. If the history exceeds the trigger, the older part is compacted first, or omitted
+        if compactions need the user's consent (`compact_when`). A single message is stored with its reply; a sequence,
+        such as tool results, is stored at once, because results belong to the call before them.
         """
         await self.engine.check_spend_cap(self.id)
         pending = await self._to_pending(message)
-        draft = await self._assembler.assemble(pending, documents=documents)
-        references = await self._resolve_references(pending, draft)
-        decisions = references.decisions if references is not None else ()
-        if references is not None:
-            pending = (references.pending,)
-            draft = await self._assembler.assemble(pending, context=draft.context, document_decisions=decisions)
-        compactions: list[Entry] = []
-        for _ in range(MAX_COMPACTIONS_PER_REQUEST):
-            if draft.assembly.plan is None:
-                break
-            plan = draft.assembly.plan
-            entry = await self._compactor.execute(plan, draft.assembly, draft.window, trigger="threshold")
-            compactions += [entry] if entry is not None else []
-            draft = await self._assembler.assemble(pending, context=draft.context, document_decisions=decisions)
-        assembly = draft.assembly
-        self.engine.emit(
-            ContextUsageUpdated(
-                conversation=self.id,
-                branch=self.branch,
-                tokens=assembly.full_history_tokens,
-                trigger_tokens=assembly.budget.trigger_tokens,
-                window=self.engine.policy.window,
-            )
-        )
-        quoted_texts = (*draft.quoted_texts, *(references.texts if references is not None else ()))
-        return Request(
-            assembly=assembly,
-            pending=pending,
-            after=draft.window.branch.head_path,
-            blobs=tuple(Blob("text/plain", text.encode()) for text in quoted_texts),
-            tools=draft.context.tools,
-            compactions=tuple(compactions),
-            load_blob=self.engine.blobs.get,
-        )
+        return await self._request_builder.build(pending, documents)
 
     async def _to_pending(self, message: Message | str | Sequence[Message | str] | None) -> tuple[PendingMessage, ...]:
         """The messages to store with the reply. A sequence is stored at once, so nothing of it is pending."""
@@ -107,23 +141,6 @@ class Conversation:
         if message:
             await self.append(*message)
         return ()
-
-    async def _resolve_references(
-        self, pending: tuple[PendingMessage, ...], draft: AssembledRequest
-    ) -> ResolvedReferences | None:
-        """Resolves the documents that the question names; None if it names none."""
-        documents = await self._reference_resolver.find_references(pending[0].message) if pending else []
-        if not documents:
-            return None
-        assembly, budget = draft.assembly, draft.assembly.budget
-        used = (
-            min(assembly.full_history_tokens, budget.target_tokens)
-            if assembly.needs_compaction
-            else assembly.full_history_tokens
-        )
-        return self._reference_resolver.resolve(
-            pending[0].message, documents, remaining_tokens=max(0, budget.trigger_tokens - used)
-        )
 
     async def record(
         self,
@@ -137,21 +154,62 @@ class Conversation:
 
         Accepts an OpenAI or Anthropic response, as an object or a dict, a `Message`, or plain text. `references` are
         the documents that built-in tools read for this reply (`run_tool`). Pass `incomplete` for a reply that was
-        interrupted.
+        interrupted. A reply that calls no tools ends its turn: it gets the references and totals of all steps.
         """
         reply = parse_reply(response)
+        totals = None
+        if not reply.message.tool_calls:
+            steps = await read_turn_steps(
+                self.engine.store, self.id, self.branch, last=request.assembly.head, request=request
+            )
+            totals = steps.add_up(self.engine.config, reply_usages=[reply.usage])
+            references = [*steps.references, *references]
         answer = PendingMessage(reply.message, deduplicate_references(references))
-        stored = await self._recorder.record_reply(request, answer, reply, incomplete=incomplete)
+        stored = await self._recorder.record_reply(request, answer, reply, incomplete=incomplete, turn=totals)
         await self._session_items.add_tools(request.tools.added_items if request.tools is not None else ())
+        await self._reference_memory.update(stored)
         self._defer_compaction(request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored))
         return stored[-1]
+
+    async def reserve_spend(self, request: Request, *, choices: int = 1) -> Request:
+        """Reserves the request's estimated cost under the spend caps; `record` settles the reservation."""
+        policy, tokens = self.engine.policy, request.manifest.total_tokens
+        reservation = await self.engine.reserve_spend(
+            self.id,
+            model=policy.model,
+            input_tokens=tokens,
+            output_tokens=policy.reserved_response_tokens * choices,
+        )
+        return replace(request, reservation=reservation)
+
+    async def settle_spend(self, request: Request, *, is_billed: bool, usage: Usage | None = None) -> None:
+        """Settles the reservation of a request without a recorded reply. A billed call costs what its `usage` says,
+        else its input."""
+        if request.reservation is None:
+            return
+        cost = request.reservation.input_usd if is_billed else 0.0
+        if usage is not None:
+            cost = self.engine.config.estimate_cost(usage, self.engine.policy.model)
+        await self.engine.store.settle_spend(request.reservation.id, cost)
 
     async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
         """Stores the request's question before it is sent, so that it is not lost if no reply comes.
 
-        Returns the entries, and the request to record the reply for.
+        Returns the entries, and the request to record the reply for. A question that alone exceeds the budget is
+        summarized, if a model is available, and the request is built again.
         """
-        return await self._recorder.record_question(request)
+        entries, recorded = await self._recorder.record_question(request)
+        await self._reference_memory.update(entries)
+        assembly = request.assembly
+        is_excerpted = isinstance(assembly, ViewAssembly) and assembly.selection.excerpt_chars is not None
+        if len(entries) != 1 or not is_excerpted or self.engine.settings.compact_when == "ask":
+            return entries, recorded
+        compaction = await self._compactor.summarize_question(entries[0], await self._assembler.assemble_current())
+        if compaction is None:
+            return entries, recorded
+        await self.settle_spend(request, is_billed=False)
+        rebuilt = await self.prepare()
+        return entries, replace(rebuilt, compactions=(*request.compactions, compaction, *rebuilt.compactions))
 
     def _defer_compaction(self, tokens: int) -> None:
         """Starts a background compaction above the lower threshold, so that the next request need not wait for a
@@ -186,6 +244,19 @@ class Conversation:
         await self.engine.check_spend_cap(self.id)
         return await self._compact_now(trigger, instructions)
 
+    async def shorten_summary(self) -> Entry | None:
+        """Shortens the active summary if it exceeds its share of the context window, as after a change to a model with
+        a smaller one; None if it does not. `prepare` does so by itself where the request would not fit."""
+        return await self._compactor.shorten_summary() if self.engine.policy.context_management_enabled else None
+
+    async def correct_overflow(self, error: ModelContextOverflow, *, request: Request) -> bool:
+        """Corrects the token calibration and the context window by the provider's overflow error of `request`.
+
+        Returns False, and changes nothing, if the error contradicts Quire's own count. After True, `prepare` builds a
+        shorter request.
+        """
+        return await self.engine.correct_overflow(error, assembly=request.assembly)
+
     async def undo_compaction(self) -> Entry:
         """Undoes the active compaction: the view is again what it was before."""
         return await self._compactor.undo()
@@ -195,7 +266,13 @@ class Conversation:
         return await self._compactor.edit_summary(text)
 
     async def _compact_now(self, trigger: CompactionTrigger, instructions: str | None = None) -> Entry | None:
-        current = await self._assembler.assemble_current()
+        try:
+            current = await self._assembler.assemble_current()
+        except ContextOverflow:
+            shortened = await self.shorten_summary()
+            if shortened is None:
+                raise
+            return shortened
         assembly = current.assembly
         plan = assembly.build_plan(assembly.budget) if trigger == "background" else assembly.plan_manually()
         if plan is None:
@@ -209,15 +286,19 @@ class Conversation:
         return entry
 
     async def usage(self) -> UsageReport:
-        """Token usage of the next request, before the user's message, and the number that triggers a compaction."""
+        """Token usage of the next request, before the user's message, and the number that triggers a compaction; with
+        context management off, the number above which a request is refused."""
         manifest, policy = await self.preview(), self.engine.policy
         return UsageReport(
             slots=manifest.slots,
             total_tokens=manifest.full_history_tokens,
             window=policy.window,
             reserved=policy.reserved_response_tokens,
-            trigger_tokens=manifest.trigger_tokens,
+            trigger_tokens=manifest.trigger_tokens if policy.context_management_enabled else manifest.max_input_tokens,
             exact=manifest.exact,
+            document_tokens=manifest.document_tokens,
+            context_management_enabled=policy.context_management_enabled,
+            asks_first=self.engine.settings.compact_when == "ask",
         )
 
     async def items(self) -> list[ResolvedSessionItem]:
@@ -249,41 +330,7 @@ class Conversation:
         """The manifest that a request with this message would have now. Changes nothing."""
         return (await self._assembler.assemble((PendingMessage(to_message(message)),))).assembly.manifest
 
-    async def pin(self, number: int) -> None:
-        """Pins a message: it stays in every request verbatim, whatever is compacted."""
-        await self.engine.store.append(self.id, Pin(message=number), branch=self.branch)
-
-    async def unpin(self, number: int) -> None:
-        await self.engine.store.append(self.id, Unpin(message=number), branch=self.branch)
-
     async def fork(self, at: int, *, name: str | None = None) -> "Conversation":
         """Creates a branch that shares every entry up to and including `at`."""
         branch = await self.engine.store.fork(self.id, at=at, branch=self.branch, name=name)
         return Conversation(self.engine, self.id, branch.number)
-
-    async def messages(self) -> list[Entry]:
-        """All messages of the branch, archived or not, oldest first."""
-        return await self.engine.store.read_range(self.id, branch=self.branch, kinds=["message"])
-
-    async def manifest(self, reply: int) -> Manifest:
-        """The manifest of the request that entry `reply` answered."""
-        return await self.engine.store.get_manifest(self.id, reply, branch=self.branch)
-
-    async def replay(self, reply: int) -> Replay:
-        """Rebuilds the request that entry `reply` answered, and compares it with its recorded digest."""
-        manifest = await self.manifest(reply)
-        for row in manifest.included:
-            if row.span is not None:
-                entries = await self.engine.store.read_range(
-                    self.id, branch=self.branch, first=row.span.first, last=row.span.last
-                )
-                await self.engine.load_blobs(entries)
-        return await replay(self.engine.store, manifest, load_blob=self.engine.blobs.get)
-
-    async def diff(self, reply: int, other: int) -> list[ManifestChange]:
-        """The changes between the requests of two replies."""
-        return diff_manifests(await self.manifest(reply), await self.manifest(other))
-
-    async def why(self, item: int | str, *, reply: int) -> Decision:
-        """The decision that included or excluded a message (by number) or an item (by name) in that request."""
-        return find_decision(await self.manifest(reply), item)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire.engine.context import EngineContext
 from quire.engine.request import PendingMessage
 from quire.model import Message
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 from quire.model.manifest import Decision
 from quire.view.labels import label_text
 
 if TYPE_CHECKING:
-    from quire.context.vault import ReferencedDocument
+    from quire.context.vault import ReferencedDocument, Vault
 
 
 class ResolvedReferences(NamedTuple):
@@ -42,8 +42,19 @@ class ReferenceResolver:
         from quire.context.vault import add_summaries
 
         documents = await asyncio.to_thread(vault.find_references, text)
-        # Extractive summaries, so that sending a question never waits for a model.
-        return await add_summaries(documents, _extract_summary, cache=self._engine.runtime.document_summaries)
+        # Stored or extractive summaries, so that sending a question never waits for a model.
+        return await add_summaries(
+            documents,
+            _extract_summary,
+            cache=self._engine.runtime.document_summaries,
+            stored=await self._load_summaries(vault, documents),
+        )
+
+    async def _load_summaries(self, vault: "Vault", documents: "Sequence[ReferencedDocument]") -> dict[str, str]:
+        """Summaries in the index by the digest of the document's text: a section or a changed file has none."""
+        paths = [each.reference.path for each in documents if each.reference.path is not None]
+        stored = await self._engine.store.list_documents(vault.name, paths=paths) if paths else []
+        return {each.digest.hex(): each.summary for each in stored}
 
     def resolve(
         self, message: Message, documents: "Sequence[ReferencedDocument]", *, remaining_tokens: int

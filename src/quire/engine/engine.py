@@ -3,11 +3,10 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.compaction.execution import Summarizer
+from quire.compaction.summarizer import Summarizer
 from quire.context.items import build_initial_changes
 from quire.engine.config import EngineConfig
 from quire.engine.context import EngineContext
@@ -16,10 +15,12 @@ from quire.engine.conversation import Conversation
 from quire.engine.recall import Recall
 from quire.errors import ConversationNotFound, InvalidRequest
 from quire.llm import Model
+from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, MAIN_BRANCH, SqlStore
 from quire.model import ToolDefinition
 from quire.model.agents import Agent
+from quire.model.lazy import lazy_property
 from quire.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ async def open_engine(
     tools: Sequence[ToolDefinition] = (),
     agent: Agent | Path | str | None = None,
     vault: "Vault | Path | str | None" = None,
-    summarizer: Model | Summarizer | None = None,
+    summarizer: Model | Summarizer | ModelBuilder | None = None,
     embedder: Embedder | None = None,
     **changes: Any,
 ) -> AsyncGenerator["Engine"]:
@@ -71,7 +72,7 @@ async def open_engine(
 class Engine(EngineContext):
     """Opens conversations on a store. Built from a store and an `EngineConfig`, or by `quire.open`."""
 
-    @cached_property
+    @lazy_property
     def recall(self) -> Recall:
         return Recall(self)
 

@@ -1,6 +1,5 @@
 """Recall: retrieves the archived messages that are relevant to a question, ranked by words and by embeddings."""
 
-import asyncio
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,9 @@ from quire.engine.recall_index import RecallIndexCache
 from quire.errors import ModelError, StaleSegment, UnreadableSegment
 from quire.llm.embeddings import embed_texts
 from quire.log import Branch, Window
-from quire.model import Entry, Span
+from quire.log.worker_threads import run_in_worker
+from quire.model import Entry
+from quire.model.state import ActiveCompaction
 from quire.view.budget import allocate_budget
 from quire.view.recalled_messages import RecallCandidate, message_to_text
 from quire.view.strategies import get_strategy
@@ -40,10 +41,10 @@ class Recall:
     async def find_candidates(
         self, window: Window, question: str, *, exclude: Collection[int]
     ) -> tuple[RecallCandidate, ...]:
-        """Archived messages relevant to the question, best first, except those in `exclude`, which the request has
-        already."""
+        """Archived messages and cleared tool results that are relevant to the question, best first, except those in
+        `exclude`, which the request has already."""
         policy, active = self._engine.policy, window.branch.state.active_compaction
-        if active is None or active.covers is None or not question.strip():
+        if active is None or not active.hides_content or not question.strip():
             return ()
         strategy = get_strategy(policy.strategy)
         if not strategy.recalls:
@@ -52,11 +53,12 @@ class Recall:
         if budget < MIN_RECALL_TOKENS:
             return ()
         try:
-            index = await self.index_cache.load(window.branch, upto=active.covers.last)
+            index = await self.index_cache.load(window.branch, upto=max(last for _, last in _list_ranges(active)))
         except (StaleSegment, UnreadableSegment):
             # Concurrent purges or indexing outpaced the read. A request must not fail because recall is unavailable.
             return ()
-        ranked = await self._rank(index, question, within=active.covers, exclude=exclude)
+        whole = [entry.seq for entry in window.messages if entry.role != "tool"]
+        ranked = await self._rank(index, question, ranges=_list_ranges(active), exclude=[*exclude, *whole])
         return await self._load_candidates(window.branch, _take_within_budget(ranked, index, budget), query=question)
 
     async def search(self, branch: Branch, query: str, *, limit: int) -> tuple[RecallCandidate, ...]:
@@ -67,18 +69,23 @@ class Recall:
         return await self._load_candidates(branch, best, query=query)
 
     async def _rank(
-        self, index: "RecallIndex", text: str, *, within: Span | None = None, exclude: Collection[int] = ()
+        self,
+        index: "RecallIndex",
+        text: str,
+        *,
+        ranges: Sequence[tuple[int, int]] | None = None,
+        exclude: Collection[int] = (),
     ) -> list["RankedMessage"]:
         from quire.context.recall import parse_query, rank_messages
 
         question = parse_query(text, at=self._engine.config.clock(), speakers=index.speaker_names)
         vector = await self._embed_topic(index, question)
-        allowed = index.select_rows([(within.first, within.last)], excluded=exclude) if within is not None else None
+        allowed = index.select_rows(ranges, excluded=exclude) if ranges is not None else None
 
         def rank() -> list["RankedMessage"]:
             return rank_messages(index, question, vector=vector, allowed=allowed, limit=MAX_CANDIDATES)
 
-        return rank() if len(index) < THREAD_MIN_MESSAGES else await asyncio.to_thread(rank)
+        return rank() if len(index) < THREAD_MIN_MESSAGES else await run_in_worker(rank)
 
     async def _embed_topic(self, index: "RecallIndex", question: "RecallQuery") -> "FloatArray | None":
         embedder = self._engine.embedder
@@ -107,6 +114,14 @@ class Recall:
             for each in ranked
             if (entry := by_seq.get(each.seq)) is not None
         )
+
+
+def _list_ranges(active: ActiveCompaction) -> list[tuple[int, int]]:
+    """First and last entry number of what the active compaction archives, and of what it clears."""
+    covers, cleared_through = active.covers, active.cleared_through or 0
+    last_covered = covers.last if covers is not None else 0
+    ranges = [(covers.first, covers.last)] if covers is not None else []
+    return [*ranges, (last_covered + 1, cleared_through)] if cleared_through > last_covered else ranges
 
 
 def _is_long(entry: Entry) -> bool:

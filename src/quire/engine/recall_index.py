@@ -5,7 +5,6 @@ rebuilt. A segment is built in a thread and stored with its search passages, unl
 meanwhile.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from quire.engine.runtime import CachedIndex
 from quire.errors import StaleSegment, UnreadableSegment
 from quire.log import Branch
 from quire.log.types import ENTRIES_PER_SEGMENT, Passage, SegmentRef, SegmentRow, message_key
+from quire.log.worker_threads import run_in_worker
 from quire.model import Entry
 from quire.view.recalled_messages import message_to_text
 
@@ -96,7 +96,7 @@ class RecallIndexCache:
         if cached is not None and cached.versions == versions:
             return cached.merged
         segments = await self._load_segments(branch, stored)
-        index = await asyncio.to_thread(merge_segments, segments, embedder=self._embedder_name)
+        index = await run_in_worker(merge_segments, segments, embedder=self._embedder_name)
         self._cache[key] = CachedIndex(versions, index)
         return index
 
@@ -114,7 +114,7 @@ class RecallIndexCache:
         by_version = self._cached_segments(branch, stored)
         uncached = [each for each in stored if each.version not in by_version]
         data = await self._engine.store.read_segments(branch.conversation, uncached)
-        decoded = await asyncio.to_thread(lambda: [decode_segment(each) for each in data])
+        decoded = await run_in_worker(lambda: [decode_segment(each) for each in data])
         by_version |= {each.version: segment for each, segment in zip(uncached, decoded, strict=True)}
         # A segment of the parent branch may hold entries after the fork; truncate it there.
         ends = {piece.branch: piece.last for piece in branch.split_ranges()}
@@ -159,10 +159,10 @@ async def _build_segment(engine: EngineContext, branch: Branch, segment: Missing
     entries = await engine.store.read_range(
         branch.conversation, branch=segment.branch, first=segment.first, last=segment.last
     )
-    messages, passages = await asyncio.to_thread(_extract_messages, engine, entries)
+    messages, passages = await run_in_worker(_extract_messages, engine, entries)
     from quire.context.recall import build_segment
 
-    data = await asyncio.to_thread(build_segment, messages, embedder=engine.embedder)
+    data = await run_in_worker(build_segment, messages, embedder=engine.embedder)
     purged = sum(entry.purged_at is not None for entry in entries)
     row = SegmentRow(segment.branch, segment.number, segment.last, data, tuple(passages), purged)
     await engine.store.put_segment(branch.conversation, row)

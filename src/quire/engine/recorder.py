@@ -9,10 +9,11 @@ from quire.engine.context import EngineContext
 from quire.engine.request import PendingMessage, Request
 from quire.errors import StaleHead
 from quire.log import ReplyRecord
-from quire.model import Draft, Entry, Manifest, Span, TokenCount
+from quire.log.worker_threads import measure_messages, run_sized
+from quire.model import Draft, Entry, Manifest, Span, TokenCount, TurnTotals
+from quire.view.calibration import update_calibration
 from quire.view.decisions import set_pending_span
 from quire.view.references import inline_documents
-from quire.view.tokens import update_calibration
 from quire.view.wire_formats import Reply
 
 CALIBRATION_MIN_SAMPLES = 8
@@ -29,22 +30,36 @@ class Recorder:
     def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
 
-    def make_draft(self, pending: PendingMessage, reply: Reply | None = None, *, incomplete: bool = False) -> Draft:
+    def make_draft(
+        self,
+        pending: PendingMessage,
+        reply: Reply | None = None,
+        *,
+        incomplete: bool = False,
+        turn: TurnTotals | None = None,
+    ) -> Draft:
         counter = self._engine.message_counter
         tokens = counter.count(inline_documents(pending.message, pending.references, counter.load_text))
         return Draft(
             body=pending.message,
             tokens=TokenCount(tokens, counter.name),
             references=pending.references,
+            written_tokens=counter.count(pending.message) if pending.references else None,
             usage=reply.usage if reply else None,
             incomplete=incomplete,
+            turn=turn,
         )
+
+    async def make_drafts(self, pending: Sequence[PendingMessage]) -> list[Draft]:
+        """Drafts of these messages; counting their tokens may take a worker thread."""
+        size = measure_messages(each.message for each in pending)
+        return await run_sized(size, lambda: [self.make_draft(each) for each in pending])
 
     async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
         """Stores the pending messages before the request is sent; returns the request with nothing pending."""
         if not request.pending:
             return [], request
-        store, drafts = self._engine.store, list(map(self.make_draft, request.pending))
+        store, drafts = self._engine.store, await self.make_drafts(request.pending)
         referenced = {digest for draft in drafts for digest in draft.blob_digests()}
         for blob in request.blobs:
             if sha256(blob.data).hexdigest() in referenced:
@@ -57,15 +72,22 @@ class Recorder:
         return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly)
 
     async def record_reply(
-        self, request: Request, message: PendingMessage, reply: Reply, *, incomplete: bool
+        self, request: Request, message: PendingMessage, reply: Reply, *, incomplete: bool, turn: TurnTotals | None
     ) -> list[Entry]:
-        """Stores the reply, its question if that is still pending, and the manifest, in one transaction."""
+        """Stores the reply, its question if that is still pending, and the manifest, in one transaction.
+
+        `turn` has the totals of the turn that the reply ends.
+        """
+        size = measure_messages([message.message])
+        draft = await run_sized(size, self.make_draft, message, reply, incomplete=incomplete, turn=turn)
         record = ReplyRecord(
-            drafts=(*map(self.make_draft, request.pending), self.make_draft(message, reply, incomplete=incomplete)),
+            drafts=(*await self.make_drafts(request.pending), draft),
             build_manifest=partial(_finalize_manifest, request),
             blobs=request.blobs,
-            calibration=await self._update_calibration(request.manifest, reply),
+            calibration=await self._update_calibration(request, reply),
             cost=self._engine.config.estimate_cost(reply.usage, request.manifest.policy.model),
+            key_id=self._engine.config.key_id,
+            reservation_id=request.reservation.id if request.reservation is not None else None,
             request_id=request.id,
             creates_conversation=request.creates_conversation,
             client_path=request.client_path,
@@ -79,16 +101,21 @@ class Recorder:
             # A concurrent append moved the head: record the reply after it, so that nothing is lost.
             return await store.record_reply(self._conversation, record, branch=self._branch)
 
-    async def _update_calibration(self, manifest: Manifest, reply: Reply) -> tuple[str, str] | None:
-        """Updates the ratio of reported to counted tokens; returns (model, JSON) if it is to be stored.
+    async def _update_calibration(self, request: Request, reply: Reply) -> tuple[str, str] | None:
+        """Adds the reported usage of a request; returns (model, JSON) if it is to be stored.
 
         Usage that Quire estimated itself is ignored.
         """
         if reply.usage is None or not reply.usage.input_tokens or reply.usage.estimated:
             return None
-        model = manifest.policy.model
+        model = request.manifest.policy.model
         previous = await self._engine.load_calibration(model)
-        current = update_calibration(previous, predicted=manifest.total_tokens, reported=reply.usage.input_tokens)
+        current = update_calibration(
+            previous,
+            predicted=request.tokens,
+            reported=reply.usage.input_tokens,
+            messages=len(request.assembly.rendered.messages),
+        )
         self._engine.set_calibration(model, current)
         # Each tenant has one row per model: if every reply wrote it, concurrent turns would wait for its lock.
         drift = abs(current.ratio - previous.ratio)

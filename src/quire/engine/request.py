@@ -6,8 +6,10 @@ from typing import Any, NamedTuple, cast
 
 from quire.context.tools import ToolSet
 from quire.log import Blob, ConversationRecord
+from quire.log.costs import SpendReservation
 from quire.model import Entry, Manifest, Message, Provider
-from quire.model.entries import DocumentReference, referenced_blobs
+from quire.model.entries import referenced_blobs
+from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import Assembly
 from quire.view.labels import LABEL_PREFIX
 from quire.view.wire_formats import BlobLoader, Reply, wire_format_for
@@ -64,6 +66,8 @@ class Request:
     """The path of the reply in the client's own message list, if it differs from the log's."""
     strict_head: bool = False
     """Raises `StaleHead` if a concurrent append moved the head; otherwise the reply is appended after it."""
+    reservation: SpendReservation | None = None
+    """The estimated cost that is reserved under a spend cap."""
 
     @property
     def manifest(self) -> Manifest:

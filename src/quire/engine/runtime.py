@@ -4,6 +4,7 @@ It holds caches, token calibrations, event listeners, compaction hooks and backg
 parts of the configuration that its values depend on, so that variants can share it.
 """
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,18 +13,22 @@ from cachetools import LRUCache
 
 from quire.context.selection import Selector
 from quire.engine.background_jobs import BackgroundJobs, InProcessJobs
+from quire.engine.reported_windows import ReportedWindows
 from quire.errors import BlobNotFound
+from quire.llm import get_model
 from quire.llm.embeddings import Embedder
 from quire.log import LogStore
 from quire.model import Entry, Policy
 from quire.model.events import ContextEvent
+from quire.view.calibration import Calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import Calibration, counter_for
+from quire.view.tokens import counter_for
 from quire.view.wire_formats import wire_format_for
 
 if TYPE_CHECKING:
     from quire.context.recall import RecallIndex
+    from quire.llm.pydantic_ai_model import PydanticAIModel
 
 MAX_CACHED_BLOBS = 200
 """Blobs in the cache; the cache is cleared when it holds more."""
@@ -33,6 +38,8 @@ MAX_CACHED_SUMMARIES = 10_000
 """Extractive summaries of documents in the LRU cache."""
 MAX_MESSAGE_COUNTERS = 100
 """Message counters in the LRU cache: one for each model in use."""
+MAX_MODELS = 32
+"""Model clients in the LRU cache: one for each model and server in use."""
 MAX_CALIBRATIONS = 1_000
 """Calibrations in the LRU cache: one for each model, by the name that a client gives. The store has them all."""
 _BLOB_FIELD = '"blob":"'
@@ -56,14 +63,17 @@ class EngineRuntime:
     def __init__(self, *, jobs: BackgroundJobs | None = None) -> None:
         self.jobs: BackgroundJobs = jobs or InProcessJobs()
         self.hooks = CompactionHooks()
+        self.spend_lock = asyncio.Lock()
         self.blobs = BlobCache()
         self.listeners: list[Callable[[ContextEvent], None]] = []
         self.calibrations: LRUCache[str, Calibration] = LRUCache(MAX_CALIBRATIONS)
+        self.reported_windows = ReportedWindows()
         self.recall_indexes: LRUCache[tuple[str, int, str | None], CachedIndex] = LRUCache(
             MAX_INDEXED_MESSAGES, getsizeof=_count_messages
         )
         self.document_summaries: LRUCache[str, str] = LRUCache(MAX_CACHED_SUMMARIES)
         self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
+        self._models: LRUCache[tuple[str, str | None], PydanticAIModel] = LRUCache(MAX_MODELS)
         self._selectors: dict[str | None, Selector] = {}
 
     def message_counter_for(self, policy: Policy, tokenizer: str | None) -> MessageCounter:
@@ -75,6 +85,14 @@ class EngineRuntime:
             tokens = counter_for(policy.model, tokenizer=tokenizer)
             counter = self._message_counters[key] = MessageCounter(tokens, wire_format, load_blob=self.blobs.get)
         return counter
+
+    def model_for(self, name: str, base_url: str | None) -> "PydanticAIModel":
+        """The client of a model. Blocks while the provider's package is imported."""
+        key = (name, base_url)
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = get_model(name, base_url=base_url)
+        return model
 
     def selector_for(self, embedder: Embedder | None) -> Selector:
         """The selector of an embedder, with its cache of vectors."""

@@ -11,12 +11,12 @@ from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.runtime import EngineRuntime
 from quire.llm import Model
+from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, SqlStore
 from quire.model.agents import Agent
 from quire.model.events import ContextEvent
 from quire.settings import Settings
-from quire.settings.schema import model_overrides_for
 
 MAX_CACHED_ENGINES = 1_000
 """Maximum tenants with a cached engine; creating one takes about a millisecond."""
@@ -38,7 +38,7 @@ class TenantEngines:
         settings: Settings,
         *,
         agent: Agent | None = None,
-        summarizer: Model | None = None,
+        summarizer: Model | ModelBuilder | None = None,
         embedder: Embedder | None = None,
         instrument_model: Callable[[Model], Model] | None = None,
         jobs_for: Callable[[str], BackgroundJobs | None] | None = None,
@@ -57,16 +57,12 @@ class TenantEngines:
         engine = self._engines.get(tenant)
         if engine is None:
             engine = self._engines[tenant] = self._create_engine(tenant)
-        return (
-            engine
-            if model in (None, engine.settings.model)
-            else engine.with_changes(**model_overrides_for(self.settings, model))
-        )
+        return engine if model in (None, engine.settings.model) else engine.with_changes(model=model)
 
     def _create_engine(self, tenant: str) -> Engine:
         summarizer = self._summarizer
         if summarizer is not None and self._instrument_model is not None:
-            summarizer = self._instrument_model(summarizer)
+            summarizer = _instrument_summarizer(summarizer, self._instrument_model)
         has_host_access = self._has_host_access(tenant)
         config = EngineConfig.create(
             self.settings,
@@ -74,6 +70,7 @@ class TenantEngines:
             vault=self._vault if has_host_access else None,
             summarizer=summarizer,
             embedder=self._embedder,
+            runs_turns=True,
         )
         jobs = self._jobs_for(tenant) if self._jobs_for is not None else None
         engine = Engine(self._store.for_tenant(tenant), config, EngineRuntime(jobs=jobs))
@@ -95,3 +92,12 @@ class TenantEngines:
         """Waits for the background tasks of all cached engines."""
         for engine in list(self._engines.values()):
             await engine.wait_for_background()
+
+
+def _instrument_summarizer(
+    summarizer: Model | ModelBuilder, instrument: Callable[[Model], Model]
+) -> Model | ModelBuilder:
+    if not callable(summarizer):
+        return instrument(summarizer)
+    build = summarizer
+    return lambda name: instrument(build(name))

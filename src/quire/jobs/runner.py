@@ -23,6 +23,7 @@ from quire.errors import (
     ConversationNotFound,
     InvalidRequest,
     SpendCapReached,
+    UnknownPrice,
 )
 from quire.jobs.base import NO_WORK, EngineProvider, Job, JobKind, JobOutcome, log_event
 from quire.llm import Model
@@ -38,7 +39,7 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 NOT_FOUND_ERRORS = (ConversationNotFound, BranchNotFound)
 """The job's conversation or branch was deleted: there is nothing to do."""
-PERMANENT_ERRORS = (SpendCapReached, ContextOverflow, InvalidRequest)
+PERMANENT_ERRORS = (SpendCapReached, UnknownPrice, ContextOverflow, InvalidRequest)
 """Errors that a retry would repeat."""
 
 
@@ -73,7 +74,9 @@ class JobRunner:
 
     async def _compact(self, job: Job) -> JobOutcome:
         engine = await self._find_engine(job)
-        entry = await Conversation(engine, job.conversation, job.branch).compact_if_needed()
+        key = await self._store.for_tenant(job.tenant).find_spending_key(job.conversation)
+        paying = engine.with_changes(spending_key=key)
+        entry = await Conversation(paying, job.conversation, job.branch).compact_if_needed()
         # Assembling the window may have started background tasks; they are part of the job.
         await engine.wait_for_background()
         return NO_WORK if entry is None else JobOutcome(1, _embed_jobs(engine, job))
@@ -107,14 +110,14 @@ class JobRunner:
         count = 0
         async for progress in engine.index_vault():
             count = progress.done
-        needs_summaries = count > 0 and engine.summarizer is not None
+        needs_summaries = count > 0 and engine.document_summarizer is not None
         return JobOutcome(count, (Job("summarize_documents", job.tenant),) if needs_summaries else ())
 
     async def _summarize_documents(self, job: Job) -> JobOutcome:
         engine = self._engines(job.tenant, None)
-        if engine.vault is None or engine.summarizer is None:
+        if engine.vault is None or engine.document_summarizer is None:
             return NO_WORK
-        return JobOutcome(await summarize_documents(engine, engine.vault, engine.summarizer.model))
+        return JobOutcome(await summarize_documents(engine, engine.vault, engine.document_summarizer.model))
 
     async def _purge(self, job: Job) -> JobOutcome:
         store, days = self._store.for_tenant(job.tenant), self._engines(job.tenant, None).settings.retention_days

@@ -88,4 +88,13 @@ def _comparison_key(decision: Decision | None) -> object:
     """The fields of a decision that make a difference to the request."""
     if decision is None:
         return None
-    return decision.kind, decision.included, decision.reason, decision.blob, decision.excerpt_chars
+    return (
+        decision.kind,
+        decision.included,
+        decision.reason,
+        decision.blob,
+        decision.excerpt_chars,
+        decision.turn_excerpt_chars,
+        decision.summarized_by,
+        decision.summary_level,
+    )

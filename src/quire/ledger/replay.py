@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from quire.errors import BlobNotFound, QuireError
 from quire.log import LogStore
 from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
-from quire.model.entries import Compaction
+from quire.model.entry_bodies import Compaction
 from quire.view.batches import MessageBatch, group_batches
 from quire.view.counted_input import build_block_text, build_summary_text, join_system_texts
 from quire.view.layout import RENDERER_VERSION, RenderedRequest, RequestContents, lay_out
 from quire.view.recalled_messages import RecallCandidate, render_recalled
-from quire.view.rendered import MessageCounter, RenderedMessage
+from quire.view.rendered import MessageCounter
 from quire.view.selection import excerpt_batches
 from quire.view.tool_call_repair import repair_tool_calls
 from quire.view.wire_formats import BlobLoader, wire_format_for
@@ -88,6 +88,11 @@ async def _load_entries(store: LogStore, manifest: Manifest) -> dict[int, Entry]
                 manifest.conversation, branch=manifest.branch, first=row.span.first, last=row.span.last
             )
             entries.update((entry.seq, entry) for entry in span_entries)
+        if row.summarized_by is not None and row.summarized_by not in entries:
+            compactions = await store.read_range(
+                manifest.conversation, branch=manifest.branch, first=row.summarized_by, last=row.summarized_by
+            )
+            entries.update((entry.seq, entry) for entry in compactions)
     return entries
 
 
@@ -102,7 +107,6 @@ class _RecordedContents:
 
     def rebuild(self) -> RequestContents:
         summary = self._find_summary()
-        covers = summary.covers if summary is not None else None
         stored, newest = self._list_messages("messages"), self._list_messages("newest")
         return RequestContents(
             system=join_system_texts([self.texts[blob] for _, blob in self._list_blobs("system")]),
@@ -110,10 +114,10 @@ class _RecordedContents:
             batches={
                 "memory": self._render_blocks("memory"),
                 "references": self._render_blocks("references"),
-                # Of the messages that the summary covers, a request includes only those that are pinned.
-                "pinned": self._render_batches([row for row in stored if _is_covered(row, covers)]),
+                # Of the messages that the summary covers, a request includes those that are pinned or have priority.
+                "pinned": self._render_batches([row for row in stored if _is_covered(row, summary)]),
                 "summary": self._render_summary(summary),
-                "history": self._render_batches([row for row in stored if not _is_covered(row, covers)]),
+                "history": self._render_batches([row for row in stored if not _is_covered(row, summary)]),
                 "recall": [*self._render_blocks("recall"), *self._render_recalled()],
                 "newest": self._excerpt_newest(newest, self._render_batches(newest)),
             },
@@ -147,7 +151,8 @@ class _RecordedContents:
     def _render_summary(self, summary: Compaction | None) -> list[MessageBatch]:
         if summary is None or summary.covers is None:
             return []
-        return [self._render_data(build_summary_text(summary, summary.covers))]
+        row = next(row for row in self.rows if row.kind == "summary")
+        return [self._render_data(build_summary_text(summary, summary.covers, level=row.summary_level))]
 
     def _render_recalled(self) -> list[MessageBatch]:
         candidates = [
@@ -161,25 +166,39 @@ class _RecordedContents:
         return MessageBatch.from_messages(self.message_counter.render_data(text))
 
     def _render_batches(self, rows: Iterable[_MessageRow]) -> tuple[MessageBatch, ...]:
-        messages = [rendered for row, span in rows for rendered in self._render_row(row, span)]
+        entries: list[Entry] = []
+        reductions: dict[int, int] = {}
+        pending: set[int] = set()
+        for row, span in rows:
+            seqs = range(span.first, span.last + 1)
+            entries += [
+                self.entries[seq] for seq in seqs if seq in self.entries and self.entries[seq].kind == "message"
+            ]
+            if row.excerpt_chars is not None:
+                reductions.update(dict.fromkeys(seqs, row.excerpt_chars))
+            if row.pending:
+                pending.update(seqs)
+        rendered = self.message_counter.render_reduced(entries, reductions, self._message_summaries())
+        # A pending message was not in the log yet, so it was sent without a number.
+        messages = [each._replace(seq=None) if each.seq in pending else each for each in rendered]
         return group_batches(repair_tool_calls(messages, self.message_counter).messages)
 
-    def _render_row(self, row: Decision, span: Span) -> list[RenderedMessage]:
-        entries = [self.entries[seq] for seq in range(span.first, span.last + 1) if seq in self.entries]
-        limit = row.excerpt_chars if row.slot != "newest" else None
-        rendered = [
-            self.message_counter.render_entry(entry, max_chars=limit) for entry in entries if entry.kind == "message"
-        ]
-        # A pending message was not in the log yet, so it was sent without a number.
-        return [each._replace(seq=None) for each in rendered] if row.pending else rendered
+    def _message_summaries(self) -> dict[int, str]:
+        """Summaries of shortened messages, from the compactions that hold them."""
+        numbers = {row.summarized_by for row in self.rows if row.summarized_by is not None}
+        bodies = [self.entries[number].body for number in numbers if number in self.entries]
+        truncations = [each for body in bodies if isinstance(body, Compaction) for each in body.truncations or ()]
+        return {each.message: each.summary for each in truncations if each.summary is not None}
 
     def _excerpt_newest(
         self, rows: Iterable[_MessageRow], batches: tuple[MessageBatch, ...]
     ) -> tuple[MessageBatch, ...]:
         """Excerpts the whole turn, as it was when it alone exceeded the budget."""
-        limit = next((row.excerpt_chars for row, _ in rows if row.excerpt_chars is not None), None)
+        limit = next((row.turn_excerpt_chars for row, _ in rows if row.turn_excerpt_chars is not None), None)
         return batches if limit is None else excerpt_batches(batches, limit, self.message_counter)
 
 
-def _is_covered(message_row: _MessageRow, covers: Span | None) -> bool:
-    return covers is not None and message_row[1].first in covers
+def _is_covered(message_row: _MessageRow, summary: Compaction | None) -> bool:
+    row, span = message_row
+    is_covered = summary is not None and summary.covers is not None and span.first in summary.covers
+    return is_covered and row.reason != "question"

@@ -6,6 +6,7 @@ recording. Connections are closed after each call, unless the model is entered w
 
 import asyncio
 import re
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
@@ -26,6 +27,9 @@ from quire.view.wire_formats import Reply
 
 _OPENAI_NAME_PATTERN = re.compile(r"gpt-|chatgpt-|o\d")
 _COMPATIBLE_PROVIDER_NAME = "openai-compatible"
+
+# Models that take no temperature, such as reasoning models, get none: pydantic-ai omits it, and warns each time.
+warnings.filterwarnings("ignore", message="Sampling parameters .* are not supported", category=UserWarning)
 
 
 class PydanticAIModel:

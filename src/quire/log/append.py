@@ -8,7 +8,7 @@ from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
 from quire.log.dialects import insert_rows
 from quire.log.ids import now
-from quire.log.raw_sql import pipeline
+from quire.log.raw_sql import pipeline, yield_to_event_loop
 from quire.log.schema import blob_uses, blobs, entries, paths
 from quire.log.types import Branch
 from quire.model import (
@@ -19,10 +19,16 @@ from quire.model import (
     Message,
     apply_entry,
     chain_digest,
+    compute_content_digest,
     iter_paths,
     next_path,
 )
-from quire.model.entries import kind_of
+from quire.model.entry_bodies import kind_of
+
+MAX_UNINTERRUPTED_BYTES = 100_000
+"""Bytes of entries that are hashed before other tasks run."""
+MIN_ENTRY_BYTES = 2_000
+"""Bytes that an entry counts as at least: building it costs as much as hashing that number."""
 
 
 def append_entries(
@@ -96,6 +102,7 @@ def _chain_drafts(
         return ActiveCompaction.from_entry(seq, body)
 
     chained: list[Entry] = []
+    uninterrupted = 0
     seq, digest, path, state = branch.head_seq, branch.head_digest, branch.head_path, branch.state
     for draft in drafts:
         seq += 1
@@ -103,6 +110,10 @@ def _chain_drafts(
         entry = _build_entry(branch, seq, digest, path, draft)
         digest, path = entry.digest, entry.path
         chained.append(entry)
+        uninterrupted += MIN_ENTRY_BYTES + len(entry.raw)
+        if uninterrupted > MAX_UNINTERRUPTED_BYTES:
+            uninterrupted = 0
+            yield_to_event_loop(connection)
     return chained, branch._replace(head_seq=seq, head_digest=digest, head_path=path, state=state)
 
 
@@ -126,7 +137,8 @@ def _build_entry(branch: Branch, seq: int, previous: bytes, path: bytes, draft: 
         raw_metadata=draft.metadata_json(),
         purged_at=None,
     )
-    return entry._replace(digest=chain_digest(previous, metadata=entry.digest_metadata(), body=raw))
+    content_digest = compute_content_digest(metadata=entry.digest_metadata(), body=raw)
+    return entry._replace(digest=chain_digest(previous, content_digest), content_digest=content_digest)
 
 
 def insert_entries(connection: Connection, tenant: str, new_entries: Sequence[Entry]) -> None:

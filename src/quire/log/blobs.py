@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from sqlalchemy import Connection, delete, exists, select, update
 
-from quire.errors import BlobNotFound, StoreError
+from quire.errors import BlobNotFound, IntegrityViolation, StoreError
 from quire.log.dialects import insert_rows, upsert
 from quire.log.ids import now
 from quire.log.schema import blob_uses, blobs
@@ -73,7 +73,10 @@ def get_blob(connection: Connection, tenant: str, digest: str) -> Blob:
     row = connection.execute(query).first()
     if row is None:
         raise BlobNotFound(f"No blob {digest} is stored for this tenant; check its digest.")
-    return Blob._make(row)
+    blob = Blob._make(row)
+    if compute_digest(blob) != bytes.fromhex(digest):
+        raise IntegrityViolation(f"The blob {digest} does not have the bytes of its digest; restore it from a backup.")
+    return blob
 
 
 def list_used_blobs(connection: Connection, tenant: str, conversation: str) -> list[str]:

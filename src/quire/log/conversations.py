@@ -4,13 +4,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, case, cast, insert, literal, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
 from quire.log import reads
 from quire.log.ids import now
 from quire.log.raw_sql import execute, fetch
+from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
 from quire.log.schema import branches, conversations, entries
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, Message, apply_entry
@@ -32,18 +33,10 @@ _NOT_PURGED = _CONVERSATIONS.where(
     conversations.c.purged_at.is_(None) | (conversations.c.purged_at < conversations.c.updated_at)
 )
 
-_BRANCHES = select(
-    branches.c.conversation,
-    branches.c.branch,
-    branches.c.name,
-    branches.c.created_at,
-    branches.c.lineage,
-    branches.c.head_seq,
-    branches.c.head_digest,
-    branches.c.head_path,
-    branches.c.state,
-    branches.c.updated_at,
-).where(
+BRANCH_FIELDS = tuple(column.name for column in covered_columns(branches))
+"""Columns of a branch, in the order of the fields of `Branch`."""
+
+_BRANCHES = select(*(branches.c[name] for name in BRANCH_FIELDS), branches.c.row_digest).where(
     branches.c.tenant == bindparam("tenant"),
     branches.c.conversation == bindparam("conversation"),
 )
@@ -52,15 +45,8 @@ _BRANCH_FOR_UPDATE = BRANCH.with_for_update()
 
 
 def create_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
-    row = {
-        "tenant": tenant,
-        "conversation": conversation.id,
-        "title": conversation.title,
-        "created_at": conversation.created_at,
-        "updated_at": conversation.updated_at,
-    }
     try:
-        connection.execute(insert(conversations), row)
+        connection.execute(insert(conversations), to_conversation_row(tenant, conversation))
     except IntegrityError as error:
         raise ConversationExists(f"A conversation {conversation.id!r} exists already; choose another id.") from error
     main = Branch(
@@ -82,8 +68,20 @@ def insert_branch(connection: Connection, tenant: str, branch: Branch) -> None:
     connection.execute(insert(branches), to_branch_row(tenant, branch))
 
 
+def to_conversation_row(tenant: str, conversation: ConversationRecord) -> dict[str, Any]:
+    """The row of a conversation that was not purged."""
+    row = {
+        "tenant": tenant,
+        "conversation": conversation.id,
+        "title": conversation.title,
+        "created_at": conversation.created_at,
+        "updated_at": conversation.updated_at,
+    }
+    return with_row_digest(conversations, row)
+
+
 def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
-    return {
+    row = {
         "tenant": tenant,
         "conversation": branch.conversation,
         "branch": branch.number,
@@ -96,6 +94,7 @@ def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
         "state": branch.state.canonical_json(),
         "updated_at": branch.updated_at,
     }
+    return with_row_digest(branches, row)
 
 
 def get_conversation(connection: Connection, tenant: str, conversation: str) -> ConversationRecord:
@@ -123,35 +122,31 @@ def list_conversations(
 
 
 def rename_conversation(connection: Connection, tenant: str, conversation: str, title: str) -> None:
-    get_conversation(connection, tenant, conversation)
-    connection.execute(
-        update(conversations)
-        .where(conversations.c.tenant == tenant, conversations.c.conversation == conversation)
-        .values(title=title)
-    )
+    _update_conversation(connection, tenant, conversation, title=title)
 
 
-_DEFAULT_BRANCH_NAME = case(
-    (branches.c.branch == MAIN_BRANCH, "main"), else_=literal("branch ") + cast(branches.c.branch, Text)
-)
+def _update_conversation(connection: Connection, tenant: str, conversation: str, **changed: object) -> None:
+    key = (conversations.c.tenant == tenant, conversations.c.conversation == conversation)
+    row = connection.execute(select(conversations).where(*key).with_for_update()).mappings().first()
+    if row is None:
+        raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
+    digest = with_row_digest(conversations, {**row, **changed})[ROW_DIGEST]
+    connection.execute(update(conversations).where(*key).values(**changed, row_digest=digest))
 
 
 def clear_conversation(connection: Connection, tenant: str, conversation: str) -> None:
-    """Clears the title and the branch names of a conversation that was purged entirely.
+    """Clears the title, the branch names and the names of session items of a conversation that was purged entirely.
 
     Lists omit it until the next append.
     """
-    connection.execute(
-        update(conversations)
-        .where(conversations.c.tenant == tenant, conversations.c.conversation == conversation)
-        .values(title="", purged_at=now())
-    )
-    # Makes the next append update the conversation's `updated_at`, even within `TOUCH_INTERVAL_MICROS`.
-    connection.execute(
-        update(branches)
-        .where(branches.c.tenant == tenant, branches.c.conversation == conversation)
-        .values(updated_at=0, name=_DEFAULT_BRANCH_NAME)
-    )
+    _update_conversation(connection, tenant, conversation, title="", purged_at=now())
+    for branch in list_branches(connection, tenant, conversation):
+        name = "main" if branch.number == MAIN_BRANCH else f"branch {branch.number}"
+        # Without a time, the next append updates the conversation's `updated_at`, even within `TOUCH_INTERVAL_MICROS`.
+        cleared = branch._replace(name=name, updated_at=0)
+        if branch.state.items or branch.state.removed_items:
+            cleared = cleared._replace(state=fold_state(connection, tenant, branch, branch.head_seq))
+        _overwrite_branch(connection, tenant, cleared)
 
 
 def is_purged(connection: Connection, tenant: str, conversation: str) -> bool:
@@ -180,6 +175,12 @@ def list_branches(connection: Connection, tenant: str, conversation: str, *, loc
 
 
 def parse_branch_row(row: Sequence[Any]) -> Branch:
+    """The branch; raises `IntegrityViolation` if its row was changed, because requests are built from its state."""
+    check_row(row[:-1], row[-1], name=f"branch {row[1]} of {row[0]!r}")
+    return to_branch(row)
+
+
+def to_branch(row: Sequence[Any]) -> Branch:
     lineage = tuple((branch, last_shared) for branch, last_shared in json.loads(row[4])) if row[4] != "[]" else ()
     return Branch(row[0], row[1], row[2], row[3], lineage, row[5], row[6], row[7], BranchState.parse(row[8]), row[9])
 
@@ -189,44 +190,41 @@ def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
     at, updated_at = now(), branch.updated_at
     if at - updated_at > TOUCH_INTERVAL_MICROS:
         updated_at = at
-        _touch_conversation(connection, tenant, branch.conversation, at)
-    execute(
-        connection,
-        MOVE_HEAD,
-        {
-            "of_tenant": tenant,
-            "of_conversation": branch.conversation,
-            "of_branch": branch.number,
-            "head_seq": branch.head_seq,
-            "head_digest": branch.head_digest,
-            "head_path": branch.head_path,
-            "state": branch.state.canonical_json(),
-            "updated_at": updated_at,
-        },
-    )
+        touch_conversation(connection, tenant, branch.conversation, at)
+    _overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at))
 
 
-def _touch_conversation(connection: Connection, tenant: str, conversation: str, at: int) -> None:
+def _overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> None:
+    row = to_branch_row(tenant, branch)
+    key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch")}
+    execute(connection, OVERWRITE_BRANCH, key | {name: row[name] for name in _MUTABLE_BRANCH_COLUMNS})
+
+
+def touch_conversation(connection: Connection, tenant: str, conversation: str, at: int) -> None:
+    """Sets `updated_at` to `at`, unless it is later: transactions may commit in another order than they began."""
     execute(connection, _TOUCH_CONVERSATION, {"of_tenant": tenant, "of_conversation": conversation, "updated_at": at})
 
 
 _TOUCH_CONVERSATION = (
     update(conversations)
     .where(
-        conversations.c.tenant == bindparam("of_tenant"), conversations.c.conversation == bindparam("of_conversation")
+        conversations.c.tenant == bindparam("of_tenant"),
+        conversations.c.conversation == bindparam("of_conversation"),
+        conversations.c.updated_at < bindparam("updated_at"),
     )
     .values(updated_at=bindparam("updated_at"))
 )
 
+_MUTABLE_BRANCH_COLUMNS = ("name", "head_seq", "head_digest", "head_path", "state", "updated_at", "row_digest")
 
-MOVE_HEAD = (
+OVERWRITE_BRANCH = (
     update(branches)
     .where(
         branches.c.tenant == bindparam("of_tenant"),
         branches.c.conversation == bindparam("of_conversation"),
         branches.c.branch == bindparam("of_branch"),
     )
-    .values({name: bindparam(name) for name in ("head_seq", "head_digest", "head_path", "state", "updated_at")})
+    .values({name: bindparam(name) for name in _MUTABLE_BRANCH_COLUMNS})
 )
 
 
@@ -242,7 +240,7 @@ def create_fork(
         connection, tenant, origin, at=at, number=number, name=name or f"branch {number}", created_at=now()
     )
     insert_branch(connection, tenant, new_branch)
-    _touch_conversation(connection, tenant, conversation, new_branch.updated_at)
+    touch_conversation(connection, tenant, conversation, new_branch.updated_at)
     return new_branch
 
 

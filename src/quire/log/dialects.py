@@ -8,8 +8,8 @@ from sqlalchemy import Connection, Insert, Table, bindparam, select, text
 from sqlalchemy.engine import make_url
 
 from quire.errors import StoreError
-from quire.log.database import Database
-from quire.log.raw_sql import open_cursor
+from quire.log.database import Database, check_inline_rows
+from quire.log.raw_sql import open_cursor, yield_to_event_loop
 from quire.log.schema import paths
 from quire.model.text import replace_lone_surrogates
 
@@ -22,6 +22,8 @@ PathMatch = tuple[int, str, int, int]
 
 MAX_VALUES_ROWS = 4
 """Maximum rows of a VALUES insert on PostgreSQL, which avoids the driver's slow encoding of JSON in arrays."""
+MAX_INSERT_ROWS = 200
+"""Maximum rows of one statement: the driver encodes them on the event loop."""
 
 _POSTGRES_ARRAY_TYPES = {"TEXT": "text[]", "BIGINT": "bigint[]", "INTEGER": "integer[]", "BLOB": "bytea[]"}
 
@@ -95,7 +97,7 @@ def _upsert(table: Table, backend: str, replace: tuple[str, ...], increment: tup
 def insert_rows(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, ignore_existing: bool = False
 ) -> int:
-    """Inserts many rows in one statement and, on PostgreSQL, one round trip; returns the number of inserted rows.
+    """Inserts many rows, `MAX_INSERT_ROWS` in one statement; returns the number of inserted rows.
 
     All rows have the columns of the first. With `ignore_existing`, rows whose key exists are skipped.
     """
@@ -106,7 +108,14 @@ def insert_rows(
         statement = _insert_statement(table, tuple(rows[0]), connection.dialect.name)
     if ignore_existing:
         statement = f"{statement} ON CONFLICT DO NOTHING"
-    return (_execute_values if use_values else _execute_rows)(connection, statement, rows)
+    if use_values:
+        return _execute_values(connection, statement, rows)
+    inserted = 0
+    for start in range(0, len(rows), MAX_INSERT_ROWS):
+        if start:
+            yield_to_event_loop(connection)
+        inserted += _execute_rows(connection, statement, rows[start : start + MAX_INSERT_ROWS])
+    return inserted
 
 
 def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], column: str) -> None:
@@ -156,6 +165,7 @@ def _find_longest_path_sqlite(
     connection: Connection, candidates: Sequence[bytes], tenant: str, conversation: str | None
 ) -> PathMatch | None:
     """Probes from the longest path down: in-process a probe costs microseconds, and the first hit is the result."""
+    check_inline_rows(connection, len(candidates))
     statement = _path_query(conversation)
     for index in range(len(candidates) - 1, -1, -1):
         params = {"tenant": tenant, "path": candidates[index], "conversation": conversation}

@@ -29,10 +29,11 @@ from quire.model import (
     Manifest,
     apply_entry,
     chain_digest,
+    compute_content_digest,
     next_path,
 )
 from quire.model.base import FrozenModel
-from quire.model.entries import parse_body
+from quire.model.entry_bodies import parse_body
 
 EXPORT_FORMAT = 1
 
@@ -79,6 +80,8 @@ class EntryLine(FrozenModel):
     tokens: Int64 | None = None
     counter: str | None = None
     purged_at: Int64 | None = None
+    content_digest: str | None = None
+    """Digest of content that was purged; that of other entries is computed."""
     notes: JsonValue = None
     body: JsonValue
 
@@ -130,7 +133,13 @@ def format_entry_line(entry: Entry) -> str:
         "digest": entry.digest.hex(),
         "path": entry.path.hex(),
     }
-    optional = {"tokens": entry.tokens, "counter": entry.counter, "purged_at": entry.purged_at}
+    purged_digest = entry.content_digest.hex() if entry.content_digest and entry.purged_at is not None else None
+    optional = {
+        "tokens": entry.tokens,
+        "counter": entry.counter,
+        "purged_at": entry.purged_at,
+        "content_digest": purged_digest,
+    }
     head |= {name: value for name, value in optional.items() if value is not None}
     notes = f',"notes":{entry.raw_metadata}' if entry.raw_metadata else ""
     return f'{json.dumps(head, separators=(",", ":"))[:-1]}{notes},"body":{entry.raw}}}'
@@ -248,6 +257,7 @@ class _Importer:
             created_at=line.created_at,
         )
         conversations.insert_branch(self._connection, self._tenant, new_branch)
+        conversations.touch_conversation(self._connection, self._tenant, conversation, new_branch.updated_at)
         return new_branch
 
     def _import_entry(self, line: EntryLine) -> None:
@@ -255,12 +265,12 @@ class _Importer:
         if branch is None or line.branch != branch.number or line.seq != branch.head_seq + 1:
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not follow the entry before it.")
         entry = _to_entry(self._conversation.id, line)
-        computed = chain_digest(branch.head_digest, metadata=entry.digest_metadata(), body=entry.raw)
+        computed = chain_digest(branch.head_digest, entry.content_digest or b"")
         path = next_path(branch.head_path, entry.raw) if entry.kind == "message" else branch.head_path
-        if entry.purged_at is None and (computed != entry.digest or path != entry.path):
-            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its digest.")
         if entry.purged_at is not None and not entry.has_purged_form:
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} is marked as purged but has content.")
+        if computed != entry.digest or (entry.purged_at is None and path != entry.path):
+            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its digest.")
         if entry.kind != "message" and entry.path != branch.head_path:
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its path.")
         self._branch = branch._replace(
@@ -315,7 +325,7 @@ def _to_entry(conversation: str, line: EntryLine) -> Entry:
     notes = None if line.notes is None else _to_compact_json(line.notes)
     if notes is not None:
         EntryMetadata.parse(notes)
-    return Entry(
+    entry = Entry(
         conversation=conversation,
         branch=line.branch,
         seq=line.seq,
@@ -331,6 +341,9 @@ def _to_entry(conversation: str, line: EntryLine) -> Entry:
         raw_metadata=notes,
         purged_at=line.purged_at,
     )
+    if line.purged_at is not None:
+        return entry._replace(content_digest=bytes.fromhex(line.content_digest or ""))
+    return entry._replace(content_digest=compute_content_digest(metadata=entry.digest_metadata(), body=raw))
 
 
 def _to_compact_json(value: JsonValue) -> str:

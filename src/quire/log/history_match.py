@@ -79,7 +79,7 @@ _MATCH_SQL = """
         ORDER BY list.ordinal DESC LIMIT 1
     )
     SELECT hit.ordinal, hit.seq, m.manifest, b.conversation, b.branch, b.name, b.created_at,
-        b.lineage, b.head_seq, b.head_digest, b.head_path, b.state, b.updated_at
+        b.lineage, b.head_seq, b.head_digest, b.head_path, b.state, b.updated_at, b.row_digest
     FROM hit
     JOIN quire_branches AS b
         ON b.tenant = %(tenant)s AND b.conversation = hit.conversation AND b.branch = hit.branch

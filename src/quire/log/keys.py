@@ -5,18 +5,21 @@ available only when the key is created. A slow hash would add no security, becau
 """
 
 import hmac
+import json
 import re
 from collections.abc import Collection, Sequence
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
 
 from quire.errors import InvalidRequest, KeyNotFound
 from quire.log.dialects import allow_key_lookup, sanitize_text
 from quire.log.ids import new_id, new_secret, now
+from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
 from quire.log.schema import api_keys
 from quire.log.store_base import SqlStoreBase
+from quire.model.policy import MAX_MODEL_NAME_CHARS
 
 KeyScope = Literal["read", "write", "chat", "approve", "admin"]
 """Rights of a key: read, write, call models, or administer keys, purges and settings; none implies another."""
@@ -25,6 +28,12 @@ KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
 _KEY_PATTERN = re.compile(r"quire_([0-9a-z]{26})_([0-9A-Za-z]{43})", re.ASCII)
 _MAX_NAME_CHARS = 200
+MAX_KEY_SPEND_USD = 1e9
+"""Maximum spend cap of a key, in US dollars."""
+MAX_MODEL_PATTERNS = 50
+"""Maximum patterns in a key's list of allowed models; each of them is matched with the name of every request."""
+MAX_MODEL_PATTERN_CHARS = MAX_MODEL_NAME_CHARS
+"""Maximum length of one of these patterns."""
 # No secret has this digest; with it an unknown id takes the same time as a known one.
 _DUMMY_DIGEST = bytes(32)
 
@@ -36,6 +45,10 @@ class ApiKey(NamedTuple):
     scopes: frozenset[KeyScope]
     requests_per_minute: int | None
     """Rate limit of this key; None for that of the settings."""
+    max_spend: float | None
+    """Maximum cost of all calls with this key in US dollars."""
+    models: tuple[str, ...] | None
+    """Patterns of the models that the key may call, as in `fnmatch`; None for all models."""
     created_at: int
     expires_at: int | None
     revoked_at: int | None
@@ -45,18 +58,29 @@ class ApiKey(NamedTuple):
         return self.revoked_at is None and (self.expires_at is None or time < self.expires_at)
 
 
+class KeyLimits(NamedTuple):
+    """Optional limits of a new key; None for no limit of its own."""
+
+    expires_at: int | None = None
+    requests_per_minute: int | None = None
+    max_spend: float | None = None
+    models: tuple[str, ...] | None = None
+
+
 _COLUMNS = (
     api_keys.c.id,
     api_keys.c.tenant,
     api_keys.c.name,
     api_keys.c.scopes,
     api_keys.c.requests_per_minute,
+    api_keys.c.max_spend,
+    api_keys.c.models,
     api_keys.c.created_at,
     api_keys.c.expires_at,
     api_keys.c.revoked_at,
 )
 _TENANT_KEYS = select(*_COLUMNS).where(api_keys.c.tenant == bindparam("tenant"))
-_BY_ID = select(api_keys.c.digest, *_COLUMNS).where(api_keys.c.id == bindparam("id"))
+_BY_ID = select(api_keys).where(api_keys.c.id == bindparam("id"))
 
 
 def contains_key(text: str) -> bool:
@@ -69,22 +93,39 @@ def create_key(
     tenant: str,
     name: str,
     scopes: Collection[str],
-    *,
-    expires_at: int | None,
-    requests_per_minute: int | None,
+    limits: KeyLimits,
 ) -> tuple[ApiKey, str]:
     """Creates a key; returns it with its text, which cannot be read again."""
     key = ApiKey(
-        new_id(), tenant, sanitize_text(name), _parse_scopes(scopes), requests_per_minute, now(), expires_at, None
+        id=new_id(),
+        tenant=tenant,
+        name=sanitize_text(name),
+        scopes=_parse_scopes(scopes),
+        created_at=now(),
+        revoked_at=None,
+        **limits._asdict(),
     )
     _validate_key(key)
     secret = new_secret()
-    row = key._asdict() | {"scopes": _format_scopes(key.scopes), "digest": _hash_secret(secret)}
-    connection.execute(insert(api_keys), row)
+    row = key._asdict() | {
+        "scopes": _format_scopes(key.scopes),
+        "models": json.dumps(key.models) if key.models is not None else None,
+        "digest": _hash_secret(secret),
+    }
+    connection.execute(insert(api_keys), with_row_digest(api_keys, row))
     return key, f"quire_{key.id}_{secret}"
 
 
-def list_keys(connection: Connection, tenant: str, *, limit: int, before: ApiKey | None) -> list[ApiKey]:
+class KeyPosition(Protocol):
+    """Position in the list of keys: an `ApiKey`, or what a pagination cursor has of it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def created_at(self) -> int: ...
+
+
+def list_keys(connection: Connection, tenant: str, *, limit: int, before: KeyPosition | None) -> list[ApiKey]:
     """Newest first, revoked and expired keys included. Cursor pagination: `before` ends the previous page."""
     query = _TENANT_KEYS.order_by(api_keys.c.created_at.desc(), api_keys.c.id.desc()).limit(limit)
     if before is not None:
@@ -95,11 +136,14 @@ def list_keys(connection: Connection, tenant: str, *, limit: int, before: ApiKey
 def revoke_key(connection: Connection, tenant: str, id: str) -> ApiKey:
     """Revokes a key and returns it; a second call does not change the time of revocation."""
     key = (api_keys.c.tenant == tenant, api_keys.c.id == id)
-    connection.execute(update(api_keys).where(*key, api_keys.c.revoked_at.is_(None)).values(revoked_at=now()))
-    row = connection.execute(_TENANT_KEYS.where(api_keys.c.id == id), {"tenant": tenant}).first()
+    row = connection.execute(select(api_keys).where(*key).with_for_update()).mappings().first()
     if row is None:
         raise KeyNotFound(f"Tenant {tenant!r} has no API key {id!r}; `quire key list` lists its keys.")
-    return _to_key(row)
+    if row["revoked_at"] is None:
+        row = with_row_digest(api_keys, {**row, "revoked_at": now()})
+        changed = {name: row[name] for name in ("revoked_at", ROW_DIGEST)}
+        connection.execute(update(api_keys).where(*key).values(changed))
+    return _to_key([row[column.name] for column in _COLUMNS])
 
 
 def parse_key(text: str) -> tuple[str, str] | None:
@@ -111,13 +155,14 @@ def parse_key(text: str) -> tuple[str, str] | None:
 def find_valid_key(connection: Connection, id: str, secret: str) -> ApiKey | None:
     """The key of any tenant with this id, if the secret matches and the key is valid now."""
     allow_key_lookup(connection, id)
-    row = connection.execute(_BY_ID, {"id": id}).first()
-    stored_digest = bytes(row[0]) if row is not None else _DUMMY_DIGEST
+    row = connection.execute(_BY_ID, {"id": id}).mappings().first()
+    stored_digest = bytes(row["digest"]) if row is not None else _DUMMY_DIGEST
     # The comparison comes first, so that only a holder of the secret can learn whether the key is revoked or expired.
     if not hmac.compare_digest(stored_digest, _hash_secret(secret)) or row is None:
         return None
-    key = _to_key(row[1:])
-    return key if key.is_valid_at(now()) else None
+    key = _to_key([row[column.name] for column in _COLUMNS])
+    # A changed row may be that of a key that was revoked.
+    return key if key.is_valid_at(now()) and has_row_digest(api_keys, row) else None
 
 
 def _hash_secret(secret: str) -> bytes:
@@ -141,8 +186,24 @@ def _validate_key(key: ApiKey) -> None:
         raise InvalidRequest(
             "The rate limit of an API key must be at least 1 request per minute; to disable a key, revoke it."
         )
+    if key.max_spend is not None and not 0 < key.max_spend <= MAX_KEY_SPEND_USD:
+        raise InvalidRequest(
+            f"The spend cap of an API key must be above 0 and at most {MAX_KEY_SPEND_USD:,.0f} US dollars."
+        )
+    if key.models is not None:
+        _validate_models(key.models)
     if key.expires_at is not None and not key.created_at < key.expires_at < 2**63:
         raise InvalidRequest("The expiry time of the API key is in the past; give a later time, or none.")
+
+
+def _validate_models(models: Sequence[str]) -> None:
+    if not 0 < len(models) <= MAX_MODEL_PATTERNS:
+        raise InvalidRequest(f"An API key names 1 to {MAX_MODEL_PATTERNS} models or patterns, or none for all models.")
+    for pattern in models:
+        if not 0 < len(pattern) <= MAX_MODEL_PATTERN_CHARS or sanitize_text(pattern) != pattern:
+            raise InvalidRequest(
+                f"The name or pattern of an allowed model has 1 to {MAX_MODEL_PATTERN_CHARS} characters, without NUL."
+            )
 
 
 def _format_scopes(scopes: frozenset[KeyScope]) -> str:
@@ -150,10 +211,11 @@ def _format_scopes(scopes: frozenset[KeyScope]) -> str:
 
 
 def _to_key(row: Sequence[Any]) -> ApiKey:
-    key_id, tenant, name, scopes, *rest = row
+    key_id, tenant, name, scopes, requests_per_minute, max_spend, models, *times = row
     # Scopes of a later version are ignored.
     known_scopes = cast("list[KeyScope]", [word for word in scopes.split() if word in KEY_SCOPES])
-    return ApiKey(key_id, tenant, name, frozenset(known_scopes), *rest)
+    patterns = tuple(json.loads(models)) if models is not None else None
+    return ApiKey(key_id, tenant, name, frozenset(known_scopes), requests_per_minute, max_spend, patterns, *times)
 
 
 class SqlKeyStore(SqlStoreBase):
@@ -166,13 +228,18 @@ class SqlKeyStore(SqlStoreBase):
         *,
         expires_at: int | None = None,
         requests_per_minute: int | None = None,
+        max_spend: float | None = None,
+        models: Sequence[str] | None = None,
     ) -> tuple[ApiKey, str]:
-        """Creates a key for this tenant; returns it with its text, which cannot be read again."""
-        return await self._write(
-            create_key, name, scopes, expires_at=expires_at, requests_per_minute=requests_per_minute
-        )
+        """Creates a key for this tenant; returns it with its text, which cannot be read again.
 
-    async def list_keys(self, *, limit: int = 100, before: ApiKey | None = None) -> list[ApiKey]:
+        `max_spend` is in US dollars; `models` are patterns of the models that the key may call.
+        """
+        patterns = tuple(models) if models is not None else None
+        limits = KeyLimits(expires_at, requests_per_minute, max_spend, patterns)
+        return await self._write(create_key, name, scopes, limits)
+
+    async def list_keys(self, *, limit: int = 100, before: KeyPosition | None = None) -> list[ApiKey]:
         """This tenant's keys, newest first. Cursor pagination: `before` is the last one of the previous page."""
         return await self._read(list_keys, limit=limit, before=before)
 

@@ -1,16 +1,19 @@
 """The ledger: records each turn atomically with its manifest, blobs, token calibration and cost."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, select
 
 from quire.errors import EntryNotFound, RequestNotFound, StaleHead
 from quire.log import append
 from quire.log.blobs import insert_blobs, record_blob_uses, select_stored
-from quire.log.conversations import get_conversation, to_branch_row
+from quire.log.conversations import to_branch_row, to_conversation_row
+from quire.log.costs import charge, discard_reservation
 from quire.log.dialects import insert_rows, upsert
 from quire.log.raw_sql import execute
-from quire.log.schema import branches, calibrations, conversations, costs, manifests, paths
+from quire.log.row_digests import ROW_DIGEST, compute_row_digest, with_row_digest
+from quire.log.schema import branches, calibrations, conversations, manifests, paths
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, RecordedRequest, ReplyRecord
 from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest
 
@@ -52,44 +55,22 @@ def _write_ledger(connection: Connection, tenant: str, record: ReplyRecord, stor
         return
     if record.calibration is not None:
         model, calibration = record.calibration
-        row = {"tenant": tenant, "model": model, "calibration": calibration}
-        execute(connection, upsert(connection, calibrations, replace=["calibration"]), row)
-    if record.cost:
-        _increment_cost(connection, tenant, reply.conversation, record.cost)
+        row = with_row_digest(calibrations, {"tenant": tenant, "model": model, "calibration": calibration})
+        execute(connection, upsert(connection, calibrations, replace=["calibration", ROW_DIGEST]), row)
+    if record.reservation_id is not None:
+        discard_reservation(connection, tenant, record.reservation_id)
+    if record.cost or record.reservation_id is not None:
+        charge(connection, tenant, reply.conversation, record.cost, key_id=record.key_id)
 
 
 def _ensure_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
     """Creates the conversation unless it exists; if another turn came first, the append raises `StaleHead`."""
-    row = {
-        "tenant": tenant,
-        "conversation": conversation.id,
-        "title": conversation.title,
-        "created_at": conversation.created_at,
-        "updated_at": conversation.updated_at,
-    }
-    insert_rows(connection, conversations, [row], ignore_existing=True)
+    insert_rows(connection, conversations, [to_conversation_row(tenant, conversation)], ignore_existing=True)
     at = conversation.created_at
     main = Branch(
         conversation.id, MAIN_BRANCH, "main", at, (), 0, CHAIN_ROOT, CHAIN_ROOT, BranchState(), conversation.updated_at
     )
     insert_rows(connection, branches, [to_branch_row(tenant, main)], ignore_existing=True)
-
-
-def add_cost(connection: Connection, tenant: str, conversation: str, cost_usd: float) -> float:
-    """Adds to the cost of the conversation and returns the total."""
-    get_conversation(connection, tenant, conversation)
-    _increment_cost(connection, tenant, conversation, cost_usd)
-    return get_cost(connection, tenant, conversation)
-
-
-def _increment_cost(connection: Connection, tenant: str, conversation: str, cost_usd: float) -> None:
-    row = {"tenant": tenant, "conversation": conversation, "cost_usd": cost_usd}
-    execute(connection, upsert(connection, costs, increment=["cost_usd"]), row)
-
-
-def get_cost(connection: Connection, tenant: str, conversation: str) -> float:
-    query = select(costs.c.cost_usd).where(costs.c.tenant == tenant, costs.c.conversation == conversation)
-    return connection.execute(query).scalar() or 0.0
 
 
 def insert_manifest(
@@ -99,7 +80,7 @@ def insert_manifest(
 
     Raises `StaleHead` if the manifest of another request is stored under this reply.
     """
-    row = _to_key(tenant, reply) | {"manifest": manifest.canonical_json(), "request_id": request_id}
+    row = to_manifest_row(_to_key(tenant, reply), manifest, request_id=request_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
     # -1 inside a pipeline: then the reply is new, so no other manifest can be stored under it.
     if not inserted and request_id is not None and not _has_request(connection, tenant, request_id):
@@ -112,9 +93,13 @@ def insert_manifest(
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
     """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
-    row = _to_key(tenant, reply) | {"manifest": manifest.canonical_json(), "request_id": None}
-    insert_rows(connection, manifests, [row])
+    insert_rows(connection, manifests, [to_manifest_row(_to_key(tenant, reply), manifest, request_id=None)])
     record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, _list_blobs(manifest)))
+
+
+def to_manifest_row(key: Mapping[str, object], manifest: Manifest, *, request_id: str | None) -> dict[str, object]:
+    row = {**key, "manifest": manifest.canonical_json(), "request_id": request_id}
+    return with_row_digest(manifests, row)
 
 
 def _list_blobs(manifest: Manifest) -> set[str]:
@@ -193,14 +178,22 @@ def list_own_manifests(connection: Connection, tenant: str, branch: Branch) -> l
     return [(row.seq, row.manifest) for row in connection.execute(query)]
 
 
-def list_all_manifests(connection: Connection, tenant: str, conversation: str) -> list[tuple[int, int, str]]:
-    """Branch, number of the reply and stored JSON of every manifest of a conversation."""
-    query = select(manifests.c.branch, manifests.c.seq, manifests.c.manifest).where(
-        manifests.c.tenant == tenant, manifests.c.conversation == conversation
+def list_manifest_rows(connection: Connection, tenant: str, conversation: str) -> list[Mapping[Any, Any]]:
+    """The rows of all manifests of a conversation, by branch and number of the reply."""
+    query = (
+        select(manifests)
+        .where(manifests.c.tenant == tenant, manifests.c.conversation == conversation)
+        .order_by(manifests.c.branch, manifests.c.seq)
     )
-    return [(row.branch, row.seq, row.manifest) for row in connection.execute(query)]
+    return list(connection.execute(query).mappings())
 
 
 def get_calibration(connection: Connection, tenant: str, model: str) -> str | None:
-    query = select(calibrations.c.calibration).where(calibrations.c.tenant == tenant, calibrations.c.model == model)
-    return connection.execute(query).scalar()
+    """The calibration of a model; None also if its row was changed: the next replies calibrate the model again."""
+    query = select(calibrations.c.calibration, calibrations.c.row_digest).where(
+        calibrations.c.tenant == tenant, calibrations.c.model == model
+    )
+    row = connection.execute(query).first()
+    if row is None or compute_row_digest([model, row.calibration]) != row.row_digest:
+        return None
+    return row.calibration

@@ -12,6 +12,7 @@ from quire.errors import InvalidEntry, MemoryNotFound, MemoryRetired
 from quire.log import conversations, reads
 from quire.log.dialects import sanitize_text
 from quire.log.ids import new_id, now
+from quire.log.row_digests import ROW_DIGEST, check_row, with_row_digest
 from quire.log.schema import memories
 from quire.log.search import passages
 from quire.log.types import Citation, Memory, Passage, memory_scope
@@ -28,13 +29,15 @@ _MEMORIES = select(
     memories.c.created_at,
     memories.c.retired_at,
     memories.c.replaced_by,
+    memories.c.row_digest,
 ).where(memories.c.tenant == bindparam("tenant"))
 
 
 def add_memory(
     connection: Connection, tenant: str, namespace: str, text: str, *, citation: Citation | None, source: str | None
 ) -> Memory:
-    """Adds a memory with the message that it cites, or with the source that it was imported from."""
+    """Adds a memory with the message that it cites, or with the source that it was imported from. With both, the source
+    is a document that the message quotes."""
     locked = _lock_citation(connection, tenant, citation, source)
     return _insert_memory(connection, tenant, namespace, text, locked, source)
 
@@ -95,10 +98,8 @@ def purge_memories(
     to_purge = [memory for memory in _list_citing(connection, tenant, conversation) if _cites_any(memory, purged)]
     for memory in sorted(to_purge, key=lambda memory: memory.namespace):
         passages.delete_passages(connection, tenant, memory_scope(memory.namespace), [memory.id])
-        connection.execute(
-            update(memories)
-            .where(memories.c.tenant == tenant, memories.c.memory == memory.id)
-            .values(text=PURGED_TEXT, source=None, retired_at=memory.retired_at or now())
+        _overwrite_memory(
+            connection, tenant, memory._replace(text=PURGED_TEXT, source=None, retired_at=memory.retired_at or now())
         )
     return to_purge
 
@@ -107,8 +108,8 @@ def _lock_citation(
     connection: Connection, tenant: str, citation: Citation | None, source: str | None
 ) -> Citation | None:
     """The citation under the branch that owns the message; locks it against a purge until this transaction ends."""
-    if (citation is None) == (source is None):
-        raise InvalidEntry("A memory needs either a citation or a source; give exactly one of them.")
+    if citation is None and source is None:
+        raise InvalidEntry("A memory needs a citation or a source; give the message or the file that it is from.")
     if citation is None:
         return None
     branch = conversations.get_branch(connection, tenant, citation.conversation, citation.branch, lock=True)
@@ -129,19 +130,7 @@ def _insert_memory(
     memory = Memory(
         new_id(), namespace, sanitize_text(text), citation, source and sanitize_text(source), now(), None, None
     )
-    conversation, branch, seq = citation or (None, None, None)
-    row = {
-        "tenant": tenant,
-        "memory": memory.id,
-        "namespace": namespace,
-        "text": memory.text,
-        "conversation": conversation,
-        "branch": branch,
-        "seq": seq,
-        "source": memory.source,
-        "created_at": memory.created_at,
-    }
-    connection.execute(insert(memories), row)
+    connection.execute(insert(memories), _to_row(tenant, memory))
     passage = Passage(memory.id, memory.text, at=memory.created_at)
     passages.put_passages(connection, tenant, memory_scope(namespace), [passage])
     return memory
@@ -149,11 +138,34 @@ def _insert_memory(
 
 def _mark_retired(connection: Connection, tenant: str, old: Memory, *, replaced_by: str | None) -> None:
     passages.delete_passages(connection, tenant, memory_scope(old.namespace), [old.id])
+    _overwrite_memory(connection, tenant, old._replace(retired_at=now(), replaced_by=replaced_by))
+
+
+def _overwrite_memory(connection: Connection, tenant: str, memory: Memory) -> None:
+    """Writes the columns that a purge or a retirement changes."""
+    row = _to_row(tenant, memory)
+    changed = {name: row[name] for name in ("text", "source", "retired_at", "replaced_by", ROW_DIGEST)}
     connection.execute(
-        update(memories)
-        .where(memories.c.tenant == tenant, memories.c.memory == old.id)
-        .values(retired_at=now(), replaced_by=replaced_by)
+        update(memories).where(memories.c.tenant == tenant, memories.c.memory == memory.id).values(changed)
     )
+
+
+def _to_row(tenant: str, memory: Memory) -> dict[str, object]:
+    conversation, branch, seq = memory.citation or (None, None, None)
+    row = {
+        "tenant": tenant,
+        "memory": memory.id,
+        "namespace": memory.namespace,
+        "text": memory.text,
+        "conversation": conversation,
+        "branch": branch,
+        "seq": seq,
+        "source": memory.source,
+        "created_at": memory.created_at,
+        "retired_at": memory.retired_at,
+        "replaced_by": memory.replaced_by,
+    }
+    return with_row_digest(memories, row)
 
 
 def _list_citing(connection: Connection, tenant: str, conversation: str) -> list[Memory]:
@@ -166,6 +178,9 @@ def _cites_any(memory: Memory, purged: Collection[tuple[int, int]] | None) -> bo
 
 
 def _to_memory(row: Sequence[Any]) -> Memory:
-    memory, namespace, text, conversation, branch, seq, *rest = row
+    """The memory; raises `IntegrityViolation` if its row was changed, because requests contain its text."""
+    *values, digest = row
+    memory, namespace, text, conversation, branch, seq, *rest = values
+    check_row(values, digest, name=f"memory {memory!r}")
     citation = None if conversation is None else Citation(conversation, branch, seq)
     return Memory(memory, namespace, text, citation, *rest)

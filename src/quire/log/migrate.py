@@ -21,21 +21,22 @@ VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "calibrations", "costs",
-    "passages", "terms", "search_scopes", "recall_segments", "memories", "documents",
+    "spending", "spend_reservations", "passages", "terms", "search_scopes", "recall_segments", "memories", "documents",
     "api_keys",
 )  # fmt: skip
 _DERIVED_TABLES = ("passages", "terms", "search_scopes", "recall_segments", "documents")
 _UPDATABLE_COLUMNS = {
-    "conversations": ("title", "updated_at", "purged_at"),
-    "branches": ("name", "head_seq", "head_digest", "head_path", "state", "updated_at"),
+    "conversations": ("title", "updated_at", "purged_at", "row_digest"),
+    "branches": ("name", "head_seq", "head_digest", "head_path", "state", "updated_at", "row_digest"),
     "entries": ("body", "notes", "tokens", "counter", "purged_at"),
-    "manifests": ("manifest",),
+    "manifests": ("manifest", "row_digest"),
     "blobs": ("uploaded_at",),
-    "calibrations": ("calibration",),
+    "calibrations": ("calibration", "row_digest"),
     "costs": ("cost_usd",),
+    "spending": ("cost_usd",),
     # A memory can only be retired, or lose its text to a purge.
-    "memories": ("text", "source", "retired_at", "replaced_by"),
-    "api_keys": ("name", "expires_at", "revoked_at"),
+    "memories": ("text", "source", "retired_at", "replaced_by", "row_digest"),
+    "api_keys": ("revoked_at", "row_digest"),
 }
 """Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
 _UPGRADE_LOCK_ID = 0x71756972
@@ -139,7 +140,7 @@ def _grant_statements(role: str) -> list[str]:
             f"GRANT UPDATE ({', '.join(columns)}) ON quire_{table} TO {role}"
             for table, columns in _UPDATABLE_COLUMNS.items()
         ),
-        f"GRANT DELETE ON quire_blobs, quire_blob_uses TO {role}",
+        f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations TO {role}",
         # The search index is derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
         # For the sweep over the conversations of all tenants.

@@ -12,11 +12,12 @@ from quire.errors import InvalidEntry
 from quire.log import blobs, conversations, ledger, memories, reads
 from quire.log.blobs import delete_unused_blobs
 from quire.log.ids import now
+from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.schema import blob_uses, entries, manifests
 from quire.log.search import passages, recall_segments
 from quire.log.types import Branch, Memory, conversation_scope, message_key
 from quire.model import Compaction, Decision, Entry, Manifest, Message
-from quire.model.entries import purge_body
+from quire.model.entry_bodies import purge_body
 from quire.model.messages import PURGED_TEXT
 
 
@@ -33,13 +34,15 @@ def purge_entries(
             entry
             for each in all_branches
             for entry in _read_own_entries(connection, tenant, each)
-            if _has_content(entry)
+            if _has_content(entry) or entry.kind == "context_change"
         ]
     else:
         target = conversations.get_branch(connection, tenant, conversation, branch)
         to_purge = [reads.get_entry(connection, tenant, target, seq) for seq in sorted(set(seqs))]
         _check_has_content(to_purge)
         to_purge += _find_summaries(connection, tenant, all_branches, to_purge)
+    # Without the digest, content that was changed can be purged too.
+    to_purge = [entry._replace(content_digest=None) for entry in to_purge]
     purged = [_erase_content(entry) for entry in to_purge]
     _overwrite(connection, tenant, purged)
     _delete_blob_uses(connection, tenant, purged)
@@ -64,11 +67,12 @@ def _purge_manifests(
     if document_names is not None and not document_names:
         return
     rows: list[dict[str, object]] = []
-    for branch, seq, stored in ledger.list_all_manifests(connection, tenant, conversation):
-        manifest = _without_names(Manifest.parse(stored), document_names).canonical_json()
-        if manifest != stored:
-            key = {"of_tenant": tenant, "of_conversation": conversation, "of_branch": branch, "of_seq": seq}
-            rows.append({**key, "manifest": manifest})
+    for stored in ledger.list_manifest_rows(connection, tenant, conversation):
+        manifest = _without_names(Manifest.parse(stored["manifest"]), document_names).canonical_json()
+        if manifest != stored["manifest"]:
+            row = with_row_digest(manifests, {**stored, "manifest": manifest})
+            key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch", "seq")}
+            rows.append({**key, "manifest": manifest, ROW_DIGEST: row[ROW_DIGEST]})
     if rows:
         connection.execute(_OVERWRITE_MANIFEST, rows)
 
@@ -91,7 +95,7 @@ _OVERWRITE_MANIFEST = (
         manifests.c.branch == bindparam("of_branch"),
         manifests.c.seq == bindparam("of_seq"),
     )
-    .values(manifest=bindparam("manifest"))
+    .values(manifest=bindparam("manifest"), row_digest=bindparam(ROW_DIGEST))
 )
 
 
@@ -134,17 +138,16 @@ def _check_has_content(to_purge: Iterable[Entry]) -> None:
 def _find_summaries(
     connection: Connection, tenant: str, all_branches: Iterable[Branch], to_purge: Collection[Entry]
 ) -> list[Entry]:
-    """Compactions on any branch that cover one of these entries."""
+    """Compactions on any branch whose summaries may contain text of one of these entries."""
     entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
     summaries: list[Entry] = []
     for branch in all_branches:
         for entry in reads.read_control_entries(connection, tenant, branch, last=branch.head_seq):
-            body = entry.body
+            body = entry._replace(content_digest=None).body
             is_candidate = entry.branch == branch.number and (entry.branch, entry.seq) not in entry_keys
             if not is_candidate or not isinstance(body, Compaction):
                 continue
-            covers = body.covers
-            if covers and any(seq in covers and branch.find_owner(seq) == owner for owner, seq in entry_keys):
+            if any(body.summarizes(seq) and branch.find_owner(seq) == owner for owner, seq in entry_keys):
                 summaries.append(entry)
     return summaries
 
@@ -152,7 +155,7 @@ def _find_summaries(
 def _erase_content(entry: Entry) -> Entry:
     body = purge_body(entry.body)
     raw = body.canonical_json()
-    if isinstance(body, Message) or raw != entry.raw:
+    if isinstance(body, Message) or (raw, None) != (entry.raw, entry.raw_metadata):
         return entry._replace(raw=raw, raw_metadata=None, tokens=None, counter=None, purged_at=now())
     return entry
 

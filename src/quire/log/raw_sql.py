@@ -3,6 +3,7 @@
 No column needs type conversion, and SQLAlchemy's result and row objects would double the time.
 """
 
+import asyncio
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache
@@ -12,11 +13,16 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import registry
 from sqlalchemy.sql import ClauseElement
 
+FETCH_ROWS = 500
+"""Rows that are converted before other tasks run."""
+
 
 def fetch(connection: Connection, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
     """Runs a query and returns the driver's rows."""
+    if connection.dialect.name != "sqlite":
+        return _fetch_postgres(connection, statement, params, binary=False)
     with open_cursor(connection) as cursor:
-        cursor.execute(compile_sql(statement, connection.dialect.name), params)
+        cursor.execute(compile_sql(statement, "sqlite"), params)
         return cast(list[Any], cursor.fetchall())
 
 
@@ -24,15 +30,35 @@ def fetch_binary(connection: Connection, statement: ClauseElement, params: Mappi
     """Like `fetch`, for rows that are mostly bytes: PostgreSQL would otherwise send them as hex text, twice as long."""
     if connection.dialect.name == "sqlite":
         return fetch(connection, statement, params)
+    return _fetch_postgres(connection, statement, params, binary=True)
+
+
+def _fetch_postgres(
+    connection: Connection, statement: ClauseElement, params: Mapping[str, Any], *, binary: bool
+) -> list[Any]:
     from sqlalchemy.util import await_only
 
-    # SQLAlchemy's cursor cannot request binary results; this is the driver's cursor on the same connection.
-    cursor = cast(Any, connection.connection.driver_connection).cursor(binary=True)
+    # SQLAlchemy's cursor converts all rows at once and cannot request binary results; this is the driver's own cursor
+    # on the same connection.
+    cursor = cast(Any, connection.connection.driver_connection).cursor(binary=binary)
     try:
         await_only(cursor.execute(compile_sql(statement, "postgresql"), params))
-        return cast(list[Any], await_only(cursor.fetchall()))
+        rows: list[Any] = await_only(cursor.fetchmany(FETCH_ROWS))
+        while len(rows) % FETCH_ROWS == 0 and (more := await_only(cursor.fetchmany(FETCH_ROWS))):
+            rows += more
+            yield_to_event_loop(connection)
+        return rows
     finally:
         await_only(cursor.close())
+
+
+def yield_to_event_loop(connection: Connection) -> None:
+    """Lets other tasks run in the middle of a long transaction: on PostgreSQL, transactions run on the event loop."""
+    if connection.dialect.name == "sqlite":
+        return
+    from sqlalchemy.util import await_only
+
+    await_only(asyncio.sleep(0))
 
 
 def execute(connection: Connection, statement: ClauseElement, params: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ ENTRY_COLUMNS = (
     entries.c.body,
     entries.c.notes,
     entries.c.purged_at,
+    entries.c.content_digest,
 )
 """In the order of the fields of `Entry`, so that a row needs no conversion."""
 
@@ -143,29 +144,68 @@ def read_window(connection: Connection, tenant: str, branch: Branch, *, max_toke
     first_after = covers.last + 1 if covers is not None else 1
     after = _read_after_compaction(connection, tenant, branch, first=first_after, max_tokens=max_tokens)
     before = read_range(connection, tenant, branch, last=covers.first - 1) if covers and covers.first > 1 else []
-    pinned = [get_entry(connection, tenant, branch, seq) for seq in branch.state.pins if covers and seq in covers]
+    pinned = _read_preserved(connection, tenant, branch)
     messages = _select_messages(before) + _select_messages(after)
     compaction = None
     if active is not None:
         index = active.seq - after[0].seq
         compaction = after[index] if index >= 0 else get_entry(connection, tenant, branch, active.seq)
-    return Window(branch, compaction, tuple(pinned), messages, _find_not_loaded(first_after, after))
+    not_loaded = _find_not_loaded(first_after, after)
+    question = _read_question(connection, tenant, branch, after[0] if after else None, not_loaded)
+    return Window(branch, compaction, tuple(pinned), messages, not_loaded, question)
+
+
+def _read_preserved(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
+    """The covered messages that stay in the view: pinned ones, and those that the compaction preserves."""
+    active = branch.state.active_compaction
+    if active is None or active.covers is None:
+        return []
+    seqs = [seq for seq in {*branch.state.pins, *(active.preserved or ())} if seq in active.covers]
+    return read_entries(connection, tenant, branch, seqs) if seqs else []
 
 
 def _read_after_compaction(
     connection: Connection, tenant: str, branch: Branch, *, first: int, max_tokens: int | None
 ) -> list[Entry]:
+    """Entries from `first` on. What precedes the active compaction is read whole: it was reduced to fit."""
     if max_tokens is None or branch.head_seq - first < WINDOW_BATCH_SIZE:
         return read_range(connection, tenant, branch, first=first)
+    active = branch.state.active_compaction
+    first_new = max(first, active.seq) if active is not None else first
     loaded: list[Entry] = []
     tokens, last = 0, branch.head_seq
-    while last >= first and tokens <= max_tokens:
-        chunk = read_tail(connection, tenant, branch, first=first, last=last, limit=WINDOW_BATCH_SIZE)
+    while last >= first_new and tokens <= max_tokens:
+        chunk = read_tail(connection, tenant, branch, first=first_new, last=last, limit=WINDOW_BATCH_SIZE)
         # Estimate for a message without a token count: one token per eight characters.
         tokens += sum(len(entry.raw) // 8 if entry.tokens is None else entry.tokens for entry in chunk)
         loaded = chunk + loaded
         last = chunk[0].seq - 1
+    if first <= last < first_new:
+        loaded = read_range(connection, tenant, branch, first=first, last=last) + loaded
     return loaded
+
+
+def _read_question(
+    connection: Connection, tenant: str, branch: Branch, first: Entry | None, not_loaded: Span | None
+) -> Entry | None:
+    """The question of the turn that the loaded entries begin inside of: not loaded, or covered by the compaction."""
+    if first is not None and first.role == "user":
+        return None
+    if not_loaded is not None:
+        earlier = read_tail(
+            connection,
+            tenant,
+            branch,
+            limit=1,
+            first=not_loaded.first,
+            last=not_loaded.last,
+            kinds=["message"],
+            roles=["user"],
+        )
+        if earlier:
+            return earlier[0]
+    active = branch.state.active_compaction
+    return get_entry(connection, tenant, branch, active.question) if active and active.question else None
 
 
 def _find_not_loaded(first: int, loaded: Sequence[Entry]) -> Span | None:

@@ -31,6 +31,7 @@ conversations = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("purged_at", BigInteger),
+    Column("row_digest", Bytes, nullable=False),
 )
 
 branches = Table(
@@ -47,6 +48,7 @@ branches = Table(
     Column("head_path", Bytes, nullable=False),
     Column("state", Text, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
 )
 
 entries = Table(
@@ -67,6 +69,7 @@ entries = Table(
     Column("body", Text, nullable=False),
     Column("notes", Text),
     Column("purged_at", BigInteger),
+    Column("content_digest", Bytes, nullable=False),
 )
 
 paths = Table(
@@ -112,6 +115,7 @@ manifests = Table(
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("manifest", Text, nullable=False),
     Column("request_id", Text),
+    Column("row_digest", Bytes, nullable=False),
 )
 """The manifest of every answered request (what it was built from), by the number of its reply."""
 
@@ -121,6 +125,7 @@ calibrations = Table(
     Column("tenant", Text, primary_key=True),
     Column("model", Text, primary_key=True),
     Column("calibration", Text, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
 )
 """Ratio of a model's reported tokens to Quire's own counts, as JSON."""
 
@@ -129,9 +134,33 @@ costs = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
     Column("cost_usd", Double, nullable=False),
 )
-"""Total cost of a conversation's model calls, summaries included."""
+"""Total cost of a conversation's model calls, summaries included, by API key ('' without one)."""
+
+spending = Table(
+    "quire_spending",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("cost_usd", Double, nullable=False),
+)
+"""Total cost of an API key's calls ('' without one): the sum of its shards. Each conversation belongs to one shard, so
+that concurrent calls rarely wait for the lock of the same row."""
+
+spend_reservations = Table(
+    "quire_spend_reservations",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("reservation", Text, primary_key=True),
+    Column("conversation", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("amount_usd", Double, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""Estimated cost of each call in progress that a spend cap applies to."""
 
 passages = Table(
     "quire_passages",
@@ -200,6 +229,7 @@ memories = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("retired_at", BigInteger),
     Column("replaced_by", Text),
+    Column("row_digest", Bytes, nullable=False),
 )
 """Memories of an agent, each with the message or the source that it came from."""
 
@@ -216,6 +246,7 @@ documents = Table(
     Column("summary", Text, nullable=False),
     Column("aliases", Text, nullable=False),
     Column("headings", Text, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
 )
 """Indexed files of a vault; aliases and headings are JSON lists. Derived data."""
 
@@ -228,11 +259,15 @@ api_keys = Table(
     Column("digest", Bytes, nullable=False),
     Column("scopes", Text, nullable=False),
     Column("requests_per_minute", Integer),
+    Column("max_spend", Double),
+    Column("models", Text),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
     Column("revoked_at", BigInteger),
+    Column("row_digest", Bytes, nullable=False),
 )
-"""API keys: the public id and the digest of the secret; scopes are separated by spaces."""
+"""API keys: the public id and the digest of the secret; scopes are separated by spaces,
+`models` is a JSON list."""
 
 sweeps = Table(
     "quire_sweeps",

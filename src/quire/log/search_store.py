@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from quire.errors import InvalidEntry
 from quire.log import memories
 from quire.log.dialects import insert_rows, sanitize_text
+from quire.log.row_digests import has_row_digest, with_row_digest
 from quire.log.schema import documents
 from quire.log.search import hybrid, passages, recall_segments
 from quire.log.search.inverted_index import split_chunks
@@ -147,9 +148,6 @@ def _check_writable_scope(scope: str) -> None:
             raise InvalidEntry(f"The passages of {scope!r} are written by `{method}`, which checks for purges; use it.")
 
 
-_COLUMNS = tuple(documents.c[name] for name in VaultDocument._fields)
-
-
 def list_fingerprints(connection: Connection, tenant: str, vault: str) -> list[DocumentFingerprint]:
     """Path, digest, size and modification time of every indexed file, by path."""
     columns = [documents.c[name] for name in DocumentFingerprint._fields]
@@ -160,15 +158,16 @@ def list_fingerprints(connection: Connection, tenant: str, vault: str) -> list[D
 def list_documents(
     connection: Connection, tenant: str, vault: str, *, paths: Collection[str] | None = None
 ) -> list[VaultDocument]:
-    """All documents of a vault by path, or those with these paths."""
-    query = select(*_COLUMNS).where(documents.c.tenant == tenant, documents.c.vault == vault)
-    if paths is None:
-        return [_to_document(row) for row in connection.execute(query.order_by(documents.c.path))]
-    return [
-        _to_document(row)
-        for chunk in split_chunks(sorted(set(paths)))
-        for row in connection.execute(query.where(documents.c.path.in_(chunk)).order_by(documents.c.path))
-    ]
+    """All documents of a vault by path, or those with these paths.
+
+    A row that was changed is left out, so that its file is indexed again and its text is in no request.
+    """
+    query = select(documents).where(documents.c.tenant == tenant, documents.c.vault == vault).order_by(documents.c.path)
+    queries = (
+        [query] if paths is None else [query.where(documents.c.path.in_(c)) for c in split_chunks(sorted(set(paths)))]
+    )
+    rows = (row for each in queries for row in connection.execute(each).mappings())
+    return [_to_document(row) for row in rows if has_row_digest(documents, row)]
 
 
 def put_documents(connection: Connection, tenant: str, vault: str, items: Sequence[IndexedDocument]) -> None:
@@ -215,11 +214,11 @@ def _delete_rows(connection: Connection, tenant: str, vault: str, paths: Iterabl
 def _to_row(tenant: str, vault: str, document: VaultDocument) -> dict[str, Any]:
     texts = {"title": sanitize_text(document.title), "summary": sanitize_text(document.summary)}
     lists = {name: json.dumps(getattr(document, name)) for name in ("aliases", "headings")}
-    return {"tenant": tenant, "vault": vault, **document._asdict(), **texts, **lists}
+    return with_row_digest(documents, {"tenant": tenant, "vault": vault, **document._asdict(), **texts, **lists})
 
 
-def _to_document(row: Sequence[Any]) -> VaultDocument:
-    document = VaultDocument._make(row)
+def _to_document(row: Mapping[Any, Any]) -> VaultDocument:
+    document = VaultDocument(**{name: row[name] for name in VaultDocument._fields})
     return document._replace(aliases=_parse_list(document.aliases), headings=_parse_list(document.headings))
 
 

@@ -22,6 +22,7 @@ from quire.log import (
     purge,
     reads,
 )
+from quire.log.costs import SqlCostStore
 from quire.log.database import Database
 from quire.log.ids import new_id, now
 from quire.log.keys import SqlKeyStore
@@ -43,7 +44,7 @@ from quire.log.worklist import SqlWorklist
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, iter_paths
 
 
-class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore):
+class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
     """The log in SQLite or PostgreSQL."""
 
     def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
@@ -224,14 +225,6 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore):
         """The latest token calibration of a model, as JSON."""
         return await self._read_inline(ledger.get_calibration, model)
 
-    async def add_cost(self, conversation: str, cost_usd: float) -> float:
-        """Adds to the cost of the conversation and returns the total."""
-        return await self._write(ledger.add_cost, conversation, cost_usd)
-
-    async def get_cost(self, conversation: str) -> float:
-        """Total cost of the conversation's model calls in US dollars."""
-        return await self._read_inline(ledger.get_cost, conversation)
-
     async def put_blob(self, data: bytes, *, media_type: str = "application/octet-stream") -> str:
         """Stores these bytes once (deduplicated by digest) and returns their digest."""
         return await self._write(blobs.put_blob, Blob(media_type, data))
@@ -257,6 +250,10 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore):
     async def is_purged(self, conversation: str) -> bool:
         """Whether the whole conversation was purged and has had no append, fork or title since."""
         return await self._read(conversations.is_purged, conversation)
+
+    async def verify_tenant(self) -> list[IntegrityFault]:
+        """Memories, API keys and calibrations of the tenant that differ from what was recorded."""
+        return await self._read(integrity.verify_tenant)
 
     async def verify_conversation(self, conversation: str) -> list[IntegrityFault]:
         """Checks the hash chain of every branch; an empty list means that the log is intact."""

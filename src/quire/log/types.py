@@ -1,5 +1,6 @@
 """Values of the store: conversations, branches, windows, passages, segments, memories, documents, matches, faults."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple
@@ -67,10 +68,12 @@ class Window(NamedTuple):
     branch: Branch
     compaction: Entry | None
     pinned: tuple[Entry, ...]
-    """Pinned messages that the compaction covers."""
+    """Messages that the compaction covers and that stay in the view: pinned ones, and those that it preserves."""
     messages: tuple[Entry, ...]
     not_loaded: Span | None = None
     """Entries before `messages` that were not read because the later ones reach `max_tokens`."""
+    question: Entry | None = None
+    """The question of the turn that `messages` begins inside of."""
 
 
 class ReplyRecord(NamedTuple):
@@ -86,6 +89,10 @@ class ReplyRecord(NamedTuple):
     """Model and its new token calibration as JSON."""
     cost: float = 0.0
     """Cost of the call in US dollars."""
+    key_id: str = ""
+    """API key that the cost is charged to; empty for a call without one."""
+    reservation_id: str | None = None
+    """Reservation under a spend cap that the cost replaces."""
     request_id: str | None = None
     """Id for `get_request`, if the request has one."""
     creates_conversation: ConversationRecord | None = None
@@ -123,10 +130,10 @@ class PrefixMatch(NamedTuple):
 
 
 class IntegrityFault(NamedTuple):
-    """An entry that differs from what was written."""
+    """A row that differs from what was recorded: an entry, a branch, the conversation, or a row of the tenant."""
 
-    branch: int
-    seq: int
+    branch: int | None
+    seq: int | None
     problem: str
 
 
@@ -177,7 +184,9 @@ class Passage(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        return sha256(f"{len(self.title)} {self.title}{self.text}".encode()).digest()
+        """Digest of the text and of what identifies it."""
+        values = (self.key, self.part, self.title, self.text, self.at)
+        return sha256(json.dumps(values).encode()).digest()
 
 
 class UnembeddedPassage(NamedTuple):

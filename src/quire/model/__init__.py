@@ -3,26 +3,27 @@
 from quire.model.entries import (
     CHAIN_ROOT,
     Author,
+    Draft,
+    Entry,
+    chain_digest,
+    compute_content_digest,
+    iter_paths,
+    next_path,
+)
+from quire.model.entry_bodies import (
     Body,
     Compaction,
     ContextChange,
     ContextItem,
-    DocumentReference,
-    Draft,
-    Entry,
     EntryKind,
-    EntryMetadata,
     Pin,
+    Priority,
     Restore,
     Span,
-    TokenCount,
     Truncation,
     Unpin,
-    Usage,
-    chain_digest,
-    iter_paths,
-    next_path,
 )
+from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, TurnTotals, Usage
 from quire.model.manifest import Decision, DecisionKind, DecisionReason, ForwardedRequest, Manifest, SlotUsage
 from quire.model.messages import (
     FilePart,
@@ -65,6 +66,7 @@ __all__ = [
     "Part",
     "Pin",
     "Policy",
+    "Priority",
     "Provider",
     "Restore",
     "Role",
@@ -79,10 +81,12 @@ __all__ = [
     "ToolDefinition",
     "ToolResultPart",
     "Truncation",
+    "TurnTotals",
     "Unpin",
     "Usage",
     "apply_entry",
     "chain_digest",
+    "compute_content_digest",
     "iter_paths",
     "next_path",
 ]

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel, JsonObject
-from quire.model.entries import ContextItem
+from quire.model.entry_bodies import ContextItem
 from quire.model.messages import ToolDefinition
 
 IncludeMode = Literal["always", "manual", "agent"]
@@ -109,8 +109,14 @@ class AgentMemory(FrozenModel):
 
     enabled: bool = True
     files: tuple[str, ...] = ("AGENTS.md",)
+    files_enabled: bool | None = None
+    """Whether the files are read; None for the same as `enabled`."""
     namespace: str | None = None
     """Namespace of its memories, by default the agent's name; agents with the same namespace share them."""
+
+    @property
+    def reads_files(self) -> bool:
+        return bool(self.files) and (self.enabled if self.files_enabled is None else self.files_enabled)
 
 
 class Agent(FrozenModel):

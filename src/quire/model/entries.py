@@ -1,71 +1,32 @@
-"""Log entries: their bodies, their metadata, and the two hash chains that connect them.
+"""Log entries: a position, a body and metadata, and the two hash chains that connect them.
 
-An entry has a position and a body; bodies are a closed union, discriminated by the entry's `kind`. The chain of digests
-covers every entry with its metadata, so that `verify` detects a change of one byte. The chain of paths covers messages
-alone, so that the same list of messages is recognised wherever it is stored.
+The chain of digests covers every entry with its metadata, so that `verify` detects a change of one byte. The chain of
+paths covers messages alone, so that the same list of messages is recognised wherever it is stored.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Annotated, Literal, NamedTuple, assert_never
+from typing import Literal, NamedTuple
 
-from pydantic import Field, model_validator
-
-from quire.model.base import FrozenModel, JsonObject
-from quire.model.messages import PURGED_TEXT, Message
-
-
-class TokenCount(NamedTuple):
-    """A number of tokens and the name of the counter; the counter `estimate` marks an estimate."""
-
-    tokens: int
-    counter: str
-
-
-class Usage(FrozenModel):
-    """Token usage that the provider reported for the request that an assistant's message answers."""
-
-    model: str | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    provider_fields: JsonObject | None = None
-    estimated: bool | None = None
-    """The provider reported nothing, as when a reply is interrupted; these are Quire's own counts."""
-
-
-class DocumentReference(FrozenModel):
-    """A document that a message names (direct) or that a tool found (search); without a path the link is broken."""
-
-    link: str
-    path: str | None = None
-    kind: Literal["direct", "search"] = "direct"
-    summary: str | None = None
-    snippet: str | None = None
-    blob: str | None = None
-    injected: bool | None = None
-    """Whether its text was injected into the message; otherwise the message only lists it."""
-
-
-class EntryMetadata(FrozenModel):
-    """Metadata stored with an entry, as JSON."""
-
-    references: tuple[DocumentReference, ...] | None = None
-    usage: Usage | None = None
-    incomplete: bool | None = None
-    """The reply was interrupted, by the user or by an error; the message holds what had arrived."""
-
+from quire.errors import IntegrityViolation
+from quire.model.entry_bodies import Body, Compaction, ContextChange, EntryKind, parse_body, purge_body
+from quire.model.entry_metadata import DocumentReference, EntryMetadata, TokenCount, TurnTotals, Usage
+from quire.model.messages import Message
 
 CHAIN_ROOT = bytes(32)
 """Start value of both chains."""
 
 
-def chain_digest(previous: bytes, *, metadata: str, body: str) -> bytes:
-    """Digest of an entry: SHA-256 of the previous digest, the metadata on one line, and the body."""
-    return sha256(previous + metadata.encode() + b"\n" + body.encode()).digest()
+def compute_content_digest(*, metadata: str, body: str) -> bytes:
+    """SHA-256 of an entry's metadata on one line and its body. It stays when the content is purged."""
+    return sha256(metadata.encode() + b"\n" + body.encode()).digest()
+
+
+def chain_digest(previous: bytes, content_digest: bytes) -> bytes:
+    """Digest of an entry: SHA-256 of the previous entry's digest and of its own content digest."""
+    return sha256(previous + content_digest).digest()
 
 
 def next_path(previous: bytes, message: str) -> bytes:
@@ -81,142 +42,6 @@ def iter_paths(messages: Iterable[str], *, start: bytes = CHAIN_ROOT) -> Iterato
 
 
 Author = Literal["user", "assistant", "tool", "engine"]
-EntryKind = Literal["message", "compaction", "restore", "pin", "unpin", "context_change"]
-EntryNumber = Annotated[int, Field(gt=0)]
-
-
-class Span(FrozenModel):
-    """A range of entry numbers, both ends included."""
-
-    first: EntryNumber
-    last: EntryNumber
-
-    @model_validator(mode="after")
-    def _check_order(self) -> "Span":
-        if self.first > self.last:
-            raise ValueError(f"a span must run forward, but {self.first} is after {self.last}")
-        return self
-
-    def __contains__(self, seq: int) -> bool:
-        return self.first <= seq <= self.last
-
-
-class Truncation(FrozenModel):
-    """Truncates each text of a message to `max_chars` characters in the view; 0 replaces it with a stub."""
-
-    message: EntryNumber
-    max_chars: int = Field(ge=0)
-
-
-class Compaction(FrozenModel):
-    """From this entry on the view has `summary` instead of the messages in `covers`. Nothing is deleted.
-
-    `supersedes` is the entry number of the compaction that was active when this one was made. Without a summary the
-    covered messages are omitted; without `covers` only the `truncations` apply.
-    """
-
-    number: int = Field(gt=0)
-    covers: Span | None = None
-    summary: str | None = None
-    sources: tuple[int, ...] = ()
-    trigger: Literal["threshold", "background", "manual", "overflow", "edit", "model"] = "manual"
-    strategy: str = "summarize"
-    model: str | None = None
-    tokens_before: int = 0
-    tokens_after: int = 0
-    supersedes: EntryNumber | None = None
-    truncations: tuple[Truncation, ...] | None = None
-    instructions: str | None = None
-    """The user's instructions for the summary."""
-    failures: tuple[str, ...] | None = None
-    """Reasons why earlier attempts at this summary failed."""
-    invalidated_tokens: int | None = None
-    """Tokens of the provider's prompt cache that it invalidates."""
-    savings_per_request: float | None = None
-    """Estimated savings per later request, in dollars."""
-    usage: Usage | None = None
-    """Tokens used to write the summary."""
-
-
-class Restore(FrozenModel):
-    """Undoes the active compaction, named by its entry number; the one that it superseded is active again."""
-
-    compaction: EntryNumber
-
-
-class Pin(FrozenModel):
-    """The message with this number stays in the view verbatim, whatever is compacted."""
-
-    message: EntryNumber
-
-
-class Unpin(FrozenModel):
-    message: EntryNumber
-
-
-class ContextItem(FrozenModel):
-    """A rule, a reference or a tool, by name; for a tool also its MCP server."""
-
-    type: Literal["rule", "reference", "tool"]
-    name: str
-    server: str | None = None
-
-
-SessionIncludeMode = Literal["always", "manual", "agent"]
-"""How an item was added to the session: at its start, by the user, or as a tool selected for a message."""
-
-
-class ContextChange(FrozenModel):
-    """Adds an item to the session or removes it."""
-
-    action: Literal["add", "remove"]
-    item: ContextItem
-    include: SessionIncludeMode = "manual"
-
-
-Body = Message | Compaction | Restore | Pin | Unpin | ContextChange
-
-_BODY_TYPES: dict[EntryKind, type[Body]] = {
-    "message": Message,
-    "compaction": Compaction,
-    "restore": Restore,
-    "pin": Pin,
-    "unpin": Unpin,
-    "context_change": ContextChange,
-}
-_KINDS: dict[type[Body], EntryKind] = {body: kind for kind, body in _BODY_TYPES.items()}
-
-
-def kind_of(body: Body) -> EntryKind:
-    return _KINDS[type(body)]
-
-
-def parse_body(kind: EntryKind, text: str) -> Body:
-    return _BODY_TYPES[kind].parse(text)
-
-
-def purge_body(body: Body) -> Body:
-    """The body without its content. Bodies that only control the view (pins, undo, items) have none and stay."""
-    match body:
-        case Message():
-            return body.without_content()
-        case Compaction():
-            return _purge_compaction(body)
-        case Restore() | Pin() | Unpin() | ContextChange():
-            return body
-    assert_never(body)
-
-
-def _purge_compaction(body: Compaction) -> Compaction:
-    """The compaction without any text; what it covers stays, because the state of the branch depends on it."""
-    return body.model_copy(
-        update={
-            "summary": None if body.summary is None else PURGED_TEXT,
-            "instructions": None if body.instructions is None else PURGED_TEXT,
-            "failures": None,
-            "usage": None if body.usage is None else body.usage.model_copy(update={"provider_fields": None}),
-        }
-    )
 
 
 def referenced_blobs(body: Body, references: Iterable[DocumentReference]) -> set[str]:
@@ -246,15 +71,22 @@ class Entry(NamedTuple):
     raw: str
     raw_metadata: str | None
     purged_at: int | None
+    content_digest: bytes | None = None
+    """Digest of the content as it was recorded; None for an entry that is not stored."""
 
     @property
     def body(self) -> Body:
-        """The decoded body. That of a purged entry has no content, whatever its row holds: no digest covers it."""
+        """The decoded body; raises `IntegrityViolation` if it is not what was recorded.
+
+        That of a purged entry has no content, whatever its row holds: no digest covers it.
+        """
+        self._check_content()
         body = parse_body(self.kind, self.raw)
         return body if self.purged_at is None else purge_body(body)
 
     @property
     def message(self) -> Message:
+        self._check_content()
         message = Message.parse(self.raw)
         return message if self.purged_at is None else message.without_content()
 
@@ -262,7 +94,23 @@ class Entry(NamedTuple):
     def metadata(self) -> EntryMetadata:
         if not self.raw_metadata or self.purged_at is not None:
             return EntryMetadata()
+        self._check_content()
         return EntryMetadata.parse(self.raw_metadata)
+
+    def _check_content(self) -> None:
+        """Checks the content before it is decoded, so that no request, tool or page has a changed text."""
+        if not self.has_recorded_content:
+            raise IntegrityViolation(
+                f"Entry #{self.seq} of {self.conversation!r} is not as it was recorded; restore it from a backup, "
+                "purge it, or fork before it. `quire conversation verify` lists all changes."
+            )
+
+    @property
+    def has_recorded_content(self) -> bool:
+        """Whether the content has the digest that was recorded; True if it was purged or is not stored."""
+        if self.content_digest is None or self.purged_at is not None:
+            return True
+        return self.content_digest == compute_content_digest(metadata=self.digest_metadata(), body=self.raw)
 
     @property
     def has_purged_form(self) -> bool:
@@ -273,7 +121,7 @@ class Entry(NamedTuple):
             body = parse_body(self.kind, self.raw)
         except ValueError:
             return False
-        return isinstance(body, Message | Compaction) and purge_body(body).canonical_json() == self.raw
+        return isinstance(body, Message | Compaction | ContextChange) and purge_body(body).canonical_json() == self.raw
 
     def digest_metadata(self) -> str:
         """Everything recorded except the body, for the hash chain: one line, since JSON has no raw line breaks."""
@@ -299,10 +147,14 @@ class Draft:
     author: Author | None = None
     tokens: TokenCount | None = None
     references: tuple[DocumentReference, ...] = ()
+    written_tokens: int | None = None
+    """Tokens of a message without the text of its references."""
     usage: Usage | None = None
     created_at: int | None = None
     incomplete: bool = False
     """Whether the reply was interrupted."""
+    turn: TurnTotals | None = None
+    """Totals of the turn that this reply ends."""
 
     def resolve_author(self) -> Author:
         if self.author is not None:
@@ -312,10 +164,14 @@ class Draft:
         return "user" if self.body.role in ("user", "system") else self.body.role
 
     def metadata_json(self) -> str | None:
-        if not self.references and self.usage is None and not self.incomplete:
+        if not self.references and self.usage is None and not self.incomplete and self.turn is None:
             return None
         metadata = EntryMetadata(
-            references=self.references or None, usage=self.usage, incomplete=self.incomplete or None
+            references=self.references or None,
+            written_tokens=self.written_tokens if self.references else None,
+            usage=self.usage,
+            incomplete=self.incomplete or None,
+            turn=self.turn,
         )
         return metadata.canonical_json()
 

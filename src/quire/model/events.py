@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.errors import ModelError, QuireError
-from quire.model.entries import Entry, Span, Usage
+from quire.model.entries import Entry
+from quire.model.entry_bodies import Span
+from quire.model.entry_metadata import Usage
 from quire.model.messages import Message, ToolCallPart, ToolResultPart
 
 
@@ -48,9 +50,9 @@ class CompactionFailed(_ContextEvent):
 ContextEvent = ContextUsageUpdated | CompactionStarted | ContextCompacted | CompactionFailed
 
 
-TurnEndReason = Literal["answered", "truncated", "empty", "max_steps", "stopped"]
+TurnEndReason = Literal["answered", "truncated", "empty", "max_steps", "max_cost", "stopped"]
 """The last reply called no tools (and was complete, truncated at its token limit, or empty), the turn reached
-`max_steps`, or the user stopped it."""
+`max_steps` or `max_cost`, or the user stopped it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ replay the request.
 from typing import Literal
 
 from quire.model.base import FrozenModel
-from quire.model.entries import Span
+from quire.model.entry_bodies import Span
 from quire.model.policy import Policy, Slot
 
 DecisionReason = Literal[
@@ -18,8 +18,10 @@ DecisionReason = Literal[
     "carried",
     "memory",
     "pinned",
+    "priority",
     "recent",
     "newest",
+    "question",
     "summary",
     "recalled",
     "referenced",
@@ -29,12 +31,14 @@ DecisionReason = Literal[
     "over_budget",
     "below_score",
     "archived",
+    "not_added",
+    "removed",
     "disabled",
     "orphaned",
     "listed",
     "not_found",
 ]
-"""Why a candidate is included (the first fourteen, and `cleared` as a stub) or not; `listed` has only its summary."""
+"""Why a candidate is included (the first sixteen, and `cleared` as a stub) or not; `listed` has only its summary."""
 
 DecisionKind = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
 
@@ -52,9 +56,17 @@ class Decision(FrozenModel):
     blob: str | None = None
     score: float | None = None
     excerpt_chars: int | None = None
-    """Characters to which each text of the message was shortened, approximately."""
+    """Characters to which each text of the message was shortened, approximately; 0 for a stub."""
+    turn_excerpt_chars: int | None = None
+    """The same for the whole newest turn, where that alone exceeded the budget."""
+    summarized_by: int | None = None
+    """Number of the compaction that holds a summary of the shortened message."""
     excerpt_spans: tuple[tuple[int, int], ...] | None = None
     """Character ranges included from a recalled message that was too long to include whole."""
+    summary_level: Literal["short"] | None = None
+    """The summary was sent in its short form, because the full one exceeds its share of the context window."""
+    document_tokens: int | None = None
+    """How many of the tokens come from documents that were added to the messages as written."""
     pending: bool | None = None
     """It was not in the log when the request was made; its number was set when it was stored."""
 
@@ -96,7 +108,8 @@ class Manifest(FrozenModel):
     counter: str
     exact: bool
     ratio: float = 1.0
-    """Calibration: reported tokens divided by counted tokens for this model; `max_input_tokens` is divided by it."""
+    """Calibration: expected tokens, as this model's provider reports them, divided by counted tokens.
+    `max_input_tokens` is divided by it."""
     slots: tuple[SlotUsage, ...]
     total_tokens: int
     full_history_tokens: int
@@ -113,6 +126,14 @@ class Manifest(FrozenModel):
     @property
     def included(self) -> tuple[Decision, ...]:
         return tuple(decision for decision in self.decisions if decision.included)
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of documents that were added to messages; without them, the messages count as written."""
+        return sum(
+            row.tokens if row.kind == "document" and row.slot == "newest" else row.document_tokens or 0
+            for row in self.included
+        )
 
     @property
     def excluded(self) -> tuple[Decision, ...]:

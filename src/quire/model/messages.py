@@ -145,20 +145,24 @@ class Message(FrozenModel):
 def _purge_part(part: Part) -> Part:
     match part:
         case ToolCallPart(id=id_, name=name):
-            return ToolCallPart(id=_purge_identifier(id_), name=_purge_identifier(name))
+            return ToolCallPart(id=purge_identifier(id_), name=purge_identifier(name))
         case ToolResultPart(call_id=call_id, is_error=is_error):
             content = (TextPart(text=PURGED_TEXT),)
-            return ToolResultPart(call_id=_purge_identifier(call_id), content=content, is_error=is_error)
+            return ToolResultPart(call_id=purge_identifier(call_id), content=content, is_error=is_error)
         case _:
             return TextPart(text=PURGED_TEXT)
 
 
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:/|-]{1,128}")
+_PURGED_IDENTIFIER = re.compile(r"purged_[0-9a-f]{32}")
 
 
-def _purge_identifier(value: str) -> str:
-    """The id or the tool name, which a valid request needs; one that could hold prose is replaced by its digest."""
-    if _IDENTIFIER.fullmatch(value):
+def is_purged_identifier(value: str) -> bool:
+    return _PURGED_IDENTIFIER.fullmatch(value) is not None
+
+
+def purge_identifier(value: str) -> str:
+    """The digest of an id or a name, which a valid request needs. A purged one is returned as it is."""
+    if is_purged_identifier(value):
         return value
     digest = sha256(value.encode(errors="replace")).hexdigest()
     return f"purged_{digest[:32]}"

@@ -1,4 +1,4 @@
-"""State of a branch, folded from its entries: the active compaction, the pins and the session's items.
+"""State of a branch, folded from its entries: the active compaction, pins, priorities and the session's items.
 
 `apply_entry` folds one entry at a time; the result is stored in the branch's row, so that the window loads without
 reading the history. It rejects entries that were made for a state that has changed since (optimistic concurrency).
@@ -9,18 +9,22 @@ from typing import assert_never
 
 from quire.errors import InvalidEntry, StaleCompaction
 from quire.model.base import FrozenModel
-from quire.model.entries import (
+from quire.model.entry_bodies import (
     Body,
     Compaction,
     ContextChange,
     ContextItem,
     Pin,
+    Priority,
     Restore,
     SessionIncludeMode,
     Span,
     Unpin,
 )
 from quire.model.messages import Message
+
+MAX_BRANCH_PRIORITIES = 1_000
+"""Maximum messages of a branch with a priority: they are part of the state, which each append writes."""
 
 
 class ActiveCompaction(FrozenModel):
@@ -29,11 +33,29 @@ class ActiveCompaction(FrozenModel):
     seq: int
     number: int
     covers: Span | None = None
+    question: int | None = None
+    """Number of the covered question that stays in the view, because the range ends inside its turn."""
+    preserved: tuple[int, ...] | None = None
+    """Numbers of the covered messages that stay in the view because of their priority."""
+    cleared_through: int | None = None
     supersedes: int | None = None
+
+    @property
+    def hides_content(self) -> bool:
+        """Whether messages are archived or tool results are cleared."""
+        return self.covers is not None or self.cleared_through is not None
 
     @classmethod
     def from_entry(cls, seq: int, compaction: Compaction) -> "ActiveCompaction":
-        return cls(seq=seq, number=compaction.number, covers=compaction.covers, supersedes=compaction.supersedes)
+        return cls(
+            seq=seq,
+            number=compaction.number,
+            covers=compaction.covers,
+            question=compaction.question,
+            preserved=compaction.preserved,
+            cleared_through=compaction.cleared_through,
+            supersedes=compaction.supersedes,
+        )
 
 
 class SessionItem(FrozenModel):
@@ -49,7 +71,11 @@ class BranchState(FrozenModel):
     active_compaction: ActiveCompaction | None = None
     compaction_count: int = 0
     pins: tuple[int, ...] = ()
+    priorities: tuple[Priority, ...] = ()
+    """Priorities that are set, by message number."""
     items: tuple[SessionItem, ...] = ()
+    removed_items: tuple[ContextItem, ...] = ()
+    """Items that were removed from the session and not added again."""
 
 
 def apply_entry(
@@ -74,10 +100,16 @@ def apply_entry(
             return state.model_copy(update={"pins": tuple(sorted({*state.pins, message}))})
         case Unpin(message=message):
             return state.model_copy(update={"pins": tuple(pin for pin in state.pins if pin != message)})
+        case Priority(message=message):
+            _check_earlier(seq, message)
+            return state.model_copy(update={"priorities": _set_priority(state.priorities, body)})
         case ContextChange(action=action, item=item, include=include):
             others = tuple(each for each in state.items if each.item != item)
-            added = (SessionItem(item=item, include=include),) if action == "add" else ()
-            return state.model_copy(update={"items": others + added})
+            removed = tuple(each for each in state.removed_items if each != item)
+            if action == "remove":
+                return state.model_copy(update={"items": others, "removed_items": (*removed, item)})
+            added = SessionItem(item=item, include=include)
+            return state.model_copy(update={"items": (*others, added), "removed_items": removed})
     assert_never(body)
 
 
@@ -92,13 +124,25 @@ def _apply_compaction(state: BranchState, seq: int, compaction: Compaction) -> B
             f"The next compaction is number {state.compaction_count + 1}, not {compaction.number}; plan it again."
         )
     last_covered = compaction.covers.last if compaction.covers else 0
-    _check_earlier(seq, max([last_covered, *(each.message for each in compaction.truncations or ())]))
+    in_view = [*(each.message for each in compaction.truncations or ()), *(compaction.preserved or ())]
+    _check_earlier(seq, max(last_covered, compaction.cleared_through or 0, compaction.question or 0, *in_view))
     return state.model_copy(
         update={
             "active_compaction": ActiveCompaction.from_entry(seq, compaction),
             "compaction_count": compaction.number,
         }
     )
+
+
+def _set_priority(priorities: tuple[Priority, ...], changed: Priority) -> tuple[Priority, ...]:
+    by_message = {each.message: each for each in priorities if each.message != changed.message}
+    if changed.priority is not None:
+        by_message[changed.message] = changed
+    if len(by_message) > MAX_BRANCH_PRIORITIES:
+        raise InvalidEntry(
+            f"A branch has at most {MAX_BRANCH_PRIORITIES:,} messages with a priority; reset one that is not needed."
+        )
+    return tuple(by_message[message] for message in sorted(by_message))
 
 
 def _check_earlier(seq: int, target: int) -> None:

@@ -8,7 +8,7 @@ from quire.context.items import AgentItem, get_include_mode, index_agent_items
 from quire.ledger import ManifestChange, Replay
 from quire.model import Compaction, ContextItem, Decision, Entry, Manifest, Span, Truncation, Usage
 from quire.model.agents import Agent, AgentTool, IncludeMode
-from quire.model.entries import SessionIncludeMode
+from quire.model.entry_bodies import SessionIncludeMode
 from quire.model.manifest import SlotUsage
 from quire.schemas import JsonModel
 from quire.view.budget import UsageReport
@@ -26,10 +26,16 @@ class ContextUsageSchema(JsonModel):
     reserved: int = Field(description="Tokens reserved for the reply.")
     trigger_tokens: int
     exact: bool = Field(description="The tokens are counted with the model's own tokenizer, not estimated.")
+    document_tokens: int = Field(
+        description="Tokens of documents that were added to messages; the other tokens are the messages as written."
+    )
+    proposes_compaction: bool = Field(
+        description="A compaction waits for the user's consent (`compact_when`); requests omit the oldest messages."
+    )
 
     @classmethod
     def from_report(cls, usage: UsageReport) -> "ContextUsageSchema":
-        return cls.model_validate(usage._asdict())
+        return cls.model_validate({**usage._asdict(), "proposes_compaction": usage.proposes_compaction})
 
 
 class ActiveCompactionSchema(JsonModel):
@@ -48,6 +54,9 @@ class ActiveCompactionSchema(JsonModel):
 
 class CompactionPlanSchema(JsonModel):
     covers: Span | None = Field(description="Entries to archive, including those of the current summary.")
+    preserved: list[int] = Field(
+        description="Sequence numbers of covered messages that stay in the request because of their priority."
+    )
     truncations: list[Truncation]
     freed_tokens: int = Field(description="Tokens that the compaction would free.")
     target_tokens: int
@@ -59,6 +68,7 @@ class CompactionPlanSchema(JsonModel):
             return None
         return cls(
             covers=plan.covers,
+            preserved=list(plan.preserved),
             truncations=list(plan.truncations),
             freed_tokens=plan.freed_tokens,
             target_tokens=plan.target_tokens,

@@ -13,8 +13,10 @@ from quire.model import (
     Entry,
     Message,
     Pin,
+    Priority,
     Restore,
     Role,
+    TurnTotals,
     Unpin,
     Usage,
 )
@@ -32,11 +34,18 @@ class _EntryBase(JsonModel):
     references: list[DocumentReference] = Field(description="Documents that the message names or tools found for it.")
     usage: Usage | None = Field(description="Usage that the provider reported for this reply.")
     incomplete: bool = Field(description="The reply was cut off before its end.")
+    turn: TurnTotals | None = Field(
+        description="Steps, usage, cost and compactions of the whole turn, if this reply ends it. Its `references` are "
+        "then those of all steps."
+    )
     purged: bool = Field(description="The content was erased permanently.")
 
 
 class MessageEntry(_EntryBase):
     kind: Literal["message"] = "message"
+    written_tokens: int | None = Field(
+        description="Tokens of the message as written; `tokens` includes the documents that were added to it."
+    )
     role: Role
     body: Message
 
@@ -65,6 +74,12 @@ class UnpinEntry(_EntryBase):
     body: Unpin
 
 
+class PriorityEntry(_EntryBase):
+    kind: Literal["priority"] = "priority"
+    role: None = None
+    body: Priority
+
+
 class ContextChangeEntry(_EntryBase):
     kind: Literal["context_change"] = "context_change"
     role: None = None
@@ -74,7 +89,7 @@ class ContextChangeEntry(_EntryBase):
 EntrySchema = TypeAliasType(
     "EntrySchema",
     Annotated[
-        MessageEntry | CompactionEntry | RestoreEntry | PinEntry | UnpinEntry | ContextChangeEntry,
+        MessageEntry | CompactionEntry | RestoreEntry | PinEntry | UnpinEntry | PriorityEntry | ContextChangeEntry,
         Field(discriminator="kind"),
     ],
 )
@@ -84,7 +99,13 @@ def entry_to_schema(entry: Entry) -> EntrySchema:
     body, common = entry.body, _common_fields(entry)
     match body:
         case Message():
-            return MessageEntry(**common, role=body.role, body=body)
+            written_tokens = entry.metadata.written_tokens
+            return MessageEntry(
+                **common,
+                role=body.role,
+                body=body,
+                written_tokens=entry.tokens if written_tokens is None else written_tokens,
+            )
         case Compaction():
             return CompactionEntry(**common, body=body)
         case Restore():
@@ -93,6 +114,8 @@ def entry_to_schema(entry: Entry) -> EntrySchema:
             return PinEntry(**common, body=body)
         case Unpin():
             return UnpinEntry(**common, body=body)
+        case Priority():
+            return PriorityEntry(**common, body=body)
         case ContextChange():
             return ContextChangeEntry(**common, body=body)
     assert_never(body)
@@ -106,10 +129,11 @@ def _common_fields(entry: Entry) -> dict[str, Any]:
         "author": entry.author,
         "created_at": entry.created_at,
         "tokens": entry.tokens,
-        "estimated": entry.counter == ESTIMATE_COUNTER_NAME,
+        "estimated": entry.counter is not None and entry.counter.endswith(f":{ESTIMATE_COUNTER_NAME}"),
         "references": list(metadata.references or ()),
         "usage": metadata.usage,
         "incomplete": bool(metadata.incomplete),
+        "turn": metadata.turn,
         "purged": entry.purged_at is not None,
     }
 

@@ -40,8 +40,10 @@ class BranchSchema(JsonModel):
 
 
 class IntegrityFaultSchema(JsonModel):
-    branch: int
-    seq: int
+    """A row that is not as it was recorded; without numbers it is that of the branch or of the conversation."""
+
+    branch: int | None
+    seq: int | None
     problem: str
 
     @classmethod
@@ -77,13 +79,20 @@ class KeySchema(JsonModel):
     name: str
     scopes: list[KeyScope]
     requests_per_minute: int | None = Field(description="Rate limit; null for the default of the settings.")
+    max_spend: float | None = Field(
+        description="Maximum cost of all calls with the key in US dollars; null for no cap."
+    )
+    spent_usd: float = Field(description="Cost of all calls with the key so far, in US dollars.")
+    models: list[str] | None = Field(
+        description="Names or patterns of the models that the key may call; null for all models."
+    )
     created_at: int
     expires_at: int | None
     revoked_at: int | None
 
     @classmethod
-    def from_record(cls, key: ApiKey) -> "KeySchema":
-        return cls(**_key_fields(key))
+    def from_record(cls, key: ApiKey, *, spent_usd: float) -> "KeySchema":
+        return cls(**_key_fields(key), spent_usd=spent_usd)
 
 
 class CreatedKeySchema(KeySchema):
@@ -91,7 +100,7 @@ class CreatedKeySchema(KeySchema):
 
     @classmethod
     def from_secret(cls, key: ApiKey, secret: str) -> "CreatedKeySchema":
-        return cls(**_key_fields(key), key=secret)
+        return cls(**_key_fields(key), spent_usd=0.0, key=secret)
 
 
 def _key_fields(key: ApiKey) -> dict[str, Any]:

@@ -7,6 +7,7 @@ within that time on every node. Wrong, unknown, revoked and expired keys all get
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
 from typing import NamedTuple
@@ -19,9 +20,19 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from quire.errors import InsufficientScope, InvalidKey, QuireError, StoreError, StoreUnavailable, TooManyRequests
+from quire.errors import (
+    InsufficientScope,
+    InvalidKey,
+    ModelNotAllowed,
+    QuireError,
+    StoreError,
+    StoreUnavailable,
+    TooManyRequests,
+)
 from quire.log import KEY_SCOPES, ApiKey, KeyScope, KeyStore
+from quire.log.costs import SpendingKey
 from quire.log.ids import now
+from quire.log.worker_threads import set_work_owner
 from quire.server.limits import RATE_LIMIT_SCOPE_KEY, RateLimiter
 from quire.server.problems import error_to_response
 from quire.settings import Settings
@@ -35,6 +46,7 @@ __all__ = [
     "KeyScope",
     "KeyVerifier",
     "authorize",
+    "check_model",
     "check_scope",
     "get_key_verifier",
     "is_still_authorized",
@@ -69,6 +81,20 @@ class Caller:
     key_id: str | None
     """None for the local user of a laptop."""
     scopes: frozenset[KeyScope]
+    max_spend: float | None = None
+    """Spend cap of the key in US dollars."""
+    models: tuple[str, ...] | None = None
+    """Patterns of the models that the key may call; None for all models."""
+
+    @property
+    def spending_key(self) -> SpendingKey | None:
+        """The key that calls are charged to."""
+        return SpendingKey(self.key_id, self.max_spend) if self.key_id is not None else None
+
+    def allows_model(self, *names: str | None) -> bool:
+        """Whether the key may call the model with these names: the client's name of it and the upstream's."""
+        patterns = self.models
+        return patterns is None or any(fnmatchcase(name, pattern) for name in names if name for pattern in patterns)
 
 
 class _CachedKey(NamedTuple):
@@ -158,6 +184,12 @@ def check_scope(caller: Caller, scope: KeyScope) -> None:
         )
 
 
+def check_model(caller: Caller, model: str, upstream_model: str | None) -> None:
+    """Raises `ModelNotAllowed` if the caller's key allows neither the client's nor the upstream's name of a model."""
+    if caller.models is not None and not caller.allows_model(model, upstream_model):
+        raise ModelNotAllowed(model, allowed=caller.models)
+
+
 async def is_still_authorized(request: Request, max_age_seconds: float) -> bool:
     """Verifies the key of an authenticated request again, for a response that may outlive it.
 
@@ -188,7 +220,7 @@ class AuthMiddleware:
             and scope["path"] not in PUBLIC_PATHS
         ):
             try:
-                await _get_caller(Request(scope))
+                set_work_owner((await _get_caller(Request(scope))).tenant)
             except QuireError as error:
                 app = error_to_response(error)
         await app(scope, receive, send)
@@ -218,7 +250,7 @@ async def _authenticate(request: Request) -> Caller:
                 f"retry in {status.retry_after} seconds.",
                 retry_after=status.retry_after,
             )
-    return Caller(key.tenant, key.id, key.scopes)
+    return Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models)
 
 
 class RequireScope(SecurityBase):

@@ -37,7 +37,9 @@ PageCursor = Annotated[str | None, Query(max_length=1_000, description="`next_cu
 
 
 def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str | None = None) -> Engine:
-    return server_state.engine_for(caller.tenant, model=model)
+    """The engine of the caller's tenant, whose calls are charged to the caller's key."""
+    engine = server_state.engine_for(caller.tenant, model=model)
+    return engine if caller.spending_key is None else engine.with_changes(spending_key=caller.spending_key)
 
 
 async def load_conversation(

@@ -7,7 +7,7 @@ not read, raises `BrokenResourceError` instead, and sends its own `Cache-Control
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -35,8 +35,8 @@ HEARTBEAT_SECONDS = 15.0
 HEAD_POLL_SECONDS = 0.5
 """Seconds between two polls of a conversation's branch heads."""
 KEY_RECHECK_SECONDS = 5.0
-"""Seconds between two verifications of the key of an open subscription, and maximum age of a cached verification: a
-revoked key ends its subscriptions within twice this time."""
+"""Seconds between two verifications of the key of an open stream, and maximum age of a cached verification: a revoked
+key ends its streams within twice this time."""
 
 
 class BranchChangedSchema(JsonModel):
@@ -91,31 +91,39 @@ class ClosingStreamingResponse(StreamingResponse):
 
 
 class EventStreamResponse(ClosingStreamingResponse):
-    """Server-sent events, with ids from 1."""
+    """Server-sent events, with ids from 1. The stream ends when its client is no longer authorized."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[StreamEvent, None], *, heartbeat_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[StreamEvent, None],
+        *,
+        is_authorized: AuthorizationCheck,
+        heartbeat_seconds: float | None = None,
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(
-            _encode_events(
-                events, heartbeat_seconds=HEARTBEAT_SECONDS if heartbeat_seconds is None else heartbeat_seconds
-            ),
-            headers=headers,
-        )
+        heartbeat_seconds = HEARTBEAT_SECONDS if heartbeat_seconds is None else heartbeat_seconds
+        encoded = _encode_events(events, is_authorized=is_authorized, heartbeat_seconds=heartbeat_seconds)
+        super().__init__(encoded, headers=headers)
 
 
 async def _encode_events(
-    events: AsyncGenerator[StreamEvent, None], *, heartbeat_seconds: float
+    events: AsyncGenerator[StreamEvent, None], *, is_authorized: AuthorizationCheck, heartbeat_seconds: float
 ) -> AsyncGenerator[bytes, None]:
     event_id = 0
     next_event: asyncio.Task[StreamEvent | None] | None = None
+    revocation = asyncio.get_running_loop().create_task(_wait_for_revocation(is_authorized))
     async with aclosing(events):
         try:
             while True:
                 # A task with `asyncio.wait`, because a timeout on the source itself would cancel the source.
                 next_event = next_event or asyncio.get_running_loop().create_task(_next_event(events))
-                if not (await asyncio.wait([next_event], timeout=heartbeat_seconds))[0]:
+                waiting = [next_event, revocation]
+                await asyncio.wait(waiting, timeout=heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
+                if revocation.done():
+                    return
+                if not next_event.done():
                     yield KEEPALIVE_COMMENT
                     continue
                 event, next_event = next_event.result(), None
@@ -124,14 +132,24 @@ async def _encode_events(
                 event_id += 1
                 yield format_sse_event(data_str=event.model_dump_json(), event=event.event, id=str(event_id))
         finally:
-            if next_event is not None:
-                next_event.cancel()
-                # Shielded: the stream may be cancelled more than once, and a source that still runs cannot be closed.
-                await run_shielded(_wait_done(next_event))
+            tasks = [revocation, *([next_event] if next_event is not None else [])]
+            for task in tasks:
+                task.cancel()
+            # Shielded: the stream may be cancelled more than once, and a source that still runs cannot be closed.
+            await run_shielded(_wait_done(tasks))
 
 
-async def _wait_done(task: asyncio.Task[StreamEvent | None]) -> None:
-    await asyncio.wait([task])
+async def _wait_done(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(tasks)
+
+
+async def _wait_for_revocation(is_authorized: AuthorizationCheck) -> None:
+    """Returns when the client is no longer authorized, or when that cannot be verified."""
+    with suppress(QuireError):
+        while True:
+            await asyncio.sleep(KEY_RECHECK_SECONDS)
+            if not await is_authorized(KEY_RECHECK_SECONDS):
+                return
 
 
 async def _next_event(events: AsyncGenerator[StreamEvent, None]) -> StreamEvent | None:
@@ -207,15 +225,9 @@ class LiveEvents:
         """Number of conversations that are polled."""
         return len(self._pollers)
 
-    async def events(
-        self, tenant: str, conversation: str, *, is_authorized: AuthorizationCheck
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """Streams a conversation's events until the generator is closed or the client is no longer authorized.
-
-        A running turn is streamed from its start.
-        """
+    async def events(self, tenant: str, conversation: str) -> AsyncGenerator[StreamEvent, None]:
+        """Streams a conversation's events until the generator is closed. A running turn is streamed from its start."""
         subscriber = _Subscriber(self._server_state, tenant, conversation)
-        subscriber.watch_authorization(is_authorized)
         poller = self._subscribe(tenant, conversation, subscriber.on_head_change)
         try:
             while (event := await subscriber.queue.get()) is not None:
@@ -253,19 +265,6 @@ class _Subscriber:
             self._watch_branch(changed.branch)
         self.queue.put_nowait(changed)
 
-    def watch_authorization(self, is_authorized: AuthorizationCheck) -> None:
-        """Ends the subscription when the client is no longer authorized."""
-        self._start_task(self._recheck_authorization(is_authorized))
-
-    async def _recheck_authorization(self, is_authorized: AuthorizationCheck) -> None:
-        try:
-            is_valid = True
-            while is_valid:
-                await asyncio.sleep(KEY_RECHECK_SECONDS)
-                is_valid = await is_authorized(KEY_RECHECK_SECONDS)
-        finally:
-            self.queue.put_nowait(None)
-
     def _watch_branch(self, branch: int) -> None:
         key, follow = BranchKey(self._tenant, self._conversation, branch), partial(self._follow_turn, branch)
         self._unwatch_by_branch[branch] = self._turns.subscribe(key, follow)
@@ -273,10 +272,7 @@ class _Subscriber:
             follow(running)
 
     def _follow_turn(self, branch: int, running: RunningTurn) -> None:
-        self._start_task(self._forward_events(branch, running))
-
-    def _start_task(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._forward_events(branch, running))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

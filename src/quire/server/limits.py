@@ -1,4 +1,4 @@
-"""Limits for one caller: rate limit (token bucket), maximum body size, body timeout.
+"""Limits for one caller: rate limit (token bucket), maximum size and number of values of a body, body timeout.
 
 Rate limits are counted per process: with several nodes a key has its rate on each. A refused request gets a problem
 response; if the rest of its body may still arrive, the connection is closed.
@@ -16,6 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError, RequestTimeout, RequestTooLarge
+from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonSeparatorCounter
 from quire.server.problems import error_to_response
 
 MAX_TRACKED_KEYS = 10_000
@@ -24,6 +25,8 @@ BODY_TIMEOUT_SECONDS = 60.0
 """Total seconds that the server waits for a request body."""
 DRAIN_SECONDS = 5.0
 """Seconds that the rest of a too large body is read and dropped, so that the client gets the error response."""
+RAW_BODY_PATHS = ("/api/blobs", "/api/import")
+"""Paths whose bodies are not parsed as one JSON text; every other body is checked by `JsonSeparatorCounter`."""
 RATE_LIMIT_SCOPE_KEY = "quire.rate"
 """ASGI scope key of the caller's `RateLimitStatus`."""
 
@@ -72,7 +75,7 @@ def rate_limit_headers(status: RateLimitStatus) -> dict[str, str]:
 
 
 class LimitsMiddleware:
-    """ASGI middleware that refuses too large or too slow bodies and adds RateLimit headers to responses."""
+    """ASGI middleware that refuses too large, complex or slow bodies, and adds RateLimit headers to responses."""
 
     def __init__(
         self, app: ASGIApp, *, max_bytes: Callable[[], int], body_timeout: float = BODY_TIMEOUT_SECONDS
@@ -100,6 +103,7 @@ class _LimitedExchange:
         self._scope, self._receive, self._send = scope, receive, send
         self._max_bytes, self._bytes_received = max_bytes, 0
         self._timeout, self._seconds_left = timeout, timeout
+        self._separators = JsonSeparatorCounter() if scope["path"] not in RAW_BODY_PATHS else None
         self._body_complete = self._response_started = False
         self.refusal: QuireError | None = None
 
@@ -125,11 +129,23 @@ class _LimitedExchange:
 
     async def _next_chunk(self) -> Message:
         message = await self._receive_within_timeout()
-        self._bytes_received += len(message.get("body", b""))
+        chunk: bytes = message.get("body", b"")
+        self._bytes_received += len(chunk)
         self._body_complete = not message.get("more_body", False)
         if self._bytes_received > self._max_bytes:
             raise self._too_large()
+        self._check_separators(chunk)
         return message
+
+    def _check_separators(self, chunk: bytes) -> None:
+        # A body that arrives in one piece below the limit cannot have as many separators as bytes.
+        if self._separators is None or (self._body_complete and self._bytes_received <= MAX_JSON_SEPARATORS):
+            return
+        self._separators.feed(chunk)
+        if self._separators.count > MAX_JSON_SEPARATORS:
+            raise RequestTooLarge(
+                f"The request body has more than {MAX_JSON_SEPARATORS:,} JSON values or keys; send fewer at once."
+            )
 
     async def _receive_within_timeout(self) -> Message:
         """Receives a message. Only time spent waiting counts, not time that the application takes between chunks."""

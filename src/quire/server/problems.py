@@ -31,6 +31,7 @@ _STATUS_BY_ERROR: dict[type[QuireError], HTTPStatus] = {
     errors.RequestTimeout: HTTPStatus.REQUEST_TIMEOUT,
     errors.ContextOverflow: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.SpendCapReached: HTTPStatus.PAYMENT_REQUIRED,
+    errors.IntegrityViolation: HTTPStatus.INTERNAL_SERVER_ERROR,
     errors.StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreBusy: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.StoreError: HTTPStatus.INTERNAL_SERVER_ERROR,

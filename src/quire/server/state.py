@@ -15,6 +15,7 @@ from quire.engine import Engine
 from quire.engine.tenants import TenantEngines
 from quire.jobs import Jobs, open_jobs
 from quire.llm import Model, get_model
+from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.log import SqlStore
 from quire.model.agents import Agent
@@ -36,7 +37,7 @@ class ServerState:
         *,
         http_client: httpx2.AsyncClient,
         agent: Agent | None = None,
-        summarizer: Model | None = None,
+        summarizer: Model | ModelBuilder | None = None,
         embedder: Embedder | None = None,
         environ: Mapping[str, str] | None = None,
         is_local: bool = False,

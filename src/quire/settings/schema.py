@@ -1,16 +1,49 @@
 """Schema of the settings: name, default, limits and description. Reads no file and no environment variable."""
 
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quire.model.base import FrozenModel
 from quire.model.policy import Provider, Slot
 
+EXTRACT_SUMMARIZER = "extract"
+"""Value of the setting `summarizer` for extracts instead of summaries by a model."""
+MAX_SUMMARY_PROMPT_CHARS = 20_000
+"""Maximum length of the setting `summary_prompt`."""
+WireFormatName = Literal["chat", "messages"]
+"""Wire formats by the names of the glossary."""
+
+
+class ModelEntry(FrozenModel):
+    """What the settings say about the models of one name or pattern."""
+
+    window: int | None = Field(default=None, gt=0, description="Context window in tokens.")
+    output_limit: int | None = Field(default=None, gt=0, description="Maximum tokens of one reply.")
+    tokenizer: str | None = Field(
+        default=None, description="Tokenizer of the model, like the setting of the same name."
+    )
+    input_price: float | None = Field(default=None, ge=0, description="US dollars per million input tokens.")
+    cached_input_price: float | None = Field(
+        default=None, ge=0, description="US dollars per million input tokens from the provider's prompt cache."
+    )
+    output_price: float | None = Field(default=None, ge=0, description="US dollars per million output tokens.")
+    wire_format: WireFormatName | None = Field(
+        default=None, description="Wire format of its provider: chat (OpenAI) or messages (Anthropic)."
+    )
+
+    @model_validator(mode="after")
+    def _check_prices(self) -> Self:
+        if (self.input_price is None) != (self.output_price is None):
+            raise ValueError("set input_price and output_price together, or neither")
+        if self.cached_input_price is not None and self.input_price is None:
+            raise ValueError("cached_input_price needs input_price and output_price")
+        return self
+
 
 class Upstream(FrozenModel):
-    """A server to which the gateway sends requests for some models."""
+    """A server to which the gateway sends requests for some models. `models` describes the models themselves."""
 
     base_url: str = Field(description="Base URL of its OpenAI-compatible API, such as https://…/v1.")
     model: str | None = Field(
@@ -18,18 +51,6 @@ class Upstream(FrozenModel):
     )
     api_key_env: str | None = Field(
         default=None, description="Environment variable with its API key; else the client's key is passed through."
-    )
-    context_limit: int | None = Field(
-        default=None, gt=0, description="Context window of the model in tokens, if it is not in the table of models."
-    )
-    tokenizer: str | None = Field(
-        default=None, description="Tokenizer of the model, like the setting of the same name."
-    )
-    input_price: float | None = Field(
-        default=None, ge=0, description="US dollars per million input tokens, like the setting of the same name."
-    )
-    output_price: float | None = Field(
-        default=None, ge=0, description="US dollars per million output tokens, like the setting of the same name."
     )
 
 
@@ -46,7 +67,17 @@ class Settings(FrozenModel):
     agent: str | None = Field(default=None, description="TOML file of the agent to use.")
     vault: str | None = Field(default=None, description="Folder in which [[links]] and @paths are resolved.")
     summarizer: str | None = Field(
-        default=None, description="Model that writes summaries; without one, summaries are extracts."
+        default=None,
+        description="Model that writes summaries; else the model that answers. `extract`: lines of the messages, "
+        "without a model.",
+    )
+    summary_prompt: str | None = Field(
+        default=None,
+        max_length=MAX_SUMMARY_PROMPT_CHARS,
+        description="What a summary contains, in words for the summarizer, instead of the built-in headings.",
+    )
+    summary_temperature: float | None = Field(
+        default=0.3, ge=0, le=2, description="Temperature of the summarizer; omitted for a model that rejects it."
     )
     embeddings: str | None = Field(
         default=None,
@@ -55,7 +86,7 @@ class Settings(FrozenModel):
     embeddings_model: str | None = Field(default=None, description="Embedding model of that server.")
     model: str = Field(default="gpt-4o", description="Model that answers.")
     provider: Provider | None = Field(
-        default=None, description="Request format of the model; else inferred from its name."
+        default=None, description="Request format of every model; else from `models`, else inferred from its name."
     )
     tokenizer: str | None = Field(
         default=None, description="Vocabulary, or the path of a tokenizer.json; else inferred from the model's name."
@@ -66,7 +97,7 @@ class Settings(FrozenModel):
     context_limit: int | None = Field(
         default=None,
         gt=0,
-        description="Context window of the model in tokens; else from the table of models, else 8,192.",
+        description="Upper limit on the context window of every model; the window itself, if no table lists the model.",
     )
     max_prompt_tokens: int | None = Field(
         default=None, gt=0, description="Upper limit on prompt tokens, regardless of the model's window."
@@ -95,10 +126,18 @@ class Settings(FrozenModel):
         le=1,
         description="After a reply, compact in the background above this share of the context window.",
     )
+    compact_when: Literal["needed", "ask"] = Field(
+        default="needed",
+        description="When to compact: as soon as it is needed, or only after the user agrees (chat and web interface).",
+    )
     max_spend: float | None = Field(
         default=None,
         gt=0,
         description="Maximum cost of a conversation in US dollars, including summaries; refuses unpriced models.",
+    )
+    tenant_max_spend: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict[str, float],
+        description="Maximum cost of a tenant in US dollars, by name or by pattern such as *.",
     )
     input_price: float | None = Field(
         default=None, ge=0, description="US dollars per million input tokens; else from the table of models."
@@ -123,11 +162,19 @@ class Settings(FrozenModel):
     ambiguous_links: Literal["list", "first"] = Field(
         default="list", description="A link that matches several notes: list them, or use the first."
     )
+    remember_documents_after: int | None = Field(
+        default=None,
+        gt=0,
+        description="Messages of a conversation that refer to one document, after which the agent remembers it; else "
+        "never.",
+    )
     selection_top_k: int = Field(default=8, ge=0, description="Maximum agent-mode items that one message may include.")
     selection_top_k_per_type: int = Field(default=3, ge=0, description="Maximum of these items of one type.")
     selection_min_score: float = Field(default=0.35, ge=0, le=1, description="Minimum score of an agent-mode item.")
-    context_tools: bool = Field(
-        default=False, description="Offer the model tools that search the history and read documents."
+    context_tools: bool | None = Field(
+        default=None,
+        description="Offer the model tools that search the history and read documents: true in every request, false in "
+        "none; else once something is listed or archived.",
     )
     recall_tokens: int | None = Field(
         default=2_000, ge=0, description="Maximum tokens of recalled messages in a request; 0 disables recall."
@@ -141,6 +188,10 @@ class Settings(FrozenModel):
     tool_timeout: float = Field(default=120.0, gt=0, description="Timeout of one tool call, in seconds.")
     mcp_server_timeout: float = Field(
         default=30.0, gt=0, description="Timeout for an MCP server to start, and to list its tools, in seconds."
+    )
+    models: dict[str, ModelEntry] = Field(
+        default_factory=dict[str, ModelEntry],
+        description="What is known about models, by name or pattern such as claude-*; else from genai-prices.",
     )
     upstreams: dict[str, Upstream] = Field(
         default_factory=dict[str, Upstream],
@@ -170,6 +221,12 @@ class Settings(FrozenModel):
     )
 
 
+def tenant_spend_cap_for(settings: Settings, tenant: str) -> float | None:
+    """Spend cap with the exact name of the tenant, else of the first matching pattern."""
+    caps = settings.tenant_max_spend
+    return caps.get(tenant) or next((cap for pattern, cap in caps.items() if fnmatchcase(tenant, pattern)), None)
+
+
 def upstream_for(settings: Settings, model: str) -> Upstream | None:
     """Upstream with the exact name of the model, else the first matching pattern, else `base_url`, if set."""
     upstreams = settings.upstreams
@@ -177,13 +234,5 @@ def upstream_for(settings: Settings, model: str) -> Upstream | None:
         (candidate for pattern, candidate in upstreams.items() if fnmatchcase(model, pattern)), None
     )
     if upstream is None and settings.base_url is not None:
-        return Upstream(base_url=settings.base_url, context_limit=settings.context_limit)
+        return Upstream(base_url=settings.base_url)
     return upstream
-
-
-def model_overrides_for(settings: Settings, model: str) -> dict[str, Any]:
-    """Settings that change with the model: the context window and the tokenizer belong to the default model only."""
-    upstream = upstream_for(settings, model)
-    if upstream is None:
-        return {"model": model, "context_limit": None, "tokenizer": None}
-    return {"model": model, "context_limit": upstream.context_limit, "tokenizer": upstream.tokenizer}

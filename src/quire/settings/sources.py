@@ -5,17 +5,30 @@ Callers pass everything in: only entry points know the files and read the enviro
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from quire.errors import InvalidConfiguration
-from quire.settings.schema import Settings
+from quire.settings.schema import ModelEntry, Settings, Upstream
 
 ENV_PREFIX = "QUIRE_"
+TABLES: Mapping[str, type[BaseModel]] = {"models": ModelEntry, "upstreams": Upstream}
+"""Settings that are tables of named entries. A later layer replaces the entries that it names, not the table."""
+ALIAS_TABLE = "context"
+SETTING_ALIASES: Mapping[str, str] = {
+    f"{ALIAS_TABLE}.strategy": "strategy",
+    f"{ALIAS_TABLE}.max_tokens": "max_prompt_tokens",
+    f"{ALIAS_TABLE}.memory_integration": "memory_integration",
+    "maxPromptTokens": "max_prompt_tokens",
+    "reservedResponseTokens": "reserved_response_tokens",
+    "recentMessagesToKeep": "recent_messages_to_keep",
+    "minRecentMessagesToKeep": "min_recent_messages_to_keep",
+}
+"""Other names of settings. In a TOML file those with a dot are a key in the table `[context]`."""
 
 
 class SettingsLayer(NamedTuple):
@@ -35,14 +48,39 @@ def load_settings(layers: Iterable[SettingsLayer]) -> LoadedSettings:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for source, layer in layers:
-        for name, value in layer.items():
+        for name, value in _resolve_aliases(source, layer).items():
             if name not in Settings.model_fields:
                 raise InvalidConfiguration(f"{source} sets {name!r}, which is not a setting{_suggest_name(name)}.")
+            if name in TABLES and isinstance(value, dict):
+                value = {**values.get(name, {}), **cast("dict[str, Any]", value)}
             values[name], origins[name] = value, source
     try:
         return LoadedSettings(Settings.model_validate(values), origins)
     except ValidationError as error:
         raise InvalidConfiguration(_explain_errors(error, origins)) from error
+
+
+def resolve_setting_name(name: str) -> str:
+    """The setting that an alias names; any other name is unchanged."""
+    return SETTING_ALIASES.get(name, name)
+
+
+def _resolve_aliases(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+    resolved: dict[str, Any] = {}
+    for name, value in _flatten_alias_table(layer):
+        setting = resolve_setting_name(name)
+        if setting in resolved:
+            raise InvalidConfiguration(f"{source} sets {setting!r} twice, once as {name!r}; remove one of them.")
+        resolved[setting] = value
+    return resolved
+
+
+def _flatten_alias_table(layer: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in layer.items():
+        if name == ALIAS_TABLE and isinstance(value, dict):
+            yield from ((f"{name}.{key}", each) for key, each in cast("dict[str, Any]", value).items())
+        else:
+            yield name, value
 
 
 def read_settings_file(path: Path) -> SettingsLayer:
@@ -73,7 +111,8 @@ def parse_options(pairs: Sequence[str]) -> SettingsLayer:
         name, separator, text = pair.partition("=")
         if not separator:
             raise InvalidConfiguration(f"{pair!r} has no value; write it as name=value.")
-        values[name.strip()] = _parse_value(name.strip(), text)
+        setting = resolve_setting_name(name.strip())
+        values[setting] = _parse_value(setting, text)
     return SettingsLayer("the command line", values)
 
 
@@ -92,9 +131,21 @@ def _suggest_name(name: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else "; run `quire config list` to see all settings"
 
 
+def _suggest_field(name: str, path: Sequence[str]) -> str:
+    """Names the fields of a table such as `models`, and the one that is nearest to the last part of the path."""
+    if name not in TABLES or not path:
+        return ""
+    fields = list(TABLES[name].model_fields)
+    near = get_close_matches(path[-1], fields, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; the fields are {', '.join(fields)}"
+
+
 def _explain_errors(error: ValidationError, origins: Mapping[str, str]) -> str:
     problems: list[str] = []
     for fault in error.errors(include_url=False):
-        name = str(fault["loc"][0]) if fault["loc"] else "the settings"
-        problems.append(f"{name} ({origins.get(name, 'unset')}): {fault['msg'].lower()}")
+        name, *path = map(str, fault["loc"] or ("the settings",))
+        problem = fault["msg"].removeprefix("Value error, ").lower()
+        if fault["type"] == "extra_forbidden":
+            problem = f"unknown field{_suggest_field(name, path)}"
+        problems.append(f"{'.'.join([name, *path])} ({origins.get(name, 'unset')}): {problem}")
     return f"Invalid settings: {'; '.join(problems)}."

@@ -1,11 +1,13 @@
 """Renders the settings as a TOML file with a description of each one; defaults are commented out."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 from quire.settings.schema import Settings
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _HEADER = """\
 # Quire's settings. Values behind a "#" are the defaults; remove the "#" to change one.
 # Environment variables override this file (QUIRE_MODEL for `model`), and command-line options override both.
@@ -23,8 +25,12 @@ def render_settings_template(values: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
+def _to_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else to_toml(name)
+
+
 def to_toml(value: Any) -> str:
-    """Formats a string, number, boolean, list or flat table as TOML."""
+    """Formats a string, number, boolean, list or table as TOML; fields that are None are omitted."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -33,8 +39,8 @@ def to_toml(value: Any) -> str:
         case int() | float():
             return repr(value)
         case dict():
-            fields = cast("dict[str, Any]", value)
-            pairs = ", ".join(f"{name} = {to_toml(item)}" for name, item in fields.items())
+            fields = {name: item for name, item in cast("dict[str, Any]", value).items() if item is not None}
+            pairs = ", ".join(f"{_to_key(name)} = {to_toml(item)}" for name, item in fields.items())
             return f"{{ {pairs} }}" if pairs else "{}"
         case list() | tuple():
             return "[" + ", ".join(map(to_toml, cast("list[Any]", value))) + "]"

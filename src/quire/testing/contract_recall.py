@@ -158,10 +158,11 @@ class RecallContract:
         assert (hit.key, hit.text, hit.at) == (memory.id, memory.text, memory.created_at)
         imported = await store.add_memory("agent", "Ann is a\x00 baker", source="notes.md")
         assert (imported.citation, imported.source, imported.text) == (None, "notes.md", "Ann is a\ufffd baker")
-        wrong = [(None, None), (Citation("c", 0, 1), "both"), (Citation("c", 0, 4), None)]
-        for citation, source in wrong:
+        quoted = await store.add_memory("agent", "Ann has a mill", citation=Citation("c", 0, 1), source="mill.md")
+        assert (quoted.citation, quoted.source) == (Citation("c", 0, 1), "mill.md")
+        for citation in (None, Citation("c", 0, 4)):
             with pytest.raises(InvalidEntry):
-                await store.add_memory("agent", "x", citation=citation, source=source)
+                await store.add_memory("agent", "x", citation=citation)
         with pytest.raises(InvalidEntry):
             await store.add_memory("agent", " ", source="s")
         with pytest.raises(EntryNotFound):

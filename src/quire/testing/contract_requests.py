@@ -4,8 +4,16 @@ import asyncio
 
 import pytest
 
-from quire.errors import ConversationNotFound, EntryNotFound, StaleCompaction, StaleHead
+from quire.errors import (
+    ConversationNotFound,
+    EntryNotFound,
+    SpendCapReached,
+    SpendReserved,
+    StaleCompaction,
+    StaleHead,
+)
 from quire.log import Blob, Store
+from quire.log.costs import SpendCaps
 from quire.model import (
     CHAIN_ROOT,
     Compaction,
@@ -36,6 +44,15 @@ class WindowContract:
         assert [entry.seq for entry in window.messages] == [8, 9, 10, 12, 13]
         assert [entry.seq for entry in window.pinned] == [3]
         assert window.branch == await store.get_branch("c")
+
+    async def test_the_window_has_the_messages_that_the_compaction_preserves(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *make_messages(10), Pin(message=3))
+        covers = Span(first=1, last=7)
+        [compaction] = await store.append("c", Compaction(number=1, covers=covers, preserved=(2, 5, 9), summary="s"))
+        assert [entry.seq for entry in (await store.read_window("c")).pinned] == [2, 3, 5]
+        await store.append("c", Restore(compaction=compaction.seq))
+        assert (await store.read_window("c")).pinned == ()
 
     async def test_a_compaction_may_start_after_the_first_entry(self, store: Store) -> None:
         await store.create_conversation("c")
@@ -155,3 +172,20 @@ class ManifestContract:
         assert await store.get_cost("c") == 0.75
         with pytest.raises(ConversationNotFound):
             await store.add_cost("other", 1)
+
+    async def test_a_cap_admits_calls_while_reservations_and_costs_are_below_it(self, store: Store) -> None:
+        await store.create_conversation("c")
+        caps = SpendCaps(conversation=1.0, key=1.0, tenant=1.0)
+        first = await store.reserve_spend("c", 0.75, caps, key_id="k")
+        second = await store.reserve_spend("c", 0.75, caps, key_id="k")
+        with pytest.raises(SpendReserved):
+            await store.reserve_spend("c", 0.1, caps, key_id="k")
+        turn = make_turn(*make_messages(2))._replace(cost=0.25, key_id="k", reservation_id=first)
+        await store.record_reply("c", turn)
+        await store.check_spend("c", caps, key_id="k")
+        await store.settle_spend(second, 0.75)
+        await store.settle_spend(second, 0.75)
+        assert await store.get_cost("c") == 1.0
+        for call in (store.check_spend("c", caps, key_id="k"), store.reserve_spend("c", 0.0, caps, key_id="k")):
+            with pytest.raises(SpendCapReached):
+                await call

@@ -5,15 +5,18 @@ history exceeds the trigger, the assembly also plans what to compact before the 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from quire.errors import ContextOverflow, InvalidRequest
-from quire.model import Compaction, Entry, Span
+from quire.model import Compaction, Entry, Span, Truncation
+from quire.model.lazy import lazy_property
 from quire.model.manifest import Decision, ForwardedRequest, Manifest
 from quire.model.policy import Policy
+from quire.view.batches import list_seqs
 from quire.view.budget import Budget, allocate_budget, build_slot_usage
-from quire.view.compaction_plan import CompactionPlan, plan_compaction
+from quire.view.calibration import Calibration
+from quire.view.compaction_plan import CompactionPlan, max_summary_tokens, plan_compaction
 from quire.view.counted_input import CountedInput, count_input
 from quire.view.decisions import build_decisions, set_pending_span, sum_tokens_by_slot
 from quire.view.inputs import ViewInput
@@ -21,6 +24,9 @@ from quire.view.layout import RENDERER_VERSION, RenderedRequest, render
 from quire.view.rendered import MessageCounter
 from quire.view.selection import ViewSelection, select_content
 from quire.view.strategies import get_strategy
+
+FULL_SUMMARY_TOLERANCE = 1.5
+"""Length up to which a summary is sent in full, relative to its share of the context window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class Assembly(ABC):
     @abstractmethod
     def build_decisions(self) -> tuple[Decision, ...]: ...
 
-    @cached_property
+    @lazy_property
     def manifest(self) -> Manifest:
         """The record of how the request was built. Built on first access: it takes as long as the assembly itself, and
         no request waits for it."""
@@ -95,7 +101,20 @@ class ViewAssembly(Assembly):
         exceeds_trigger = self.full_history_tokens > self.budget.trigger_tokens
         return self.policy.context_management_enabled and (exceeds_trigger or self.counted_input.not_loaded is not None)
 
-    @cached_property
+    def check_overflow(self) -> None:
+        """Raises `ContextOverflow` if the history does not fit and context management, which would shorten it, is
+        off."""
+        excerpted = self.selection.excerpt_chars is not None
+        if self.policy.context_management_enabled or not (excerpted or self.selection.omitted_history):
+            return
+        raise ContextOverflow(
+            needed_tokens=self.counted_input.required_tokens
+            + sum(batch.tokens for batch in self.counted_input.batches),
+            available_tokens=self.budget.max_input_tokens,
+            largest_items=self.counted_input.find_largest(),
+        )
+
+    @lazy_property
     def plan(self) -> CompactionPlan | None:
         """What to compact, if the history exceeds the trigger."""
         return self.build_plan(self.budget) if self.needs_compaction else None
@@ -119,14 +138,37 @@ class ViewAssembly(Assembly):
             return None
         active = self.view_input.compaction.body if self.view_input.compaction is not None else None
         summary = active.summary if isinstance(active, Compaction) else None
-        planned = Compaction(number=1, covers=plan.covers, truncations=plan.truncations, summary=summary)
+        planned = Compaction(
+            number=1,
+            covers=plan.covers,
+            question=plan.question,
+            preserved=plan.preserved,
+            truncations=plan.truncations,
+            cleared_through=plan.cleared_through,
+            summary=summary,
+        )
         return replace(plan, freed_tokens=max(0, self.full_history_tokens - self.count_after(planned)))
 
-    def count_after(self, compaction: Compaction) -> int:
-        """Tokens that the full history of this request would have with `compaction` as the active one.
+    def plan_truncations(self, truncations: Sequence[Truncation]) -> CompactionPlan:
+        """A plan that adds truncations to the active compaction, and archives nothing."""
+        counted, active = self.counted_input, self.view_input.compaction
+        body = active.body if active is not None else None
+        earlier = (body.truncations or ()) if isinstance(body, Compaction) else ()
+        added = {each.message for each in truncations}
+        return CompactionPlan(
+            covers=counted.covers,
+            question=counted.question,
+            preserved=list_seqs(counted.preserved),
+            truncations=(*(each for each in earlier if each.message not in added), *truncations),
+            cleared_through=counted.cleared_through,
+            cleared_results=0,
+            target_tokens=self.budget.target_tokens,
+            needs_summary=False,
+        )
 
-        The newest turn and the chosen blocks are those of this request.
-        """
+    def count_after(self, compaction: Compaction) -> int:
+        """Tokens that the full history of this request would have with `compaction` as the active one, and with the
+        blocks that were chosen for this request."""
         view_input, covers = self.view_input, compaction.covers
         entry = Entry(
             conversation=view_input.conversation,
@@ -144,33 +186,40 @@ class ViewAssembly(Assembly):
             raw_metadata=None,
             purged_at=None,
         )
-        changed = replace(view_input, compaction=entry, recall_candidates=())
+        tools = view_input.tools if view_input.tools_after_compaction is None else view_input.tools_after_compaction
+        changed = replace(view_input, tools=tools, compaction=entry, question=compaction.question, recall_candidates=())
         if covers is not None:
-            pinned = self._list_pinned_seqs()
+            pinned = self._list_pinned_seqs().union(compaction.preserved or ()) - {compaction.question}
+            loaded = (*view_input.pinned, *view_input.history)
             changed = replace(
                 changed,
-                pinned=(
-                    *view_input.pinned,
-                    *(each for each in view_input.history if each.seq in covers and each.seq in pinned),
+                pinned=tuple(each for each in loaded if each.seq in covers and each.seq in pinned),
+                history=tuple(
+                    each for each in view_input.history if each.seq not in covers or each.seq == compaction.question
                 ),
-                history=tuple(each for each in view_input.history if each.seq not in covers),
                 not_loaded=None,
             )
-        counted_input = count_input(changed, self.message_counter)
-        unchanged = sum(counted.tokens for counted in self.selection.blocks if not counted.block.is_required)
-        unchanged += sum(batch.tokens for batch in self.selection.newest)
-        return counted_input.required_tokens + unchanged + sum(batch.tokens for batch in counted_input.history)
+        counted_input = count_input(changed, self.message_counter, max_summary_tokens=_limit_full_summary(self.policy))
+        blocks = sum(counted.tokens for counted in self.selection.blocks if not counted.block.is_required)
+        return counted_input.required_tokens + blocks + sum(batch.tokens for batch in counted_input.batches)
 
     def _list_pinned_seqs(self) -> set[int]:
-        """Numbers of the pinned messages of the history, each with its whole batch."""
-        pins = self.view_input.pins
-        return {seq for batch in self.counted_input.history if not pins.isdisjoint(batch.seqs) for seq in batch.seqs}
+        """Numbers of the loaded messages that are pinned, each with its whole batch."""
+        pins, counted = self.view_input.pins, self.counted_input
+        batches = (*counted.pinned, *counted.batches)
+        return {seq for batch in batches if not pins.isdisjoint(batch.seqs) for seq in batch.seqs}
+
+
+def _limit_full_summary(policy: Policy) -> int:
+    """Tokens above which a summary exceeds its share, with a tolerance: a model does not count exactly."""
+    return int(max_summary_tokens(policy.target_tokens) * FULL_SUMMARY_TOLERANCE)
 
 
 def assemble(
-    view_input: ViewInput, policy: Policy, message_counter: MessageCounter, *, ratio: float = 1.0
+    view_input: ViewInput, policy: Policy, message_counter: MessageCounter, *, calibration: Calibration | None = None
 ) -> ViewAssembly:
-    counted_input = count_input(view_input, message_counter)
+    counted_input = count_input(view_input, message_counter, max_summary_tokens=_limit_full_summary(policy))
+    ratio = _expect_ratio(counted_input, message_counter, calibration) if calibration is not None else 1.0
     budget = allocate_budget(policy, get_strategy(policy.strategy).shares, ratio=ratio)
     selection = select_content(counted_input, budget, message_counter)
     rendered = render(counted_input, selection, message_counter, model=policy.model)
@@ -183,7 +232,7 @@ def assemble(
         ratio=ratio,
         budget=budget,
         rendered=rendered,
-        full_history_tokens=_count_full_history(rendered, selection),
+        full_history_tokens=_count_full_history(view_input, counted_input, rendered, selection),
         view_input=view_input,
         counted_input=counted_input,
         selection=selection,
@@ -192,21 +241,32 @@ def assemble(
     return assembly
 
 
-def _count_full_history(rendered: RenderedRequest, selection: ViewSelection) -> int:
-    """Recalled messages only use tokens that would stay free, so they do not count towards the trigger."""
-    recalled_tokens = selection.recalled.message.tokens if selection.recalled is not None else 0
-    return rendered.tokens - recalled_tokens + sum(batch.tokens for batch in selection.omitted_history)
+def _expect_ratio(counted_input: CountedInput, message_counter: MessageCounter, calibration: Calibration) -> float:
+    """Ratio of reported to counted tokens with the whole loaded history, of which the request shows the newest part."""
+    batches = (*counted_input.pinned, *counted_input.batches)
+    data_messages = sum(counted.message is not None for counted in counted_input.blocks)
+    return calibration.ratio_for(
+        tokens=counted_input.required_tokens + sum(batch.tokens for batch in counted_input.batches),
+        messages=data_messages + sum(len(batch.messages) for batch in batches),
+        exact=message_counter.token_counter.exact,
+    )
+
+
+def _count_full_history(
+    view_input: ViewInput, counted_input: CountedInput, rendered: RenderedRequest, selection: ViewSelection
+) -> int:
+    """Recalled messages only use tokens that would stay free, so they do not count towards the trigger, except inside a
+    turn, where they stay until the next compaction."""
+    tokens = rendered.tokens + sum(batch.tokens for batch in selection.omitted_history)
+    tokens += counted_input.newest_tokens - sum(batch.tokens for batch in selection.newest)
+    if selection.recalled is None:
+        return tokens + sum(fitted.tokens for fitted in view_input.fixed_recall or ())
+    return tokens if view_input.continues_turn else tokens - selection.recalled.message.tokens
 
 
 def _check_assembly(assembly: ViewAssembly) -> None:
     """Validates the final payload against the provider's rules and the budget."""
     rendered, max_input_tokens = assembly.rendered, assembly.budget.max_input_tokens
-    if not assembly.policy.context_management_enabled and assembly.full_history_tokens > max_input_tokens:
-        raise ContextOverflow(
-            needed_tokens=assembly.full_history_tokens,
-            available_tokens=max_input_tokens,
-            largest_items=assembly.counted_input.find_largest(),
-        )
     problems = rendered.wire_format.check(rendered.to_payload())
     if rendered.tokens > max_input_tokens:
         problems.append(f"it has {rendered.tokens} tokens, and the limit is {max_input_tokens}")

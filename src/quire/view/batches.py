@@ -48,5 +48,10 @@ def find_newest_turn(batches: Sequence[MessageBatch]) -> int:
     return next((index for index in range(len(batches) - 1, -1, -1) if batches[index].starts_with_user), 0)
 
 
+def list_seqs(batches: Iterable[MessageBatch]) -> tuple[int, ...]:
+    """Sequence numbers of all stored messages, in ascending order."""
+    return tuple(sorted(seq for batch in batches for seq in batch.seqs))
+
+
 def flatten_batches(batches: Iterable[MessageBatch]) -> list[RenderedMessage]:
     return [rendered for batch in batches for rendered in batch.messages]

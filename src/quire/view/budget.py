@@ -70,6 +70,16 @@ class UsageReport(NamedTuple):
     reserved: int
     trigger_tokens: int
     exact: bool
+    document_tokens: int = 0
+    """How many of the tokens come from documents that were added to messages."""
+    context_management_enabled: bool = True
+    asks_first: bool = False
+    """Whether a compaction needs the user's consent (`compact_when`)."""
+
+    @property
+    def proposes_compaction(self) -> bool:
+        """Whether a compaction waits for the user's consent; until then requests omit the oldest messages."""
+        return self.asks_first and self.context_management_enabled and self.status == "over"
 
     @property
     def available(self) -> int:
@@ -77,7 +87,8 @@ class UsageReport(NamedTuple):
 
     @property
     def status(self) -> UsageStatus:
-        """`over`: compaction runs before the next request. `near`: above 90 % of the trigger."""
+        """`over`: compaction runs before the next request, or with context management off the request is refused.
+        `near`: above 90 % of the trigger."""
         if self.total_tokens > self.trigger_tokens:
             return "over"
         return "near" if self.total_tokens > 0.9 * self.trigger_tokens else "ok"

@@ -1,28 +1,41 @@
 """Compaction plans: what to compact when a history exceeds the trigger. Pure.
 
-First, old tool outputs become stubs. If that is not enough, the strategy chooses a cut point: messages before it are
-archived, and huge messages after it become excerpts. A plan changes nothing; the engine executes or previews it.
+First, tool results are cleared from the oldest on: each becomes a stub. If that is not enough, the strategy chooses a
+cut point: messages before it are archived, except those that stay in the view because of their priority, for which the
+cut makes room. A cut inside the newest turn preserves the turn's question. The newest results stay whole unless they
+exceed their share of the request. A plan changes nothing; the engine executes or previews it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.errors import IllegalCut
 from quire.model import Span, Truncation
 from quire.model.policy import Policy
-from quire.view.batches import MessageBatch, flatten_batches
+from quire.view.batches import MessageBatch, flatten_batches, list_seqs
 from quire.view.budget import Budget
 from quire.view.counted_input import CountedInput
 from quire.view.cut_points import find_cut_keeping, find_legal_cuts
-from quire.view.excerpts import excerpt_message
+from quire.view.excerpts import clear_message, excerpt_message, find_largest_limit, measure_longest_text
+from quire.view.priorities import classify_batch, select_preserved
 from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.strategies import Strategy, get_strategy
 
 SUMMARY_NOTE_TOKENS = 64
 """Tokens reserved for the first summary note, where there is no summary yet."""
+MIN_SUMMARY_TOKENS = 120
+"""Tokens that a summary may use in the smallest window."""
+NEWEST_BATCH_SHARE = 0.5
+"""Share of the tokens available for messages that the newest tool results may use before they are excerpted."""
+FOLDED_TURN_SHARE = 0.5
+"""Share of the tokens below the target that older steps may use after a cut inside a turn. A cut frees more than a
+clearing, so that most compactions of a turn are clearings, which need no summary."""
 
-MIN_STUBBED_OUTPUT_TOKENS = 120
-"""Minimum tokens of a tool output to be replaced by a stub."""
+
+def max_summary_tokens(target_tokens: int) -> int:
+    """A summary may use a quarter of the target tokens."""
+    return max(MIN_SUMMARY_TOKENS, target_tokens // 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +43,29 @@ class CompactionPlan:
     """What the next compaction does. `covers` includes what the active compaction covers already."""
 
     covers: Span | None
+    question: int | None
+    """Number of the covered question that stays in the view, because the cut is inside its turn."""
+    preserved: tuple[int, ...]
+    """Numbers of the covered messages that stay in the view because of their priority."""
     truncations: tuple[Truncation, ...]
+    cleared_through: int | None
+    """Tool results up to this number are stubs."""
+    cleared_results: int
+    """Tool results that become stubs."""
     freed_tokens: int = 0
     """Tokens that the full history loses. A new summary is assumed to have the size of the one that it replaces."""
     target_tokens: int
     needs_summary: bool
+
+
+class _ClearedResults(NamedTuple):
+    through: int | None
+    """Number of the last message of the last cleared batch."""
+    results: int
+    saved_tokens: int
+
+
+_NOTHING_CLEARED = _ClearedResults(None, 0, 0)
 
 
 def plan_compaction(
@@ -45,99 +76,252 @@ def plan_compaction(
     message_counter: MessageCounter,
     full_history_tokens: int,
 ) -> CompactionPlan | None:
-    """Plans stubs, and a cut if they do not reach the target. None if nothing can be cut or truncated."""
-    saved_tokens = _count_stub_savings(counted_input, policy, message_counter)
-    stubbed_tokens = full_history_tokens - sum(saved_tokens.values())
-    if saved_tokens and counted_input.not_loaded is None and stubbed_tokens <= budget.target_tokens:
+    """None if nothing can be cleared, cut or truncated."""
+    planner = _Planner(counted_input, budget, policy, message_counter)
+    return planner.plan(full_history_tokens)
+
+
+class _Planner:
+    def __init__(
+        self, counted_input: CountedInput, budget: Budget, policy: Policy, message_counter: MessageCounter
+    ) -> None:
+        self._input, self._budget, self._policy, self._counter = counted_input, budget, policy, message_counter
+        self._excerpt_limits = self._limit_newest_batch()
+        self._batches = [self._excerpt_batch(batch) for batch in counted_input.batches]
+
+    def plan(self, full_history_tokens: int) -> CompactionPlan | None:
+        excerpted_tokens = full_history_tokens - sum(batch.tokens for batch in self._input.batches)
+        tokens = excerpted_tokens + sum(batch.tokens for batch in self._batches)
+        cleared = self._clear(self._batches, tokens - self._budget.target_tokens)
+        if self._input.not_loaded is None and tokens - cleared.saved_tokens <= self._max_cleared_tokens:
+            return self._build_plan(None, None, (), cleared, self._excerpt_limits, needs_summary=False)
+        return self._plan_cut()
+
+    @property
+    def _max_cleared_tokens(self) -> int:
+        """Tokens up to which a clearing is enough: inside a turn above the target, because a cut costs a summary and
+        more of the cached prefix, and the newest results are often most of the request."""
+        target, trigger = self._budget.target_tokens, self._budget.trigger_tokens
+        return (target + trigger) // 2 if self._input.continues_turn else target
+
+    def _plan_cut(self) -> CompactionPlan | None:
+        strategy = get_strategy(self._policy.strategy)
+        summary_tokens = 0 if self._input.summary else SUMMARY_NOTE_TOKENS
+        prioritized = self._select_prioritized(strategy)
+        reserved_tokens = sum(batch.tokens for batch in prioritized.values())
+        max_tokens = self._budget.target_tokens - self._required_tokens - summary_tokens
+        # Prioritized batches are paid for on either side of the cut, so they cost nothing when it is chosen.
+        reduced = [
+            batch._replace(tokens=0) if prioritized.keys() & batch.seqs else self._reduce_batch(batch)
+            for batch in self._batches
+        ]
+        cut = self._skip_low(self._choose_cut(strategy, reduced, max_tokens - reserved_tokens))
+        turn_start = len(self._input.history)
+        if cut > turn_start:
+            cut = self._choose_cut_in_turn(strategy, reduced, turn_start, reserved_tokens)
+        question = self._find_question(cut)
+        archived = self._find_archived(self._input.batches[:cut], question)
+        later = {seq for batch in self._batches[cut:] for seq in batch.seqs}
+        preserved = [batch for first, batch in prioritized.items() if first not in later]
+        max_tokens -= sum(batch.tokens for batch in preserved)
+        rest = self._batches[cut:]
+        question_tokens = sum(batch.tokens for batch in self._input.batches[:cut] if question in batch.seqs)
+        rest_tokens = question_tokens + sum(batch.tokens for batch in rest)
+        cleared = self._clear(rest, rest_tokens - max_tokens)
+        limits = {**self._limit_large_messages(self._input.history[cut:], max_tokens), **self._excerpt_limits}
+        needs_summary = strategy.summarizes and archived is not None
+        return self._build_plan(archived, question, list_seqs(preserved), cleared, limits, needs_summary=needs_summary)
+
+    @property
+    def _required_tokens(self) -> int:
+        """Tokens that every request needs, without the messages that the active compaction preserves: each cut chooses
+        them again."""
+        return self._input.required_tokens - sum(batch.tokens for batch in self._input.preserved)
+
+    def _select_prioritized(self, strategy: Strategy) -> dict[int, MessageBatch]:
+        """Batches that stay in the view because of their priority, wherever the cut is, by their first number.
+
+        They use only tokens below the target that remain after a summary of full size and what stays in any case: the
+        newest messages, the question and pinned messages. A truncated batch is too large to stay whole.
+        """
+        counted, target = self._input, self._budget.target_tokens
+        if not counted.priorities or not strategy.priority_shares:
+            return {}
+        last_cut, turn_start = find_legal_cuts(self._batches, self._policy)[-1], len(counted.history)
+        summary_tokens = counted.summary.tokens if counted.summary is not None else 0
+        max_tokens = target - max_summary_tokens(target) - self._required_tokens + summary_tokens
+        candidates = [*counted.preserved]
+        for index, batch in enumerate(self._batches):
+            if index >= last_cut or index == turn_start or not counted.pins.isdisjoint(batch.seqs):
+                max_tokens -= batch.tokens
+            elif counted.truncations.keys().isdisjoint(batch.seqs):
+                candidates.append(batch)
+        selected = select_preserved(
+            sorted(candidates, key=lambda batch: batch.seqs[:1]),
+            counted.priorities,
+            shares=strategy.priority_shares,
+            max_input_tokens=self._budget.max_input_tokens,
+            max_tokens=max_tokens,
+        )
+        return {batch.seqs[0]: batch for batch in selected}
+
+    def _skip_low(self, cut: int) -> int:
+        """Moves a cut before the newest turn behind the low batches that follow it: they do not hold it back."""
+        last_cut = min(len(self._input.history), find_legal_cuts(self._batches, self._policy)[-1])
+        while 0 < cut < last_cut and classify_batch(self._batches[cut], self._input.priorities) == "low":
+            cut += 1
+        return cut
+
+    def _choose_cut(self, strategy: Strategy, batches: Sequence[MessageBatch], max_tokens: int) -> int:
+        legal_cuts = find_legal_cuts(batches, self._policy)
+        cut = strategy.choose_cut(batches, legal_cuts=legal_cuts, max_tokens=max_tokens, policy=self._policy)
+        if cut not in legal_cuts:
+            raise IllegalCut(
+                f"The strategy {strategy.name!r} chose the cut {cut}, but the legal cuts are {legal_cuts[0]} to "
+                f"{legal_cuts[-1]}; its `choose_cut` must return one of `legal_cuts`."
+            )
+        return cut
+
+    def _choose_cut_in_turn(
+        self, strategy: Strategy, reduced: Sequence[MessageBatch], turn_start: int, reserved_tokens: int
+    ) -> int:
+        """Chooses a cut again, with tokens reserved for the turn's question and a summary of full size."""
+        newest_tokens = reduced[-1].tokens
+        summary = self._input.summary
+        fixed_tokens = self._required_tokens - (summary.tokens if summary else 0) + reduced[turn_start].tokens
+        fixed_tokens += max_summary_tokens(self._budget.target_tokens) + reserved_tokens
+        available = self._budget.target_tokens - fixed_tokens - newest_tokens
+        max_tokens = newest_tokens + max(0, int(available * FOLDED_TURN_SHARE))
+        return max(turn_start + 1, self._choose_cut(strategy, reduced, max_tokens))
+
+    def _find_question(self, cut: int) -> int | None:
+        """Number of the question that stays in the view: that of the newest turn, if the cut is inside it."""
+        if cut == 0:
+            return self._input.question
+        question = self._input.newest[0]
+        is_inside = cut > len(self._input.history) and question.starts_with_user
+        return question.seqs[0] if is_inside and question.seqs else None
+
+    def _find_archived(self, cut_batches: Sequence[MessageBatch], question: int | None) -> Span | None:
+        """What the compaction covers if these batches are archived; None if nothing is added to the active one."""
+        covers, not_loaded = self._input.covers, self._input.not_loaded
+        seqs = [seq for batch in cut_batches for seq in batch.seqs if seq != question]
+        if not_loaded is not None:
+            seqs.append(not_loaded.last)
+        if not seqs:
+            return None
+        if question is not None:
+            seqs.append(question)
+        last = max([*seqs, covers.last] if covers is not None else seqs)
+        return Span(first=min(self._input.first_seq, *seqs), last=last)
+
+    def _limit_newest_batch(self) -> dict[int, int]:
+        """Maximum characters of the newest tool results, by number, if together they exceed their share."""
+        batch = self._input.batches[-1]
+        max_tokens = int((self._budget.max_input_tokens - self._input.required_tokens) * NEWEST_BATCH_SHARE)
+        results = [each for each in batch.messages if each.role == "tool" and each.seq is not None]
+        if batch.tokens <= max_tokens or not results:
+            return {}
+        other_tokens = batch.tokens - sum(each.tokens for each in results)
+
+        def count_tokens(limit: int) -> int:
+            return other_tokens + sum(self._excerpt(each, limit).tokens for each in results)
+
+        longest = max(measure_longest_text(each.message) for each in results)
+        limit = find_largest_limit(count_tokens, max_chars=longest, max_tokens=max_tokens) or 0
+        return {each.seq or 0: limit for each in results if measure_longest_text(each.message) > limit}
+
+    def _excerpt(self, rendered: RenderedMessage, max_chars: int) -> RenderedMessage:
+        excerpt = excerpt_message(rendered.message, max_chars, seq=rendered.seq)
+        return rendered if excerpt is rendered.message else self._counter.render_message(excerpt, seq=rendered.seq)
+
+    def _excerpt_batch(self, batch: MessageBatch) -> MessageBatch:
+        if self._excerpt_limits.keys().isdisjoint(batch.seqs):
+            return batch
+        return MessageBatch.from_messages(
+            *(
+                self._excerpt(each, self._excerpt_limits[each.seq]) if each.seq in self._excerpt_limits else each
+                for each in batch.messages
+            )
+        )
+
+    def _limit_large_messages(self, batches: Sequence[MessageBatch], max_tokens: int) -> dict[int, int]:
+        """Maximum characters of the messages after the cut that are too large to preserve, by number."""
+        min_tokens = max(SUMMARY_NOTE_TOKENS, max_tokens // 2)
+        return {
+            each.seq: max(0, max_tokens)
+            for each in flatten_batches(batches)
+            if each.seq is not None and each.tokens > min_tokens
+        }
+
+    def _clear(self, batches: Sequence[MessageBatch], excess_tokens: int) -> _ClearedResults:
+        """Clears batches from the oldest on until they have `excess_tokens` fewer tokens; the newest stay whole."""
+        cleared = _NOTHING_CLEARED
+        for batch in batches[: find_cut_keeping(batches, self._policy.min_recent_messages_to_keep)]:
+            if cleared.saved_tokens >= excess_tokens:
+                break
+            reduced = self._reduce_batch(batch)
+            if reduced.tokens < batch.tokens:
+                pairs = zip(batch.messages, reduced.messages, strict=True)
+                results = sum(old is not new and old.role == "tool" for old, new in pairs)
+                saved_tokens = cleared.saved_tokens + batch.tokens - reduced.tokens
+                cleared = _ClearedResults(max(batch.seqs), cleared.results + results, saved_tokens)
+        return cleared
+
+    def _reduce_batch(self, batch: MessageBatch) -> MessageBatch:
+        """The batch with its tool results cleared; the newest batch, and messages that are cleared or pinned already,
+        stay unchanged."""
+        call = batch.messages[0]
+        if not call.call_ids or not batch.seqs or batch.messages is self._batches[-1].messages:
+            return batch
+        reductions, protected = self._input.reductions, self._input.protected
+        messages = [
+            each
+            if each.seq is None or each.seq in protected or reductions.get(each.seq) == 0
+            else self._render_cleared(each, call)
+            for each in batch.messages
+        ]
+        return MessageBatch.from_messages(*messages)
+
+    def _render_cleared(self, rendered: RenderedMessage, call: RenderedMessage) -> RenderedMessage:
+        cleared = clear_message(rendered.message, seq=rendered.seq, calls=call.message.tool_calls)
+        return rendered if cleared is rendered.message else self._counter.render_message(cleared, seq=rendered.seq)
+
+    def _build_plan(
+        self,
+        archived: Span | None,
+        question: int | None,
+        preserved: tuple[int, ...],
+        cleared: _ClearedResults,
+        limits: Mapping[int, int],
+        *,
+        needs_summary: bool,
+    ) -> CompactionPlan | None:
+        if archived is None and not limits and not cleared.results:
+            return None
+        covers = archived or self._input.covers
+        cleared_through = max(self._input.cleared_through or 0, cleared.through or 0)
         return CompactionPlan(
-            covers=counted_input.covers,
-            truncations=_merge_truncations(counted_input, dict.fromkeys(saved_tokens, 0), counted_input.covers),
-            target_tokens=budget.target_tokens,
-            needs_summary=False,
+            covers=covers,
+            question=question if archived is not None else self._input.question,
+            preserved=preserved if archived is not None else list_seqs(self._input.preserved),
+            truncations=self._merge_truncations(limits, covers, cleared_through),
+            cleared_through=cleared_through or None,
+            cleared_results=cleared.results,
+            target_tokens=self._budget.target_tokens,
+            needs_summary=needs_summary,
         )
-    return _plan_cut(counted_input, budget, policy, saved_tokens)
 
-
-def _count_stub_savings(counted_input: CountedInput, policy: Policy, message_counter: MessageCounter) -> dict[int, int]:
-    """Tokens that a stub saves for each old tool output, by sequence number; recent messages are not touched."""
-    old = min(len(counted_input.history), find_cut_keeping(counted_input.batches, policy.recent_messages_to_keep))
-    saved_tokens: dict[int, int] = {}
-    for rendered in flatten_batches(counted_input.history[:old]):
-        if rendered.seq is not None and _is_large_output(rendered) and rendered.seq not in counted_input.truncations:
-            stub = message_counter.render_message(excerpt_message(rendered.message, 0, seq=rendered.seq))
-            saved_tokens[rendered.seq] = rendered.tokens - stub.tokens
-    return saved_tokens
-
-
-def _is_large_output(rendered: RenderedMessage) -> bool:
-    return rendered.role == "tool" and rendered.tokens > MIN_STUBBED_OUTPUT_TOKENS
-
-
-def _plan_cut(
-    counted_input: CountedInput, budget: Budget, policy: Policy, saved_tokens: Mapping[int, int]
-) -> CompactionPlan | None:
-    strategy, batches = get_strategy(policy.strategy), counted_input.batches
-    reduced = [_subtract_stubbed(batch, saved_tokens) for batch in batches]
-    summary_tokens = 0 if counted_input.summary else SUMMARY_NOTE_TOKENS
-    max_tokens = budget.target_tokens - counted_input.required_tokens - summary_tokens
-    cut = _choose_cut(strategy, reduced, max_tokens=max_tokens, policy=policy)
-    archived = _find_archived(counted_input, batches[:cut])
-    limits = _limit_messages(counted_input.history[cut:], saved_tokens, max_tokens)
-    if archived is None and not limits:
-        return None
-    covers = archived or counted_input.covers
-    return CompactionPlan(
-        covers=covers,
-        truncations=_merge_truncations(counted_input, limits, covers),
-        target_tokens=budget.target_tokens,
-        needs_summary=strategy.summarizes and archived is not None,
-    )
-
-
-def _choose_cut(strategy: Strategy, batches: Sequence[MessageBatch], *, max_tokens: int, policy: Policy) -> int:
-    legal_cuts = find_legal_cuts(batches, policy)
-    cut = strategy.choose_cut(batches, legal_cuts=legal_cuts, max_tokens=max_tokens, policy=policy)
-    if cut not in legal_cuts:
-        raise IllegalCut(
-            f"The strategy {strategy.name!r} chose the cut {cut}, but the legal cuts are {legal_cuts[0]} to "
-            f"{legal_cuts[-1]}; its `choose_cut` must return one of `legal_cuts`."
+    def _merge_truncations(
+        self, limits: Mapping[int, int], covers: Span | None, cleared_through: int
+    ) -> tuple[Truncation, ...]:
+        """Adds new limits to the truncations of the active compaction, which stay until their message is archived or
+        cleared."""
+        calling = [batch for batch in self._input.batches if batch.messages[0].call_ids]
+        cleared = {seq for batch in calling for seq in batch.seqs if seq <= cleared_through}
+        merged = {**self._input.truncations, **limits}
+        return tuple(
+            Truncation(message=seq, max_chars=merged[seq])
+            for seq in sorted(merged.keys() - cleared)
+            if covers is None or seq not in covers
         )
-    return cut
-
-
-def _find_archived(counted_input: CountedInput, cut_batches: Sequence[MessageBatch]) -> Span | None:
-    """What the compaction covers if these batches are archived; None if nothing is added to the active one."""
-    seqs = [seq for batch in cut_batches for seq in batch.seqs]
-    if counted_input.not_loaded is not None:
-        seqs.append(counted_input.not_loaded.last)
-    return Span(first=min(counted_input.first_seq, *seqs), last=max(seqs)) if seqs else None
-
-
-def _limit_messages(
-    batches: Sequence[MessageBatch], saved_tokens: Mapping[int, int], max_tokens: int
-) -> dict[int, int]:
-    """Maximum characters of the messages after the cut that become stubs (0) or excerpts, by sequence number."""
-    limits: dict[int, int] = {}
-    for rendered in flatten_batches(batches):
-        if rendered.seq is None:
-            continue
-        if rendered.seq in saved_tokens:
-            limits[rendered.seq] = 0
-        elif rendered.tokens > max(SUMMARY_NOTE_TOKENS, max_tokens // 2):
-            limits[rendered.seq] = max(0, max_tokens)
-    return limits
-
-
-def _subtract_stubbed(batch: MessageBatch, saved_tokens: Mapping[int, int]) -> MessageBatch:
-    saved = sum(saved_tokens.get(seq, 0) for seq in batch.seqs)
-    return batch._replace(tokens=batch.tokens - saved) if saved else batch
-
-
-def _merge_truncations(
-    counted_input: CountedInput, limits: Mapping[int, int], covers: Span | None
-) -> tuple[Truncation, ...]:
-    """Adds new limits to the truncations of the active compaction, which stay unless their message is archived."""
-    merged = {**counted_input.truncations, **limits}
-    return tuple(
-        Truncation(message=seq, max_chars=merged[seq]) for seq in sorted(merged) if covers is None or seq not in covers
-    )

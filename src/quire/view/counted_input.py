@@ -6,17 +6,22 @@ selection: excerpts of a newest turn that is too large, the block of recalled me
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from itertools import takewhile
+from typing import Literal, NamedTuple
 
 from quire.errors import InvalidRequest
 from quire.model import Compaction, Entry, Span, TokenCount, ToolDefinition
+from quire.model.lazy import lazy_property
 from quire.view.batches import MessageBatch, find_newest_turn, group_batches
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.labels import label_text
-from quire.view.recalled_messages import RecallCandidate
+from quire.view.priorities import list_protected, spread_priorities
+from quire.view.recalled_messages import FittedCandidate, RecallCandidate
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
 from quire.view.tool_call_repair import repair_tool_calls
+
+SummaryLevel = Literal["short"]
+_CLEARED_ROLES = frozenset({"assistant", "tool"})
 
 
 class CountedBlock(NamedTuple):
@@ -43,19 +48,35 @@ class CountedInput:
     blocks: tuple[CountedBlock, ...]
     tools: tuple[CountedTool, ...]
     summary: RenderedMessage | None
+    summary_level: SummaryLevel | None
+    """`short` if the summary is in its short form."""
     compaction: Entry | None
     covers: Span | None
     """Messages that the active compaction covers."""
     truncations: dict[int, int]
     """Maximum characters of each message that the active compaction truncates, by sequence number."""
+    reductions: dict[int, int]
+    """The same for the loaded messages, with 0 for each that the active compaction clears."""
+    message_summaries: dict[int, str]
+    """Summaries of truncated messages, by sequence number."""
+    cleared_through: int | None
+    """Tool results up to this number are cleared by the active compaction."""
+    question: int | None
+    """Number of the covered question that stays in the view."""
+    pins: frozenset[int]
+    priorities: Mapping[int, int]
+    """Priorities of the loaded messages by number; all messages of a batch have the same."""
     pinned: tuple[MessageBatch, ...]
+    """Covered messages that stay in the view: pinned ones, and those that the active compaction preserves."""
     not_loaded: Span | None
     history: tuple[MessageBatch, ...]
     newest: tuple[MessageBatch, ...]
     orphan_results: tuple[RenderedMessage, ...]
     recall_candidates: tuple[RecallCandidate, ...]
+    fixed_recall: tuple[FittedCandidate, ...] | None
+    continues_turn: bool
 
-    @cached_property
+    @lazy_property
     def required_tokens(self) -> int:
         """Tokens that every request needs: all except optional blocks, the history and the newest turn."""
         blocks = sum(counted.tokens for counted in self.blocks if counted.block.is_required)
@@ -69,12 +90,22 @@ class CountedInput:
         summary = self.summary.tokens if self.summary else 0
         return self.required_tokens - summary - sum(batch.tokens for batch in self.pinned)
 
+    @lazy_property
+    def preserved(self) -> tuple[MessageBatch, ...]:
+        """Batches that the active compaction preserves because of their priority."""
+        return tuple(batch for batch in self.pinned if self.pins.isdisjoint(batch.seqs))
+
+    @lazy_property
+    def protected(self) -> frozenset[int]:
+        """Numbers of messages whose tool results are not cleared."""
+        return list_protected(self.pins, self.priorities)
+
     @property
     def batches(self) -> tuple[MessageBatch, ...]:
         """All loaded messages that a compaction can archive or must preserve."""
         return (*self.history, *self.newest)
 
-    @cached_property
+    @lazy_property
     def newest_tokens(self) -> int:
         return sum(batch.tokens for batch in self.newest)
 
@@ -99,15 +130,25 @@ class CountedInput:
         return sorted(sizes, key=lambda item: -item[1])[:count]
 
 
-def count_input(view_input: ViewInput, message_counter: MessageCounter) -> CountedInput:
+def count_input(
+    view_input: ViewInput, message_counter: MessageCounter, *, max_summary_tokens: int | None = None
+) -> CountedInput:
+    """Counts the input. A summary that exceeds `max_summary_tokens` is replaced by its short form, if it has one."""
     body = _compaction_body(view_input.compaction) if view_input.compaction is not None else None
-    limits = _truncation_limits(body)
-    repaired = repair_tool_calls(_render_messages(view_input, limits, message_counter), message_counter)
+    truncations = _truncation_limits(body)
+    priorities = {
+        **spread_priorities(view_input.pinned, view_input.priorities),
+        **spread_priorities(view_input.history, view_input.priorities),
+    }
+    reductions = _list_reductions(view_input, body, truncations, list_protected(view_input.pins, priorities))
+    summaries = _message_summaries(body)
+    repaired = repair_tool_calls(_render_messages(view_input, reductions, summaries, message_counter), message_counter)
     pinned = repair_tool_calls(message_counter.render_entries(view_input.pinned), message_counter)
     batches = group_batches(repaired.messages)
     newest_start = find_newest_turn(batches)
     if not batches or batches[-1].messages[-1].role in ("assistant", "system"):
         raise InvalidRequest("There is nothing to answer: the newest message must be a user message or a tool result.")
+    summary, summary_level = _render_summary(view_input.compaction, body, message_counter, max_summary_tokens)
     system = [block for block in view_input.blocks if block.slot == "system"]
     text = join_system_texts([block.text for block in system])
     return CountedInput(
@@ -118,16 +159,25 @@ def count_input(view_input: ViewInput, message_counter: MessageCounter) -> Count
             *_count_data_blocks(view_input.blocks, message_counter),
         ),
         tools=_count_tools(view_input.tools, message_counter),
-        summary=_render_summary(view_input.compaction, body, message_counter),
+        summary=summary,
+        summary_level=summary_level,
         compaction=view_input.compaction,
         covers=body.covers if body is not None else None,
-        truncations=limits,
+        truncations=truncations,
+        reductions=reductions,
+        message_summaries=summaries,
+        cleared_through=body.cleared_through if body is not None else None,
+        question=view_input.question,
+        pins=view_input.pins,
+        priorities=priorities,
         pinned=group_batches(pinned.messages),
         not_loaded=view_input.not_loaded,
         history=batches[:newest_start],
         newest=batches[newest_start:],
         orphan_results=repaired.orphan_results,
         recall_candidates=view_input.recall_candidates,
+        fixed_recall=view_input.fixed_recall,
+        continues_turn=view_input.continues_turn,
     )
 
 
@@ -166,29 +216,50 @@ def _count_tools(tools: Sequence[SelectedTool], message_counter: MessageCounter)
 
 
 def _render_messages(
-    view_input: ViewInput, limits: Mapping[int, int], message_counter: MessageCounter
+    view_input: ViewInput,
+    reductions: Mapping[int, int],
+    summaries: Mapping[int, str],
+    message_counter: MessageCounter,
 ) -> list[RenderedMessage]:
     """Renders the history, and then the pending messages."""
-    if limits:
-        history = [message_counter.render_entry(entry, max_chars=limits.get(entry.seq)) for entry in view_input.history]
-    else:
-        history = message_counter.render_entries(view_input.history)
+    history = message_counter.render_reduced(view_input.history, reductions, summaries)
     history.extend(message_counter.render_message(drop_unsupported_parts(message)) for message in view_input.pending)
     return history
 
 
 def _render_summary(
-    compaction: Entry | None, body: Compaction | None, message_counter: MessageCounter
-) -> RenderedMessage | None:
+    compaction: Entry | None, body: Compaction | None, message_counter: MessageCounter, max_tokens: int | None
+) -> tuple[RenderedMessage | None, SummaryLevel | None]:
     if body is None or compaction is None or body.covers is None:
-        return None
+        return None, None
     count_is_valid = compaction.counter == message_counter.name and compaction.purged_at is None
     tokens = compaction.tokens if count_is_valid else None
-    return message_counter.render_data(build_summary_text(body, body.covers), seq=compaction.seq, tokens=tokens)
+    full = message_counter.render_data(build_summary_text(body, body.covers), seq=compaction.seq, tokens=tokens)
+    if body.short_summary is None or max_tokens is None or full.tokens <= max_tokens:
+        return full, None
+    text = build_summary_text(body, body.covers, level="short")
+    return message_counter.render_data(text, seq=compaction.seq), "short"
 
 
 def _truncation_limits(body: Compaction | None) -> dict[int, int]:
     return {each.message: each.max_chars for each in body.truncations or ()} if body is not None else {}
+
+
+def _message_summaries(body: Compaction | None) -> dict[int, str]:
+    truncations = (body.truncations or ()) if body is not None else ()
+    return {each.message: each.summary for each in truncations if each.summary is not None}
+
+
+def _list_reductions(
+    view_input: ViewInput, body: Compaction | None, truncations: Mapping[int, int], protected: frozenset[int]
+) -> dict[int, int]:
+    cleared_through = (body.cleared_through or 0) if body is not None else 0
+    cleared = {
+        entry.seq: 0
+        for entry in takewhile(lambda each: each.seq <= cleared_through, view_input.history)
+        if entry.role in _CLEARED_ROLES and entry.seq not in protected
+    }
+    return {**truncations, **cleared}
 
 
 def count_summary(body: Compaction, message_counter: MessageCounter) -> TokenCount | None:
@@ -203,9 +274,11 @@ def build_block_text(kind: str, text: str, *, name: str | None) -> str:
     return label_text(kind, text, name=name)
 
 
-def build_summary_text(body: Compaction, covers: Span) -> str:
+def build_summary_text(body: Compaction, covers: Span, *, level: SummaryLevel | None = None) -> str:
     entries = f"{covers.first}-{covers.last}"
-    text = body.summary if body.summary is not None else "These messages are archived; they can be read by number."
+    text = body.short_summary if level == "short" else body.summary
+    if text is None:
+        text = "These messages are archived; they can be read by number."
     return label_text("summary", text, entries=entries)
 
 

@@ -1,19 +1,20 @@
 """Legal cut points of a history: the intersection of named invariants. A cut at `n` preserves the batches from `n` on.
 
-A cut never splits a batch, since cut points are indexes of batches; the other invariants are listed here.
+A cut never splits a batch, since cut points are indexes of batches; the other invariants are listed here. A cut may be
+inside a turn, whose question then stays in the view.
 """
 
 from collections.abc import Callable, Sequence
 
 from quire.model.policy import Policy
-from quire.view.batches import MessageBatch, find_newest_turn
+from quire.view.batches import MessageBatch
 
 Invariant = Callable[[Sequence[MessageBatch], Policy], range]
 
 
-def keep_newest_turn(batches: Sequence[MessageBatch], policy: Policy) -> range:
-    """The newest user message and its tool loop are never archived or split."""
-    return range(find_newest_turn(batches) + 1)
+def keep_newest_batch(batches: Sequence[MessageBatch], policy: Policy) -> range:
+    """The newest message, or the newest tool call with its results, is never archived or split."""
+    return range(len(batches))
 
 
 def keep_recent_messages(batches: Sequence[MessageBatch], policy: Policy) -> range:
@@ -27,7 +28,7 @@ def cut_only_stored(batches: Sequence[MessageBatch], policy: Policy) -> range:
     return range(first_unstored + 1)
 
 
-INVARIANTS: tuple[Invariant, ...] = (keep_newest_turn, keep_recent_messages, cut_only_stored)
+INVARIANTS: tuple[Invariant, ...] = (keep_newest_batch, keep_recent_messages, cut_only_stored)
 
 
 def find_legal_cuts(batches: Sequence[MessageBatch], policy: Policy) -> list[int]:

@@ -2,7 +2,7 @@
 row."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -33,11 +33,9 @@ def build_decisions(
         "references": _decide_blocks(counted_input, selection, "references"),
         "pinned": _decide_pinned(counted_input),
         "summary": _decide_summary(counted_input),
-        "history": (*_decide_archived(counted_input), *_decide_not_loaded(view_input.not_loaded)),
+        "history": (*_decide_archived(counted_input), *_decide_not_loaded(counted_input)),
         "recall": (*_decide_blocks(counted_input, selection, "recall"), *_decide_recalled(counted_input, selection)),
-        "newest": _split_document_rows(
-            _decide_messages(view_input, counted_input, selection), view_input.document_decisions
-        ),
+        "newest": _split_document_rows(_decide_messages(view_input, counted_input, selection), view_input),
     }
     return (*chain.from_iterable(rows[section] for section in SECTIONS), *view_input.earlier_decisions)
 
@@ -80,6 +78,7 @@ def _decide_blocks(counted_input: CountedInput, selection: ViewSelection, slot: 
                 name=block.name,
                 blob=block.blob,
                 score=block.score,
+                excerpt_chars=block.excerpt_chars,
             )
 
 
@@ -101,21 +100,25 @@ def _decide_summary(counted_input: CountedInput) -> Iterator[Decision]:
     if counted_input.summary is not None and counted_input.compaction is not None:
         span = Span(first=counted_input.compaction.seq, last=counted_input.compaction.seq)
         tokens = counted_input.summary.tokens
-        yield Decision(slot="summary", kind="summary", included=True, reason="summary", tokens=tokens, span=span)
+        yield Decision(
+            slot="summary",
+            kind="summary",
+            included=True,
+            reason="summary",
+            tokens=tokens,
+            span=span,
+            summary_level=counted_input.summary_level,
+        )
 
 
 def _decide_archived(counted_input: CountedInput) -> Iterator[Decision]:
-    """Rows of archived messages, without those that are pinned or recall candidates."""
+    """Rows of archived messages, without those that stay in the view or are recall candidates."""
     covers = counted_input.covers
     if covers is None:
         return
     pinned = {seq for batch in counted_input.pinned for seq in batch.seqs}
-    separate = sorted(pinned | _candidate_seqs(counted_input))
-    start = covers.first
-    for seq in [*separate, covers.last + 1]:
-        if start < seq:
-            yield _exclude_messages(Span(first=start, last=seq - 1), "archived")
-        start = seq + 1
+    separate = pinned | _candidate_seqs(counted_input) | _question_seqs(counted_input)
+    yield from _exclude_messages(covers, "archived", except_for=separate)
 
 
 def _candidate_seqs(counted_input: CountedInput) -> set[int]:
@@ -150,13 +153,25 @@ def _recall_decision(candidate: RecallCandidate, *, included: bool, tokens: int)
     )
 
 
-def _decide_not_loaded(not_loaded: Span | None) -> Iterator[Decision]:
-    if not_loaded is not None:
-        yield _exclude_messages(not_loaded, "over_budget")
+def _decide_not_loaded(counted_input: CountedInput) -> Iterator[Decision]:
+    if counted_input.not_loaded is not None:
+        question = _question_seqs(counted_input)
+        yield from _exclude_messages(counted_input.not_loaded, "over_budget", except_for=question)
 
 
-def _exclude_messages(span: Span, reason: DecisionReason) -> Decision:
-    return Decision(slot="messages", kind="message", included=False, reason=reason, span=span)
+def _exclude_messages(span: Span, reason: DecisionReason, *, except_for: Collection[int]) -> Iterator[Decision]:
+    """Rows of the messages in a range, without those that have rows of their own."""
+    start = span.first
+    for seq in [*sorted(seq for seq in except_for if seq in span), span.last + 1]:
+        if start < seq:
+            yield Decision(
+                slot="messages", kind="message", included=False, reason=reason, span=Span(first=start, last=seq - 1)
+            )
+        start = seq + 1
+
+
+def _question_seqs(counted_input: CountedInput) -> set[int]:
+    return {counted_input.question} if counted_input.question is not None else set()
 
 
 def _decide_messages(
@@ -169,8 +184,8 @@ def _decide_messages(
             (rendered.seq or 0, rendered, _RowKey("messages", "orphaned", included=False))
             for rendered in counted_input.orphan_results
         ),
-        *_key_history(counted_input, selection, view_input.pins),
-        *_key_batches(selection.newest, _newest_key(selection)),
+        *_key_reduced(counted_input, selection.history, _RowKey("messages", "recent"), view_input.pins),
+        *_key_reduced(counted_input, selection.newest, _newest_key(selection)),
     ]
     # Stable sort: a stub has no sequence number, so it sorts with the message before it and stays behind it.
     keyed.sort(key=itemgetter(0))
@@ -178,32 +193,51 @@ def _decide_messages(
         yield _build_row([rendered for _, rendered, _ in run], key)
 
 
-def _key_history(
-    counted_input: CountedInput, selection: ViewSelection, pins: frozenset[int]
+def _key_reduced(
+    counted_input: CountedInput,
+    batches: Iterable[MessageBatch],
+    key: "_RowKey",
+    pins: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[int, RenderedMessage, "_RowKey"]]:
-    """Keys of the history; messages that the active compaction truncates are `cleared` or `excerpted`."""
-    for seq, rendered, key in _key_batches(selection.history, _RowKey("messages", "recent"), pins):
-        limit = counted_input.truncations.get(rendered.seq) if rendered.seq is not None else None
-        if limit is None:
-            yield seq, rendered, key
-        else:
-            yield seq, rendered, key._replace(reason="cleared" if limit == 0 else "excerpted", excerpt_chars=limit)
+    """Keys of batches; messages that the active compaction reduces are `cleared` or `excerpted`."""
+    for batch in batches:
+        calls_tools = bool(batch.messages[0].call_ids)
+        for seq, rendered, message_key in _key_batches([batch], key, pins):
+            limit = counted_input.reductions.get(rendered.seq) if rendered.seq is not None else None
+            if rendered.seq is not None and rendered.seq == counted_input.question:
+                # A row of its own: the messages between it and the next one are archived.
+                reason = "question"
+            elif limit is None or (limit == 0 and not calls_tools):
+                yield seq, rendered, message_key
+                continue
+            else:
+                reason = "cleared" if limit == 0 else "excerpted"
+            summarized_by = _find_summarizing_compaction(counted_input, rendered.seq)
+            yield seq, rendered, message_key._replace(reason=reason, excerpt_chars=limit, summarized_by=summarized_by)
 
 
-def _split_document_rows(rows: Iterable[Decision], document_decisions: Sequence[Decision]) -> Iterator[Decision]:
+def _split_document_rows(rows: Iterable[Decision], view_input: ViewInput) -> Iterator[Decision]:
     """Splits the documents that the question contains into their own rows, unless the question was excerpted.
 
     A listed document is not in the question: its row has the tokens that its text would take, and adds nothing.
     """
     *others, question = rows
     yield from others
+    document_decisions = view_input.document_decisions
     document_tokens = sum(row.tokens for row in document_decisions if row.included)
-    if question.excerpt_chars is None and document_tokens <= question.tokens:
-        yield question.model_copy(update={"tokens": question.tokens - document_tokens})
+    if question.turn_excerpt_chars is None and document_tokens <= question.tokens:
+        tokens, listed = question.tokens - document_tokens, view_input.document_tokens - document_tokens
+        other_documents = max(0, listed) + (question.document_tokens or 0)
+        yield question.model_copy(update={"tokens": tokens, "document_tokens": other_documents or None})
         yield from document_decisions
     else:
         yield question
         yield from (row.model_copy(update={"tokens": 0}) if row.included else row for row in document_decisions)
+
+
+def _find_summarizing_compaction(counted_input: CountedInput, seq: int | None) -> int | None:
+    compaction = counted_input.compaction
+    return compaction.seq if compaction is not None and seq in counted_input.message_summaries else None
 
 
 class _RowKey(NamedTuple):
@@ -211,13 +245,15 @@ class _RowKey(NamedTuple):
     reason: DecisionReason
     included: bool = True
     excerpt_chars: int | None = None
+    turn_excerpt_chars: int | None = None
+    summarized_by: int | None = None
     pending: bool | None = None
 
 
 def _newest_key(selection: ViewSelection) -> _RowKey:
     if selection.excerpt_chars is None:
         return _RowKey("newest", "newest")
-    return _RowKey("newest", "excerpted", excerpt_chars=selection.excerpt_chars)
+    return _RowKey("newest", "excerpted", turn_excerpt_chars=selection.excerpt_chars)
 
 
 def _key_batches(
@@ -243,17 +279,22 @@ def _build_row(run: Sequence[RenderedMessage], key: _RowKey) -> Decision:
         tokens=sum(rendered.tokens for rendered in run),
         span=Span(first=stored[0], last=stored[-1]) if stored else None,
         excerpt_chars=key.excerpt_chars,
+        turn_excerpt_chars=key.turn_excerpt_chars,
+        summarized_by=key.summarized_by,
+        document_tokens=sum(rendered.document_tokens for rendered in run) or None,
         pending=key.pending,
     )
 
 
 def _decide_pinned(counted_input: CountedInput) -> Iterator[Decision]:
-    """Archived messages that are pinned; messages of a batch share a row if their numbers are consecutive."""
+    """Archived messages that are pinned or have priority; messages of a batch share a row if their numbers are
+    consecutive."""
     for batch in counted_input.pinned:
+        key = _RowKey("messages", "priority" if counted_input.pins.isdisjoint(batch.seqs) else "pinned")
         run: list[RenderedMessage] = []
         for rendered in batch.messages:
             if run and rendered.seq is not None and rendered.seq != (run[-1].seq or 0) + 1:
-                yield _build_row(run, _RowKey("messages", "pinned"))
+                yield _build_row(run, key)
                 run = []
             run.append(rendered)
-        yield _build_row(run, _RowKey("messages", "pinned"))
+        yield _build_row(run, key)

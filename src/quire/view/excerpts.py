@@ -1,7 +1,7 @@
 """Excerpts of messages that are too large: head and tail, the omitted size, and the number to read the message by."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.model import (
@@ -15,13 +15,63 @@ from quire.model import (
     ToolResultPart,
 )
 
+MIN_CLEARED_CHARS = 400
+"""Tool results of up to this length stay whole when old results are cleared: a stub would save little."""
+MAX_CLEARED_CALL_CHARS = 300
+"""Characters of each text and of the arguments in a message whose tool results are cleared."""
+MAX_STUB_ARGUMENT_CHARS = 100
+"""Characters of the call's arguments in the stub of its result."""
 
-def excerpt_message(message: Message, max_chars: int, *, seq: int | None) -> Message:
-    """Truncates each text of a message to about `max_chars` characters; shorter texts stay unchanged."""
-    parts = [excerpt for part in message.parts if (excerpt := _excerpt_part(part, max_chars, seq)) is not None]
+
+def excerpt_message(message: Message, max_chars: int, *, seq: int | None, summary: str | None = None) -> Message:
+    """Truncates each text of a message to about `max_chars` characters; shorter texts stay unchanged.
+
+    A `summary` of the message is between the beginning and the end of its longest text.
+    """
+    longest = _find_longest_text(message) if summary is not None else None
+    parts = [
+        excerpt
+        for part in message.parts
+        if (excerpt := _excerpt_part(part, max_chars, seq, summary if part is longest else None)) is not None
+    ]
     if tuple(parts) == message.parts:
         return message
     return Message(role=message.role, parts=tuple(parts), name=message.name)
+
+
+def clear_message(message: Message, *, seq: int | None, calls: Sequence[ToolCallPart]) -> Message:
+    """Replaces long tool results by stubs, and shortens the message that called the tools.
+
+    `calls` are the calls that the results may answer. Thinking is dropped, because a signature covers every byte of it.
+    """
+    if message.role == "tool":
+        parts = [
+            _clear_result(part, seq, calls) if isinstance(part, ToolResultPart) else part for part in message.parts
+        ]
+    elif message.tool_calls:
+        without_thinking = [part for part in message.parts if not isinstance(part, ThinkingPart)]
+        parts = [_excerpt_part(part, MAX_CLEARED_CALL_CHARS, seq) or part for part in without_thinking]
+    else:
+        return message
+    return message if tuple(parts) == message.parts else message.model_copy(update={"parts": tuple(parts)})
+
+
+def _clear_result(result: ToolResultPart, seq: int | None, calls: Sequence[ToolCallPart]) -> ToolResultPart:
+    texts = [piece.text for piece in result.content if isinstance(piece, TextPart)]
+    chars, media = sum(map(len, texts)), len(result.content) - len(texts)
+    if chars <= MIN_CLEARED_CHARS and not media:
+        return result
+    call = next((call for call in calls if call.id == result.call_id), None)
+    source = f"{call.name}({_shorten_line(call.arguments)})" if call is not None else "a tool"
+    size = f"{chars:,} characters" + (f" and {media} files" if media else "")
+    reference = f"; read #{seq}" if seq is not None else ""
+    stub = TextPart(text=f"[cleared: {source} returned {size}{reference}]")
+    return result.model_copy(update={"content": (stub,)})
+
+
+def _shorten_line(text: str) -> str:
+    line = " ".join(text[: 2 * MAX_STUB_ARGUMENT_CHARS].split())
+    return line if len(line) <= MAX_STUB_ARGUMENT_CHARS else f"{line[: MAX_STUB_ARGUMENT_CHARS - 1]}…"
 
 
 def find_largest_limit(count_tokens: Callable[[int], int], *, max_chars: int, max_tokens: int) -> int | None:
@@ -54,10 +104,15 @@ def _part_texts(part: Part) -> list[str]:
             return []
 
 
-def _excerpt_part(part: Part, max_chars: int, seq: int | None) -> Part | None:
+def _find_longest_text(message: Message) -> TextPart | None:
+    texts = [part for part in message.parts if isinstance(part, TextPart)]
+    return max(texts, key=lambda part: len(part.text), default=None)
+
+
+def _excerpt_part(part: Part, max_chars: int, seq: int | None, summary: str | None = None) -> Part | None:
     match part:
         case TextPart(text=text):
-            return part if len(text) <= max_chars else TextPart(text=_truncate_middle(text, max_chars, seq))
+            return part if len(text) <= max_chars else TextPart(text=_truncate_middle(text, max_chars, seq, summary))
         case ThinkingPart(text=text):
             # A signature covers every byte, so thinking is never truncated: it is included whole or dropped.
             return part if len(text) <= max_chars else None
@@ -82,13 +137,14 @@ _MIN_MEDIA_CHARS = 500
 """Below this limit of characters, images and files are omitted."""
 
 
-def _truncate_middle(text: str, max_chars: int, seq: int | None) -> str:
-    head, tail = max_chars - max_chars // 3, max_chars // 3
+def _truncate_middle(text: str, max_chars: int, seq: int | None, summary: str | None = None) -> str:
+    verbatim_chars = max(0, max_chars - len(summary or ""))
+    head, tail = verbatim_chars - verbatim_chars // 3, verbatim_chars // 3
     ending = text[len(text) - tail :] if tail else ""
-    return (
-        f"{text[:head]}{_omission_note(f'{len(text) - head - tail} of {len(text)} characters left out', seq)}{ending}"
-    )
+    note = _omission_note(f"{len(text) - head - tail} of {len(text)} characters left out", seq, summary)
+    return f"{text[:head]}{note}{ending}"
 
 
-def _omission_note(omitted: str, seq: int | None) -> str:
-    return f"[… {omitted}{f'; read #{seq}' if seq is not None else ''} …]"
+def _omission_note(omitted: str, seq: int | None, summary: str | None = None) -> str:
+    in_summary = f"; in summary: {summary}" if summary else ""
+    return f"[… {omitted}{f'; read #{seq}' if seq is not None else ''}{in_summary} …]"

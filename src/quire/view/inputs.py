@@ -1,13 +1,14 @@
 """Input of a view. The caller passes everything in: the view itself does no I/O."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
 from quire.model import Entry, Message, Span, ToolDefinition
 from quire.model.manifest import Decision, DecisionKind, DecisionReason
 from quire.model.policy import Slot
-from quire.view.recalled_messages import RecallCandidate
+from quire.view.recalled_messages import FittedCandidate, RecallCandidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class ContextBlock:
     reason: DecisionReason
     score: float | None = None
     is_required: bool = True
+    excerpt_chars: int | None = None
+    """Characters to which the text was trimmed, approximately; None if it is whole."""
 
     @property
     def blob(self) -> str:
@@ -47,17 +50,30 @@ class ViewInput:
     head: int
     blocks: tuple[ContextBlock, ...] = ()
     tools: tuple[SelectedTool, ...] = ()
+    tools_after_compaction: tuple[SelectedTool, ...] | None = None
+    """Tools that the next request would offer if messages were archived now; None for the same tools."""
     compaction: Entry | None = None
     pinned: tuple[Entry, ...] = ()
     not_loaded: Span | None = None
     """Messages before `history` that no compaction covers; not loaded, because they are too many to fit."""
     history: tuple[Entry, ...] = ()
+    question: int | None = None
+    """Number of the message of `history` that is the question of a turn whose next messages are archived or not
+    loaded."""
     pins: frozenset[int] = frozenset()
+    priorities: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Priorities of messages by number, if the strategy uses them."""
     pending: tuple[Message, ...] = ()
     """New messages of this request that are not in the log yet."""
+    document_tokens: int = 0
+    """How many tokens of the pending messages come from documents that were added to them as written."""
     document_decisions: tuple[Decision, ...] = ()
     """Decisions on the documents that the question references; they are inlined or listed in it."""
     recall_candidates: tuple[RecallCandidate, ...] = ()
     """Archived messages relevant to the question, best first."""
+    continues_turn: bool = False
+    """Whether the request continues a turn after tool results, and is to extend the request before it."""
+    fixed_recall: tuple[FittedCandidate, ...] | None = None
+    """The recalled messages of the turn's request before this one, which stay until the next compaction."""
     earlier_decisions: tuple[Decision, ...] = ()
     """Decisions on candidates that were excluded earlier: items below the score, disabled items."""

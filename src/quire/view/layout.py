@@ -8,11 +8,11 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
 
 from quire.model import ToolDefinition
+from quire.model.lazy import lazy_property
 from quire.model.policy import Provider, Slot
 from quire.view.batches import MessageBatch, flatten_batches
 from quire.view.counted_input import CountedInput
@@ -83,7 +83,7 @@ class RenderedRequest:
             model=self.model, system=self.system, tools=tools, messages=wire_messages, max_tokens=max_tokens
         )
 
-    @cached_property
+    @lazy_property
     def digest(self) -> str:
         """SHA-256 over the model, the system text, the tools and every message, as they are sent."""
         digest = sha256(self._encode_head())

@@ -1,7 +1,7 @@
 """Context window and prices of public models, from the table in the package genai-prices.
 
 The table is part of the installed package; nothing is downloaded. Without the package, or for a model that it does not
-list, every field is None, and the settings must provide the values.
+list, every field is None, and the settings must provide the values (`quire.view.model_table` combines the two).
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.model import Usage
-from quire.model.policy import MAX_MODEL_NAME_CHARS
+from quire.model.policy import MAX_MODEL_NAME_CHARS, Provider
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -26,6 +26,11 @@ class ModelSpec(NamedTuple):
     output_price: Decimal | None = None
     cache_read_price: Decimal | None = None
     cache_write_price: Decimal | None = None
+    output_limit: int | None = None
+    """Maximum tokens of one reply."""
+    tokenizer: str | None = None
+    """Vocabulary, or the path of a tokenizer.json; None if tokens are estimated."""
+    provider: Provider | None = None
 
     @property
     def has_price(self) -> bool:
@@ -57,13 +62,9 @@ _PRICE_DATE = datetime(9999, 12, 31, 12, tzinfo=UTC)
 _OPENROUTER_VENDORS = {"mistral": "mistralai", "meta": "meta-llama", "zai": "z-ai"}
 
 
-def context_window_for(model: str) -> int | None:
-    return model_spec_for(model).window
-
-
 def is_local_model(model: str) -> bool:
     """Whether the name begins with a local provider, such as `ollama:`, whose models have no price."""
-    provider, _ = next(_split_provider(model.strip().lower()), (None, ""))
+    provider, _ = next(split_provider(model.strip().lower()), (None, ""))
     return provider in _LOCAL_PROVIDERS
 
 
@@ -77,7 +78,7 @@ def model_spec_for(model: str) -> ModelSpec:
     except ImportError:
         return UNKNOWN_MODEL
     table = get_snapshot()
-    for provider, name in _split_provider(model.strip().lower()):
+    for provider, name in split_provider(model.strip().lower()):
         if provider in _LOCAL_PROVIDERS:
             return UNKNOWN_MODEL
         match = _find_model(table, provider, name)
@@ -88,7 +89,7 @@ def model_spec_for(model: str) -> ModelSpec:
     return UNKNOWN_MODEL
 
 
-def _split_provider(model: str) -> Iterator[tuple[str | None, str]]:
+def split_provider(model: str) -> Iterator[tuple[str | None, str]]:
     """Ways to split a name into provider and model, from the first separator to the last that counts."""
     name = model
     for _ in range(MAX_PROVIDER_PREFIXES + 1):

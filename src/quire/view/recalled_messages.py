@@ -104,6 +104,14 @@ class FittedCandidate(NamedTuple):
     line: str
 
 
+def restore_candidate(
+    entry: Entry, *, score: float, excerpt_ranges: tuple[CharRange, ...] | None, tokens: int
+) -> FittedCandidate:
+    """A message as an earlier request of the same turn recalled it."""
+    candidate = RecallCandidate(entry, score, excerpt_ranges)
+    return FittedCandidate(candidate, tokens, _format_day(entry), _render_line(candidate))
+
+
 def render_fitted(fitted: Iterable[FittedCandidate]) -> str:
     """Like `render_recalled`, for candidates whose lines are rendered already."""
     return _render_block((each.candidate.entry.seq, each.day, each.line) for each in fitted)

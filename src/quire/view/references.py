@@ -6,9 +6,14 @@ The decision is stored with the message when it is sent, so that later requests 
 from collections.abc import Callable, Iterable, Sequence
 
 from quire.model import Message, TextPart
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 from quire.view.labels import label_text
 
+READ_INSTRUCTION = (
+    "The text of these documents is not included. Before you rely on one, read it with the tool read_document by its "
+    "path in parentheses; without that tool, say that you have not read it."
+)
+"""Precedes a list of documents. It stays outside their label, which marks what it contains as data."""
 TextLoader = Callable[[str], str | None]
 """Loads the text of a document by its digest; None if it no longer exists."""
 
@@ -30,8 +35,12 @@ def _render_documents(references: Iterable[DocumentReference], load_text: TextLo
 
 
 def _render_list(references: Iterable[DocumentReference], load_text: TextLoader) -> list[str]:
-    lines = [_format_reference(reference) for reference in references if _load_injected(reference, load_text) is None]
-    return [label_text("references", "\n".join(lines))] if lines else []
+    listed = [reference for reference in references if _load_injected(reference, load_text) is None]
+    if not listed:
+        return []
+    text = label_text("references", "\n".join(map(_format_reference, listed)))
+    is_readable = any(reference.path is not None for reference in listed)
+    return [f"{READ_INSTRUCTION}\n{text}" if is_readable else text]
 
 
 def _load_injected(reference: DocumentReference, load_text: TextLoader) -> str | None:

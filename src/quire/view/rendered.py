@@ -5,11 +5,12 @@ Each message is counted and rendered once. The cache is keyed by digest, and a d
 
 import json
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
 from quire.model import (
+    DocumentReference,
     Entry,
     FilePart,
     ImagePart,
@@ -22,13 +23,15 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
-from quire.view.excerpts import excerpt_message
+from quire.view.excerpts import clear_message, excerpt_message
 from quire.view.references import inline_documents
 from quire.view.tokens import TokenCounter
 from quire.view.wire_formats import BlobLoader, WireFormat, WireMessage
 
 MAX_CACHED_MESSAGES = 20_000
 """Size of the cache of a `MessageCounter`, which is cleared when full."""
+MAX_CACHED_BYTES = 32 * 1024 * 1024
+"""Maximum size of the wire formats in that cache."""
 
 _PLAIN_TEXT_ROLES = frozenset({"user", "assistant"})
 _SUPPORTED_PARTS: dict[str, tuple[type, ...]] = {
@@ -50,6 +53,8 @@ class RenderedMessage(NamedTuple):
     role: Role
     call_ids: tuple[str, ...]
     """Ids of its tool calls."""
+    document_tokens: int = 0
+    """How many of its tokens come from documents that were added to the message as written."""
 
 
 class MessageCounter:
@@ -61,6 +66,7 @@ class MessageCounter:
         self._load_blob, self._count_text, self._text_overhead = load_blob, counter.count, wire_format.text_overhead
         # A plain dictionary, cleared when full: cachetools adds 0.5 µs to a hit, 3 to 6 % of a `prepare`.
         self._cache: dict[bytes, RenderedMessage] = {}
+        self._cached_bytes = 0
         self._system_counts: dict[str, int] = {}
 
     def count(self, message: Message) -> int:
@@ -81,13 +87,15 @@ class MessageCounter:
             seq, message, tuple(wire_messages), encode_wire_messages(wire_messages), counted, message.role, calls
         )
 
-    def render_entry(self, entry: Entry, *, max_chars: int | None = None) -> RenderedMessage:
+    def render_entry(
+        self, entry: Entry, *, max_chars: int | None = None, summary: str | None = None
+    ) -> RenderedMessage:
         """Renders a stored message, with its stored count if that has the same counter name.
 
-        With `max_chars`, each text of the message is truncated to that length.
+        With `max_chars`, each text of the message is truncated to that length, around a `summary` if there is one.
         """
         if max_chars is not None:
-            return self._render_excerpt(entry, max_chars)
+            return self._render_excerpt(entry, max_chars, summary)
         rendered = self._cache.get(entry.digest) if entry.purged_at is None else None
         if rendered is None:
             # The cost of an image depends on the model, which is not part of the counter's name; that of a file on its
@@ -95,9 +103,11 @@ class MessageCounter:
             has_media = '"image"' in entry.raw or '"file"' in entry.raw
             count_is_valid = entry.counter == self.name and not has_media
             tokens = entry.tokens if count_is_valid else None
-            rendered = self._cache_message(
-                entry.digest, self.render_message(self._inline_documents(entry), seq=entry.seq, tokens=tokens)
-            )
+            rendered = self.render_message(self._inline_documents(entry), seq=entry.seq, tokens=tokens)
+            if _list_references(entry):
+                written_tokens = self.count(drop_unsupported_parts(entry.message))
+                rendered = rendered._replace(document_tokens=max(0, rendered.tokens - written_tokens))
+            self._cache_message(entry.digest, rendered)
         return rendered
 
     def render_entries(self, entries: Sequence[Entry]) -> list[RenderedMessage]:
@@ -105,17 +115,44 @@ class MessageCounter:
         cached = self._cache.get
         return [(entry.purged_at is None and cached(entry.digest)) or self.render_entry(entry) for entry in entries]
 
-    def _render_excerpt(self, entry: Entry, max_chars: int) -> RenderedMessage:
-        key = b"%d %b" % (max_chars, entry.digest)
+    def render_reduced(
+        self, entries: Sequence[Entry], reductions: Mapping[int, int], summaries: Mapping[int, str]
+    ) -> list[RenderedMessage]:
+        """Renders many entries, some of them truncated to that many characters, by number; 0 makes a stub.
+
+        `summaries` are those of truncated messages, by number.
+        """
+        if not reductions:
+            return self.render_entries(entries)
+        return [
+            self._render_cleared(entries, index)
+            if (limit := reductions.get(entry.seq)) == 0
+            else self.render_entry(entry, max_chars=limit, summary=summaries.get(entry.seq))
+            for index, entry in enumerate(entries)
+        ]
+
+    def _render_cleared(self, entries: Sequence[Entry], index: int) -> RenderedMessage:
+        entry = entries[index]
+        key = b"cleared " + entry.digest
         rendered = self._cache.get(key) if entry.purged_at is None else None
         if rendered is None:
-            excerpt = excerpt_message(self._inline_documents(entry), max_chars, seq=entry.seq)
+            message = drop_unsupported_parts(entry.message)
+            cleared = clear_message(message, seq=entry.seq, calls=_find_calls(entries, index))
+            rendered = self._cache_message(key, self.render_message(cleared, seq=entry.seq))
+        return rendered
+
+    def _render_excerpt(self, entry: Entry, max_chars: int, summary: str | None) -> RenderedMessage:
+        key = b"%d %b" % (max_chars, entry.digest)
+        if summary is not None:
+            key += sha256(summary.encode()).digest()
+        rendered = self._cache.get(key) if entry.purged_at is None else None
+        if rendered is None:
+            excerpt = excerpt_message(self._inline_documents(entry), max_chars, seq=entry.seq, summary=summary)
             rendered = self._cache_message(key, self.render_message(excerpt, seq=entry.seq))
         return rendered
 
     def _inline_documents(self, entry: Entry) -> Message:
-        message = drop_unsupported_parts(entry.message)
-        references = entry.metadata.references if entry.raw_metadata is not None and entry.role == "user" else None
+        message, references = drop_unsupported_parts(entry.message), _list_references(entry)
         return inline_documents(message, references, self.load_text) if references else message
 
     def load_text(self, digest: str) -> str | None:
@@ -132,8 +169,10 @@ class MessageCounter:
         return rendered if seq is None else rendered._replace(seq=seq)
 
     def _cache_message(self, key: bytes, rendered: RenderedMessage) -> RenderedMessage:
-        if len(self._cache) >= MAX_CACHED_MESSAGES:
+        self._cached_bytes += len(rendered.encoded)
+        if len(self._cache) >= MAX_CACHED_MESSAGES or self._cached_bytes > MAX_CACHED_BYTES:
             self._cache.clear()
+            self._cached_bytes = len(rendered.encoded)
         self._cache[key] = rendered
         return rendered
 
@@ -146,6 +185,18 @@ class MessageCounter:
 
     def count_tools(self, tools: Sequence[ToolDefinition]) -> int:
         return self.wire_format.count_tools([self.wire_format.render_tool(tool) for tool in tools], self.token_counter)
+
+
+def _find_calls(entries: Sequence[Entry], index: int) -> Sequence[ToolCallPart]:
+    """The tool calls that a tool message answers: those of the last message before it that is no tool message."""
+    while index > 0 and entries[index].role == "tool":
+        index -= 1
+    return entries[index].message.tool_calls
+
+
+def _list_references(entry: Entry) -> Sequence[DocumentReference]:
+    """The documents that are added to a message; those of a reply are only a record of what its tools found."""
+    return (entry.metadata.references or ()) if entry.raw_metadata is not None and entry.role == "user" else ()
 
 
 def _plain_text(message: Message) -> str | None:

@@ -92,9 +92,16 @@ def _select_recalled(
     budget: Budget,
     message_counter: MessageCounter,
 ) -> RecalledBlock | None:
-    """Fits recalled messages into the recall slot, after its blocks."""
+    """Fits recalled messages into the recall slot, after its blocks.
+
+    Inside a turn they use only tokens below the target, so that they do not bring the next compaction closer.
+    """
+    if counted_input.fixed_recall is not None:
+        return _repeat_recalled(counted_input.fixed_recall, available_tokens, message_counter)
     used = sum(counted.tokens for counted in blocks if counted.block.slot == "recall")
     max_tokens = min(available_tokens, budget.limit_for("recall") - used, budget.recall_tokens)
+    if counted_input.continues_turn:
+        max_tokens = min(max_tokens, budget.target_tokens - (budget.max_input_tokens - available_tokens))
     fitted = fit_candidates(
         counted_input.recall_candidates, max_tokens=max_tokens, counter=message_counter.token_counter
     )
@@ -104,6 +111,13 @@ def _select_recalled(
             return RecalledBlock(tuple(fitted), rendered)
         fitted.pop()
     return None
+
+
+def _repeat_recalled(
+    fixed: tuple[FittedCandidate, ...], available_tokens: int, message_counter: MessageCounter
+) -> RecalledBlock | None:
+    rendered = message_counter.render_data(render_fitted(fixed)) if fixed else None
+    return RecalledBlock(fixed, rendered) if rendered is not None and rendered.tokens <= available_tokens else None
 
 
 def _fit_newest_turn(

@@ -10,6 +10,7 @@ from quire.errors import UnknownStrategy
 from quire.model.policy import Policy, Slot
 from quire.view.batches import MessageBatch
 from quire.view.cut_points import find_cut_keeping
+from quire.view.priorities import PriorityClass
 
 DEFAULT_SLOT_SHARES: Mapping[Slot, float] = {
     "system": 0.10,
@@ -18,6 +19,7 @@ DEFAULT_SLOT_SHARES: Mapping[Slot, float] = {
     "references": 0.20,
     "recall": 0.10,
 }
+NO_PRIORITY_SHARES: Mapping[PriorityClass, float] = {}
 
 
 def find_first_fitting_cut(batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int) -> int:
@@ -39,6 +41,7 @@ class DiscardStrategy:
     summarizes = False
     recalls = False
     shares = DEFAULT_SLOT_SHARES
+    priority_shares = NO_PRIORITY_SHARES
 
     def choose_cut(
         self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
@@ -53,6 +56,7 @@ class SummarizeStrategy:
     summarizes = True
     recalls = False
     shares = DEFAULT_SLOT_SHARES
+    priority_shares = NO_PRIORITY_SHARES
 
     def choose_cut(
         self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
@@ -64,15 +68,17 @@ class SummarizeStrategy:
 
 
 HYBRID_SLOT_SHARES: Mapping[Slot, float] = {**DEFAULT_SLOT_SHARES, "memory": 0.20, "recall": 0.20}
+HYBRID_PRIORITY_SHARES: Mapping[PriorityClass, float] = {"critical": 0.30, "important": 0.25}
 
 
 class HybridStrategy:
-    """Replaces old messages by a summary, and recalls archived ones that are relevant."""
+    """Replaces old messages by a summary, preserves those of high priority, and recalls those that are relevant."""
 
     name = "hybrid"
     summarizes = True
     recalls = True
     shares = HYBRID_SLOT_SHARES
+    priority_shares = HYBRID_PRIORITY_SHARES
 
     def choose_cut(
         self, batches: Sequence[MessageBatch], *, legal_cuts: Sequence[int], max_tokens: int, policy: Policy
@@ -93,6 +99,12 @@ class Strategy(Protocol):
     @property
     def shares(self) -> Mapping[Slot, float]:
         """Share of the budget that each slot may use; unused tokens go to messages."""
+        ...
+
+    @property
+    def priority_shares(self) -> Mapping[PriorityClass, float]:
+        """Share of the input tokens that archived messages of each class may use in the view; empty to ignore
+        priorities."""
         ...
 
     @property

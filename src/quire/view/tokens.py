@@ -2,9 +2,9 @@
 
 Nothing is downloaded: the vocabularies are part of splintr's wheel or come from a `tokenizer.json` on disk, and are
 loaded lazily. Only content is counted; what a provider adds around a message belongs to the wire format's overheads.
-A calibration corrects counts by the usage that a provider reports: a bounded moving average, one for each model.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,14 +16,20 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar
 
-from pydantic import Field
-
 from quire.errors import UnknownTokenizer
-from quire.model.base import FrozenModel
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 
+_log = logging.getLogger(__name__)
+
+MAX_WARNINGS = 1_000
+"""Warnings that are logged once; a further one forgets the oldest."""
 ESTIMATE_COUNTER_NAME = "estimate"
 """Name of every counter that does not use the model's own vocabulary."""
+
+MAX_ENCODED_CHARS = 20_000
+"""Maximum length of a text that is encoded in one call. A longer one is divided: the encoder holds Python's global lock
+from the beginning of a call to its end, a microsecond or less per character, and no other thread runs meanwhile."""
+_MAX_CUT_SEARCHES = 50
 
 Encode = Callable[[str], list[int]]
 
@@ -41,9 +47,16 @@ class TokenCounter(Protocol):
 
 
 def counter_for(model: str, *, tokenizer: str | None = None) -> TokenCounter:
-    """Selects the counter by the model's name; `tokenizer` overrides it with a vocabulary or a `tokenizer.json`."""
+    """Selects the counter by the model's name; `tokenizer` overrides it with a vocabulary or a `tokenizer.json`.
+
+    If that tokenizer cannot be used, the log has a warning and tokens are estimated, which `exact` says.
+    """
     if tokenizer is not None:
-        return _find_tokenizer(tokenizer)
+        try:
+            return load_tokenizer(tokenizer)
+        except UnknownTokenizer as error:
+            warn_once(f"{error} Tokens are estimated until the tokenizer is corrected.")
+            return estimating_counter()
     vocabulary = vocabulary_for(model)
     return estimating_counter() if vocabulary is None else _make_vocabulary_counter(vocabulary) or estimating_counter()
 
@@ -133,14 +146,22 @@ class _VocabularyCounter:
     exact: bool
     vocabulary: str
     _encode: Encode | None = None
+    _adds_space: bool = False
+    """Whether the encoder puts a space before each text, as SentencePiece does."""
 
     def count(self, text: str) -> int:
         encode = self._encode
         if encode is None:
             if not text:
                 return 0
-            encode = self._encode = _load_locked(_vocabulary_encoder, self.vocabulary)
-        return len(encode(text))
+            encode = _load_locked(_vocabulary_encoder, self.vocabulary)
+            self._adds_space = len(encode(" a")) > len(encode("a"))
+            # The first long run of one kind makes the encoder build tables; they belong to the loading.
+            encode(" " * MAX_ENCODED_CHARS)
+            self._encode = encode
+        if len(text) <= MAX_ENCODED_CHARS:
+            return len(encode(text))
+        return _count_pieces(text, encode, adds_space=self._adds_space)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +174,9 @@ class _FileCounter:
     boundary_tokens: int
 
     def count(self, text: str) -> int:
-        return len(self.encode(text)) - self.boundary_tokens
+        if len(text) <= MAX_ENCODED_CHARS:
+            return len(self.encode(text)) - self.boundary_tokens
+        return sum(len(self.encode(piece)) - self.boundary_tokens for piece in split_for_encoding(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +188,39 @@ class _LengthCounter:
         return estimate_by_length(text)
 
 
-def _find_tokenizer(tokenizer: str) -> TokenCounter:
+def _count_pieces(text: str, encode: Encode, *, adds_space: bool) -> int:
+    first, *others = split_for_encoding(text)
+    others = [piece.removeprefix(" ") for piece in others] if adds_space else others
+    return sum(len(encode(piece)) for piece in (first, *others))
+
+
+def split_for_encoding(text: str) -> Iterator[str]:
+    """Splits a text into pieces of at most `MAX_ENCODED_CHARS`, which together have as many tokens as the text.
+
+    Every tokenizer begins a token at a single space before a letter, so the text is cut there. Without such a place
+    near the end of a piece, as in a run of blanks, it is cut at the end, and the cut adds or removes a token or so.
+    """
+    start = 0
+    while len(text) - start > MAX_ENCODED_CHARS:
+        end = _find_cut(text, start)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _find_cut(text: str, start: int) -> int:
+    end = cut = start + MAX_ENCODED_CHARS
+    for _ in range(_MAX_CUT_SEARCHES):
+        cut = text.rfind(" ", start + MAX_ENCODED_CHARS // 2, cut)
+        if cut < 0:
+            break
+        if text[cut + 1].isascii() and text[cut + 1].isalpha() and not text[cut - 1].isspace():
+            return cut
+    return end
+
+
+def load_tokenizer(tokenizer: str) -> TokenCounter:
+    """The counter of a vocabulary or a `tokenizer.json`; raises `UnknownTokenizer` if it cannot be used."""
     name = tokenizer.strip().lower().replace("-", "_")
     if name == ESTIMATE_COUNTER_NAME:
         return estimating_counter()
@@ -196,6 +251,12 @@ def _has_splintr() -> bool:
     return True
 
 
+@lru_cache(maxsize=MAX_WARNINGS)
+def warn_once(text: str) -> None:
+    """Logs what is assumed about a model or its tokens, once for each text."""
+    _log.warning("%s", text)
+
+
 _Key = TypeVar("_Key")
 _LoadedValue = TypeVar("_LoadedValue")
 _load_lock = Lock()
@@ -223,7 +284,7 @@ def _file_counter(path: Path) -> TokenCounter:
         data = path.read_bytes()
         encode = from_json_bytes(data).encode_ordinary
     except (ImportError, OSError, ValueError) as exc:
-        raise UnknownTokenizer(f"The tokenizer {path} cannot be used: {exc}") from exc
+        raise UnknownTokenizer(f"The tokenizer {path} cannot be used: {exc}.") from exc
     digest = sha256(data).hexdigest()[:12]
     return _FileCounter(f"tokenizer.json@{digest}", exact=True, encode=encode, boundary_tokens=len(encode("")))
 
@@ -261,24 +322,3 @@ def estimate_by_length(text: str) -> int:
 def _run_pattern() -> re.Pattern[str]:
     kinds = (f"(?P<{kind}>{pattern})" for kind, (pattern, _, _) in _CHAR_CLASSES.items())
     return re.compile("|".join(kinds), re.DOTALL)
-
-
-MIN_RATIO, MAX_RATIO = 0.5, 2.0
-SMOOTHING_FACTOR = 0.1
-"""Weight of one report in the moving average: ten equal reports move the ratio two thirds of the way."""
-
-
-class Calibration(FrozenModel):
-    """Factor for the token counts of one model, and the number of reports behind it."""
-
-    ratio: float = Field(default=1.0, ge=MIN_RATIO, le=MAX_RATIO)
-    samples: int = Field(default=0, ge=0)
-
-
-def update_calibration(calibration: Calibration, *, predicted: int, reported: int) -> Calibration:
-    """Adds one report. An absurd report is clamped and moves the ratio a tenth of the way; empty ones are ignored."""
-    if predicted <= 0 or reported <= 0:
-        return calibration
-    observed = min(max(reported / predicted, MIN_RATIO), MAX_RATIO)
-    ratio = calibration.ratio + SMOOTHING_FACTOR * (observed - calibration.ratio)
-    return Calibration(ratio=ratio, samples=calibration.samples + 1)

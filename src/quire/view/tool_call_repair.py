@@ -4,11 +4,13 @@ Histories can be incomplete, because a process died between a call and its resul
 never in the log: a missing result gets a stub, and an orphaned result is dropped.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
 from quire.model import Message, TextPart, ToolCallPart, ToolResultPart
+from quire.model.messages import is_purged_identifier, purge_identifier
 from quire.view.batches import MessageBatch
 from quire.view.rendered import MessageCounter, RenderedMessage
 
@@ -51,24 +53,33 @@ def _match_results(
     """Returns the call with one result for each of its ids, and the tool messages that match none."""
     ids = list(call.call_ids)
     new_ids = _unique_ids(ids, taken=set())
-    unanswered = list(zip(ids, new_ids, strict=True))
+    make_key = _select_key(ids, tool_messages)
+    unanswered: defaultdict[str, deque[str]] = defaultdict(deque)
+    for id_, new_id in zip(ids, new_ids, strict=True):
+        unanswered[make_key(id_)].append(new_id)
     matched = [_rename_calls(call, new_ids, message_counter)]
     orphans: list[RenderedMessage] = []
     for tool_message in tool_messages:
-        results: list[ToolResultPart] = []
-        for result in tool_message.message.tool_results:
-            match = next((pair for pair in unanswered if pair[0] == result.call_id), None)
-            if match is not None:
-                unanswered.remove(match)
-                results.append(result.model_copy(update={"call_id": match[1]}))
+        results = [
+            result.model_copy(update={"call_id": waiting.popleft()})
+            for result in tool_message.message.tool_results
+            if (waiting := unanswered.get(make_key(result.call_id)))
+        ]
         if results:
             matched.append(_replace_results(tool_message, results, message_counter))
         else:
             orphans.append(tool_message)
-    if unanswered:
-        stubs = tuple(_missing_result(id_) for _, id_ in unanswered)
+    missing = {new_id for waiting in unanswered.values() for new_id in waiting}
+    if missing:
+        stubs = tuple(_missing_result(new_id) for new_id in new_ids if new_id in missing)
         matched.append(message_counter.render_message(Message(role="tool", parts=stubs)))
     return matched, orphans
+
+
+def _select_key(ids: Sequence[str], tool_messages: Sequence[RenderedMessage]) -> Callable[[str], str]:
+    """Compares ids as they are; if some are purged, by their purged form, which a message without purge has too."""
+    result_ids = (result.call_id for each in tool_messages for result in each.message.tool_results)
+    return purge_identifier if any(map(is_purged_identifier, (*ids, *result_ids))) else str
 
 
 def _missing_result(call_id: str) -> ToolResultPart:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.context.vault import ReferencedDocument, Root, Vault, add_summaries
 from quire.context.vault.references import resolve_references
 from quire.errors import DocumentNotFound, PathRefused
-from quire.model.entries import EntryMetadata
+from quire.model.entry_metadata import EntryMetadata
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +159,8 @@ async def test_summaries_are_made_once_for_each_text(vault: Vault):
 
     cache: dict[str, str] = {}
     text = "[[Mill]] [[Nobody]] @data.csv"
-    first = await add_summaries(vault.find_references(text), summarize, cache=cache)
-    again = await add_summaries(vault.find_references(text), summarize, cache=cache)
+    first = await add_summaries(vault.find_references(text), summarize, cache=cache, stored={})
+    again = await add_summaries(vault.find_references(text), summarize, cache=cache, stored={})
     assert first == again
     assert len(summarized) == len(cache) == 2
     assert [each.reference.summary is None for each in first] == [False, True, False]
@@ -173,7 +173,7 @@ def test_a_vault_reads_only_inside(vault: Vault):
     with pytest.raises(PathRefused):
         vault.read("../x")
     with pytest.raises(DocumentNotFound):
-        Vault("~/there is no such folder here")
+        vault.read("there is no such file")
 
 
 def test_the_names_of_the_package_are_there():

@@ -280,11 +280,11 @@ def test_any_text_is_a_note_whose_passages_hold_every_word_once(text: str):
 def test_a_hostile_note_is_read_in_time_that_grows_with_its_length(piece: str):
     def seconds(length: int) -> float:
         text = piece * (length // len(piece))
-        started = time.perf_counter()
+        started = time.process_time()
         parse_note(make_file(text))
         find_block(text, "nothing")
         find_section(text, ["nothing"])
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     short = min(seconds(10_000) for _ in range(3))
     assert min(seconds(80_000) for _ in range(2)) < max(0.1, 30 * short)
@@ -402,17 +402,17 @@ def test_ten_thousand_notes_are_scanned_again_in_a_fraction_of_the_time(tmp_path
     """Relative to the first scan, since the machine may be busy; alone it takes about a third of a second."""
     paths = write_vault(tmp_path, notes=10_000)
     vault = Vault(tmp_path)
-    started = time.perf_counter()
+    started = time.process_time()
     assert sum(len(step.batch.notes) for step in vault.scan() if step.batch) == 10_000
-    first = time.perf_counter() - started
+    first = time.process_time() - started
     (tmp_path / paths[77]).write_text("# Changed\n\nnew words")
-    started = time.perf_counter()
+    started = time.process_time()
     steps = list(vault.scan())
-    assert time.perf_counter() - started < first / 4
+    assert time.process_time() - started < first / 4
     assert [step.path for step in steps] == [None, paths[77]]
     times: list[float] = []
     for number in range(4_000, 4_020):
-        started = time.perf_counter()
+        started = time.process_time()
         vault.resolve(f"[[{Path(paths[number]).stem}]]")
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert sorted(times)[10] < 0.001

@@ -289,9 +289,9 @@ def test_no_link_text_raises(written: str):
 def test_a_hostile_text_is_read_in_time_that_grows_with_its_length(piece: str):
     def seconds(length: int) -> float:
         text = "x " + piece * (length // len(piece))
-        started = time.perf_counter()
+        started = time.process_time()
         find_wikilinks(f"{text}[[a]]")
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     short = min(seconds(20_000) for _ in range(3))
     # A text of eight times the length may be slow on a busy machine, but not 64 times slower, as with backtracking.
@@ -309,7 +309,7 @@ def test_a_link_resolves_in_less_than_a_millisecond_among_ten_thousand_notes():
         assert link is not None
         times: list[float] = []
         for _ in range(20):
-            started = time.perf_counter()
+            started = time.process_time()
             names.resolve(link)
-            times.append(time.perf_counter() - started)
+            times.append(time.process_time() - started)
         assert sorted(times)[10] < 0.001, link

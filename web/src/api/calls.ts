@@ -4,7 +4,7 @@ import { requestJson, sendRequest } from "./client";
 import type {
   AddItemBody, AddPinBody, AgentList, ApprovalBody, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, ConversationDetail, ConversationPage, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
-  ForkBody, Manifest, Message, PinList, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
+  ForkBody, Manifest, Message, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, StopBody, StoredBlob,
 } from "./types";
 
@@ -86,6 +86,10 @@ export const context = {
   },
   unpin: ({ conversation, branch }: BranchRef, seq: number) =>
     requestJson<PinList>("DELETE", path(conversation, `/pins/${seq}`), { query: { branch } }),
+  setPriority: ({ conversation, branch }: BranchRef, seq: number, priority: number | null) => {
+    const body: SetPriorityBody = { priority };
+    return requestJson<PriorityList>("PUT", path(conversation, `/priorities/${seq}`), { query: { branch }, body });
+  },
 };
 
 export const requests = {

@@ -23,6 +23,8 @@ export type Replay = Schemas["ReplaySchema"];
 export type ContextItem = Schemas["ContextItemSchema"];
 export type ContextItemList = Schemas["ContextItemListSchema"];
 export type PinList = Schemas["PinListSchema"];
+export type Priority = Schemas["Priority"];
+export type PriorityList = Schemas["PriorityListSchema"];
 export type ReferencedDocument = Schemas["ReferencedDocumentSchema"];
 export type ReferencedDocumentList = Schemas["ReferencedDocumentListSchema"];
 export type DocumentName = Schemas["DocumentNameSchema"];
@@ -53,6 +55,7 @@ export type TurnEndReason = Schemas["TurnEndedSchema"]["reason"];
 
 export type ForkBody = Schemas["ForkBody"];
 export type AddPinBody = Schemas["AddPinBody"];
+export type SetPriorityBody = Schemas["SetPriorityBody"];
 export type AddItemBody = Schemas["AddItemBody"];
 export type SendBody = Schemas["SendBody"];
 export type StopBody = Schemas["StopBody"];

@@ -68,6 +68,8 @@ export function formatHeadline({ compaction, archivedCount, freedTokens }: Compa
   if (compaction.trigger === "edit") return "You edited the summary";
   const phrases: string[] = [];
   if (archivedCount > 0) phrases.push(`${formatCount(archivedCount, "message")} archived`);
+  const cleared = compaction.cleared_results ?? 0;
+  if (cleared > 0) phrases.push(`${formatCount(cleared, "tool result")} cleared`);
   const truncated = compaction.truncations?.length ?? 0;
   if (truncated > 0 && archivedCount === 0) phrases.push(`${formatCount(truncated, "long text")} shortened`);
   phrases.push(`${formatNumber(freedTokens)} tokens freed`);
@@ -94,7 +96,7 @@ export const STATUS_LABELS: Record<Status, string> = {
   undone: "undone",
 };
 
-/** Whether a message is covered by the active compaction and not pinned. */
-export function isArchived(seq: number, covers: Span | null, pins: readonly number[]): boolean {
-  return !!covers && seq >= covers.first && seq <= covers.last && !pins.includes(seq);
+/** Whether a message is covered by the active compaction, and neither pinned, preserved nor the question that stays in the view. */
+export function isArchived(seq: number, covers: Span | null, pins: readonly number[], question: number | null = null): boolean {
+  return !!covers && seq >= covers.first && seq <= covers.last && !pins.includes(seq) && seq !== question;
 }

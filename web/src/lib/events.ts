@@ -9,6 +9,8 @@ export function formatEntry(entry: Entry, compactions: readonly CompactionEntry[
       return `Pinned #${entry.body.message}`;
     case "unpin":
       return `Unpinned #${entry.body.message}`;
+    case "priority":
+      return entry.body.priority ? `Set priority ${entry.body.priority} on #${entry.body.message}` : `Reset the priority of #${entry.body.message}`;
     case "restore": {
       const undone = compactions.find((each) => each.seq === entry.body.compaction);
       return undone ? `Compaction ${undone.compaction.number} undone` : "Compaction undone";

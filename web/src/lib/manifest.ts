@@ -52,18 +52,60 @@ function groupBySection(decisions: readonly Decision[]): Section[] {
   }).filter((section) => section.decisions.length > 0);
 }
 
+const ITEM_KINDS = ["rule", "reference", "tool"] as const;
+
+/** Word for the include mode of an item, by the reason of its decision; a carried tool was matched by an earlier message. */
+const INCLUDE_MODES: Partial<Record<DecisionReason, string>> = {
+  always: "always",
+  manual: "manual",
+  agent: "matched",
+  carried: "matched",
+};
+
+/** "5 rules (2 always, 3 matched), 1 reference (always), 3 tools (all manual)"; empty without items. */
+export function formatItemCounts(manifest: Manifest): string {
+  return ITEM_KINDS.map((kind) => {
+    const counts = new Map<string, number>();
+    for (const decision of manifest.decisions) {
+      const mode = INCLUDE_MODES[decision.reason];
+      if (decision.included && decision.kind === kind && mode) counts.set(mode, (counts.get(mode) ?? 0) + 1);
+    }
+    return formatKind(kind, counts);
+  })
+    .filter((phrase) => phrase !== "")
+    .join(", ");
+}
+
+function formatKind(kind: string, counts: ReadonlyMap<string, number>): string {
+  const modes = ["always", "manual", "matched"].filter((mode) => counts.has(mode));
+  const total = modes.reduce((sum, mode) => sum + (counts.get(mode) ?? 0), 0);
+  if (total === 0) return "";
+  const only = total === 1 ? modes[0] : `all ${modes[0]}`;
+  const detail = modes.length === 1 ? only : modes.map((mode) => `${counts.get(mode)} ${mode}`).join(", ");
+  return `${formatCount(total, kind)} (${detail})`;
+}
+
+/** Tokens of documents that were added to messages; the other tokens of the messages are as written. */
+export function countDocumentTokens(manifest: Manifest): number {
+  return manifest.decisions
+    .filter((decision) => decision.included)
+    .reduce((sum, { kind, slot, tokens, document_tokens }) => sum + (kind === "document" && slot === "newest" ? tokens : (document_tokens ?? 0)), 0);
+}
+
 const REASON_LABELS: Record<DecisionReason, string> = {
   always: "Always",
   manual: "Manual",
   agent: "Matched",
   carried: "Kept from earlier",
   pinned: "Pinned",
+  priority: "Priority",
   recalled: "Recalled",
   instructions: "Always",
   memory: "Memory",
   summary: "Summary",
   recent: "Recent",
   newest: "This turn",
+  question: "Question",
   referenced: "Linked",
   imported: "Imported",
   excerpted: "Excerpt",
@@ -72,6 +114,8 @@ const REASON_LABELS: Record<DecisionReason, string> = {
   over_budget: "No room",
   below_score: "Not relevant enough",
   archived: "Archived",
+  not_added: "Not added",
+  removed: "Removed",
   disabled: "Disabled",
   orphaned: "Orphaned",
   not_found: "Not found",
@@ -91,8 +135,10 @@ const REASON_TEXTS: Record<DecisionReason, string> = {
   carried: "An earlier message needed it; tools stay for the session, so that the provider's cache stays valid.",
   memory: "The project's memory, or a statement that the agent remembers.",
   pinned: "It is pinned, and stays word for word in every request.",
+  priority: "Archived, but it stays in the request because of its priority.",
   recent: "It is newer than the summary.",
   newest: "It is the current question, or part of its answer.",
+  question: "It is the question of this turn, whose older steps are archived.",
   summary: "It replaces the archived messages.",
   recalled: "Archived, and recalled because it is relevant to the question.",
   referenced: "A message links to it.",
@@ -102,7 +148,9 @@ const REASON_TEXTS: Record<DecisionReason, string> = {
   over_budget: "The budget had no room left for it.",
   below_score: "Its score for this question is below the threshold.",
   archived: "The summary replaces it.",
-  disabled: "It is disabled, or was removed from the session.",
+  not_added: "It is not in this session: add it to include it in every request.",
+  removed: "It was removed from this session.",
+  disabled: "The agent's configuration turns it off.",
   orphaned: "A tool result without its call, which no provider accepts.",
   listed: "Too large to be sent whole: listed with its summary, for the model to read with a tool.",
   not_found: "No document or item has this name.",

@@ -1,6 +1,7 @@
 /** Context meter: the window's tokens by slot, the reserve for the reply, and the compaction trigger. */
 
-import type { ContextUsage, SlotName } from "../api/types";
+import type { ContextUsage, MessageEntry, SlotName } from "../api/types";
+import { formatCompact } from "./format";
 
 export const SLOTS: readonly SlotName[] = [
   "system", "tools", "memory", "references", "summary", "messages", "recall", "newest",
@@ -60,6 +61,14 @@ export function computeLevel(usage: ContextUsage, streamedTokens = 0): UsageLeve
   const total = usage.total_tokens + streamedTokens;
   if (total > usage.trigger_tokens) return "over";
   return total > NEAR_TRIGGER * usage.trigger_tokens ? "near" : "calm";
+}
+
+/** " · 1.2k tokens (40 as written)": as sent, and as written where documents were added; empty for purged messages. */
+export function formatTokens(entry: Pick<MessageEntry, "tokens" | "written_tokens" | "estimated">): string {
+  if (entry.tokens === null) return "";
+  const hasDocuments = entry.written_tokens !== null && entry.written_tokens !== entry.tokens;
+  const written = hasDocuments ? ` (${formatCompact(entry.written_tokens ?? 0)} as written)` : "";
+  return ` · ${entry.estimated ? "about " : ""}${formatCompact(entry.tokens)} tokens${written}`;
 }
 
 /** Estimates the tokens of text that is still streaming; the recorded entry has the real count. */

@@ -6,7 +6,7 @@
 import { SvelteMap, SvelteSet } from "svelte/reactivity";
 
 import { entries as calls, type BranchRef } from "../api/calls";
-import type { Entry, EntryPage, Part, Span, ToolResultPart } from "../api/types";
+import type { Entry, EntryPage, Part, Priority, Span, ToolResultPart } from "../api/types";
 import { isArchived, listCompactions, type CompactionEntry } from "../lib/compactions";
 import { Geometry } from "../lib/geometry";
 import { notices } from "./notices.svelte";
@@ -27,9 +27,14 @@ export class TranscriptStore {
   readonly callIds = new SvelteSet<string>();
   head = $state(0);
   pins = $state.raw<number[]>([]);
+  priorities = $state.raw<Priority[]>([]);
   compactions = $state.raw<CompactionEntry[]>([]);
   /** The range that the active compaction covers. */
   covers = $state.raw<Span | null>(null);
+  /** Number of the covered question that stays in the view, because its turn is compacted only in part. */
+  question = $state<number | null>(null);
+  /** Numbers of the covered messages that stay in the view because of their priority. */
+  preserved = $state.raw<number[]>([]);
   loaded = $state(false);
   #requests = new Map<number, AbortController>();
 
@@ -101,7 +106,10 @@ export class TranscriptStore {
 
   #applyState({ state, head }: EntryPage): void {
     this.pins = state.pins;
+    this.priorities = state.priorities;
+    this.preserved = state.active_compaction?.preserved ?? [];
     this.covers = state.active_compaction?.covers ?? null;
+    this.question = state.active_compaction?.question ?? null;
     this.#advanceHead(head);
   }
 
@@ -150,11 +158,14 @@ export class TranscriptStore {
       first = last.seq + 1;
     }
     this.compactions = listCompactions(entries);
-    this.covers = this.compactions.find((each) => each.status === "active")?.compaction.covers ?? null;
+    const active = this.compactions.find((each) => each.status === "active")?.compaction;
+    this.covers = active?.covers ?? null;
+    this.question = active?.question ?? null;
+    this.preserved = active?.preserved ?? [];
   }
 
   isArchived(seq: number): boolean {
-    return isArchived(seq, this.covers, this.pins);
+    return isArchived(seq, this.covers, [...this.pins, ...this.preserved], this.question);
   }
 }
 

@@ -139,5 +139,6 @@ const END_TEXTS: Record<TurnEndReason, string | null> = {
   truncated: "The reply was cut off at its token limit.",
   empty: "The model returned an empty reply.",
   max_steps: "The turn reached its limit of model calls.",
+  max_cost: "The turn reached its limit of cost.",
   stopped: "Stopped.",
 };

@@ -11,12 +11,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from quire.cli.attachments import Attachment, load_attachment
 from quire.cli.chat.completion import CompletionItem
 from quire.cli.context_window import render_window
+from quire.cli.models import describe_window
 from quire.cli.output import pluralize, to_one_line
 from quire.context.items import index_agent_items
 from quire.engine import Conversation
-from quire.errors import InvalidRequest
+from quire.errors import ContextOverflow, InvalidRequest
 
 if TYPE_CHECKING:
     from quire.cli.chat.runtime import ChatRuntime
@@ -34,6 +36,7 @@ class CommandSession(Protocol):
     """The part of a chat session that commands use."""
 
     is_quitting: bool
+    attachments: list[Attachment]
 
     @property
     def runtime(self) -> "ChatRuntime": ...
@@ -95,7 +98,7 @@ async def _undo(session: CommandSession, argument: str) -> None:
     restored = f": {pluralize(stats.archived_messages, 'message')} restored" if stats.archived_messages else ""
     session.screen.show_note(f"Compaction {stats.number} undone{restored}.")
     report = await conversation.usage()
-    if report.status == "over":
+    if report.status == "over" and report.context_management_enabled:
         session.screen.show_note(
             f"The context has {report.total_tokens:,} tokens, so the next message compacts again (limit "
             f"{report.trigger_tokens:,}). Use a model with a larger context window, or raise `context_threshold`."
@@ -125,6 +128,13 @@ async def _unpin(session: CommandSession, argument: str) -> None:
         raise InvalidRequest(f"#{number} is not pinned.")
     await conversation.unpin(number)
     session.screen.show_note(f"Unpinned #{number}.")
+
+
+async def _priority(session: CommandSession, argument: str) -> None:
+    number, _, value = argument.partition(" ")
+    seq, priority = (_parse_number(each.strip(), "priority N PRIORITY") for each in (number, value))
+    await session.runtime.conversation.set_priority(seq, priority or None)
+    session.screen.show_note(f"#{seq} has priority {priority}." if priority else f"#{seq} has the default priority.")
 
 
 async def _branch(session: CommandSession, argument: str) -> None:
@@ -165,12 +175,19 @@ async def _render_branches(session: CommandSession) -> Table:
 async def _model(session: CommandSession, argument: str) -> None:
     runtime = session.runtime
     if not argument:
-        session.screen.show_note(f"The model is {runtime.engine.settings.model}; change it with /model NAME.")
+        window = describe_window(runtime.engine.config)
+        session.screen.show_note(f"The model is {runtime.engine.settings.model}; {window}. Change it with /model NAME.")
         return
     runtime.use_model(argument)
-    window = runtime.engine.policy.window
-    session.screen.show_note(f"{argument} answers from now on; assumed context window: {window:,} tokens.")
-    session.screen.show_meter(await runtime.read_meter())
+    session.screen.show_note(f"{argument} answers from now on; {describe_window(runtime.engine.config)}.")
+    try:
+        meter = await runtime.read_meter()
+    except ContextOverflow:
+        if await runtime.conversation.shorten_summary() is None:
+            raise
+        session.screen.show_note("The summary did not fit this window and was shortened; /undo restores it.")
+        meter = await runtime.read_meter()
+    session.screen.show_meter(meter)
 
 
 async def _retry(session: CommandSession, argument: str) -> None:
@@ -188,6 +205,22 @@ async def _retry(session: CommandSession, argument: str) -> None:
             f"Now on branch {runtime.conversation.branch}, forked from #{at}; the old reply is on /switch {old.branch}."
         )
     await session.run_turn(None)
+
+
+async def _attach(session: CommandSession, argument: str) -> None:
+    if argument:
+        session.attachments.append(await load_attachment(Path(argument), session.runtime.engine.store))
+    if not session.attachments:
+        session.screen.show_note("Nothing is attached; attach an image or a PDF with /attach FILE.")
+        return
+    names = ", ".join(each.name for each in session.attachments)
+    session.screen.show_note(f"Attached to the next message: {names}; undo with /detach.")
+
+
+async def _detach(session: CommandSession, argument: str) -> None:
+    removed = pluralize(len(session.attachments), "attachment")
+    session.attachments.clear()
+    session.screen.show_note(f"Removed {removed} from the next message.")
 
 
 async def _export(session: CommandSession, argument: str) -> None:
@@ -214,10 +247,13 @@ COMMANDS = (
     SlashCommand("context", "", "show the context window by slot, and what is not included", _context),
     SlashCommand("compact", "[WHAT TO KEEP]", "archive older messages and summarize them", _compact),
     SlashCommand("undo", "", "undo the last compaction", _undo),
+    SlashCommand("attach", "[FILE]", "attach an image or a PDF to the next message, or list what is attached", _attach),
+    SlashCommand("detach", "", "remove the attachments of the next message", _detach),
     SlashCommand("add", "NAME", "add a rule, reference or tool of the agent to the session", _add),
     SlashCommand("remove", "NAME", "remove an item from the session", _remove),
     SlashCommand("pin", "N", "pin message N, so that no compaction archives it", _pin),
     SlashCommand("unpin", "N", "unpin message N", _unpin),
+    SlashCommand("priority", "N PRIORITY", "set the priority of message N, 1 to 10; 0 resets it", _priority),
     SlashCommand("branch", "[N]", "fork a branch at message N, or here", _branch),
     SlashCommand("switch", "[BRANCH]", "list the branches, or switch to one", _switch),
     SlashCommand("retry", "", "ask the last question again", _retry),
@@ -250,6 +286,7 @@ async def load_argument_items(session: CommandSession) -> dict[str, Sequence[Com
         "remove": [CompletionItem(item.name, item.type) for item in in_session],
         "pin": numbers,
         "unpin": [CompletionItem(str(number)) for number in pins],
+        "priority": numbers,
         "branch": numbers,
         "switch": [CompletionItem(str(each.number), each.name) for each in await store.list_branches(conversation.id)],
         "model": [CompletionItem(engine.settings.model)],

@@ -1,7 +1,7 @@
 """Completion in the chat prompt: `[[` notes and headings, `@` files, `/` commands and their arguments.
 
-Pure, except that the headings of one note are read on demand and `/export` lists a folder: everything else is passed in
-as `CompletionSources`, loaded before the prompt appears.
+Pure, except that the headings of one note are read on demand and `/attach` and `/export` list a folder: everything else
+is passed in as `CompletionSources`, loaded before the prompt appears.
 """
 
 import re
@@ -17,6 +17,8 @@ MAX_SUGGESTIONS = 50
 MAX_LISTED_PATHS = 1_000
 """Paths of a folder that are considered."""
 
+_PATH_COMMANDS = ("attach", "export")
+"""Commands whose argument is a path on disk."""
 _LINK = re.compile(r"!?\[\[([^\[\]\n]*)\Z")
 _FILE = re.compile(r'(?:^|(?<=[\s(\[{,;]))@(?:"([^"\n]*)|([^\s"@]*))\Z')
 _COMMAND = re.compile(r"\A/([a-z]*)\Z")
@@ -59,7 +61,7 @@ def suggest(
         return _suggest_items(command[1], sources.commands, display_template="/{}", text_template="{} ")
     if (argument := _ARGUMENT.match(text_before_cursor)) is not None:
         name, typed = argument[1], argument[2]
-        return _suggest_paths(typed) if name == "export" else _suggest_items(typed, sources.arguments(name))
+        return _suggest_paths(typed) if name in _PATH_COMMANDS else _suggest_items(typed, sources.arguments(name))
     return []
 
 

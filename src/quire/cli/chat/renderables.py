@@ -11,7 +11,8 @@ from rich.text import Text
 
 from quire.cli.output import pluralize, sanitize, to_one_line
 from quire.model import Compaction, ToolCallPart, ToolResultPart, Usage
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
+from quire.model.events import RequestPrepared
 from quire.view.budget import UsageReport, UsageStatus
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class CompactionStats(NamedTuple):
     archived_messages: int
     """Messages archived by this compaction, without those of the one it supersedes."""
     freed_tokens: int
+    cleared_results: int = 0
+    """Tool results that are stubs from now on."""
     shortened_messages: int = 0
     """Messages of which the model sees only a part from now on."""
     failures: tuple[str, ...] = ()
@@ -57,6 +60,7 @@ async def load_compaction_stats(store: "LogStore", entry: "Entry") -> Compaction
         number=body.number,
         archived_messages=len(messages),
         freed_tokens=max(0, body.tokens_before - body.tokens_after),
+        cleared_results=body.cleared_results or 0,
         shortened_messages=sum(each.message not in already for each in body.truncations or ()),
         failures=body.failures or (),
     )
@@ -64,15 +68,26 @@ async def load_compaction_stats(store: "LogStore", entry: "Entry") -> Compaction
 
 def format_compaction_stats(stats: CompactionStats) -> str:
     changes = [f"{pluralize(stats.archived_messages, 'message')} archived"] if stats.archived_messages else []
+    changes += [f"{pluralize(stats.cleared_results, 'tool result')} cleared"] if stats.cleared_results else []
     changes += [f"{pluralize(stats.shortened_messages, 'long message')} shortened"] if stats.shortened_messages else []
     return f"{', '.join(changes) or 'Summary renewed'}, {stats.freed_tokens:,} tokens freed; undo with /undo"
 
 
-def render_compaction_marker(stats: CompactionStats) -> Group:
+def render_compaction_marker(stats: CompactionStats) -> "Group | Rule":
+    """A marker between messages; one line if no message was archived, as in most compactions inside a turn."""
+    if not stats.archived_messages and not stats.failures:
+        return Rule(Text(format_compaction_stats(stats), style="yellow"), style="yellow dim")
     title = Text(f"Context compacted #{stats.number}", style="bold yellow")
     failures = [Text(f"The summary failed ({each}); used the fallback.", style="dim") for each in stats.failures]
     line = Text(format_compaction_stats(stats), style="yellow", justify="center")
     return Group(Rule(title, style="yellow"), line, *failures, Rule(style="yellow"))
+
+
+def format_step_status(event: RequestPrepared) -> str:
+    """The meter while the model is called: it moves with each step of a turn."""
+    step = f"step {event.step} · " if event.step > 1 else ""
+    about = "" if event.exact else "~"
+    return f"{step}{about}{event.tokens:,} of {event.trigger_tokens:,} tokens · waiting for the model"
 
 
 class MeterReading(NamedTuple):
@@ -95,10 +110,15 @@ def render_meter(reading: MeterReading) -> Text:
     if reading.reply_seq is not None:
         line.append(f"#{reading.reply_seq} · ")
     line.append_text(_render_meter_bar(report))
-    if report.total_tokens > report.trigger_tokens:
-        line.append(f" {about}{report.total_tokens:,} tokens; compacts first (limit {report.trigger_tokens:,})")
+    if report.status == "over":
+        effect = "compacts first" if report.context_management_enabled else "too large to send, run /compact"
+        if report.proposes_compaction:
+            effect = "oldest messages omitted until you run /compact"
+        line.append(f" {about}{report.total_tokens:,} tokens; {effect} (limit {report.trigger_tokens:,})")
     else:
         line.append(f" {about}{report.total_tokens:,} of {report.trigger_tokens:,} tokens · window {report.window:,}")
+    if report.document_tokens:
+        line.append(f" · {report.document_tokens:,} from documents")
     if reading.usage is not None and reading.usage.cache_read_tokens:
         line.append(f" · {reading.usage.cache_read_tokens:,} from cache")
     if reading.turn_cost or reading.conversation_cost:
@@ -107,7 +127,7 @@ def render_meter(reading: MeterReading) -> Text:
 
 
 def _render_meter_bar(report: UsageReport) -> Text:
-    """Renders the bar; a full bar means that the next request compacts first."""
+    """Renders the bar; a full bar means that the next request compacts first or is refused."""
     filled = min(METER_COLUMNS, round(METER_COLUMNS * report.total_tokens / max(1, report.trigger_tokens)))
     full, rest = ("━" * filled, f"not dim {_STATUS_COLORS[report.status]}"), ("─" * (METER_COLUMNS - filled), "dim")
     return Text.assemble(full, rest)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quire.agent.protocols import ToolRunner
     from quire.engine import Engine
     from quire.llm import Model
-    from quire.model import Entry, Usage
+    from quire.model import Entry, Message, Usage
     from quire.settings import Settings
 
 _KEY_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_(?:[A-Z]+_)*(?:KEY|TOKEN)\b")
@@ -77,13 +77,15 @@ class ChatRuntime:
         self._make_model = make_model
         self._model = model
 
-    async def run_turn(self, text: str | None, *, stop: asyncio.Event | None = None) -> AsyncGenerator[TurnEvent, None]:
-        """Runs a turn with `text` as the question, or with None retries the last one."""
+    async def run_turn(
+        self, question: "Message | str | None", *, stop: asyncio.Event | None = None
+    ) -> AsyncGenerator[TurnEvent, None]:
+        """Runs a turn with this question, or with None retries the last one."""
         # Loading a provider's client takes a second or two.
         model = await asyncio.to_thread(lambda: self.model)
         events = run_turn(
             self.conversation,
-            text,
+            question,
             model=model,
             runners=self._runners,
             approvals=self._approvals,

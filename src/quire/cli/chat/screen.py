@@ -15,6 +15,7 @@ from quire.cli.chat.renderables import (
     CompactionStats,
     MeterReading,
     deduplicate_references,
+    format_step_status,
     render_approval_request,
     render_compaction_marker,
     render_meter,
@@ -48,13 +49,14 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from quire.model import Entry
-    from quire.model.entries import DocumentReference
+    from quire.model.entry_metadata import DocumentReference
 
 _END_MESSAGES: dict[TurnEndReason, str | None] = {
     "answered": None,
     "truncated": "The reply was cut off at its token limit.",
     "empty": "The reply is empty; type /retry to ask again.",
     "max_steps": "The turn reached `max_steps`; type /retry to continue.",
+    "max_cost": "The turn reached `max_cost`; type /retry to continue.",
     "stopped": "Stopped before the reply; type /retry to ask again.",
 }
 MAX_RESUMED_REPLY_CHARS = 600
@@ -96,8 +98,8 @@ class Screen:
                 self._stream.show_status("…")
             case QuestionRecorded(entry=entry):
                 self._reference_groups.append(entry.metadata.references or ())
-            case RequestPrepared(tokens=tokens):
-                self._stream.show_status(f"waiting for the model to read {tokens:,} tokens")
+            case RequestPrepared():
+                self._stream.show_status(format_step_status(event))
             case _:
                 assert_never(event)
 

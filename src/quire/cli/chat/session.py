@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.attachments import Attachment, attach_to
 from quire.cli.chat.commands import COMMANDS, CommandCall, load_argument_items, parse_command
 from quire.cli.chat.completion import CompletionItem, CompletionSources, build_note_items
 from quire.errors import QuireError
-from quire.model.events import ContextCompacted, ContextEvent, ReplyRecorded, TurnEnded, TurnFailed
+from quire.model.events import ContextCompacted, ContextEvent, QuestionRecorded, ReplyRecorded, TurnEnded, TurnFailed
 
 if TYPE_CHECKING:
     from quire.cli.chat.runtime import ChatRuntime
@@ -32,10 +33,13 @@ class ChatSession:
     ) -> None:
         self.runtime, self.screen = runtime, screen
         self.is_quitting = False
+        self.attachments: list[Attachment] = []
+        """Sent with the next message."""
         self._print_above_prompt = print_above_prompt
         self._stop = asyncio.Event()
         self._busy = False
         self._pending_compactions: list[Entry] = []
+        self._has_proposed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._notes: list[CompletionItem] = []
         self._files: list[str] = []
@@ -75,16 +79,32 @@ class ChatSession:
             await self.refresh_vault()
         self.screen.show_status("connecting to the model")
         number = usage = None
-        async with aclosing(self.runtime.run_turn(text, stop=self._stop)) as events:
+        question = attach_to(text, self.attachments) if text is not None and self.attachments else text
+        async with aclosing(self.runtime.run_turn(question, stop=self._stop)) as events:
             async for event in events:
                 await self._show_compactions()
                 self.screen.show(event)
-                if isinstance(event, ReplyRecorded):
+                if isinstance(event, QuestionRecorded):
+                    self.attachments.clear()
+                elif isinstance(event, ReplyRecorded):
                     number = event.entry.seq
                 elif isinstance(event, TurnEnded | TurnFailed):
                     usage = event.usage
         await self._show_compactions()
-        self.screen.show_meter(await self.runtime.read_meter(reply_seq=number, usage=usage))
+        reading = await self.runtime.read_meter(reply_seq=number, usage=usage)
+        self.screen.show_meter(reading)
+        await self._propose_compaction(is_proposed=reading.report.proposes_compaction)
+
+    async def _propose_compaction(self, *, is_proposed: bool) -> None:
+        """Asks once whether to compact; a shorter history, or a compaction, ends the question."""
+        if is_proposed and not self._has_proposed:
+            plan = await self.runtime.conversation.plan_compaction()
+            freed = f" It would free about {plan.freed_tokens:,} tokens." if plan is not None else ""
+            self.screen.show_note(
+                "Compact the history? The oldest messages no longer fit, and requests omit them."
+                f"{freed} Type /compact to compact, or continue without."
+            )
+        self._has_proposed = is_proposed
 
     def _handle_event(self, event: ContextEvent) -> None:
         conversation = self.runtime.conversation

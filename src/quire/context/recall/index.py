@@ -38,6 +38,7 @@ class RecallIndex:
     """Indices into `speaker_names`; -1 without a name."""
     is_user: FloatArray
     """1 for user messages in a chat without speaker names."""
+    is_tool_result: FloatArray
     first_person: FloatArray
     time_words: FloatArray
     digits: FloatArray
@@ -92,7 +93,8 @@ def merge_segments(segments: Iterable[RecallSegment], *, embedder: str | None = 
     session_ids = np.cumsum((np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS).astype(np.int64))
     passage_offsets, segment_offsets = _compute_offsets(parts)
     vectors = _merge_vectors(parts, embedder)
-    is_user = (_concatenate([segment.roles for segment in parts]) == ROLES.index("user")) & (speakers < 0)
+    roles = _concatenate([segment.roles for segment in parts])
+    is_user = (roles == ROLES.index("user")) & (speakers < 0)
     return RecallIndex(
         segments=parts,
         segment_offsets=segment_offsets,
@@ -102,6 +104,7 @@ def merge_segments(segments: Iterable[RecallSegment], *, embedder: str | None = 
         speaker_names=names,
         speaker_ids=speakers,
         is_user=is_user.astype(np.float32),
+        is_tool_result=(roles == ROLES.index("tool")).astype(np.float32),
         first_person=_to_fraction([segment.first_person for segment in parts], FRACTION_SCALE),
         time_words=_to_fraction([segment.time_words for segment in parts], MAX_FEATURE_COUNT),
         digits=_to_fraction([segment.digits for segment in parts], MAX_FEATURE_COUNT),

@@ -45,6 +45,11 @@ MIN_CORPUS_SIZE = 500
 """Minimum corpus size for the IDF: in an index of fewer messages no term can be called common yet."""
 MAX_QUERY_TERMS = 32
 """Number of the query's rarest terms that are looked up."""
+RARE_TERM_MESSAGES = 2
+"""A query term that at most this many messages have identifies them."""
+RARE_TERM_UTILITY = 100.0
+"""Added to tool results with such a term, above all other signals: those are tuned on dialogues, whose messages are
+short."""
 NEIGHBOR_DECAY = 0.8
 """Factor on a neighbor's value for each further message of distance."""
 FEEDBACK_TOP_K = 5
@@ -83,7 +88,7 @@ def rank_messages(
         return []
     signals = compute_query_signals(index, query, vector=vector)
     signals |= compute_feedback_signals(index, sum_weighted(signals))
-    utility = sum_weighted(signals)
+    utility = sum_weighted(signals) + RARE_TERM_UTILITY * _mark_rare_terms(index, query)
     strength = utility - SIGNAL_WEIGHTS["cost"] * signals["cost"]
     scores = 1 / (1 + np.exp(np.clip((SCORE_MIDPOINT - strength) / SCORE_SLOPE, -60, 60)))
     rows = np.arange(len(index)) if allowed is None else np.flatnonzero(allowed)
@@ -92,6 +97,16 @@ def rank_messages(
     rows = rows[np.argsort(-utility[rows], kind="stable")][:limit]
     columns = index.seq[rows].tolist(), scores[rows].tolist(), utility[rows].tolist()
     return [RankedMessage(*values) for values in zip(*columns, strict=True)]
+
+
+def _mark_rare_terms(index: RecallIndex, query: RecallQuery) -> FloatArray:
+    """1 for tool results with a query term that hardly any other message has: a name, a number, a path."""
+    marked = np.zeros(len(index), dtype=np.float32)
+    for term in query.terms:
+        rows = _deduplicate_sorted(index.passage_rows[index.find_passages(term)])
+        if len(rows) <= RARE_TERM_MESSAGES:
+            marked[rows] = 1
+    return marked * index.is_tool_result
 
 
 def compute_query_signals(index: RecallIndex, query: RecallQuery, *, vector: FloatArray | None = None) -> Signals:

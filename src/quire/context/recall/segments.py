@@ -9,7 +9,6 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +20,7 @@ from quire.context.recall.message_features import extract_features
 from quire.context.recall.passages import split_passages
 from quire.context.recall.tokenizer import tokenize
 from quire.errors import UnreadableSegment
+from quire.model.lazy import lazy_property
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -88,17 +88,17 @@ class RecallSegment:
     embedder: str | None
     vectors: FloatArray | None
 
-    @cached_property
+    @lazy_property
     def posting_offsets(self) -> IntArray:
         """Start of each term's passages in `postings`, and the end."""
         return np.concatenate([[0], np.cumsum(self.posting_counts)])
 
-    @cached_property
+    @lazy_property
     def term_ids(self) -> dict[str, int]:
         """Position of each term in the vocabulary."""
         return {term: term_id for term_id, term in enumerate(self.vocabulary)}
 
-    @cached_property
+    @lazy_property
     def passage_rows(self) -> IntArray:
         """Row of the message that each passage belongs to."""
         return np.repeat(np.arange(len(self.seq)), self.passage_counts)

@@ -39,16 +39,28 @@ class TextFile(NamedTuple):
 class Root:
     """A folder, below which files may be read.
 
-    `allow_hidden` allows names that begin with a dot (`.github/workflows/ci.yml`), except `BLOCKED_FOLDERS`.
+    `allow_hidden` allows names that begin with a dot (`.github/workflows/ci.yml`), except `BLOCKED_FOLDERS`. With
+    `must_exist=False` the folder may be missing: it then has no files.
     """
 
-    def __init__(self, path: Path | str, *, allow_hidden: bool = False, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        allow_hidden: bool = False,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        must_exist: bool = True,
+    ) -> None:
         self.path = Path(path).resolve()
         self.max_file_bytes = max_file_bytes
         self._allow_hidden = allow_hidden
         self._use_dir_fd = HAS_DIR_FD
-        if not self.path.is_dir():
+        if must_exist and self.is_missing:
             raise DocumentNotFound(f"There is no folder {str(path)!r}; give the folder of the vault or the project.")
+
+    @property
+    def is_missing(self) -> bool:
+        return not self.path.is_dir()
 
     def read(self, path: str, *, folder: str = "", max_bytes: int | None = None) -> TextFile:
         """Reads the text file at a path relative to the root, or to a folder below it."""

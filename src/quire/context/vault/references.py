@@ -4,7 +4,7 @@ A broken reference is reported with its reason; a reference to a section has the
 who knows the budget, decides whether a text is inlined or only listed.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import assert_never
@@ -13,20 +13,20 @@ from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportedFile, ImportLim
 from quire.context.vault.paths import Root
 from quire.context.vault.sections import find_block, find_headings, find_section
 from quire.context.vault.wikilinks import (
-    AmbiguityPolicy,
     AmbiguousLink,
     BrokenLink,
-    LinkIndex,
+    LinkResolution,
     ResolvedLink,
     Wikilink,
     find_wikilinks,
 )
 from quire.errors import DocumentNotFound, PathRefused
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 
 MAX_LISTED_OPTIONS = 10
 """Alternatives that a message about a link lists."""
 
+ResolveLink = Callable[[Wikilink], LinkResolution]
 SummarizeText = Callable[[str], Awaitable[str]]
 """Returns a summary of one or two lines for a document's text."""
 
@@ -48,15 +48,14 @@ def resolve_references(
     text: str,
     root: Root,
     *,
-    link_index: LinkIndex | None = None,
-    on_ambiguous: AmbiguityPolicy = "list",
+    resolve_link: ResolveLink | None = None,
     limits: ImportLimits = DEFAULT_IMPORT_LIMITS,
 ) -> list[ReferencedDocument]:
-    """References of a message, wikilinks first, without duplicates. Without a `link_index`, only `@paths`."""
+    """References of a message, wikilinks first, without duplicates. Without `resolve_link`, only `@paths`."""
     linked = (
         []
-        if link_index is None
-        else [_resolve_wikilink(link, root, link_index, on_ambiguous) for link in find_wikilinks(text)]
+        if resolve_link is None
+        else [_read_resolved(link, resolve_link(link), root) for link in find_wikilinks(text)]
     )
     imports = resolve_imports(text, root, limits=limits)
     mentioned = (*map(_from_import, imports.imported), *map(_from_skipped_import, imports.skipped))
@@ -67,15 +66,21 @@ def resolve_references(
 
 
 async def add_summaries(
-    documents: Iterable[ReferencedDocument], summarize: SummarizeText, *, cache: MutableMapping[str, str]
+    documents: Iterable[ReferencedDocument],
+    summarize: SummarizeText,
+    *,
+    cache: MutableMapping[str, str],
+    stored: Mapping[str, str],
 ) -> list[ReferencedDocument]:
-    """Adds summaries to the documents; `cache` maps the digest of a text to its summary, and is filled."""
+    """Adds summaries to the documents. `stored` and `cache` map the digest of a text to its summary; those of `stored`,
+    which a model may have written, come first, and `cache` is filled."""
     summarized: list[ReferencedDocument] = []
     for document in documents:
         if document.text is not None and document.digest is not None:
-            if document.digest not in cache:
+            summary = stored.get(document.digest)
+            if not summary and document.digest not in cache:
                 cache[document.digest] = await summarize(document.text)
-            summary = cache[document.digest] or None
+            summary = summary or cache[document.digest] or None
             document = replace(document, reference=document.reference.model_copy(update={"summary": summary}))
         summarized.append(document)
     return summarized
@@ -89,10 +94,7 @@ def _dedup_key(document: ReferencedDocument) -> object:
     return reference.link.partition("|")[0].strip("![] ").casefold()
 
 
-def _resolve_wikilink(
-    link: Wikilink, root: Root, link_index: LinkIndex, on_ambiguous: AmbiguityPolicy
-) -> ReferencedDocument:
-    resolution = link_index.resolve(link, on_ambiguous=on_ambiguous)
+def _read_resolved(link: Wikilink, resolution: LinkResolution, root: Root) -> ReferencedDocument:
     match resolution:
         case BrokenLink(reason):
             return _unresolved(link.text, f"Not found: {reason}.")

@@ -1,5 +1,6 @@
 """A vault: a folder of notes that link to each other. Combines scanning, link resolution and safe file access."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -18,6 +19,8 @@ from quire.context.vault.wikilinks import (
     Wikilink,
     parse_wikilink,
 )
+
+_log = logging.getLogger(__name__)
 
 PATH_DIGEST_CHARS = 32
 """Characters of the path's digest in the name of a vault: 128 bits."""
@@ -47,7 +50,11 @@ class Vault:
         on_ambiguous: AmbiguityPolicy = "list",
         limits: ImportLimits = DEFAULT_IMPORT_LIMITS,
     ) -> None:
-        self.root = root if isinstance(root, Root) else Root(Path(root).expanduser())
+        self.root = root if isinstance(root, Root) else Root(Path(root).expanduser(), must_exist=False)
+        if self.is_missing:
+            _log.warning(
+                "The vault %s does not exist; links in messages are marked as broken until it does.", self.root.path
+            )
         self.name = name or _name_after_path(self.root.path)
         """Name of the search index in a store. By default it contains a digest of the resolved path, so that two
         folders of the same name have separate indexes; a folder that was moved is indexed again."""
@@ -59,8 +66,11 @@ class Vault:
     def scan(self, known: Mapping[str, KnownFile] | None = None) -> Iterator[ScanStep]:
         """Lists the folder and reads the notes that changed since `known`, by default since the last scan.
 
-        Links resolve by the new state once the iterator is exhausted.
+        Links resolve by the new state once the iterator is exhausted. A missing folder changes nothing: it may be on a
+        disk that is not mounted, and its notes need not be indexed again later.
         """
+        if self.is_missing:
+            return
         files = self.root.list_files()
         current = dict(self._known_files if known is None else known)
         for step in scan_files(self.root, current.copy(), files):
@@ -82,6 +92,11 @@ class Vault:
         return self._known_files
 
     @property
+    def is_missing(self) -> bool:
+        """Whether there is no such folder now."""
+        return self.root.is_missing
+
+    @property
     def link_index(self) -> LinkIndex:
         if self._link_snapshot is None:
             for _ in self.scan():
@@ -94,6 +109,8 @@ class Vault:
         wikilink = parse_wikilink(link) if isinstance(link, str) else link
         if wikilink is None:
             return BrokenLink("the link is empty")
+        if self.is_missing:
+            return BrokenLink("the vault's folder is missing")
         return self.link_index.resolve(wikilink, source=source, on_ambiguous=self._on_ambiguous)
 
     def read(self, path: str) -> TextFile:
@@ -102,9 +119,8 @@ class Vault:
     def find_references(self, text: str) -> list[ReferencedDocument]:
         """Resolves the wikilinks and `@paths` of a message."""
         # Most messages have no link, and then they need not wait for a first scan.
-        link_index = self.link_index if "[[" in text else None
         return resolve_references(
-            text, self.root, link_index=link_index, on_ambiguous=self._on_ambiguous, limits=self._limits
+            text, self.root, resolve_link=self.resolve if "[[" in text else None, limits=self._limits
         )
 
 

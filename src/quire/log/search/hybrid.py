@@ -15,7 +15,7 @@ from quire.log.schema import passages, search_scopes, terms
 from quire.log.search import vectors
 from quire.log.search.inverted_index import PostingRow, RankedPassage, rank_by_bm25, split_chunks
 from quire.log.search.tokenizer import count_terms
-from quire.log.types import SearchHit
+from quire.log.types import Passage, SearchHit
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -103,13 +103,21 @@ def _read_hits(connection: Connection, tenant: str, scored: Iterable[tuple[Passa
     for scope, numbers in by_scope.items():
         for chunk in split_chunks(numbers):
             for number, *row in connection.execute(_HITS, {"tenant": tenant, "scope": scope, "numbers": chunk}):
-                key, part, title, text, at = row
-                hits[scope, number] = SearchHit(scope, key, part, title, text, round(scores[scope, number], 6), at)
+                key, part, title, text, at, digest = row
+                # A passage that was changed is no hit: requests contain its text.
+                if Passage(key, text, part, title, at).digest == digest:
+                    hits[scope, number] = SearchHit(scope, key, part, title, text, round(scores[scope, number], 6), at)
     return [hits[key] for key in scores if key in hits]
 
 
 _HITS = select(
-    passages.c.number, passages.c.key, passages.c.part, passages.c.title, passages.c.text, passages.c.at
+    passages.c.number,
+    passages.c.key,
+    passages.c.part,
+    passages.c.title,
+    passages.c.text,
+    passages.c.at,
+    passages.c.digest,
 ).where(
     passages.c.tenant == bindparam("tenant"),
     passages.c.scope == bindparam("scope"),

@@ -4,7 +4,7 @@ A writer first locks the scope's row in `quire_search_scopes`, so passages and i
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, select, update
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from quire.errors import InvalidEntry
 from quire.log import schema
 from quire.log.dialects import insert_or_ignore, insert_rows, sanitize_text
+from quire.log.raw_sql import yield_to_event_loop
 from quire.log.schema import passages, search_scopes
 from quire.log.search import inverted_index, vectors
 from quire.log.search.inverted_index import (
@@ -26,6 +27,8 @@ from quire.log.types import Passage, PassageVector, UnembeddedPassage
 
 _TITLE_WEIGHT = 2
 """A word in the title counts as this many words of the text."""
+MAX_UNINTERRUPTED_CHARS = 20_000
+"""Characters whose terms are counted before other tasks run."""
 
 
 class _StoredPassage(NamedTuple):
@@ -40,8 +43,8 @@ class _StoredPassage(NamedTuple):
 
     def is_same_as(self, passage: Passage) -> bool:
         """Whether nothing needs to be written; a passage without a vector does not remove a stored one."""
-        same_content = (self.digest, self.at) == (passage.digest, passage.at)
-        return same_content and passage.embedder in (None, self.embedder)
+        stored = Passage(self.key, self.text, self.part, self.title, self.at)
+        return stored.digest == self.digest == passage.digest and passage.embedder in (None, self.embedder)
 
 
 _STORED_PASSAGES = select(*(passages.c[name] for name in _StoredPassage._fields)).where(
@@ -198,7 +201,7 @@ def _insert_passages(connection: Connection, tenant: str, scope: str, new: Seque
         connection,
         tenant,
         scope,
-        build_postings((number, _count_weighted_terms(each.title, each.text)) for number, each in numbered),
+        build_postings(_count_terms_by_number(connection, numbered)),
     )
     by_embedder: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
     for number, passage in numbered:
@@ -206,6 +209,19 @@ def _insert_passages(connection: Connection, tenant: str, scope: str, new: Seque
             by_embedder[passage.embedder].append((number, passage.vector))
     for embedder, numbered_vectors in by_embedder.items():
         vectors.add_vectors(connection, tenant, scope, numbered_vectors, embedder=embedder)
+
+
+def _count_terms_by_number(
+    connection: Connection, numbered: Sequence[tuple[int, Passage]]
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """Counts the terms of each passage, and lets other tasks run after `MAX_UNINTERRUPTED_CHARS`."""
+    uninterrupted = 0
+    for number, passage in numbered:
+        yield number, _count_weighted_terms(passage.title, passage.text)
+        uninterrupted += len(passage.text)
+        if uninterrupted > MAX_UNINTERRUPTED_CHARS:
+            uninterrupted = 0
+            yield_to_event_loop(connection)
 
 
 def _count_weighted_terms(title: str, text: str) -> dict[str, int]:

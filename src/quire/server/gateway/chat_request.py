@@ -5,21 +5,20 @@ Clients send a reply back changed: without its thinking, with reformatted call a
 normalized form has none of that, so the same conversation always has the same path (hash chain over messages).
 """
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 from pydantic_core import from_json, to_json
 
 from quire.errors import QuireError
 from quire.model import CHAIN_ROOT, Message, TextPart, ThinkingPart, ToolCallPart
+from quire.model.lazy import lazy_property
 from quire.model.messages import Part
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.view.wire_formats.fields import dump_json, filter_objects, is_object
+from quire.view.wire_formats.fields import dump_json, filter_objects, get_object, is_object
 from quire.view.wire_formats.openai_chat import PROVIDER
 from quire.view.wire_formats.openai_chat_parse import parse_messages
 
@@ -27,11 +26,12 @@ MAX_REQUEST_MESSAGES = 10_000
 """Maximum messages of a request; each one costs time and memory, however short it is."""
 MAX_REQUEST_TOOLS = 1_000
 """Maximum tools of a request, the deprecated `functions` included."""
-MAX_EVENT_LOOP_BODY_BYTES = 100_000
-"""A larger body is parsed, matched and counted in a thread, so that other requests do not wait for it."""
-
-_Params = ParamSpec("_Params")
-_Result = TypeVar("_Result")
+MAX_REQUEST_CHOICES = 128
+"""Maximum replies (`n`) of a request, the maximum of OpenAI; each further one is recorded on a fork."""
+MAX_NAME_CHARS = 256
+"""Maximum length of the name of a tool or of the author of a message; names are part of every manifest."""
+MAX_CALL_ID_CHARS = 16_000
+"""Maximum length of the ID of a tool call; some gateways put signatures of several thousand characters into it."""
 
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _SYSTEM_ROLES = frozenset({"system", "developer"})
@@ -71,12 +71,12 @@ class ClientMessage:
         """Whether this is a user or assistant message of text alone, as most are: the log stores it without loss."""
         return self._json_prefixes is not None
 
-    @cached_property
+    @lazy_property
     def message(self) -> Message:
         """The message as the log stores it."""
         return _to_message(self.raw)
 
-    @cached_property
+    @lazy_property
     def normalized(self) -> Message:
         """The message as it is matched with the log."""
         return normalize_message(self.message)
@@ -136,7 +136,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def check_request_limits(body: Mapping[str, Any]) -> None:
-    """Raises `RequestLimitExceeded` if the name of the model or the number of messages or tools exceeds its limit."""
+    """Raises `RequestLimitExceeded` for a too long name or ID, and for too many messages, tools or choices."""
     name_chars = len(get_model_name(body))
     if name_chars > MAX_MODEL_NAME_CHARS:
         raise RequestLimitExceeded(
@@ -152,19 +152,31 @@ def check_request_limits(body: Mapping[str, Any]) -> None:
         raise RequestLimitExceeded(
             f"`tools` has {tool_count:,} items, and at most {MAX_REQUEST_TOOLS:,} are allowed; send fewer."
         )
+    choices = body.get("n")
+    if isinstance(choices, int) and choices > MAX_REQUEST_CHOICES:
+        raise RequestLimitExceeded(f"`n` is above {MAX_REQUEST_CHOICES}, the maximum number of choices.")
+    for label, text, max_chars in _list_identifiers(body):
+        if isinstance(text, str) and len(text) > max_chars:
+            raise RequestLimitExceeded(f"{label} has {len(text):,} characters, and at most {max_chars:,} are allowed.")
+
+
+def _list_identifiers(body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
+    """Names and IDs of tools, messages and calls, each with its maximum length."""
+    for tool in filter_objects(body.get("tools")):
+        for definition in (tool, get_object(tool, "function", "custom")):
+            yield "The name of a tool", definition.get("name"), MAX_NAME_CHARS
+    for function in filter_objects(body.get("functions")):
+        yield "The name of a function", function.get("name"), MAX_NAME_CHARS
+    for message in filter_objects(body.get("messages")):
+        yield "`name` of a message", message.get("name"), MAX_NAME_CHARS
+        yield "`tool_call_id` of a message", message.get("tool_call_id"), MAX_CALL_ID_CHARS
+        for call in filter_objects(message.get("tool_calls")):
+            yield "`id` of a tool call", call.get("id"), MAX_CALL_ID_CHARS
+            yield "The name in a tool call", get_object(call, "function", "custom").get("name"), MAX_NAME_CHARS
 
 
 def _count_items(body: Mapping[str, Any], *names: str) -> int:
     return sum(len(cast("list[object]", value)) for name in names if isinstance(value := body.get(name), list))
-
-
-async def run_for_body(
-    body_bytes: int, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
-) -> _Result:
-    """Calls a function whose work grows with the body: in a thread if the body is large, else directly."""
-    if body_bytes <= MAX_EVENT_LOOP_BODY_BYTES:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def parse_chat_request(raw: bytes, body: dict[str, Any]) -> ChatRequest:

@@ -4,20 +4,19 @@ An envelope is the instructions and tools around the messages. A client sends th
 conversation, so they are parsed and counted once; they act as the agent of the request.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 
 from quire.engine import Engine
 from quire.log import Blob
+from quire.log.worker_threads import run_sized
 from quire.model import Decision, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
-from quire.server.gateway.chat_request import ChatRequest, run_for_body
-from quire.server.gateway.reported_windows import ReportedWindows
+from quire.server.gateway.chat_request import ChatRequest
 from quire.server.state import ServerState
 from quire.settings import Settings
-from quire.settings.schema import Upstream, model_overrides_for
 from quire.view.inputs import hash_text
 from quire.view.rendered import MessageCounter
 from quire.view.strategies import get_strategy
@@ -25,8 +24,10 @@ from quire.view.wire_formats.fields import dump_json, filter_objects, get_object
 
 VARIANT_CACHE_SIZE = 500
 """Maximum number of cached engine variants."""
-ENVELOPE_CACHE_SIZE = 200
-"""Maximum number of cached envelopes per engine variant."""
+ENVELOPE_CACHE_BYTES = 64 * 1024 * 1024
+"""Maximum size of all cached envelopes."""
+MIN_ENVELOPE_BYTES = 1_000
+"""Bytes that an envelope counts as at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +49,19 @@ class EngineVariant:
     """An engine for one tenant, model and reply limit."""
 
     engine: Engine
-    envelopes: LRUCache[bytes, RequestEnvelope] = field(
-        default_factory=lambda: LRUCache[bytes, RequestEnvelope](ENVELOPE_CACHE_SIZE)
-    )
+    key: "VariantKey"
+    envelopes: "LRUCache[EnvelopeKey, RequestEnvelope]"
+    """The cache of all variants."""
 
     async def load_envelope(self, chat_request: ChatRequest) -> RequestEnvelope:
         """Returns the envelope of a request from the cache, or builds it."""
         body_bytes = len(chat_request.raw)
-        key = await run_for_body(body_bytes, chat_request.compute_envelope_key)
+        key = (self.key, await run_sized(body_bytes, chat_request.compute_envelope_key))
         envelope = self.envelopes.get(key)
         if envelope is None:
-            envelope = await run_for_body(body_bytes, _build_envelope, chat_request, self.engine.message_counter)
-            self.envelopes[key] = envelope
+            envelope = await run_sized(body_bytes, _build_envelope, chat_request, self.engine.message_counter)
+            if measure_envelope(envelope) <= ENVELOPE_CACHE_BYTES:
+                self.envelopes[key] = envelope
         return envelope
 
 
@@ -69,24 +71,32 @@ class VariantOptions(NamedTuple):
     model: str
     max_reply_tokens: int | None
     """The client's limit on reply tokens, if it sets one."""
-    reported_window: int | None
-    """The context window that the upstream reported, if it overrides the settings."""
+
+
+VariantKey = tuple[str, VariantOptions]
+"""Tenant and options."""
+EnvelopeKey = tuple[VariantKey, bytes]
+"""Variant, and digest of the instructions and tools."""
+
+
+def measure_envelope(envelope: RequestEnvelope) -> int:
+    """Bytes of an envelope in the cache: its texts are there as such and as blobs."""
+    return MIN_ENVELOPE_BYTES + 2 * sum(len(blob.data) for blob in envelope.blobs)
 
 
 class EngineVariants:
-    """Engine variants by tenant, model, reply limit and reported window. A change of settings empties the cache."""
+    """Engine variants by tenant, model and reply limit. A change of settings empties the cache."""
 
     def __init__(self, server_state: ServerState) -> None:
         self._server_state = server_state
         self._settings: Settings = server_state.settings
-        self._variants: LRUCache[tuple[str, VariantOptions], EngineVariant] = LRUCache(VARIANT_CACHE_SIZE)
-        self.reported_windows = ReportedWindows()
+        self._variants: LRUCache[VariantKey, EngineVariant] = LRUCache(VARIANT_CACHE_SIZE)
+        self._envelopes: LRUCache[EnvelopeKey, RequestEnvelope] = LRUCache(ENVELOPE_CACHE_BYTES, measure_envelope)
 
-    def get(self, tenant: str, model: str, max_reply_tokens: int | None, *, upstream: Upstream) -> EngineVariant:
+    def get(self, tenant: str, model: str, max_reply_tokens: int | None) -> EngineVariant:
         if self._settings is not self._server_state.settings:
             self.clear()
-        window = self.reported_windows.find(tenant=tenant, upstream=upstream, model=model)
-        options = VariantOptions(model, max_reply_tokens, window)
+        options = VariantOptions(model, max_reply_tokens)
         variant = self._variants.get((tenant, options))
         if variant is None:
             variant = self._variants[tenant, options] = self._build_variant(tenant, options)
@@ -95,14 +105,14 @@ class EngineVariants:
     def clear(self) -> None:
         self._settings = self._server_state.settings
         self._variants.clear()
-        self.reported_windows.clear()
+        self._envelopes.clear()
 
     def _build_variant(self, tenant: str, options: VariantOptions) -> EngineVariant:
         # Links in a client's messages do not refer to Quire's vault.
         engine = self._server_state.engine_for(tenant).with_changes(
             agent=_make_anonymous_agent(), vault=None, **self._build_overrides(options)
         )
-        return EngineVariant(engine)
+        return EngineVariant(engine, (tenant, options), self._envelopes)
 
     def _build_overrides(self, options: VariantOptions) -> dict[str, Any]:
         """Builds the settings of a variant.
@@ -111,15 +121,12 @@ class EngineVariants:
         because the client has chosen them.
         """
         settings = self._server_state.settings
-        overrides = model_overrides_for(settings, options.model)
-        if options.model == settings.model:
-            overrides = {name: getattr(settings, name) if value is None else value for name, value in overrides.items()}
-        if options.reported_window is not None:
-            overrides["context_limit"] = options.reported_window
+        overrides: dict[str, Any] = {"model": options.model}
         if options.max_reply_tokens is not None:
             overrides["reserved_response_tokens"] = options.max_reply_tokens
         shares = settings.shares or get_strategy(settings.strategy).shares
-        return {**overrides, "provider": "openai", "shares": {**shares, "tools": 1.0}}
+        # A client cannot run Quire's tools.
+        return {**overrides, "provider": "openai", "shares": {**shares, "tools": 1.0}, "context_tools": False}
 
 
 def _make_anonymous_agent() -> Agent:

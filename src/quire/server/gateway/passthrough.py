@@ -6,17 +6,19 @@ from what the log can reproduce, `replayable` is false, and only the digest of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from quire.engine.request import PendingMessage, Request
 from quire.log import LogStore
+from quire.log.worker_threads import run_sized
 from quire.model import Decision, ForwardedRequest, Message, Slot, Span
-from quire.server.gateway.chat_request import ChatRequest, ClientMessage, run_for_body
+from quire.model.lazy import lazy_property
+from quire.server.gateway.chat_request import ChatRequest, ClientMessage, extend_path
 from quire.server.gateway.engine_variants import EngineVariant, RequestEnvelope
 from quire.server.gateway.recognition import HistoryMatch
 from quire.view.assembly import Assembly
 from quire.view.batches import group_batches
 from quire.view.budget import Budget, allocate_budget
+from quire.view.calibration import Calibration
 from quire.view.layout import RenderedRequest, RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
 from quire.view.strategies import get_strategy
@@ -35,8 +37,8 @@ class MatchedRequest:
     match: HistoryMatch
     variant: EngineVariant
     envelope: RequestEnvelope
-    ratio: float
-    """The provider's token count for the model divided by ours."""
+    calibration: Calibration
+    """Correction of our token counts by those that the provider reported."""
 
     @property
     def message_counter(self) -> MessageCounter:
@@ -47,11 +49,15 @@ class MatchedRequest:
         """Messages that are not in the log yet."""
         return self.chat_request.messages[self.match.stored_end :]
 
-    @cached_property
+    def extend_client_path(self, path: bytes) -> bytes:
+        """Computes the client's path after the new messages that follow `path`."""
+        return extend_path(path, [each.normalized for each in self.new_messages])
+
+    @lazy_property
     def new_tokens(self) -> int:
         return sum(self.message_counter.count(each.message) for each in self.new_messages)
 
-    @cached_property
+    @lazy_property
     def stored_tokens(self) -> int:
         """Tokens of the stored messages; taken from the last manifest if the same counter made it."""
         recorded = self.match.recorded_tokens
@@ -61,7 +67,7 @@ class MatchedRequest:
             self.message_counter.count(each.message) for each in self.chat_request.messages[: self.match.stored_end]
         )
 
-    @cached_property
+    @lazy_property
     def tokens(self) -> int:
         """Tokens of the whole request as the client sent it."""
         response_format = self.chat_request.body.get("response_format")
@@ -80,7 +86,16 @@ class MatchedRequest:
         """Computes `tokens`, which is cached: a caller may do this in a thread before it reads any count."""
         _ = self.tokens
 
-    @cached_property
+    @lazy_property
+    def ratio(self) -> float:
+        """Expected ratio of the provider's token count to ours."""
+        return self.calibration.ratio_for(
+            tokens=self.tokens,
+            messages=len(self.chat_request.messages),
+            exact=self.message_counter.token_counter.exact,
+        )
+
+    @lazy_property
     def budget(self) -> Budget:
         policy = self.variant.engine.policy
         return allocate_budget(policy, get_strategy(policy.strategy).shares, ratio=self.ratio)
@@ -171,9 +186,9 @@ async def _render_from_log(matched: MatchedRequest, store: LogStore) -> _LogRend
     same_path = match.stored_end == 0 or match.client_path == match.head_path
     body_bytes = len(matched.chat_request.raw)
     if same_path and all(each.is_plain_text for each in messages):
-        return await run_for_body(body_bytes, _render_plain_texts, matched)
+        return await run_sized(body_bytes, _render_plain_texts, matched)
     stored = await _render_stored(matched, store, same_path=same_path)
-    return await run_for_body(body_bytes, _render_after_stored, matched, stored)
+    return await run_sized(body_bytes, _render_after_stored, matched, stored)
 
 
 def _render_plain_texts(matched: MatchedRequest) -> _LogRendering:
@@ -195,10 +210,7 @@ def _render_after_stored(matched: MatchedRequest, stored: list[RenderedMessage])
 async def _render_stored(matched: MatchedRequest, store: LogStore, *, same_path: bool) -> list[RenderedMessage]:
     counter, match = matched.message_counter, matched.match
     if same_path:
-        return [
-            counter.render_message(drop_unsupported_parts(each.normalized), tokens=0)
-            for each in matched.chat_request.messages[: match.stored_end]
-        ]
+        return await run_sized(len(matched.chat_request.raw), _render_normalized, matched)
     if match.entry_range is None:
         return []
     first, last = match.entry_range
@@ -206,7 +218,15 @@ async def _render_stored(matched: MatchedRequest, store: LogStore, *, same_path:
         match.conversation, branch=match.branch, first=first, last=last, kinds=["message"]
     )
     await matched.variant.engine.load_blobs(entries)
-    return [counter.render_entry(entry) for entry in entries]
+    return await run_sized(sum(len(entry.raw) for entry in entries), counter.render_entries, entries)
+
+
+def _render_normalized(matched: MatchedRequest) -> list[RenderedMessage]:
+    counter = matched.message_counter
+    return [
+        counter.render_message(drop_unsupported_parts(each.normalized), tokens=0)
+        for each in matched.chat_request.messages[: matched.match.stored_end]
+    ]
 
 
 def _split_at_newest_batch(

@@ -4,6 +4,7 @@ A request that fits is passed through byte for byte. One that does not is fitted
 those that fit the window; all other fields stay unchanged.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -13,12 +14,17 @@ from quire.engine import Conversation
 from quire.engine.request import Request
 from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, StaleHead
 from quire.log import ConversationRecord
+from quire.log.costs import SpendingKey
 from quire.log.ids import new_id, now
+from quire.log.worker_threads import run_sized
 from quire.model import Entry, ForwardedRequest, Message
-from quire.server.gateway.chat_request import ChatRequest, encode_body, extend_path, normalize_message, run_for_body
+from quire.server.gateway.chat_request import ChatRequest, encode_body, extend_path, normalize_message
 from quire.server.gateway.engine_variants import EngineVariant
 from quire.server.gateway.passthrough import MatchedRequest, build_passthrough_request
 from quire.server.gateway.recognition import HistoryMatch
+
+APPEND_BATCH_MESSAGES = 500
+"""Messages that are appended in one transaction; each one takes time on the event loop."""
 
 ForwardedForm = Literal["unchanged", "model_renamed", "fitted"]
 
@@ -45,8 +51,7 @@ class PreparedRequest:
         """Computes the client's path after the reply; None if the client does not send the whole conversation."""
         if self.match.client_path is None:
             return None
-        new_messages = [each.normalized for each in self.matched.new_messages]
-        return extend_path(self.match.client_path, [*new_messages, normalize_message(reply)])
+        return extend_path(self.matched.extend_client_path(self.match.client_path), [normalize_message(reply)])
 
     def build_next_match(self, reply: Entry, client_path: bytes | None) -> HistoryMatch:
         """Builds the match for the client's next request, which continues after this reply."""
@@ -72,31 +77,33 @@ async def prepare_request(
     variant: EngineVariant,
     *,
     upstream_model: str | None,
+    spending_key: SpendingKey | None,
     force_fit: bool = False,
 ) -> PreparedRequest:
-    """Prepares a request, passed through if it fits, else fitted.
+    """Prepares a request, passed through if it fits, else fitted. Its call is charged to `spending_key`.
 
     `upstream_model` is the upstream's own name for the model, if it differs. `force_fit` rules out a pass-through
     where fitting is possible.
     """
     envelope = await variant.load_envelope(chat_request)
-    engine = variant.engine.with_changes(agent=envelope.agent)
-    if match.creates_conversation:
-        engine.config.check_prices()
-    else:
-        await engine.check_spend_cap(match.conversation)
-    ratio = (await engine.load_calibration(engine.policy.model)).ratio
-    matched = MatchedRequest(chat_request=chat_request, match=match, variant=variant, envelope=envelope, ratio=ratio)
-    if not match.delta_only:
-        await run_for_body(len(chat_request.raw), matched.count_tokens)
+    engine = variant.engine.with_changes(agent=envelope.agent, spending_key=spending_key)
+    await engine.check_spend_cap(match.conversation)
+    calibration = await engine.load_calibration(engine.policy.model)
+    matched = MatchedRequest(
+        chat_request=chat_request, match=match, variant=variant, envelope=envelope, calibration=calibration
+    )
+    await run_sized(len(chat_request.raw), matched.count_tokens)
     conversation = Conversation(engine, match.conversation, match.branch)
     request_id = new_id()
     if force_fit or not matched.fits:
         fitted = await _fit_request(matched, conversation, id=request_id, upstream_model=upstream_model)
         if fitted is not None:
             return fitted
-    content = encode_body({**chat_request.body, "model": upstream_model}) if upstream_model else chat_request.raw
-    forwarded = _build_forwarded("model_renamed" if upstream_model else "unchanged", content, matched)
+    content = chat_request.raw
+    if upstream_model:
+        content = await run_sized(len(content), encode_body, {**chat_request.body, "model": upstream_model})
+    form: ForwardedForm = "model_renamed" if upstream_model else "unchanged"
+    forwarded = await run_sized(len(content), _build_forwarded, form, content, matched)
     request = await build_passthrough_request(matched, engine.store, id=request_id, forwarded=forwarded)
     return PreparedRequest(
         content=content, request=_add_new_conversation(request, match), matched=matched, conversation=conversation
@@ -136,9 +143,9 @@ async def _fit_request(
         return None
     if request.after != matched.match.head_path:
         raise StaleHead
-    messages = [*matched.chat_request.system_messages, *_to_openai_messages(request)]
-    content = matched.chat_request.encode_with_messages(messages, model=upstream_model)
-    forwarded = _build_forwarded("fitted", content, matched)
+    size = len(matched.chat_request.raw)
+    content = await run_sized(size, _encode_fitted, matched.chat_request, request, upstream_model)
+    forwarded = await run_sized(size, _build_forwarded, "fitted", content, matched)
     assembly = replace(request.assembly, forwarded=forwarded)
     request = replace(request, id=id, strict_head=True, assembly=assembly)
     return PreparedRequest(content=content, request=request, matched=matched, conversation=conversation)
@@ -167,10 +174,10 @@ async def _store_new_messages(matched: MatchedRequest, conversation: Conversatio
         match = replace(match, creates_conversation=False)
     is_single_question = len(new) == 1 and new[0].role == "user"
     if new and not is_single_question:
-        stored = await conversation.append(*(each.message for each in new), after=match.head_path)
+        stored = await _append_batches(conversation, [each.message for each in new], after=match.head_path)
         client_path = match.client_path
         if client_path is not None:
-            client_path = extend_path(client_path, [each.normalized for each in new])
+            client_path = await run_sized(len(matched.chat_request.raw), matched.extend_client_path, client_path)
         match = replace(
             match,
             head_seq=stored[-1].seq,
@@ -181,6 +188,20 @@ async def _store_new_messages(matched: MatchedRequest, conversation: Conversatio
             recorded_tokens=(matched.stored_tokens + matched.new_tokens, matched.message_counter.name),
         )
     return replace(matched, match=match)
+
+
+async def _append_batches(conversation: Conversation, messages: Sequence[Message], *, after: bytes) -> list[Entry]:
+    """Appends messages in batches, and returns the entries of the last; an interrupted append continues at a retry."""
+    stored: list[Entry] = []
+    for start in range(0, len(messages), APPEND_BATCH_MESSAGES):
+        batch = messages[start : start + APPEND_BATCH_MESSAGES]
+        stored = await conversation.append(*batch, after=stored[-1].path if stored else after)
+    return stored
+
+
+def _encode_fitted(chat_request: ChatRequest, request: Request, upstream_model: str | None) -> bytes:
+    messages = [*chat_request.system_messages, *_to_openai_messages(request)]
+    return chat_request.encode_with_messages(messages, model=upstream_model)
 
 
 def _to_openai_messages(request: Request) -> list[dict[str, Any]]:

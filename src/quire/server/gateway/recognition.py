@@ -16,13 +16,13 @@ from pydantic_core import from_json
 from quire.errors import BranchNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, LogStore
 from quire.log.ids import new_id
+from quire.log.worker_threads import run_sized
 from quire.model import CHAIN_ROOT, Entry
 from quire.server.gateway.chat_request import (
     ChatRequest,
     ClientMessage,
     compute_client_paths,
     normalize_message,
-    run_for_body,
 )
 
 HEAD_CACHE_SIZE = 10_000
@@ -113,7 +113,7 @@ async def match_history(
     store: LogStore, chat_request: ChatRequest, requested: RequestedConversation, *, head_cache: HeadCache, tenant: str
 ) -> HistoryMatch:
     """Finds where the request continues, by cached head, by path, or by overlap; else creates a conversation."""
-    client_paths = await run_for_body(len(chat_request.raw), compute_client_paths, chat_request.messages)
+    client_paths = await run_sized(len(chat_request.raw), compute_client_paths, chat_request.messages)
     cached = head_cache.find(tenant, chat_request.messages, client_paths, requested)
     if cached is not None:
         return cached
@@ -125,7 +125,7 @@ async def match_history(
     branch = await _get_active_branch(store, found, requested)
     if branch.head_seq == 0:
         return HistoryMatch(conversation=branch.conversation, branch=branch.number, head_path=branch.head_path)
-    return await _match_window(store, branch, chat_request.messages)
+    return await _match_window(store, branch, chat_request)
 
 
 def _is_significant(found: BranchMatch, messages: Sequence[ClientMessage], requested: RequestedConversation) -> bool:
@@ -185,13 +185,15 @@ async def _get_or_create_fork(store: LogStore, branch: Branch, at: int) -> Branc
     return await store.fork(branch.conversation, at=at, branch=branch.number)
 
 
-async def _match_window(store: LogStore, branch: Branch, messages: Sequence[ClientMessage]) -> HistoryMatch:
+async def _match_window(store: LogStore, branch: Branch, chat_request: ChatRequest) -> HistoryMatch:
     """Matches a list that is the client's own window on the conversation, or that has only new messages."""
+    messages = chat_request.messages
     stored: list[Entry] = []
     if any(each.role == "assistant" for each in messages):
         count = min(MAX_OVERLAP_MESSAGES, len(messages) + OVERLAP_MARGIN_MESSAGES)
         stored = await store.read_tail(branch.conversation, count, branch=branch.number, kinds=["message"])
-    overlap = _find_window_overlap(messages, stored)
+    size = len(chat_request.raw) + sum(len(entry.raw) for entry in stored)
+    overlap = await run_sized(size, _find_window_overlap, messages, stored)
     if overlap is None:
         return HistoryMatch(
             conversation=branch.conversation,

@@ -1,49 +1,38 @@
-"""Relay the upstream's response to the client, and record the question, the reply and the manifest atomically.
-
-The reply is recorded before the client sees its end. If the branch head has moved meanwhile, the turn is recorded on a
-fork. If the store is briefly unavailable, recording is retried with backoff. Recording is idempotent: the same turn
-after the same message is stored once.
-"""
+"""Relays the upstream's response to the client; the reply is recorded before the client sees its end."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import httpx2
 from pydantic_core import from_json
 
 from quire.agent.cancellation import run_shielded
-from quire.engine import Conversation
-from quire.engine.request import Request
 from quire.errors import (
     InvalidEntry,
     ModelContextOverflow,
     ModelError,
+    ModelTimeout,
     ModelUnavailable,
     QuireError,
-    StaleHead,
-    StoreBusy,
     StoreError,
-    StoreUnavailable,
 )
 from quire.llm.error_mapping import classify_error
-from quire.log import Branch
-from quire.model import Entry
-from quire.server.gateway.chat_request import extend_path
+from quire.log.worker_threads import run_sized
+from quire.model import Usage
 from quire.server.gateway.header_rules import encode_conversation_header, filter_response_headers
 from quire.server.gateway.prepare import PreparedRequest
 from quire.server.gateway.recognition import HistoryMatch
-from quire.server.gateway.reported_windows import is_credible
-from quire.server.gateway.response import ResponseWriter, to_error_event, to_error_response
+from quire.server.gateway.reply_recorder import RecordedReply, record_reply
+from quire.server.gateway.response import ResponseWriter, build_openai_error, to_error_event, to_error_response
 from quire.server.gateway.sse_accumulator import SSEAccumulator
 from quire.server.gateway.upstream import UpstreamCall, map_http_errors
+from quire.server.json_limits import MAX_JSON_SEPARATORS, exceeds_json_limit
 from quire.server.telemetry import Telemetry
 from quire.server.telemetry.tracer import ModelCallSpan
-from quire.view.replies import drop_incomplete_calls, estimate_usage
-from quire.view.tokens import MAX_RATIO, Calibration
-from quire.view.wire_formats import Reply
 from quire.view.wire_formats.fields import filter_objects, is_object
 from quire.view.wire_formats.openai_chat_parse import parse_reply
 
@@ -51,24 +40,17 @@ _log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_SECONDS = 1.0
 """Seconds to wait for an upstream to close a stream after its end."""
-OVERFLOW_RATIO_FACTOR = 1.25
-"""Factor on the calibration ratio after an overflow error that reports no token count."""
-STORE_RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
-"""Backoff: seconds before each retry of a store that is unavailable or busy."""
+MAX_RESPONSE_BYTES = 32 * 1024 * 1024
+"""Maximum size of a response that is not streamed."""
+MAX_ERROR_BYTES = 64 * 1024
+"""Maximum size of an error of the upstream that is passed on; it may repeat the client's whole request."""
 UNRECORDED_HEADERS = {"x-quire-recorded": "no"}
 
-Refit = Callable[[PreparedRequest, int | None], Awaitable[PreparedRequest]]
-"""Prepares a shorter request after an overflow, given the window that the upstream reported, if any."""
+Refit = Callable[[PreparedRequest], Awaitable[PreparedRequest]]
+"""Prepares a shorter request after an overflow."""
 
 UpdateHead = Callable[[bytes | None, HistoryMatch], None]
 """Replaces the head at an old path with a new one in the head cache."""
-
-
-class RecordedReply(NamedTuple):
-    """A reply and its entry in the log."""
-
-    entry: Entry
-    reply: Reply
 
 
 class Relay:
@@ -89,6 +71,8 @@ class Relay:
         self._refit, self._update_head = refit, update_head
         self._on_store_failure, self._telemetry = on_store_failure, telemetry
         self._recorded_reply: RecordedReply | None = None
+        self._is_billed = False
+        """Whether the upstream may charge for a call without a recorded reply."""
 
     async def run(self) -> None:
         """Answers the client; a request that overflows the model's window is refitted and sent once more."""
@@ -96,16 +80,31 @@ class Relay:
             if not await self._attempt(may_refit=True):
                 await self._attempt(may_refit=False)
         except (ModelError, StoreError) as error:
+            await run_shielded(self._settle_spend())
             if self._writer.is_started:
                 await self._writer.write(to_error_event(error), last=True)
             else:
                 await self._writer.send_error(to_error_response(error), self._build_quire_headers())
+        finally:
+            await run_shielded(self._settle_spend())
+
+    async def _settle_spend(self, usage: Usage | None = None) -> None:
+        """Settles the reservation of a call without a recorded reply, before the client can send its next request."""
+        prepared = self._prepared
+        if self._recorded_reply is not None or prepared.request.reservation is None:
+            return
+        self._prepared = replace(prepared, request=replace(prepared.request, reservation=None))
+        try:
+            await prepared.conversation.settle_spend(prepared.request, is_billed=self._is_billed, usage=usage)
+        except StoreError as error:
+            _log.warning("Reservation of a call without a recorded reply stays until it expires: %s", error)
 
     async def _attempt(self, *, may_refit: bool) -> bool:
         """Sends the request; False if it overflowed and a shorter one is ready to send."""
         model, conversation = self._prepared.matched.chat_request.model, self._prepared.match.conversation
         with self._telemetry.trace_gateway_call(model, conversation=conversation) as span:
-            async with self._call.post(self._prepared.content, trace_headers=span.headers) as response:
+            async with self._post(span) as response:
+                self._is_billed = not response.is_error
                 if response.is_error:
                     return await self._handle_upstream_error(response, span, may_refit=may_refit)
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -117,16 +116,34 @@ class Relay:
                 self._telemetry.observe_gateway_reply(span, reply.usage, reply.finish_reason)
         return True
 
+    @asynccontextmanager
+    async def _post(self, span: ModelCallSpan) -> AsyncGenerator[httpx2.Response]:
+        """Sends the request. A call that timed out or was cancelled may be billed; one that failed otherwise is not."""
+        self._is_billed, has_response = True, False
+        try:
+            async with self._call.post(self._prepared.content, trace_headers=span.headers) as response:
+                has_response = True
+                yield response
+        except ModelError as error:
+            if not has_response and not isinstance(error, ModelTimeout):
+                self._is_billed = False
+            raise
+
     async def _handle_upstream_error(self, response: httpx2.Response, span: ModelCallSpan, *, may_refit: bool) -> bool:
         """Passes the error on to the client, or returns False if it is an overflow that a refit can avoid."""
-        with map_http_errors():
-            body = await response.aread()
+        body = await _read_body(response, max_bytes=MAX_ERROR_BYTES)
         error = classify_error(response.status_code, body)
         span.set_error(type(error).__name__)
         self._telemetry.metrics.count_upstream_error(error)
         if may_refit and isinstance(error, ModelContextOverflow) and await self._refit_after_overflow(error):
             return False
-        await self._writer.send_response(response.status_code, self._build_response_headers(response), body)
+        await run_shielded(self._settle_spend())
+        if len(body) > MAX_ERROR_BYTES:
+            detail = f"The upstream sent an error of more than {MAX_ERROR_BYTES:,} bytes, which is not passed on."
+            own_error = build_openai_error(response.status_code, detail, code="upstream_error_too_long")
+            await self._writer.send_error(own_error, self._build_quire_headers())
+        else:
+            await self._writer.send_response(response.status_code, self._build_response_headers(response), body)
         return True
 
     async def _refit_after_overflow(self, error: ModelContextOverflow) -> bool:
@@ -137,31 +154,19 @@ class Relay:
         before, engine = self._prepared, self._prepared.conversation.engine
         if not engine.policy.context_management_enabled:
             return False
-        counted_tokens = before.request.manifest.total_tokens
-        if not is_credible(error, counted_tokens=counted_tokens, max_input_tokens=engine.policy.max_input_tokens):
-            _log.info("Overflow error passed on: its token count contradicts our count of %s", counted_tokens)
+        if not await engine.correct_overflow(error, assembly=before.request.assembly):
             return False
-        calibration = await engine.load_calibration(engine.policy.model)
-        ratio = error.tokens / counted_tokens if error.tokens else calibration.ratio * OVERFLOW_RATIO_FACTOR
-        ratio = min(MAX_RATIO, max(calibration.ratio, ratio))
-        corrected = Calibration(ratio=ratio, samples=calibration.samples + 1)
-        engine.set_calibration(engine.policy.model, corrected)
-        window = error.window if error.window is not None and error.window < engine.policy.window else None
         try:
-            self._prepared = await self._refit(before, window)
+            self._prepared = await self._refit(before)
         except QuireError as refit_error:
             _log.info("Request overflows the upstream's window and cannot be shortened: %s", refit_error)
             return False
         return self._prepared.content != before.content
 
     async def _relay_json(self, response: httpx2.Response) -> None:
-        with map_http_errors():
-            body = await response.aread()
-        try:
-            parsed: object = from_json(body)
-        except ValueError as error:
-            raise ModelUnavailable("The upstream's response is not valid JSON; retry the request.") from error
-        recorded = await self._record(_split_choices(parsed))
+        body = await _read_body(response, max_bytes=MAX_RESPONSE_BYTES)
+        responses = await run_sized(len(body), _parse_response, body)
+        recorded = await self._record(responses, size=len(body))
         headers = self._build_response_headers(response)
         await self._writer.send_response(
             response.status_code, headers if recorded else headers | UNRECORDED_HEADERS, body
@@ -176,9 +181,9 @@ class Relay:
             )
         except (ModelError, asyncio.CancelledError):
             if not accumulator.is_finished:
-                await self._record(accumulator.build_responses(), incomplete=True)
+                await self._record_stream(accumulator, incomplete=True)
                 raise
-        await self._record(accumulator.build_responses(), incomplete=accumulator.error is not None)
+        await self._record_stream(accumulator, incomplete=accumulator.error is not None)
         await self._writer.write(accumulator.remainder, last=True)
         await _drain(chunks)
 
@@ -188,7 +193,8 @@ class Relay:
         """Forwards everything up to the end of the reply, which the accumulator withholds."""
         with map_http_errors():
             async for chunk in chunks:
-                passed = accumulator.feed(chunk)
+                size = accumulator.buffered_bytes + len(chunk)
+                passed = await run_sized(size, accumulator.feed, chunk)
                 if not self._writer.is_started:
                     await self._writer.start(status, headers)
                 if passed:
@@ -198,27 +204,35 @@ class Relay:
         if not accumulator.is_finished and accumulator.error is None:
             raise ModelUnavailable("The upstream ended the stream before its reply was complete; retry the request.")
 
-    async def _record(self, responses: list[dict[str, Any]], *, incomplete: bool = False) -> bool:
-        """Records the replies; returns whether they are in the log.
+    async def _record_stream(self, accumulator: SSEAccumulator, *, incomplete: bool) -> None:
+        responses = await run_shielded(run_sized(accumulator.received_bytes, accumulator.build_responses))
+        await self._record(responses, size=accumulator.received_bytes, incomplete=incomplete)
+
+    async def _record(self, responses: list[dict[str, Any]], *, size: int, incomplete: bool = False) -> bool:
+        """Records the replies, which have `size` bytes; returns whether they are in the log.
 
         If the store fails, `on_store_failure` decides whether the client gets the reply unrecorded. Recording is
         shielded from cancellation, so it completes even if the client disconnects.
         """
         try:
-            self._recorded_reply = await run_shielded(record_reply(self._prepared, responses, incomplete=incomplete))
+            self._recorded_reply = await run_shielded(
+                record_reply(self._prepared, responses, size=size, incomplete=incomplete)
+            )
         except StoreError as error:
+            await run_shielded(self._settle_spend(_find_usage(responses)))
             if self._on_store_failure == "refuse":
                 raise
             _log.warning("Reply passed through unrecorded, store failure: %s", error)
             return False
         if self._recorded_reply is not None:
             self._update_head_cache(self._recorded_reply)
+        else:
+            await run_shielded(self._settle_spend(_find_usage(responses)))
         return self._recorded_reply is not None
 
     def _update_head_cache(self, recorded: RecordedReply) -> None:
         prepared = self._prepared
-        client_path = prepared.compute_client_path(recorded.reply.message)
-        self._update_head(prepared.match.client_path, prepared.build_next_match(recorded.entry, client_path))
+        self._update_head(prepared.match.client_path, prepared.build_next_match(recorded.entry, recorded.client_path))
 
     def _build_response_headers(self, response: httpx2.Response) -> dict[str, str]:
         return filter_response_headers(response) | self._build_quire_headers()
@@ -244,75 +258,41 @@ async def _drain(chunks: AsyncIterator[bytes]) -> None:
         return
 
 
+def _find_usage(responses: Sequence[dict[str, Any]]) -> Usage | None:
+    """The reported usage of an empty reply, such as one that a reasoning model did not get to."""
+    for response in responses:
+        with suppress(InvalidEntry, ValueError):
+            return parse_reply(response).usage
+    return None
+
+
+async def _read_body(response: httpx2.Response, *, max_bytes: int) -> bytes:
+    """Reads a response, and stops after the first bytes above the limit."""
+    pieces, size = list[bytes](), 0
+    with map_http_errors():
+        async for piece in response.aiter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                break
+    return b"".join(pieces)
+
+
+def _parse_response(body: bytes) -> list[dict[str, Any]]:
+    """Parses the response of an upstream into one response per choice."""
+    if len(body) > MAX_RESPONSE_BYTES or exceeds_json_limit(body):
+        raise ModelUnavailable(
+            f"The upstream's response exceeds {MAX_RESPONSE_BYTES:,} bytes or {MAX_JSON_SEPARATORS:,} JSON values; "
+            "retry, or use another model."
+        )
+    try:
+        return _split_choices(from_json(body))
+    except ValueError as error:
+        raise ModelUnavailable("The upstream's response is not valid JSON; retry the request.") from error
+
+
 def _split_choices(response: object) -> list[dict[str, Any]]:
     """Splits a response into one response per choice."""
     if not is_object(response):
         return []
     return [{**response, "choices": [choice]} for choice in filter_objects(response.get("choices"))]
-
-
-async def record_reply(
-    prepared: PreparedRequest, responses: Sequence[dict[str, Any]], *, incomplete: bool = False
-) -> RecordedReply | None:
-    """Records the first reply, and each further choice on a fork; None if all replies are empty."""
-    replies = [
-        reply for response in responses if (reply := _parse_nonempty_reply(response, incomplete=incomplete)) is not None
-    ]
-    if not replies:
-        return None
-    first, *others = replies
-    if first.usage is None:
-        manifest, counter = prepared.request.manifest, prepared.matched.message_counter
-        usage = estimate_usage(first.message, model=manifest.policy.model, manifest=manifest, counter=counter)
-        first = first._replace(usage=usage)
-    entry = await _record_with_retry(prepared, first, incomplete=incomplete)
-    for number, other in enumerate(others, start=1):
-        await _record_alternative(prepared, entry, other, name=f"choice {number}")
-    return RecordedReply(entry, first)
-
-
-def _parse_nonempty_reply(response: dict[str, Any], *, incomplete: bool) -> Reply | None:
-    """Parses a reply; None if it is empty. Of an incomplete reply, incomplete tool calls are dropped."""
-    try:
-        reply = parse_reply(response)
-    except (InvalidEntry, ValueError):
-        return None
-    message = drop_incomplete_calls(reply.message) if incomplete else reply.message
-    return reply._replace(message=message) if message.parts or message.provider_fields else None
-
-
-async def _record_with_retry(prepared: PreparedRequest, reply: Reply, *, incomplete: bool) -> Entry:
-    """Records a reply; forks if the branch head has moved, and retries with backoff if the store is unavailable."""
-    conversation = prepared.conversation
-    client_path = prepared.compute_client_path(reply.message)
-    log_path = extend_path(
-        prepared.request.after, [*(each.message for each in prepared.request.pending), reply.message]
-    )
-    request = replace(prepared.request, client_path=client_path if client_path != log_path else None)
-    delays = iter(STORE_RETRY_DELAYS_SECONDS)
-    while True:
-        try:
-            return await conversation.record(reply, request=request, incomplete=incomplete)
-        except StaleHead:
-            conversation, request = await _fork_request(conversation, request)
-        except (StoreUnavailable, StoreBusy):
-            delay = next(delays, None)
-            if delay is None:
-                raise
-            await asyncio.sleep(delay)
-
-
-async def _fork_request(conversation: Conversation, request: Request) -> tuple[Conversation, Request]:
-    """Forks at the head that the request was built on, so that both turns follow the message they answer."""
-    head = request.assembly.head
-    branch: Branch = await conversation.engine.store.fork(conversation.id, at=head, branch=conversation.branch)
-    assembly = replace(request.assembly, branch=branch.number)
-    forked = Conversation(conversation.engine, conversation.id, branch.number)
-    return forked, replace(request, assembly=assembly, after=branch.head_path, creates_conversation=None)
-
-
-async def _record_alternative(prepared: PreparedRequest, entry: Entry, reply: Reply, *, name: str) -> None:
-    """Records another reply to the same question on a fork of its own."""
-    conversation = Conversation(prepared.conversation.engine, entry.conversation, entry.branch)
-    forked = await conversation.fork(entry.seq - 1, name=name)
-    await forked.append(reply.message)

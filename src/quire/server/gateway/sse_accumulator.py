@@ -13,6 +13,8 @@ from pydantic_core import from_json
 
 from quire.errors import ModelUnavailable
 from quire.model.text import replace_lone_surrogates
+from quire.server.gateway.chat_request import MAX_REQUEST_CHOICES
+from quire.server.json_limits import MAX_JSON_SEPARATORS, exceeds_json_limit
 from quire.view.replies import TextPieces
 from quire.view.wire_formats.fields import filter_objects, is_object
 
@@ -20,6 +22,10 @@ _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _MAX_EVENT_END_BYTES = 4
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """Maximum size of one event of the upstream, and of all events withheld after the end of the reply."""
+MAX_STREAM_BYTES = 128 * 1024 * 1024
+"""Maximum size of a whole stream."""
+MAX_DELTA_ITEMS = 1_000
+"""Maximum items of one list of a reply, such as its tool calls."""
 _DONE_DATA = b"[DONE]"
 _REPLACED_FIELDS = frozenset({"role", "id", "type", "name", "index", "expires_at"})
 """Delta fields that are sent once or repeated; strings in all other fields are pieces to join."""
@@ -44,6 +50,8 @@ class SSEAccumulator:
     def __init__(self, choice_count: int) -> None:
         self.is_done = False
         """Whether the upstream has sent `[DONE]`."""
+        self.received_bytes = 0
+        """Bytes of the stream so far."""
         self.error: dict[str, Any] | None = None
         """The error event of the upstream, if it sent one."""
         self._withheld = bytearray()
@@ -56,11 +64,23 @@ class SSEAccumulator:
     def feed(self, chunk: bytes) -> bytes:
         """Adds bytes of the stream; returns the complete events that can be passed on now.
 
-        Raises `ModelUnavailable` if an event, or what is withheld, exceeds `MAX_EVENT_BYTES`.
+        Raises `ModelUnavailable` if an event, what is withheld, or the whole stream exceeds a limit.
         """
+        try:
+            return self._pass_events(chunk)
+        except ModelUnavailable:
+            self._buffer.clear()
+            raise
+
+    def _pass_events(self, chunk: bytes) -> bytes:
         # No event ends within the old buffer, but one may end in its last bytes and the first of the chunk.
         search_from = max(0, len(self._buffer) - _MAX_EVENT_END_BYTES + 1)
         self._buffer += chunk
+        self.received_bytes += len(chunk)
+        if self.received_bytes > MAX_STREAM_BYTES:
+            raise ModelUnavailable(
+                f"The upstream streamed a reply of more than {MAX_STREAM_BYTES:,} bytes; shorten it."
+            )
         ends = [match.end() for match in _EVENT_END.finditer(self._buffer, search_from)]
         passed, start = bytearray(), 0
         for end in ends:
@@ -77,10 +97,14 @@ class SSEAccumulator:
 
     def _check_size(self, event_bytes: int) -> None:
         if event_bytes > MAX_EVENT_BYTES:
-            self._buffer.clear()
             raise ModelUnavailable(
                 f"The upstream sent an event of more than {MAX_EVENT_BYTES:,} bytes; retry, or use another model."
             )
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the last event, which is incomplete."""
+        return len(self._buffer)
 
     @property
     def is_finished(self) -> bool:
@@ -100,6 +124,11 @@ class SSEAccumulator:
         return [{**fields, "choices": [choice.to_response_choice()]} for choice in choices]
 
     def _parse_event(self, event: bytes) -> None:
+        if exceeds_json_limit(event):
+            raise ModelUnavailable(
+                f"The upstream sent an event of more than {MAX_JSON_SEPARATORS:,} JSON values; "
+                "retry, or use another model."
+            )
         data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
         if data == _DONE_DATA:
             self.is_done = True
@@ -114,7 +143,10 @@ class SSEAccumulator:
                 self._response_fields[name] = value
         for piece in filter_objects(chunk.get("choices")):
             index = piece.get("index")
-            choice = self._choices.setdefault(index if isinstance(index, int) else 0, _ChoiceAccumulator())
+            index = index if isinstance(index, int) else 0
+            if index not in self._choices and len(self._choices) >= MAX_REQUEST_CHOICES:
+                raise ModelUnavailable(f"The upstream sent more than {MAX_REQUEST_CHOICES} choices; retry the request.")
+            choice = self._choices.setdefault(index, _ChoiceAccumulator())
             delta = piece.get("delta")
             if is_object(delta):
                 _merge_delta(choice.message, delta)
@@ -165,6 +197,8 @@ def _merge_list(known: list[object], pieces: list[object]) -> list[object]:
         item = next((each for each in reversed(known) if is_object(each) and each.get("index") == index), None)
         if item is not None and index is not None and is_object(piece):
             _merge_delta(item, piece)
+        elif len(known) >= MAX_DELTA_ITEMS:
+            raise ModelUnavailable(f"The upstream sent a reply with more than {MAX_DELTA_ITEMS:,} tool calls; retry.")
         elif is_object(piece):
             new_item: dict[str, Any] = {}
             _merge_delta(new_item, piece)

@@ -98,7 +98,8 @@ def _choose_authorization(
 
 
 async def collect_models(server_state: ServerState, caller: Caller, headers: Headers) -> list[dict[str, Any]]:
-    """Lists each model once, and only if a request for it would go to the upstream that lists it."""
+    """Lists each model that the caller may call once, and only if a request for it would go to the upstream that
+    lists it."""
     collected = {
         name: _build_model_object(name) for name in server_state.settings.upstreams if not _GLOB_CHARS & set(name)
     }
@@ -109,7 +110,12 @@ async def collect_models(server_state: ServerState, caller: Caller, headers: Hea
             target = server_state.upstream_for(str(model["id"]))
             if target is not None and target.base_url == upstream.base_url:
                 collected.setdefault(str(model["id"]), model)
-    return list(collected.values())
+    return [model for name, model in collected.items() if _is_allowed(server_state, caller, name)]
+
+
+def _is_allowed(server_state: ServerState, caller: Caller, model: str) -> bool:
+    upstream = server_state.upstream_for(model)
+    return caller.allows_model(model, upstream.model if upstream is not None else None)
 
 
 def _list_upstreams(server_state: ServerState) -> list[Upstream]:

@@ -1,4 +1,4 @@
-"""Context of the next request: token usage, preview, session items, pins."""
+"""Context of the next request: token usage, preview, session items, pins, priorities."""
 
 from typing import Annotated
 
@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 from quire.context.items import ResolvedSessionItem, index_agent_items
 from quire.engine.context import EngineContext
 from quire.log import MAIN_BRANCH
-from quire.model import ContextItem, Manifest
-from quire.model.entries import SessionIncludeMode
+from quire.model import ContextItem, Manifest, Priority
+from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY, SessionIncludeMode
 from quire.schemas.context import ContextItemSchema, ContextUsageSchema, ItemType
 from quire.server.dependencies import (
     BranchQuery,
@@ -40,6 +40,14 @@ class AddPinBody(BaseModel):
 
 class PinListSchema(BaseModel):
     pins: list[int]
+
+
+class SetPriorityBody(BaseModel):
+    priority: int | None = Field(ge=MIN_PRIORITY, le=MAX_PRIORITY, description="1 to 10; null resets it to 5.")
+
+
+class PriorityListSchema(BaseModel):
+    priorities: list[Priority] = Field(description="Messages for which a priority is set.")
 
 
 @router.get("/usage")
@@ -130,6 +138,23 @@ async def unpin_message(
 
 async def _load_pins(engine: EngineContext, conversation: str, branch: int) -> PinListSchema:
     return PinListSchema(pins=list((await engine.store.get_branch(conversation, branch)).state.pins))
+
+
+@router.put("/priorities/{seq}")
+async def set_priority(
+    caller: WriteCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    seq: EntrySeq,
+    body: SetPriorityBody,
+    branch: BranchQuery = MAIN_BRANCH,
+) -> PriorityListSchema:
+    """Sets the priority of a message. Compactions of the `hybrid` strategy archive messages of low priority first, and
+    preserve those of high priority verbatim up to a share of the request."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    await loaded.set_priority(seq, body.priority)
+    state = (await loaded.engine.store.get_branch(conversation, branch)).state
+    return PriorityListSchema(priorities=list(state.priorities))
 
 
 def _to_context_item(item: AddItemBody) -> ContextItem | str:

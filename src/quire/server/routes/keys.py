@@ -5,15 +5,20 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from quire.errors import InsufficientScope
-from quire.log import KEY_SCOPES, ApiKey, KeyScope
+from quire.errors import AccessDenied, InsufficientScope
+from quire.log import KEY_SCOPES, KeyScope
+from quire.log.keys import MAX_KEY_SPEND_USD, MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS
 from quire.schemas.records import CreatedKeySchema, KeySchema
 from quire.server.auth import get_key_verifier
 from quire.server.dependencies import AdminCaller, Page, PageCursor, PageLimit, StateDep, decode_cursor, encode_cursor
+from quire.settings.schema import tenant_spend_cap_for
 
 router = APIRouter(prefix="/api/keys", tags=["keys"])
 
 KeyId = Annotated[str, Path(pattern="^[0-9a-z]{26}$", description="ID of the key: its public part, after `quire_`.")]
+
+
+ModelPattern = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_PATTERN_CHARS)]
 
 
 class CreateKeyBody(BaseModel):
@@ -21,6 +26,20 @@ class CreateKeyBody(BaseModel):
     scopes: list[KeyScope] = Field(min_length=1, max_length=len(KEY_SCOPES))
     expires_at: int | None = Field(default=None, ge=0, lt=2**63, description="In microseconds since 1970.")
     requests_per_minute: int | None = Field(default=None, gt=0, lt=2**31)
+    max_spend: float | None = Field(
+        default=None, gt=0, le=MAX_KEY_SPEND_USD, description="Maximum cost of all calls with the key, in US dollars."
+    )
+    models: list[ModelPattern] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_MODEL_PATTERNS,
+        description="Names or patterns, such as gpt-4o*, of the models that the key may call; null for all models.",
+    )
+
+
+class SpendingSchema(BaseModel):
+    spent_usd: float = Field(description="Cost of all calls of the tenant so far, in US dollars.")
+    max_spend: float | None = Field(description="Maximum cost of the tenant in US dollars; null for no cap.")
 
 
 class _KeyPosition(BaseModel):
@@ -36,27 +55,46 @@ async def list_keys(
 ) -> Page[KeySchema]:
     """Lists keys, newest first, including revoked and expired ones."""
     position = decode_cursor(cursor, _KeyPosition)
-    before = (
-        ApiKey(position.id, "", "", frozenset(), None, position.created_at, None, None)
-        if position is not None
-        else None
-    )
-    keys = await server_state.store.for_tenant(caller.tenant).list_keys(limit=limit, before=before)
+    store = server_state.store.for_tenant(caller.tenant)
+    keys = await store.list_keys(limit=limit, before=position)
+    spending = await store.get_spending()
     last = {"id": keys[-1].id, "created_at": keys[-1].created_at} if len(keys) == limit else None
-    return Page(items=[KeySchema.from_record(each) for each in keys], next_cursor=encode_cursor(last))
+    items = [KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys]
+    return Page(items=items, next_cursor=encode_cursor(last))
+
+
+@router.get("/spending")
+async def get_spending(caller: AdminCaller, server_state: StateDep) -> SpendingSchema:
+    """The cost of all calls of the tenant, with and without a key, and its cap."""
+    spending = await server_state.store.for_tenant(caller.tenant).get_spending()
+    cap = tenant_spend_cap_for(server_state.settings, caller.tenant)
+    return SpendingSchema(spent_usd=sum(spending.values()), max_spend=cap)
 
 
 @router.post("", status_code=201)
 async def create_key(
     caller: AdminCaller, server_state: StateDep, body: CreateKeyBody, response: Response
 ) -> CreatedKeySchema:
-    """Creates a key for the caller's tenant, with at most the scopes of the caller's own key."""
+    """Creates a key for the caller's tenant, with at most the scopes of the caller's own key.
+
+    A key with a spend cap or a list of models cannot create keys that call models: they would not have its limits.
+    """
     if excess := sorted(set(body.scopes) - caller.scopes):
         raise InsufficientScope(
             f"The new key cannot have the scope {excess[0]!r}, which your own key lacks; use a key that has it."
         )
+    if "chat" in body.scopes and (caller.max_spend is not None or caller.models is not None):
+        raise AccessDenied(
+            "Your API key has a spend cap or a list of models, so it cannot create a key with the scope 'chat'; "
+            "use a key without them."
+        )
     created, text = await server_state.store.for_tenant(caller.tenant).create_key(
-        body.name, body.scopes, expires_at=body.expires_at, requests_per_minute=body.requests_per_minute
+        body.name,
+        body.scopes,
+        expires_at=body.expires_at,
+        requests_per_minute=body.requests_per_minute,
+        max_spend=body.max_spend,
+        models=body.models,
     )
     response.headers["Cache-Control"] = "no-store"
     return CreatedKeySchema.from_secret(created, text)

@@ -13,7 +13,7 @@ from quire.context.vault import Vault
 from quire.errors import InvalidRequest
 from quire.log import MAIN_BRANCH
 from quire.model import Entry
-from quire.model.entries import DocumentReference
+from quire.model.entry_metadata import DocumentReference
 from quire.server.dependencies import BranchQuery, ConversationId, ReadCaller, StateDep, WriteCaller, engine_for_caller
 
 router = APIRouter(prefix="/api", tags=["references"])

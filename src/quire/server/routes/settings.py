@@ -30,6 +30,7 @@ EDITABLE_SETTINGS = (
     "recent_messages_to_keep",
     "min_recent_messages_to_keep",
     "context_background_threshold",
+    "compact_when",
     "context_management_enabled",
     "memory_integration",
     "recall_tokens",

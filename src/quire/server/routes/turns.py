@@ -12,7 +12,7 @@ from quire.model import Message
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.schemas import JsonModel
 from quire.schemas.turn_events import TurnEventSchema
-from quire.server.auth import check_scope, is_still_authorized
+from quire.server.auth import check_model, check_scope, is_still_authorized
 from quire.server.dependencies import ChatCaller, ConversationId, ReadCaller, StateDep, load_conversation
 from quire.server.event_stream import (
     EventStreamResponse,
@@ -76,25 +76,31 @@ class ApprovalBody(BaseModel):
     responses=event_stream_responses("TurnEventSchema"),
 )
 async def send_message(
-    caller: ChatCaller, server_state: StateDep, conversation: ConversationId, body: SendBody
+    request: Request, caller: ChatCaller, server_state: StateDep, conversation: ConversationId, body: SendBody
 ) -> EventStreamResponse:
     """Starts a turn and streams its events: `event` is the name, `data` the event as JSON.
 
     The last event is `turn_ended` or `turn_failed`. A turn belongs to the conversation: it continues if the client
     disconnects, and `/events` streams it from its start. 409 `turn_in_progress` if the branch has a running turn. A
     retry with the same `after` (idempotency key) replays an answered question from the log, and answers one that was
-    not answered. A server that shuts down ends the stream with `server_stopping`; the reply so far is recorded.
+    not answered. A server that shuts down ends the stream with `server_stopping`; the reply so far is recorded. The
+    stream ends within ten seconds after its key was revoked or expired.
     """
+    is_authorized = partial(is_still_authorized, request)
+    model = body.model or server_state.settings.model
+    upstream = server_state.upstream_for(model)
+    check_model(caller, model, upstream.model if upstream is not None else None)
     loaded = await load_conversation(server_state, caller, conversation, body.branch, model=body.model)
     message = body.question
     if body.after is not None:
         attempt = await find_prior_attempt(loaded, message, after=body.after)
         if attempt is not None and attempt.is_answered:
-            return EventStreamResponse(stream_turn(replay_turn(attempt), branch=body.branch))
+            replayed = stream_turn(replay_turn(attempt), branch=body.branch)
+            return EventStreamResponse(replayed, is_authorized=is_authorized)
         message = message if attempt is None else None
     key = BranchKey(caller.tenant, conversation, body.branch)
     running = server_state.turns.start(key, loaded, message, model=server_state.model_for(body.model))
-    return EventStreamResponse(stream_turn(running.stream_events(), branch=body.branch))
+    return EventStreamResponse(stream_turn(running.stream_events(), branch=body.branch), is_authorized=is_authorized)
 
 
 @router.post("/stop", status_code=202)
@@ -148,7 +154,5 @@ async def stream_events(
     expired.
     """
     await load_conversation(server_state, caller, conversation)
-    live_events = get_live_events(request.app)
-    return EventStreamResponse(
-        live_events.events(caller.tenant, conversation, is_authorized=partial(is_still_authorized, request))
-    )
+    events = get_live_events(request.app).events(caller.tenant, conversation)
+    return EventStreamResponse(events, is_authorized=partial(is_still_authorized, request))

@@ -44,6 +44,7 @@ GatewayDecision = Literal["passthrough", "fitted", "rejected"]
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 _LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TURN_BUCKETS_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_LAG_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _FILL_RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 2.0, 5.0)
 
 _UPSTREAM_ERROR_KINDS: dict[type[ModelError], str] = {
@@ -84,6 +85,12 @@ class Metrics:
             "Time until the response starts.",
             ("method", "route"),
             buckets=_LATENCY_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._event_loop_lag = Histogram(
+            "quire_event_loop_lag_seconds",
+            "Time by which the event loop runs late; all requests wait for it.",
+            buckets=_LAG_BUCKETS_SECONDS,
             registry=registry,
         )
         self._open_streams = _build_gauge("quire_open_streams", "Open event streams.", registry)
@@ -147,6 +154,9 @@ class Metrics:
         method = method if method in _METHODS else "other"
         self._requests.labels(method, route, str(status)).inc()
         self._request_seconds.labels(method, route).observe(seconds)
+
+    def observe_event_loop_lag(self, seconds: float) -> None:
+        self._event_loop_lag.observe(seconds)
 
     def count_stream_opened(self) -> None:
         self._open_streams.inc()

@@ -53,6 +53,8 @@ TOKENS_PER_ENUM_VALUE = 3
 
 # OpenAI publishes nothing for these: at or slightly above what its API reports, so that a sum errs upward.
 TOKENS_PER_CALL = 8
+TOKENS_PER_PARALLEL_CALLS = 16
+"""Tokens of a message with two or more calls, once: such a message is rendered differently from one with one call."""
 TOKENS_PER_RESULT = 4
 TOKENS_PER_JSON_TOOL = 8
 
@@ -209,7 +211,8 @@ def _count_message(message: WireMessage, counter: TokenCounter, model: str) -> i
         tokens = counter.count(content)
     else:
         tokens = sum(_count_piece(piece, counter, model) for piece in content or ())
-    tokens += sum(_count_call(call, counter) for call in message.get("tool_calls") or ())
+    calls: list[WireMessage] = message.get("tool_calls") or []
+    tokens += sum(_count_call(call, counter) for call in calls) + (TOKENS_PER_PARALLEL_CALLS if len(calls) > 1 else 0)
     tokens += TOKENS_PER_RESULT if message["role"] == "tool" else 0
     known = ["role", "content", "tool_calls", "tool_call_id"]
     if isinstance(name := message.get("name"), str):

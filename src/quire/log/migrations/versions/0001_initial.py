@@ -29,6 +29,8 @@ UNPARTITIONED_TABLES = (
     "blob_uses",
     "calibrations",
     "costs",
+    "spending",
+    "spend_reservations",
     "search_scopes",
     "memories",
     "documents",
@@ -57,8 +59,8 @@ def _postgres_statements(schema: str) -> list[str]:
     tables = _tables(key='TEXT COLLATE "C"', big="BIGINT", bytes_="BYTEA")
     statements = [_add_partitioning(name, statement) for name, statement in tables.items()]
     statements += _disable_compression()
-    # Appends rewrite the branch's row without touching indexed columns: free space on the page allows HOT updates.
-    statements.append("ALTER TABLE quire_branches SET (fillfactor = 50)")
+    # Appends rewrite these rows without touching indexed columns: free space on the page allows HOT updates.
+    statements += [f"ALTER TABLE quire_{table} SET (fillfactor = 50)" for table in ("branches", "spending")]
     partitions: list[str] = []
     for table in PARTITIONED_TABLES:
         names, partition_statements = build_partitions(table)
@@ -152,6 +154,7 @@ def _log_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         CREATE TABLE quire_conversations (
             tenant {key} NOT NULL, conversation {key} NOT NULL,
             title TEXT NOT NULL, created_at {big} NOT NULL, updated_at {big} NOT NULL, purged_at {big},
+            row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation)
         )""",
         "branches": f"""
@@ -159,7 +162,7 @@ def _log_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL,
             name TEXT NOT NULL, created_at {big} NOT NULL, lineage TEXT NOT NULL,
             head_seq {big} NOT NULL, head_digest {bytes_} NOT NULL, head_path {bytes_} NOT NULL, state TEXT NOT NULL,
-            updated_at {big} NOT NULL,
+            updated_at {big} NOT NULL, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation, branch)
         )""",
         "entries": f"""
@@ -167,7 +170,7 @@ def _log_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
             kind TEXT NOT NULL, role TEXT, author TEXT NOT NULL, at {big} NOT NULL,
             digest {bytes_} NOT NULL, path {bytes_} NOT NULL, tokens INTEGER, counter TEXT,
-            body TEXT NOT NULL, notes TEXT, purged_at {big},
+            body TEXT NOT NULL, notes TEXT, purged_at {big}, content_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation, branch, seq)
         )""",
         "paths": f"""
@@ -197,18 +200,30 @@ def _ledger_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         "manifests": f"""
         CREATE TABLE quire_manifests (
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
-            manifest TEXT NOT NULL, request_id {key},
+            manifest TEXT NOT NULL, request_id {key}, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation, branch, seq)
         )""",
         "calibrations": f"""
         CREATE TABLE quire_calibrations (
-            tenant {key} NOT NULL, model {key} NOT NULL, calibration TEXT NOT NULL,
+            tenant {key} NOT NULL, model {key} NOT NULL, calibration TEXT NOT NULL, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, model)
         )""",
         "costs": f"""
         CREATE TABLE quire_costs (
-            tenant {key} NOT NULL, conversation {key} NOT NULL, cost_usd DOUBLE PRECISION NOT NULL,
-            PRIMARY KEY (tenant, conversation)
+            tenant {key} NOT NULL, conversation {key} NOT NULL, key_id {key} NOT NULL,
+            cost_usd DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (tenant, conversation, key_id)
+        )""",
+        "spending": f"""
+        CREATE TABLE quire_spending (
+            tenant {key} NOT NULL, key_id {key} NOT NULL, shard INTEGER NOT NULL, cost_usd DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (tenant, key_id, shard)
+        )""",
+        "spend_reservations": f"""
+        CREATE TABLE quire_spend_reservations (
+            tenant {key} NOT NULL, reservation {key} NOT NULL, conversation {key} NOT NULL, key_id {key} NOT NULL,
+            amount_usd DOUBLE PRECISION NOT NULL, expires_at {big} NOT NULL,
+            PRIMARY KEY (tenant, reservation)
         )""",
     }
 
@@ -243,7 +258,7 @@ def _search_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         CREATE TABLE quire_memories (
             tenant {key} NOT NULL, memory {key} NOT NULL, namespace {key} NOT NULL, text TEXT NOT NULL,
             conversation {key}, branch INTEGER, seq {big}, source TEXT,
-            created_at {big} NOT NULL, retired_at {big}, replaced_by {key},
+            created_at {big} NOT NULL, retired_at {big}, replaced_by {key}, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, memory)
         )""",
         "documents": f"""
@@ -251,6 +266,7 @@ def _search_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             tenant {key} NOT NULL, vault {key} NOT NULL, path {key} NOT NULL,
             digest {bytes_} NOT NULL, size {big} NOT NULL, modified_ns {big} NOT NULL,
             title TEXT NOT NULL, summary TEXT NOT NULL, aliases TEXT NOT NULL, headings TEXT NOT NULL,
+            row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, vault, path)
         )""",
     }
@@ -261,8 +277,8 @@ def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         "api_keys": f"""
         CREATE TABLE quire_api_keys (
             tenant {key} NOT NULL, id {key} NOT NULL, name TEXT NOT NULL, digest {bytes_} NOT NULL,
-            scopes TEXT NOT NULL, requests_per_minute INTEGER,
-            created_at {big} NOT NULL, expires_at {big}, revoked_at {big},
+            scopes TEXT NOT NULL, requests_per_minute INTEGER, max_spend DOUBLE PRECISION, models TEXT,
+            created_at {big} NOT NULL, expires_at {big}, revoked_at {big}, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, id)
         )""",
         "sweeps": f"CREATE TABLE quire_sweeps (name {key} NOT NULL PRIMARY KEY, swept_until {big} NOT NULL)",

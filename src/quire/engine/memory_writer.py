@@ -1,0 +1,165 @@
+"""Adds memories that a model wants to store with the tool `remember`, and corrects them.
+
+Each memory cites the message, or the document quoted in it, that states the fact. A statement that only repeats an
+existing memory, or text that was recalled for the request, is refused: memories must not multiply.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire.engine.context import EngineContext
+from quire.engine.context_gatherer import memory_namespace
+from quire.engine.recall import Recall
+from quire.errors import BlobNotFound, InvalidRequest, MemoryNotFound
+from quire.log import Branch
+from quire.log.types import Citation, Memory
+from quire.log.worker_threads import run_in_worker
+from quire.model import Entry
+from quire.view.recalled_messages import message_to_text
+
+MAX_COMPARED_MEMORIES = 1_000
+"""Newest memories that a new one is compared with."""
+MAX_SOURCE_MESSAGES = 100
+"""Newest messages of the user and of tools among which the source of a memory is searched."""
+MAX_RECALLED_SOURCES = 5
+"""Older messages, found by recall, among which the source of a memory is searched."""
+MAX_SOURCE_DOCUMENTS = 20
+"""Documents quoted in these messages among which the source of a memory is searched."""
+MAX_SOURCE_CHARS = 20_000
+"""Characters of each of these texts that are compared with a memory."""
+
+
+class MemorySource(NamedTuple):
+    """A text that may state a fact: a message, or a document that it quotes."""
+
+    entry: Entry
+    text: str
+    document: str | None = None
+    """Path of the document."""
+
+    @property
+    def description(self) -> str:
+        kind = "tool result" if self.entry.role == "tool" else "message"
+        quoted = f"the document {self.document} in " if self.document is not None else ""
+        return f"{quoted}{kind} #{self.entry.seq}"
+
+
+class MemoryWriter:
+    """Writes the memories of an agent, from what one branch says."""
+
+    def __init__(self, engine: EngineContext, conversation: str, branch: int, *, recall: Recall) -> None:
+        self._engine, self._conversation, self._branch, self._recall = engine, conversation, branch, recall
+
+    async def remember(self, text: str, *, replaces: str | None, recalled_texts: Iterable[str]) -> str:
+        """Stores a memory, or the correction of the memory `replaces`; returns the answer for the model."""
+        from quire.context.memory import validate_new_memory
+
+        engine, namespace = self._engine, memory_namespace(self._engine.agent)
+        if not engine.agent.memory.enabled:
+            raise InvalidRequest("This agent has no memory; enable it in the agent's configuration.")
+        memories = await engine.store.list_memories(namespace, limit=MAX_COMPARED_MEMORIES)
+        fact = validate_new_memory(text, existing=[each.text for each in memories])
+        if replaces is not None:
+            await self._check_namespace(replaces, namespace)
+        branch = await engine.store.get_branch(self._conversation, self._branch)
+        sources = await self._list_sources(fact, branch)
+        source = await run_in_worker(_choose_source, fact, sources)
+        await run_in_worker(_check_repetition, fact, memories, replaces=replaces)
+        if replaces is None:
+            await run_in_worker(_check_recalled, fact, _list_new_texts(sources), recalled_texts)
+        citation = Citation(source.entry.conversation, source.entry.branch, source.entry.seq)
+        if replaces is None:
+            memory = await engine.store.add_memory(namespace, fact, citation=citation, source=source.document)
+            return f"Remembered as {memory.id}, from {source.description}."
+        memory = await engine.store.replace_memory(replaces, fact, citation=citation, source=source.document)
+        return f"Remembered as {memory.id} in place of {replaces}, from {source.description}."
+
+    async def _check_namespace(self, id: str, namespace: str) -> None:
+        """Refuses the memories of other agents, as if there were none."""
+        try:
+            memory = await self._engine.store.get_memory(id)
+        except MemoryNotFound:
+            memory = None
+        if memory is None or memory.namespace != namespace:
+            raise InvalidRequest(f"There is no memory {id!r}; the id of each memory is in brackets after it.")
+
+    async def _list_sources(self, fact: str, branch: Branch) -> list[MemorySource]:
+        """Texts that may state the fact: new messages, older ones that recall finds, and the documents they quote."""
+        store = self._engine.store
+        entries = await store.read_tail(
+            self._conversation, MAX_SOURCE_MESSAGES, branch=self._branch, kinds=["message"], roles=["user", "tool"]
+        )
+        if not any(entry.role == "user" for entry in entries):
+            entries += await store.read_tail(
+                self._conversation, 1, branch=self._branch, kinds=["message"], roles=["user"]
+            )
+        found = await self._recall.search(branch, fact[:MAX_SOURCE_CHARS], limit=MAX_RECALLED_SOURCES)
+        present = {entry.seq for entry in entries}
+        entries += [each.entry for each in found if each.entry.seq not in present]
+        entries = [each for each in entries if each.role in ("user", "tool") and each.purged_at is None]
+        if not any(entry.role == "user" for entry in entries):
+            raise InvalidRequest("There is no user message yet that a memory could cite.")
+        messages = [MemorySource(entry, message_to_text(entry.message)[:MAX_SOURCE_CHARS]) for entry in entries]
+        return [*messages, *await self._load_documents(entries)]
+
+    async def _load_documents(self, entries: Sequence[Entry]) -> list[MemorySource]:
+        """The newest documents whose text is included in these messages."""
+        quoted = [
+            (entry, reference)
+            for entry in sorted(entries, key=lambda entry: -entry.seq)
+            for reference in entry.metadata.references or ()
+            if reference.injected and reference.blob is not None
+        ]
+        documents: list[MemorySource] = []
+        for entry, reference in quoted[:MAX_SOURCE_DOCUMENTS]:
+            try:
+                blob = await self._engine.store.get_blob(reference.blob or "")
+            except BlobNotFound:
+                continue
+            text = blob.data.decode(errors="replace")[:MAX_SOURCE_CHARS]
+            documents.append(MemorySource(entry, text, reference.path or reference.link))
+        return documents
+
+
+def _choose_source(fact: str, sources: Sequence[MemorySource]) -> MemorySource:
+    """The text that shares most terms with the fact; in case of a tie, the newest of the user's own.
+
+    Tool results and documents are candidates, because one of them may have dictated the memory.
+    """
+    from quire.context.memory import measure_overlap
+
+    def rank(source: MemorySource) -> tuple[float, bool, int]:
+        is_own = source.entry.role == "user" and source.document is None
+        return measure_overlap(fact, source.text), is_own, source.entry.seq
+
+    return max(sources, key=rank)
+
+
+def _list_new_texts(sources: Sequence[MemorySource]) -> list[str]:
+    """The newest question, and what tools returned since."""
+    question = max(each.entry.seq for each in sources if each.entry.role == "user")
+    return [each.text for each in sources if each.entry.seq >= question]
+
+
+def _check_repetition(fact: str, memories: Iterable[Memory], *, replaces: str | None) -> None:
+    """Refuses what an existing memory says in other words, unless it replaces that memory."""
+    from quire.context.memory import is_repeated_in
+
+    for memory in memories:
+        if memory.id != replaces and is_repeated_in(fact, memory.text):
+            raise InvalidRequest(
+                f"The memory {memory.id} says nearly the same: {memory.text!r}. To correct or extend it, call remember "
+                f"with the complete statement and replaces={memory.id!r}."
+            )
+
+
+def _check_recalled(fact: str, new_texts: Iterable[str], recalled_texts: Iterable[str]) -> None:
+    """Refuses what is only in text recalled for the request, not in what was said or read since the question."""
+    from quire.context.memory import is_repeated_in, measure_overlap
+
+    new = max((measure_overlap(fact, text) for text in new_texts), default=0.0)
+    if any(is_repeated_in(fact, text) and measure_overlap(fact, text) > new for text in recalled_texts):
+        raise InvalidRequest(
+            "This only repeats text that was recalled for the request, and recalled text is not stored again; "
+            "remember what the user says now."
+        )

@@ -1,0 +1,88 @@
+"""Totals of a turn: its model calls, usage, cost, compactions and document references, read from the log.
+
+A turn may consist of many steps, each recorded by its own request. The reply that ends it carries the totals.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from quire.engine.config import EngineConfig
+from quire.engine.request import Request
+from quire.log import LogStore
+from quire.model import Compaction, Entry, TurnTotals, Usage
+from quire.model.entry_metadata import DocumentReference
+from quire.model.events import sum_usage
+
+_MAX_COMPACTIONS_BEFORE_QUESTION = 8
+"""Entries before a question that are searched for the compactions made for its first request."""
+
+
+class TurnSteps(NamedTuple):
+    """What the log holds of a turn: its replies, and the compactions made for its requests."""
+
+    replies: tuple[Entry, ...] = ()
+    compactions: tuple[Entry, ...] = ()
+
+    @property
+    def references(self) -> list[DocumentReference]:
+        """The documents that tools read or found, in order."""
+        return [reference for reply in self.replies for reference in reply.metadata.references or ()]
+
+    def add_up(self, config: EngineConfig, *, reply_usages: Iterable[Usage | None] = ()) -> TurnTotals:
+        """Totals of these steps and of replies that are not in the log yet, one usage for each."""
+        usages = [*(reply.metadata.usage for reply in self.replies), *reply_usages]
+        reported = [usage for usage in usages if usage is not None]
+        summaries = [body for entry in self.compactions if isinstance(body := entry.body, Compaction)]
+        model = config.settings.model
+        cost = sum(config.estimate_cost(usage, model) for usage in reported)
+        cost += sum(config.estimate_cost(summary.usage, summary.model or model) for summary in summaries)
+        return TurnTotals(
+            steps=len(usages),
+            usage=sum_usage(reported),
+            cost_usd=cost,
+            compactions=tuple(entry.seq for entry in self.compactions) or None,
+        )
+
+
+async def read_turn_steps(
+    store: LogStore, conversation: str, branch: int, *, last: int | None = None, request: Request | None = None
+) -> TurnSteps:
+    """Reads the steps since the newest question, up to entry `last`. Of a `request` that sends the question, it needs
+    no read."""
+    if request is not None and _sends_question(request):
+        return TurnSteps(compactions=request.compactions)
+    newest = await store.read_tail(conversation, 1, branch=branch, last=last, kinds=["message"], roles=["user"])
+    question = newest[0].seq if newest else 0
+    replies = await store.read_range(
+        conversation, branch=branch, first=question + 1, last=last, kinds=["message"], roles=["assistant"]
+    )
+    compactions = await store.read_range(
+        conversation,
+        branch=branch,
+        first=max(1, question - _MAX_COMPACTIONS_BEFORE_QUESTION),
+        last=last,
+        kinds=["compaction"],
+    )
+    return TurnSteps(tuple(replies), _select_compactions(compactions, question))
+
+
+def _sends_question(request: Request) -> bool:
+    """Whether the request is the first step of its turn, or of its conversation."""
+    if request.creates_conversation is not None:
+        return True
+    if request.pending:
+        return request.pending[-1].message.role == "user"
+    return request.assembly.question_span is not None
+
+
+def _select_compactions(compactions: list[Entry], question: int) -> tuple[Entry, ...]:
+    """The compactions after the question, and those right before it that its first request needed."""
+    first = question
+    by_seq = {entry.seq: entry for entry in compactions}
+    while (earlier := by_seq.get(first - 1)) is not None and _is_for_request(earlier):
+        first -= 1
+    return tuple(entry for entry in compactions if entry.seq >= first)
+
+
+def _is_for_request(entry: Entry) -> bool:
+    return isinstance(body := entry.body, Compaction) and body.trigger in ("threshold", "overflow")

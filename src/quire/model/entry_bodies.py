@@ -1,0 +1,192 @@
+"""Bodies of log entries: a closed union, discriminated by the entry's `kind`.
+
+A body is a message, or a decision that changes what a model is sent.
+"""
+
+from typing import Annotated, Literal, assert_never
+
+from pydantic import Field, model_validator
+
+from quire.model.base import FrozenModel
+from quire.model.entry_metadata import Usage
+from quire.model.messages import PURGED_TEXT, Message, purge_identifier
+
+EntryKind = Literal["message", "compaction", "restore", "pin", "unpin", "priority", "context_change"]
+EntryNumber = Annotated[int, Field(gt=0)]
+
+MIN_PRIORITY, MAX_PRIORITY = 1, 10
+"""Range of a message's priority."""
+
+
+class Span(FrozenModel):
+    """A range of entry numbers, both ends included."""
+
+    first: EntryNumber
+    last: EntryNumber
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "Span":
+        if self.first > self.last:
+            raise ValueError(f"a span must run forward, but {self.first} is after {self.last}")
+        return self
+
+    def __contains__(self, seq: int) -> bool:
+        return self.first <= seq <= self.last
+
+
+class Truncation(FrozenModel):
+    """Truncates each text of a message to `max_chars` characters in the view."""
+
+    message: EntryNumber
+    max_chars: int = Field(ge=0)
+    summary: str | None = None
+    """Summary of the message, in place of the middle of its longest text; `max_chars` includes it."""
+
+
+class Compaction(FrozenModel):
+    """From this entry on the view has `summary` instead of the messages in `covers`. Nothing is deleted.
+
+    `supersedes` is the entry number of the compaction that was active when this one was made. Without a summary the
+    covered messages are omitted; without `covers` only the `truncations` apply. A range may end inside a turn; its
+    `question` then stays in the view verbatim, after the summary.
+    """
+
+    number: int = Field(gt=0)
+    covers: Span | None = None
+    question: EntryNumber | None = None
+    preserved: tuple[EntryNumber, ...] | None = None
+    """Covered messages that stay in the view verbatim because of their priority."""
+    summary: str | None = None
+    short_summary: str | None = None
+    """The short level: selected lines of the summary, for context windows in which the summary exceeds its share."""
+    sources: tuple[int, ...] = ()
+    trigger: Literal["threshold", "background", "manual", "overflow", "edit", "model"] = "manual"
+    strategy: str = "summarize"
+    model: str | None = None
+    tokens_before: int = 0
+    tokens_after: int = 0
+    supersedes: EntryNumber | None = None
+    truncations: tuple[Truncation, ...] | None = None
+    cleared_through: EntryNumber | None = None
+    """Tool results up to this entry are stubs, except pinned ones; earlier compactions may have cleared a part."""
+    cleared_results: int | None = None
+    """Tool results that this compaction cleared."""
+    instructions: str | None = None
+    """The user's instructions for the summary."""
+    failures: tuple[str, ...] | None = None
+    """Reasons why earlier attempts at this summary failed."""
+    invalidated_tokens: int | None = None
+    """Tokens of the provider's prompt cache that it invalidates."""
+    savings_per_request: float | None = None
+    """Estimated savings per later request, in dollars."""
+    usage: Usage | None = None
+    """Tokens used to write the summary."""
+
+    def summarizes(self, seq: int) -> bool:
+        """Whether the message with this number is part of the summary, or has a summary of its own here."""
+        if self.covers is not None and seq in self.covers:
+            return True
+        return any(each.message == seq and each.summary is not None for each in self.truncations or ())
+
+
+class Restore(FrozenModel):
+    """Undoes the active compaction, named by its entry number; the one that it superseded is active again."""
+
+    compaction: EntryNumber
+
+
+class Pin(FrozenModel):
+    """The message with this number stays in the view verbatim, whatever is compacted."""
+
+    message: EntryNumber
+
+
+class Unpin(FrozenModel):
+    message: EntryNumber
+
+
+class Priority(FrozenModel):
+    """Sets the priority of the message with this number, which later compactions use; None resets it."""
+
+    message: EntryNumber
+    priority: int | None = Field(default=None, ge=MIN_PRIORITY, le=MAX_PRIORITY)
+
+
+class ContextItem(FrozenModel):
+    """A rule, a reference or a tool, by name; for a tool also its MCP server."""
+
+    type: Literal["rule", "reference", "tool"]
+    name: str
+    server: str | None = None
+
+
+SessionIncludeMode = Literal["always", "manual", "agent"]
+"""How an item was added to the session: at its start, by the user, or as a tool selected for a message."""
+
+
+class ContextChange(FrozenModel):
+    """Adds an item to the session or removes it."""
+
+    action: Literal["add", "remove"]
+    item: ContextItem
+    include: SessionIncludeMode = "manual"
+
+
+Body = Message | Compaction | Restore | Pin | Unpin | Priority | ContextChange
+
+_BODY_TYPES: dict[EntryKind, type[Body]] = {
+    "message": Message,
+    "compaction": Compaction,
+    "restore": Restore,
+    "pin": Pin,
+    "unpin": Unpin,
+    "priority": Priority,
+    "context_change": ContextChange,
+}
+_KINDS: dict[type[Body], EntryKind] = {body: kind for kind, body in _BODY_TYPES.items()}
+
+
+def kind_of(body: Body) -> EntryKind:
+    return _KINDS[type(body)]
+
+
+def parse_body(kind: EntryKind, text: str) -> Body:
+    return _BODY_TYPES[kind].parse(text)
+
+
+def purge_body(body: Body) -> Body:
+    """The body without its content. Bodies that only hold numbers (pins, priorities, undo) have none and stay."""
+    match body:
+        case Message():
+            return body.without_content()
+        case Compaction():
+            return _purge_compaction(body)
+        case ContextChange(item=item):
+            server = None if item.server is None else purge_identifier(item.server)
+            purged_item = item.model_copy(update={"name": purge_identifier(item.name), "server": server})
+            return body.model_copy(update={"item": purged_item})
+        case Restore() | Pin() | Unpin() | Priority():
+            return body
+    assert_never(body)
+
+
+def _purge_compaction(body: Compaction) -> Compaction:
+    """The compaction without any text; what it covers stays, because the state of the branch depends on it."""
+    return body.model_copy(
+        update={
+            "summary": None if body.summary is None else PURGED_TEXT,
+            "short_summary": None,
+            "instructions": None if body.instructions is None else PURGED_TEXT,
+            "failures": None,
+            "truncations": _purge_truncations(body.truncations),
+            "usage": None if body.usage is None else body.usage.model_copy(update={"provider_fields": None}),
+        }
+    )
+
+
+def _purge_truncations(truncations: tuple[Truncation, ...] | None) -> tuple[Truncation, ...] | None:
+    if truncations is None:
+        return None
+    return tuple(
+        each if each.summary is None else each.model_copy(update={"summary": PURGED_TEXT}) for each in truncations
+    )

@@ -1,0 +1,64 @@
+"""Metadata of log entries: token counts, usage, document references and the totals of a turn."""
+
+from typing import Literal, NamedTuple
+
+from quire.model.base import FrozenModel, JsonObject
+
+
+class TokenCount(NamedTuple):
+    """A number of tokens and the name of the counter; the counter `estimate` marks an estimate."""
+
+    tokens: int
+    counter: str
+
+
+class Usage(FrozenModel):
+    """Token usage that the provider reported for the request that an assistant's message answers."""
+
+    model: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    provider_fields: JsonObject | None = None
+    estimated: bool | None = None
+    """The provider reported nothing, as when a reply is interrupted; these are Quire's own counts."""
+
+
+class DocumentReference(FrozenModel):
+    """A document that a message names (direct) or that a tool found (search); without a path the link is broken."""
+
+    link: str
+    path: str | None = None
+    kind: Literal["direct", "search"] = "direct"
+    summary: str | None = None
+    snippet: str | None = None
+    blob: str | None = None
+    injected: bool | None = None
+    """Whether its text was injected into the message; otherwise the message only lists it."""
+
+
+class TurnTotals(FrozenModel):
+    """Totals over all steps of a turn, stored with its answer."""
+
+    steps: int
+    """Number of model calls."""
+    usage: Usage
+    """Sum over all model calls, without those of summaries."""
+    cost_usd: float
+    """Cost of the model calls and of the summaries, in US dollars; 0 if no price is known."""
+    compactions: tuple[int, ...] | None = None
+    """Entry numbers of the compactions made during the turn."""
+
+
+class EntryMetadata(FrozenModel):
+    """Metadata stored with an entry, as JSON."""
+
+    references: tuple[DocumentReference, ...] | None = None
+    written_tokens: int | None = None
+    """Tokens of the message as written, if it has references: the entry's own count includes their text."""
+    usage: Usage | None = None
+    incomplete: bool | None = None
+    """The reply was interrupted, by the user or by an error; the message holds what had arrived."""
+    turn: TurnTotals | None = None
+    """Totals of the turn that this reply ends: it calls no tools."""

@@ -1,0 +1,112 @@
+"""Records a relayed reply with its question and manifest, atomically.
+
+If the branch head has moved meanwhile, the turn is recorded on a fork. If the store is briefly unavailable, recording
+is retried with backoff. Recording is idempotent: the same turn after the same message is stored once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from quire.engine import Conversation
+from quire.engine.request import Request
+from quire.errors import InvalidEntry, StaleHead, StoreBusy, StoreUnavailable
+from quire.log import Branch
+from quire.log.worker_threads import run_sized
+from quire.model import Entry, Message
+from quire.server.gateway.chat_request import extend_path
+from quire.server.gateway.prepare import PreparedRequest
+from quire.view.replies import drop_incomplete_calls, estimate_usage
+from quire.view.wire_formats import Reply
+from quire.view.wire_formats.openai_chat_parse import parse_reply
+
+STORE_RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
+"""Backoff: seconds before each retry of a store that is unavailable or busy."""
+
+
+class RecordedReply(NamedTuple):
+    """A reply and its entry in the log."""
+
+    entry: Entry
+    reply: Reply
+    client_path: bytes | None
+    """The client's path after the reply; None if the client does not send the whole conversation."""
+
+
+async def record_reply(
+    prepared: PreparedRequest, responses: Sequence[dict[str, Any]], *, size: int, incomplete: bool = False
+) -> RecordedReply | None:
+    """Records the first reply, and each further choice on a fork; None if all replies are empty.
+
+    `size` is the number of bytes of all replies.
+    """
+    replies = await run_sized(size, _parse_replies, prepared, responses, incomplete=incomplete)
+    if not replies:
+        return None
+    first, *others = replies
+    size += len(prepared.matched.chat_request.raw)
+    client_path, log_path = await run_sized(size, _compute_paths, prepared, first.message)
+    request = replace(prepared.request, client_path=client_path if client_path != log_path else None)
+    entry = await _record_with_retry(prepared.conversation, request, first, incomplete=incomplete)
+    for number, other in enumerate(others, start=1):
+        await _record_alternative(prepared, entry, other, name=f"choice {number}")
+    return RecordedReply(entry, first, client_path)
+
+
+def _parse_replies(prepared: PreparedRequest, responses: Sequence[dict[str, Any]], *, incomplete: bool) -> list[Reply]:
+    """Parses the replies that are not empty. The usage of the first is estimated if the upstream reported none."""
+    parsed = [_parse_nonempty_reply(response, incomplete=incomplete) for response in responses]
+    replies = [reply for reply in parsed if reply is not None]
+    if replies and replies[0].usage is None:
+        manifest, counter = prepared.request.manifest, prepared.matched.message_counter
+        usage = estimate_usage(replies[0].message, model=manifest.policy.model, manifest=manifest, counter=counter)
+        replies[0] = replies[0]._replace(usage=usage)
+    return replies
+
+
+def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | None, bytes]:
+    """Computes the paths after the reply: of the client's list, and of the log."""
+    pending = [each.message for each in prepared.request.pending]
+    return prepared.compute_client_path(reply), extend_path(prepared.request.after, [*pending, reply])
+
+
+def _parse_nonempty_reply(response: dict[str, Any], *, incomplete: bool) -> Reply | None:
+    """Parses a reply; None if it is empty. Of an incomplete reply, incomplete tool calls are dropped."""
+    try:
+        reply = parse_reply(response)
+    except (InvalidEntry, ValueError):
+        return None
+    message = drop_incomplete_calls(reply.message) if incomplete else reply.message
+    return reply._replace(message=message) if message.parts or message.provider_fields else None
+
+
+async def _record_with_retry(conversation: Conversation, request: Request, reply: Reply, *, incomplete: bool) -> Entry:
+    """Records a reply; forks if the branch head has moved, and retries with backoff if the store is unavailable."""
+    delays = iter(STORE_RETRY_DELAYS_SECONDS)
+    while True:
+        try:
+            return await conversation.record(reply, request=request, incomplete=incomplete)
+        except StaleHead:
+            conversation, request = await _fork_request(conversation, request)
+        except (StoreUnavailable, StoreBusy):
+            delay = next(delays, None)
+            if delay is None:
+                raise
+            await asyncio.sleep(delay)
+
+
+async def _fork_request(conversation: Conversation, request: Request) -> tuple[Conversation, Request]:
+    """Forks at the head that the request was built on, so that both turns follow the message they answer."""
+    head = request.assembly.head
+    branch: Branch = await conversation.engine.store.fork(conversation.id, at=head, branch=conversation.branch)
+    assembly = replace(request.assembly, branch=branch.number)
+    forked = Conversation(conversation.engine, conversation.id, branch.number)
+    return forked, replace(request, assembly=assembly, after=branch.head_path, creates_conversation=None)
+
+
+async def _record_alternative(prepared: PreparedRequest, entry: Entry, reply: Reply, *, name: str) -> None:
+    """Records another reply to the same question on a fork of its own."""
+    conversation = Conversation(prepared.conversation.engine, entry.conversation, entry.branch)
+    forked = await conversation.fork(entry.seq - 1, name=name)
+    await forked.append(reply.message)

@@ -1,0 +1,111 @@
+"""One look-up of what is known about a model: the settings' `models`, then public tables, then the name itself.
+
+A look-up is a list of layers, the most specific first, so that every value can be traced to its source.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from quire.model.policy import MAX_MODEL_NAME_CHARS, Provider
+from quire.settings.schema import ModelEntry, WireFormatName
+from quire.view.model_specs import ModelSpec, model_spec_for, split_provider
+from quire.view.output_limits import published_output_limit_for
+from quire.view.tokens import vocabulary_for
+from quire.view.wire_formats import provider_for
+
+WIRE_FORMAT_PROVIDERS: Mapping[WireFormatName, Provider] = {"chat": "openai", "messages": "anthropic"}
+PRICE_FIELDS = ("input_price", "output_price", "cache_read_price", "cache_write_price")
+"""Fields that one layer supplies together: the cached price of one source does not fit the input price of another."""
+GENAI_PRICES_SOURCE, LIMITS_SOURCE, NAME_SOURCE = "genai-prices", "published limits", "the model's name"
+PUBLIC_SOURCES = (GENAI_PRICES_SOURCE, LIMITS_SOURCE, NAME_SOURCE)
+"""Sources outside the settings."""
+_GLOB_CHARS = frozenset("*?[]")
+
+
+class SpecLayer(NamedTuple):
+    """What one source knows about a model."""
+
+    source: str
+    spec: ModelSpec
+
+
+def find_layers(entries: Mapping[str, ModelEntry], model: str, *, served_model: str | None = None) -> list[SpecLayer]:
+    """Layers of a model, the most specific first.
+
+    `served_model` is the name at the upstream, if it differs. An entry for the client's name comes before one for the
+    upstream's; the public table is searched for the upstream's name only.
+    """
+    served = served_model or model
+    names = dict.fromkeys([*_match_entries(entries, model), *_match_entries(entries, served)])
+    return [
+        *(SpecLayer(f'models."{name}"', _to_spec(entries[name])) for name in names),
+        SpecLayer(GENAI_PRICES_SOURCE, model_spec_for(served)),
+        SpecLayer(LIMITS_SOURCE, ModelSpec(output_limit=published_output_limit_for(served))),
+        SpecLayer(NAME_SOURCE, ModelSpec(tokenizer=vocabulary_for(served), provider=provider_for(model))),
+    ]
+
+
+def merge_layers(layers: Sequence[SpecLayer]) -> ModelSpec:
+    """Each field from the first layer that has it; all prices from the first layer that has prices."""
+    sources = find_sources(layers)
+    return ModelSpec(**{field: getattr(layer.spec, field) for field, layer in sources.items()})
+
+
+def find_sources(layers: Sequence[SpecLayer]) -> dict[str, SpecLayer]:
+    """The layer that supplies each known field."""
+    priced = next((layer for layer in layers if layer.spec.has_price), None)
+    sources: dict[str, SpecLayer] = {}
+    for field in ModelSpec._fields:
+        candidates = layers if field not in PRICE_FIELDS else [priced] if priced is not None else []
+        source = next((layer for layer in candidates if getattr(layer.spec, field) is not None), None)
+        if source is not None:
+            sources[field] = source
+    return sources
+
+
+def to_price_spec(
+    input_price: float | None, output_price: float | None, cached_input_price: float | None = None
+) -> ModelSpec:
+    """A spec with these prices; without any unless input and output are both priced."""
+    if input_price is None or output_price is None:
+        return ModelSpec()
+    return ModelSpec(
+        input_price=Decimal(str(input_price)),
+        output_price=Decimal(str(output_price)),
+        cache_read_price=None if cached_input_price is None else Decimal(str(cached_input_price)),
+    )
+
+
+def _to_spec(entry: ModelEntry) -> ModelSpec:
+    return to_price_spec(entry.input_price, entry.output_price, entry.cached_input_price)._replace(
+        window=entry.window,
+        output_limit=entry.output_limit,
+        tokenizer=entry.tokenizer,
+        provider=WIRE_FORMAT_PROVIDERS[entry.wire_format] if entry.wire_format is not None else None,
+    )
+
+
+def _match_entries(entries: Mapping[str, ModelEntry], model: str) -> list[str]:
+    """Keys of the entries that match, the most specific first.
+
+    The exact name comes before the name without its provider (`openai:gpt-4o` is `gpt-4o`), and that before patterns,
+    the one with the most literal characters first.
+    """
+    if len(model) > MAX_MODEL_NAME_CHARS:
+        return []
+    names = list(dict.fromkeys(_list_names(model)))
+    ranked: list[tuple[tuple[int, int], str]] = []
+    for key in entries:
+        pattern = key.strip().lower()
+        if pattern in names:
+            ranked.append(((0, names.index(pattern)), key))
+        elif any(fnmatchcase(name, pattern) for name in names):
+            ranked.append(((1, -sum(char not in _GLOB_CHARS for char in pattern)), key))
+    return [key for _, key in sorted(ranked, key=lambda each: each[0])]
+
+
+def _list_names(model: str) -> Iterator[str]:
+    """The name in lower case, then without each prefix such as `openai:`."""
+    return (name for provider, name in split_provider(model.strip().lower()) if provider is None)

@@ -1,0 +1,333 @@
+"""Every value that the application's role can change is named by verification, and no changed text is in a request.
+
+The columns come from the database: on PostgreSQL from the grants of the role, on SQLite from the tables. A new column
+is therefore tested, or listed in `OUTSIDE` with a reason.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy.engine import make_url
+
+from quire.engine import open_engine
+from quire.errors import IntegrityViolation
+from quire.jobs import queue_schema
+from quire.log import (
+    Blob,
+    Citation,
+    IndexedDocument,
+    IntegrityFault,
+    Passage,
+    SqlStore,
+    VaultDocument,
+    memory_scope,
+    vault_scope,
+)
+from quire.model import Compaction, Draft, FilePart, Message, Pin, Span, TextPart, TokenCount, Usage
+from quire.model.agents import Agent
+from quire.testing.builders import make_messages, make_turn
+
+APPLICATION_ROLE = "quire_app"
+FORGED = "forgedtext"
+
+REBUILT = "rebuilt from the log or from files; a changed text is no hit and in no request (see the tests below)"
+QUEUE = "state of background jobs: they name conversations and hold no text, and the sweep finds lost work"
+OUTSIDE = {
+    "quire_passages": REBUILT,
+    "quire_terms": REBUILT,
+    "quire_search_scopes": REBUILT,
+    "quire_recall_segments": REBUILT,
+    "quire_documents": REBUILT,
+    "quire_sweeps": "time up to which lost work was searched for; an earlier or later one is only more or less work",
+    "quire_spend_reservations": "estimated cost of calls in progress, which expires",
+    "quire_blobs.uploaded_at": "decides only when an upload that nothing references is deleted",
+    "quire_blobs.media_type": "a label; the role cannot update it, and the digest covers the bytes",
+    "quire_version": "version of the schema; the role cannot update it",
+    "procrastinate_jobs": QUEUE,
+    "procrastinate_events": QUEUE,
+    "procrastinate_periodic_defers": QUEUE,
+    "procrastinate_workers": QUEUE,
+}
+"""Tables and columns that verification does not cover, and why."""
+
+
+class ColumnName(NamedTuple):
+    table: str
+    column: str
+
+    @property
+    def is_outside(self) -> bool:
+        return self.table in OUTSIDE or ".".join(self) in OUTSIDE
+
+
+@contextmanager
+def connect(url: str) -> Iterator[Connection]:
+    """A connection that bypasses Quire; on PostgreSQL as the role of the URL, for the default tenant."""
+    parsed = make_url(url)
+    is_postgres = parsed.get_backend_name() == "postgresql"
+    engine = create_engine(parsed.set(drivername="postgresql+psycopg") if is_postgres else parsed)
+    try:
+        with engine.begin() as connection:
+            if is_postgres:
+                connection.execute(text("SELECT set_config('quire.tenant', 'default', true)"))
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def list_columns(database_url: str, admin_url: str) -> list[ColumnName]:
+    """On PostgreSQL the columns that the role may update, on SQLite all that are in no primary key."""
+    if not database_url.startswith("sqlite"):
+        with psycopg.connect(admin_url) as connection:
+            query = """
+                SELECT DISTINCT table_name, column_name FROM information_schema.column_privileges
+                WHERE grantee = %s AND privilege_type = 'UPDATE' ORDER BY 1, 2"""
+            return [ColumnName(*row) for row in connection.execute(query, [APPLICATION_ROLE]).fetchall()]
+    with connect(database_url) as connection:
+        inspector = inspect(connection)
+        return [
+            ColumnName(table, column["name"])
+            for table in inspector.get_table_names()
+            for column in inspector.get_columns(table)
+            if column["name"] not in inspector.get_pk_constraint(table)["constrained_columns"]
+        ]
+
+
+async def write_everything(store: SqlStore) -> None:
+    """Rows in every table that a conversation, an agent and a server write."""
+    # Older than the conversation, so that every request contains it.
+    await store.add_memory("agent", "the first word", source="a source")
+    await store.create_conversation("c")
+    blob = await store.put_blob(b"a picture", media_type="image/png")
+    picture = Message(role="user", parts=(TextPart(text="word"), FilePart(blob=blob)))
+    noted = Draft(body=picture, tokens=TokenCount(3, "o200k"), usage=Usage(input_tokens=1, model="word"), created_at=5)
+    await store.append("c", *make_messages(2), noted, *make_messages(3, start=4), Pin(message=1))
+    await store.append("c", Compaction(number=1, covers=Span(first=1, last=2), summary="a word"))
+    turn = make_turn(*make_messages(2, start=7), blobs=(Blob("text/plain", b"quoted"),))
+    await store.record_reply("c", turn._replace(request_id="request"))
+    await store.fork("c", at=5, name="fork")
+    await store.append("c", *make_messages(2, start=11), branch=1)
+    await store.rename_conversation("c", "Title")
+    old = await store.add_memory("agent", "an old word", citation=Citation("c", 0, 1))
+    await store.replace_memory(old.id, "a new word", source="a source")
+    await store.create_key("key", ["chat"])
+    document = VaultDocument("n.md", b"digest", 1, 1, title="word", summary="a word", aliases=("word",))
+    await store.put_documents("notes", [IndexedDocument(document, (Passage("n.md", "a word about otters"),))])
+    assert await list_faults(store) == []
+
+
+async def list_faults(store: SqlStore) -> list[IntegrityFault]:
+    return await store.verify_tenant() + await store.verify_conversation("c")
+
+
+def change_value(value: Any, column: str) -> Any:
+    match value:
+        case None:
+            return 1 if column.endswith("_at") or column in ("at", "tokens", "seq", "branch") else FORGED
+        case int() | float():
+            return value + 1
+        case bytes():
+            return bytes([value[0] ^ 1]) + value[1:]
+        case str() if "word" in value:
+            return value.replace("word", FORGED)
+        case _:
+            return f"{value} "
+
+
+class StoredValue(NamedTuple):
+    """One value of one row, found by the row's primary key."""
+
+    name: ColumnName
+    key: dict[str, Any]
+    value: Any
+
+    def overwrite(self, url: str, value: Any) -> None:
+        condition = " AND ".join(f"{column} = :key_{column}" for column in self.key)
+        params = {f"key_{column}": part for column, part in self.key.items()}
+        statement = text(f"UPDATE {self.name.table} SET {self.name.column} = :value WHERE {condition}")
+        with connect(url) as connection:
+            assert connection.execute(statement, {**params, "value": value}).rowcount == 1
+
+
+def read_values(url: str, name: ColumnName) -> list[StoredValue]:
+    with connect(url) as connection:
+        key_columns = inspect(connection).get_pk_constraint(name.table)["constrained_columns"]
+        rows = connection.execute(text(f"SELECT * FROM {name.table}")).mappings().all()
+    return [StoredValue(name, {column: row[column] for column in key_columns}, row[name.column]) for row in rows]
+
+
+@pytest.mark.every_backend
+async def test_every_changed_value_is_named(store: SqlStore, database_url: str, admin_url: str):
+    await write_everything(store)
+    if not database_url.startswith("sqlite"):
+        queue_schema.upgrade(admin_url)
+        queue_schema.grant(admin_url, APPLICATION_ROLE)
+    columns = list_columns(database_url, admin_url)
+    tables = {column.table for column in columns}
+    assert {"quire_entries", "quire_branches", "quire_memories", "quire_api_keys", "quire_costs"} <= tables
+    for name in columns:
+        if name.is_outside:
+            continue
+        values = read_values(database_url, name)
+        assert values, f"no row of {name.table} to change: write one in write_everything"
+        for value in values:
+            value.overwrite(database_url, change_value(value.value, name.column))
+            assert await list_faults(store), (name, value.key)
+            value.overwrite(database_url, value.value)
+    assert await list_faults(store) == []
+
+
+@pytest.mark.parametrize("backend", ["postgres18"])
+def test_exceptions_name_existing_tables_and_columns(admin_url: str):
+    queue_schema.upgrade(admin_url)
+    with psycopg.connect(admin_url) as connection:
+        rows = connection.execute("SELECT table_name, column_name FROM information_schema.columns").fetchall()
+    assert OUTSIDE.keys() <= {name for table, column in rows for name in (table, f"{table}.{column}")}
+
+
+RENDERED_COLUMNS = (
+    ("quire_entries", "body"),
+    ("quire_entries", "notes"),
+    ("quire_memories", "text"),
+)
+AGENT = Agent(name="agent", instructions="Help.")
+
+
+@pytest.mark.parametrize("name", RENDERED_COLUMNS, ids=".".join)
+async def test_no_request_contains_a_changed_value(database_url: str, name: tuple[str, str]):
+    async with open_engine(database_url, model="gpt-4o", agent=AGENT) as engine:
+        await write_everything(engine.store)
+    for value in read_values(database_url, ColumnName(*name)):
+        if value.key.get("branch"):
+            continue
+        value.overwrite(database_url, change_value(value.value, name[1]))
+        # Another engine, because the first one has read the rows already.
+        async with open_engine(database_url, model="gpt-4o", agent=AGENT) as engine:
+            with suppress(IntegrityViolation):
+                request = await (await engine.conversation("c")).prepare("And now?")
+                assert FORGED not in json.dumps(request.to_openai())
+        value.overwrite(database_url, value.value)
+
+
+@pytest.mark.parametrize("column", ["state", "head_seq", "head_digest", "head_path", "name", "updated_at"])
+async def test_no_request_is_built_from_a_changed_branch(database_url: str, column: str):
+    async with open_engine(database_url, model="gpt-4o") as engine:
+        await write_everything(engine.store)
+    for value in read_values(database_url, ColumnName("quire_branches", column)):
+        value.overwrite(database_url, change_value(value.value, column))
+    async with open_engine(database_url, model="gpt-4o") as engine:
+        with pytest.raises(IntegrityViolation, match="branch 0 of 'c'"):
+            await (await engine.conversation("c")).prepare("And now?")
+
+
+async def test_a_changed_entry_can_be_purged_to_use_the_conversation_again(database_url: str):
+    async with open_engine(database_url, model="gpt-4o") as engine:
+        conversation = await engine.conversation("c")
+        await conversation.append("May I pay the word?", Message.assistant("No."), "Thanks.")
+        [first, *_] = read_values(database_url, ColumnName("quire_entries", "body"))
+        first.overwrite(database_url, first.value.replace("word", FORGED))
+        with pytest.raises(IntegrityViolation, match="#1"):
+            await conversation.prepare("And now?")
+        await engine.store.purge("c", [1])
+        request = await conversation.prepare("And now?")
+        assert FORGED not in json.dumps(request.to_openai())
+        assert await engine.store.verify_conversation("c") == []
+
+
+async def test_a_changed_passage_is_no_hit(store: SqlStore, database_url: str):
+    await write_everything(store)
+    scopes = [vault_scope("notes"), memory_scope("agent")]
+    assert await store.search("otters", scopes=scopes)
+    for column in ("text", "title", "key", "at", "digest"):
+        for value in read_values(database_url, ColumnName("quire_passages", column)):
+            if value.key["scope"] != scopes[0]:
+                continue
+            value.overwrite(database_url, change_value(value.value, column))
+            assert await store.search("otters", scopes=scopes) == []
+            changed_key = {**value.key, **({"key": f"{value.value} "} if column == "key" else {})}
+            value._replace(key=changed_key).overwrite(database_url, value.value)
+    assert await store.search("otters", scopes=scopes)
+
+
+async def test_a_changed_document_is_not_listed_and_so_indexed_again(store: SqlStore, database_url: str):
+    await write_everything(store)
+    for column in ("title", "summary", "aliases", "headings", "digest"):
+        [value] = read_values(database_url, ColumnName("quire_documents", column))
+        value.overwrite(database_url, change_value(value.value, column))
+        assert await store.list_documents("notes") == []
+        value.overwrite(database_url, value.value)
+    assert len(await store.list_documents("notes")) == 1
+
+
+async def test_a_changed_calibration_is_not_used(store: SqlStore, database_url: str):
+    await write_everything(store)
+    assert await store.get_calibration("test") == "{}"
+    [value] = read_values(database_url, ColumnName("quire_calibrations", "calibration"))
+    value.overwrite(database_url, '{"ratio":9}')
+    assert await store.get_calibration("test") is None
+
+
+async def test_a_key_that_was_revoked_cannot_be_made_valid_again(store: SqlStore, database_url: str):
+    key, secret = await store.create_key("key", ["chat"])
+    await store.revoke_key(key.id)
+    [value] = read_values(database_url, ColumnName("quire_api_keys", "revoked_at"))
+    value.overwrite(database_url, None)
+    assert await store.verify_key(secret) is None
+
+
+async def test_an_exchanged_blob_is_named_and_not_read(store: SqlStore, database_url: str):
+    """The role cannot update a blob, but delete it and insert another under its digest."""
+    await write_everything(store)
+    digest = await store.put_blob(b"a picture")
+    with connect(database_url) as connection:
+        uses = connection.execute(text("SELECT * FROM quire_blob_uses WHERE seq = 3")).mappings().one()
+        connection.execute(text("DELETE FROM quire_blob_uses WHERE seq = 3"))
+        blob = dict(
+            connection.execute(text("SELECT * FROM quire_blobs WHERE data = :d"), {"d": b"a picture"}).mappings().one()
+        )
+        connection.execute(text("DELETE FROM quire_blobs WHERE digest = :digest"), {"digest": blob["digest"]})
+        insert_row(connection, "quire_blobs", {**blob, "data": FORGED.encode()})
+        insert_row(connection, "quire_blob_uses", dict(uses))
+    assert [(fault.branch, fault.seq) for fault in await list_faults(store)] == [(0, 3)]
+    with pytest.raises(IntegrityViolation, match=digest):
+        await store.get_blob(digest)
+
+
+@pytest.mark.parametrize("is_blob_deleted", [False, True])
+async def test_a_deleted_reference_to_a_blob_is_named(store: SqlStore, database_url: str, *, is_blob_deleted: bool):
+    await write_everything(store)
+    with connect(database_url) as connection:
+        connection.execute(text("DELETE FROM quire_blob_uses WHERE seq = 3"))
+        if is_blob_deleted:
+            connection.execute(text("DELETE FROM quire_blobs WHERE data = :data"), {"data": b"a picture"})
+    assert [(fault.branch, fault.seq) for fault in await list_faults(store)] == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("table", "changed"),
+    [
+        ("quire_entries", {"seq": 99}),
+        ("quire_entries", {"branch": 7}),
+        ("quire_paths", {"seq": 99, "path": b"\x01" * 32}),
+        ("quire_manifests", {"seq": 1}),
+        ("quire_manifests", {"seq": 99}),
+    ],
+)
+async def test_an_inserted_row_is_named(store: SqlStore, database_url: str, table: str, changed: dict[str, Any]):
+    await write_everything(store)
+    with connect(database_url) as connection:
+        row = dict(connection.execute(text(f"SELECT * FROM {table} WHERE branch = 0 LIMIT 1")).mappings().one())
+        insert_row(connection, table, {**row, **changed})
+    position = {"branch": 0, "seq": row["seq"]} | {key: value for key, value in changed.items() if key != "path"}
+    assert (position["branch"], position["seq"]) in {(fault.branch, fault.seq) for fault in await list_faults(store)}
+
+
+def insert_row(connection: Connection, table: str, row: dict[str, Any]) -> None:
+    columns = ", ".join(row)
+    values = ", ".join(f":{column}" for column in row)
+    connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({values})"), row)

@@ -1,0 +1,77 @@
+"""Worker threads: large work leaves the event loop, and one owner cannot occupy all threads."""
+
+import asyncio
+import threading
+
+import pytest
+
+from quire.log.worker_threads import (
+    MAX_EVENT_LOOP_BYTES,
+    MIN_PART_BYTES,
+    WORKER_THREADS,
+    measure_messages,
+    run_in_worker,
+    run_sized,
+    set_work_owner,
+)
+from quire.model import Message
+
+
+async def test_only_large_work_runs_in_a_thread():
+    small = await run_sized(MAX_EVENT_LOOP_BYTES, threading.current_thread)
+    large = await run_sized(MAX_EVENT_LOOP_BYTES + 1, threading.current_thread)
+    assert small is threading.current_thread()
+    assert large is not threading.current_thread()
+
+
+async def run_as(owner: str, started: list[str], release: threading.Event) -> None:
+    def work() -> None:
+        started.append(owner)
+        assert release.wait(10)
+
+    set_work_owner(owner)
+    await run_in_worker(work)
+
+
+async def wait_for_start(owner: str, started: list[str]) -> None:
+    while owner not in started:  # noqa: ASYNC110 (another thread appends to it)
+        await asyncio.sleep(0.001)
+
+
+async def test_an_owner_has_one_job_at_a_time():
+    started, release = list[str](), threading.Event()
+    greedy = [asyncio.create_task(run_as("greedy", started, release)) for _ in range(WORKER_THREADS + 2)]
+    await wait_for_start("greedy", started)
+    other = asyncio.create_task(run_as("other", started, release))
+    await wait_for_start("other", started)
+    assert started == ["greedy", "other"]
+    release.set()
+    await asyncio.gather(other, *greedy)
+    assert len(started) == len(greedy) + 1
+
+
+async def test_a_cancelled_job_counts_until_its_thread_is_free():
+    started, release = list[str](), threading.Event()
+    abandoned = asyncio.create_task(run_as("a", started, release))
+    await wait_for_start("a", started)
+    for _ in range(3):
+        abandoned.cancel()
+        await asyncio.sleep(0.001)
+    following = asyncio.create_task(run_as("a", started, release))
+    await asyncio.sleep(0.02)
+    assert started == ["a"]
+    assert not abandoned.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await abandoned
+    await following
+
+
+async def test_an_error_reaches_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        await run_in_worker(lambda: 1 // 0)
+
+
+def test_many_tiny_messages_are_large():
+    assert measure_messages([Message.user("a")] * 1_000) == 1_000 * (MIN_PART_BYTES + 1)
+    assert measure_messages([Message.tool("c", "x" * 500)]) == MIN_PART_BYTES + 500

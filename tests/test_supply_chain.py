@@ -1,0 +1,64 @@
+"""What a build installs is pinned: the page's packages by lock file, the image's by hash, base images by exact tag."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+WEB, DEPLOY = ROOT / "web", ROOT / "deploy"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def test_the_lock_file_pins_every_package_of_the_page():
+    lock, package = read_json(WEB / "package-lock.json"), read_json(WEB / "package.json")
+    root = lock["packages"][""]
+    assert {name: root[name] for name in ("dependencies", "devDependencies")} == {
+        name: package[name] for name in ("dependencies", "devDependencies")
+    }
+    installed = {name: entry for name, entry in lock["packages"].items() if name}
+    # Bindings for other platforms are not installed here, so that their hashes are unknown.
+    assert [name for name, entry in installed.items() if "integrity" not in entry and not entry.get("optional")] == []
+
+
+def test_the_lock_file_names_no_registry():
+    text = (WEB / "package-lock.json").read_text()
+    assert '"resolved"' not in text
+    assert "omit-lockfile-registry-resolved=true" in (WEB / ".npmrc").read_text()
+    assert "npm install" not in (ROOT / "justfile").read_text()
+
+
+def test_the_image_installs_only_wheels_with_known_hashes():
+    lines = (DEPLOY / "requirements.txt").read_text().replace("\\\n", "").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins
+    assert [pin for pin in pins if not re.fullmatch(r"[a-z0-9.-]+==\S+(?:\s+--hash=sha256:[0-9a-f]{64})+", pin)] == []
+    assert "--require-hashes" in (DEPLOY / "Containerfile").read_text()
+    assert "://" not in "".join(lines)
+
+
+def test_the_hashed_versions_are_those_of_the_constraints():
+    constraints = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    pinned = dict(re.findall(r"^([a-z0-9.-]+)==([^\s\\]+)", (DEPLOY / "requirements.txt").read_text(), re.MULTILINE))
+    assert {name: version for name, version in pinned.items() if constraints.get(name, version) != version} == {}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[\[<>=;~ ]", each)[0].lower().replace("_", "-") for each in project["dependencies"]}
+    assert needed <= pinned.keys()
+
+
+def test_base_images_have_an_exact_tag():
+    files = [DEPLOY / "Containerfile", DEPLOY / "Containerfile.pgbouncer", DEPLOY / "compose.yaml"]
+    text = "\n".join(file.read_text() for file in files)
+    images = re.findall(r"^(?:FROM|\s+image:)\s+(docker\.io/\S+)", text, re.MULTILINE)
+    assert len(images) == 4
+    assert [
+        image for image in images if not re.search(r":[^:@]*\d+(?:\.\d+)+[^:@]*(?:@sha256:[0-9a-f]{64})?$", image)
+    ] == []
