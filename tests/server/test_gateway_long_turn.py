@@ -18,7 +18,7 @@ from quire.model import Message
 from quire.view.tokens import counter_for
 from quire.view.wire_formats import OpenAIChatFormat
 
-STEPS = int(os.environ.get("LONG_TURN_STEPS", "40"))
+STEPS = int(os.environ.get("LONG_TURN_STEPS", "30"))
 FORMAT = OpenAIChatFormat(MODEL)
 TOOLS = [FORMAT.render_tool(READ_TOOL)]
 MIN_MEAN_SHARES = {6_000: 0.50, 32_000: 0.85, 200_000: 0.95}
