@@ -186,7 +186,7 @@ def test_a_retry_after_a_rate_limit_is_printed():
 def test_a_failed_summary_is_printed_and_a_running_one_is_not():
     started = CompactionStarted(conversation="c", branch=0, covers=None, freed_tokens=5)
     failed = CompactionFailed(conversation="c", branch=0, reason="timeout", detail="It took\ntoo long.")
-    assert render_events(started, failed) == "The summary failed: It took too long."
+    assert render_events(started, failed) == "It took too long."
 
 
 def test_no_text_sends_control_characters_to_the_terminal():

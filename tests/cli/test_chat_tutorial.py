@@ -22,6 +22,7 @@ BLOCK = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<tex
 REPLIES = {
     "Who lives": "The miller does.",
     "miller keep": "He keeps **every sixteenth sack**.",
+    "<quire:messages ": "The user asks about water mills: 5,624 in 1086, and 12,000 in 1300 [#4].",
     "more mills": "1300, with 12,000 mills against 5,624 in 1086.",
     "What is a water mill": "A mill that grinds grain by the power of a river.",
     "How many": "5,624 in 1086, and 12,000 in 1300.",

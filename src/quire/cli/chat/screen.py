@@ -84,7 +84,7 @@ class Screen:
             case CompactionStarted():
                 self._stream.show_status("compacting the context")
             case CompactionFailed(detail=detail):
-                self._print(Text(f"The summary failed: {to_one_line(detail)}", style="yellow"))
+                self._print(Text(to_one_line(detail), style="yellow"))
             case ContextUsageUpdated() | ContextCompacted():
                 # The meter is printed below the reply; the marker needs the counts, which the event does not carry.
                 pass
