@@ -109,7 +109,8 @@ class ChatProgram:
         """Asks, and presses Ctrl-C as soon as the first words are there."""
         before = len(self.terminal.text())
         self.terminal.type(f"{question}\r")
-        words = re.compile(r"\n[A-Za-z0-9*\"'].{8,}")
+        # A small model's summary may fail first, and the chat says so.
+        words = re.compile(r"\n(?!The summary failed)[A-Za-z0-9*\"'].{8,}")
         self.terminal.wait_for(lambda text: bool(words.search(text, before + len(question))))
         self.terminal.type("\x03")
         self.terminal.wait_for(METER)
