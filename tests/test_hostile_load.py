@@ -33,8 +33,8 @@ MAX_ROUNDS = 3
 """Rounds until one is within `MAX_DELAY_RATIO`: other processes of the machine may disturb a round."""
 QUESTIONS: dict[Size, int] = {"small": 100, "full": 500}
 """Questions of the other tenant before each round, and as many after it."""
-MAX_CPU_PRESSURE_PERCENT = 40.0
-"""Share of the last ten seconds in which something waited for a CPU, above which the machine is too busy to time."""
+MAX_BUSY_STALL_MS = 5_000.0
+"""Bound of a run beside other tests: unbounded work on the event loop stalls it for longer."""
 START_TIMEOUT_SECONDS = 60.0
 LOWEST_PRIORITY = 19
 
@@ -208,21 +208,15 @@ def measure_stall(stall: dict[str, Any]) -> float:
     return min(stall["lag_ms"] - stall["cpu_wait_ms"], stall["cpu_ms"])
 
 
-def read_cpu_pressure() -> float:
-    """Linux's pressure stall information; 0 where the system has none."""
-    path = Path("/proc/pressure/cpu")
-    return float(path.read_text().split()[1].removeprefix("avg10=")) if path.exists() else 0.0
-
-
-async def check_load(setup: HostileSetup, size: Size) -> None:
-    pressure = read_cpu_pressure()
+async def check_load(setup: HostileSetup, size: Size, *, is_timed: bool) -> None:
+    """Every attack is answered, and no stall is long. With `is_timed`, on an idle machine, the goals hold, too."""
     headers = {"Authorization": f"Bearer {setup.victim_key}"}
     async with httpx2.AsyncClient(base_url=setup.url, headers=headers, timeout=60.0) as client:
         victim = Victim(client)
         await victim.ask_many(20)
         stalls_at_start = len(setup.read_stalls())
         rounds: list[Round] = []
-        max_rounds = MAX_ROUNDS if pressure <= MAX_CPU_PRESSURE_PERCENT else 1
+        max_rounds = MAX_ROUNDS if is_timed else 1
         while not rounds or (rounds[-1].delay_ratio > MAX_DELAY_RATIO and len(rounds) < max_rounds):
             rounds.append(await run_round(setup, victim, size))
             sys.stdout.write(rounds[-1].format_report())
@@ -230,20 +224,20 @@ async def check_load(setup: HostileSetup, size: Size) -> None:
     sys.stdout.write("".join(f"stall: {stall}\n" for stall in stalls))
     failures = [result for each in rounds for result in each.results if result["status"] in (0, 500)]
     assert failures == []
-    if pressure > MAX_CPU_PRESSURE_PERCENT:
-        pytest.skip(f"All attacks were answered, but the machine is too busy to time them: CPU pressure {pressure} %.")
-    assert [stall for stall in stalls if measure_stall(stall) > MAX_STALL_MS] == []
-    assert min(each.delay_ratio for each in rounds) < MAX_DELAY_RATIO
+    max_stall_ms = MAX_STALL_MS if is_timed else MAX_BUSY_STALL_MS
+    assert [stall for stall in stalls if measure_stall(stall) > max_stall_ms] == []
+    if is_timed:
+        assert min(each.delay_ratio for each in rounds) < MAX_DELAY_RATIO
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["postgres18"])
 async def test_hostile_load_delays_no_other_tenant(hostile_setup: HostileSetup):
-    await check_load(hostile_setup, "small")
+    await check_load(hostile_setup, "small", is_timed=False)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("QUIRE_HOSTILE_LOAD" not in os.environ, reason="full size: run by `just hostile`")
 @pytest.mark.parametrize("backend", ["sqlite", "postgres18"])
 async def test_hostile_load_at_full_size(hostile_setup: HostileSetup):
-    await check_load(hostile_setup, "full")
+    await check_load(hostile_setup, "full", is_timed=True)
