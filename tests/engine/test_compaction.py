@@ -513,3 +513,16 @@ async def test_an_illegal_cut_of_a_strategy_is_refused_by_its_name(store: SqlSto
     with pytest.raises(IllegalCut, match=rf"'careless'.*{cut}"):
         await conversation.compact()
     assert (await store.get_branch("c")).state.active_compaction is None
+
+
+async def test_a_large_message_is_excerpted_even_if_instructions_exceed_the_target(store: SqlStore):
+    settings = Settings(model="gpt-4o", context_limit=2_000, min_recent_messages_to_keep=3)
+    config = EngineConfig.create(settings, instructions="Be brief and kind. " * 200, summarizer=None)
+    conversation = await Engine(store, config).conversation("c")
+    await conversation.append("word " * 3_000, Message.assistant("Noted."))
+    request = await conversation.prepare("And?")
+    first = request.to_openai()["messages"][1]["content"]
+    assert "characters left out; read #1" in first
+    reply = await conversation.record("Yes.", request=request)
+    assert (await conversation.why(1, reply=reply.seq)).reason == "excerpted"
+    assert (await conversation.replay(reply.seq)).matches

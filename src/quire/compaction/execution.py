@@ -75,7 +75,11 @@ async def execute_compaction(
     messages = await _summarize_large_messages(job, message_counter, summarizer, on_failure)
     for usage, model in messages.usages:
         on_usage(usage, model)
-    short = await run_in_worker(_shorten_summary, written.text, message_counter.token_counter)
+    active = _active_compaction(job.window)
+    if active is not None and active.summary == written.text:
+        short = active.short_summary
+    else:
+        short = await run_in_worker(_shorten_summary, written.text, message_counter.token_counter)
     compaction = _build_compaction(job, written, messages.truncations, short)
     branch = job.window.branch
     try:

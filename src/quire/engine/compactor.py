@@ -94,7 +94,7 @@ class Compactor:
         failures: list[SummaryFailed] = []
         async with self._reserve_spend(question.tokens or 0, assembly.budget.target_tokens):
             summaries = await summarize_messages(
-                [Truncation(message=question.seq, max_chars=int(max_chars * SUMMARIZED_QUESTION_SHARE))],
+                [Truncation(message=question.seq, max_chars=max(1, int(max_chars * SUMMARIZED_QUESTION_SHARE)))],
                 [question],
                 summarizer=summarizer,
                 counter=engine.message_counter.token_counter,

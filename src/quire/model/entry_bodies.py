@@ -38,7 +38,7 @@ class Truncation(FrozenModel):
     """Truncates each text of a message to `max_chars` characters in the view."""
 
     message: EntryNumber
-    max_chars: int = Field(ge=0)
+    max_chars: int = Field(gt=0)
     summary: str | None = None
     """Summary of the message, in place of the middle of its longest text; `max_chars` includes it."""
 

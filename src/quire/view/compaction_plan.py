@@ -228,7 +228,7 @@ class _Planner:
             return other_tokens + sum(self._excerpt(each, limit).tokens for each in results)
 
         longest = max(measure_longest_text(each.message) for each in results)
-        limit = find_largest_limit(count_tokens, max_chars=longest, max_tokens=max_tokens) or 0
+        limit = find_largest_limit(count_tokens, max_chars=longest, max_tokens=max_tokens) or 1
         return {each.seq or 0: limit for each in results if measure_longest_text(each.message) > limit}
 
     def _excerpt(self, rendered: RenderedMessage, max_chars: int) -> RenderedMessage:
@@ -249,7 +249,7 @@ class _Planner:
         """Maximum characters of the messages after the cut that are too large to preserve, by number."""
         min_tokens = max(SUMMARY_NOTE_TOKENS, max_tokens // 2)
         return {
-            each.seq: max(0, max_tokens)
+            each.seq: max(1, max_tokens)
             for each in flatten_batches(batches)
             if each.seq is not None and each.tokens > min_tokens
         }
