@@ -32,6 +32,21 @@ test *ARGS:
 hostile *ARGS:
     QUIRE_HOSTILE_LOAD=1 {{ bin }}/pytest tests/test_hostile_load.py -k full_size -s {{ ARGS }}
 
+# Install the agents that tests/agents runs: Claude Code from PyPI, Codex from npm; needs Node.js and about 800 MB.
+install-agents:
+    {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group agents
+    mkdir -p .cache/codex
+    cp tests/infra/codex/package.json tests/infra/codex/.npmrc .cache/codex/
+    # Its lock file is copied last: an installation that was interrupted is done again.
+    cmp --silent tests/infra/codex/package-lock.json .cache/codex/installed-lock.json || ( \
+        cp tests/infra/codex/package-lock.json .cache/codex/ \
+        && (cd .cache/codex && npm ci --ignore-scripts --no-audit --no-fund) \
+        && cp tests/infra/codex/package-lock.json .cache/codex/installed-lock.json )
+
+# Install the agents and run their tests at full size.
+agents *ARGS: install-agents
+    QUIRE_AGENTS_FULL_SIZE=1 {{ bin }}/pytest tests/agents {{ ARGS }}
+
 # Run the server's tests with PostgreSQL behind PgBouncer in transaction mode.
 pooled *ARGS:
     QUIRE_TEST_PGBOUNCER=1 {{ bin }}/pytest tests/server -k postgres18 {{ ARGS }}

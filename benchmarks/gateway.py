@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.rows import dict_row
@@ -38,6 +38,8 @@ WINDOW_TOKENS = 8_192
 SHORT_MESSAGES, LONG_MESSAGES, ACTIVE_MESSAGES = 1_000, 10_000, 60
 """Messages of a conversation, and those that are not archived."""
 COUNTER = "openai:o200k_base"
+MAX_FORMAT_COST = 1.3
+"""Goal: CPU time of a turn in another format, divided by that of chat completions."""
 
 
 class Client:
@@ -47,23 +49,23 @@ class Client:
         self._port, self._key = port, key
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, body: bytes, conversation: str) -> bytes:
+    async def ask(self, body: bytes, conversation: str, *, path: str = "/v1/chat/completions") -> bytes:
         try:
-            return await self._send(body, conversation)
+            return await self._send(body, conversation, path)
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             if isinstance(error, asyncio.IncompleteReadError) and error.partial:
                 raise
         # The server closed the idle connection while other servers were measured.
         self.close()
         self._streams = None
-        return await self._send(body, conversation)
+        return await self._send(body, conversation, path)
 
-    async def _send(self, body: bytes, conversation: str) -> bytes:
+    async def _send(self, body: bytes, conversation: str, path: str) -> bytes:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: quire\r\nauthorization: Bearer {self._key}\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: quire\r\nauthorization: Bearer {self._key}\r\n"
             f"x-quire-conversation: {conversation}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n\r\n"
         )
@@ -98,6 +100,74 @@ async def send_full_history(client: Client, number: int) -> AsyncIterator[None]:
             answer = await client.ask(build_body(history), conversation)
             history.append({"role": "assistant", "content": json.loads(answer)["choices"][0]["message"]["content"]})
             yield
+
+
+class WireShape(NamedTuple):
+    """How a client of one format sends its history and reads the reply; the chat-only model has another name."""
+
+    path: str
+    build_body: Callable[[str, list[dict[str, str]]], dict[str, object]]
+    read_text: Callable[[Any], str]
+
+
+SHAPES = {
+    "chat": WireShape(
+        "/v1/chat/completions",
+        lambda model, history: {"model": model, "messages": [{"role": "system", "content": SYSTEM_PROMPT}, *history]},
+        lambda answer: answer["choices"][0]["message"]["content"],
+    ),
+    "messages": WireShape(
+        "/v1/messages",
+        lambda model, history: {"model": model, "max_tokens": 512, "system": SYSTEM_PROMPT, "messages": history},
+        lambda answer: answer["content"][0]["text"],
+    ),
+    "responses": WireShape(
+        "/v1/responses",
+        lambda model, history: {"model": model, "instructions": SYSTEM_PROMPT, "input": history},
+        lambda answer: answer["output"][0]["content"][0]["text"],
+    ),
+}
+NATIVE_MODEL, CHAT_ONLY_MODEL = "gpt-4o", "gpt-4o-mini"
+
+
+def send_in_format(shape: WireShape, model: str) -> ClientScript:
+    """Sends the whole history in one of the formats, and starts a new conversation after some turns."""
+
+    async def asking(client: Client, number: int) -> AsyncIterator[None]:
+        while True:
+            conversation, history = new_id(), list[dict[str, str]]()
+            for turn in range(TURNS_PER_CONVERSATION):
+                history.append({"role": "user", "content": f"{number} {turn} {QUESTION_TEXT}"})
+                body = json.dumps(shape.build_body(model, history)).encode()
+                answer = json.loads(await client.ask(body, conversation, path=shape.path))
+                history.append({"role": "assistant", "content": shape.read_text(answer)})
+                yield
+
+    return asking
+
+
+async def compare_formats(
+    report: Report, server: "ServerProcess", key: str, *, clients: int, rounds: int, seconds: float
+) -> None:
+    """Compares the formats with chat completions, passed through and translated."""
+    ways = {
+        **{name: (shape, NATIVE_MODEL) for name, shape in SHAPES.items()},
+        **{f"{name} to chat": (SHAPES[name], CHAT_ONLY_MODEL) for name in ("messages", "responses")},
+    }
+    crowds = {
+        name: await ClientGroup(server, key, send_in_format(shape, model), clients=clients).warm_up()
+        for name, (shape, model) in ways.items()
+    }
+    await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
+    for name, crowd in crowds.items():
+        if name != "chat":
+            ratio = crowd.cpu_per_turn / crowds["chat"].cpu_per_turn
+            report.require_at_most(f"cpu_of_{name.replace(' ', '_')}_to_chat", ratio, MAX_FORMAT_COST)
+    report.print_table(
+        f"The gateway with {clients} clients, by format; clients send the whole list, ten turns a conversation",
+        ("format", *COLUMNS),
+        [(name, *crowd.row) for name, crowd in crowds.items()],
+    )
 
 
 def send_last_turns(names: list[str]) -> ClientScript:
@@ -167,9 +237,14 @@ class ClientGroup:
         return len(self.times) / self.seconds
 
     @property
+    def cpu_per_turn(self) -> float:
+        """Milliseconds of CPU time."""
+        return 1_000 * self.cpu_seconds / len(self.times)
+
+    @property
     def row(self) -> tuple[object, ...]:
         cuts = statistics.quantiles(self.times, n=100)
-        return self.rate, cuts[49], cuts[98], 1_000 * self.cpu_seconds / len(self.times)
+        return self.rate, cuts[49], cuts[98], self.cpu_per_turn
 
 
 class ServerProcess(NamedTuple):
@@ -333,6 +408,7 @@ async def run(*, quick: bool) -> Report:
                 with start_servers(*commands) as (bare, inserts, gateway):
                     servers = {"bare": bare, "inserts": inserts, "gateway": gateway}
                     await compare_servers(report, servers, key, counts=counts, rounds=rounds, seconds=seconds)
+                    await compare_formats(report, gateway, key, clients=8, rounds=rounds * 2, seconds=seconds)
                     pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
                     await measure_growth(report, gateway, key, ours, cluster.url("ours"), **pieces)
     return report

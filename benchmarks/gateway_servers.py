@@ -28,10 +28,40 @@ REPLY_BODY = json.dumps(
         "usage": {"prompt_tokens": 300, "completion_tokens": 50, "total_tokens": 350},
     }
 ).encode()
-HTTP_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-    len(REPLY_BODY),
-    REPLY_BODY,
-)
+MESSAGE_BODY = json.dumps(
+    {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "gpt-4o",
+        "content": [{"type": "text", "text": "The mill runs. " * 12}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 300, "output_tokens": 50},
+    }
+).encode()
+RESPONSE_BODY = json.dumps(
+    {
+        "id": "resp_1",
+        "object": "response",
+        "status": "completed",
+        "model": "gpt-4o",
+        "output": [
+            {
+                "id": "msg_1",
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "The mill runs. " * 12, "annotations": []}],
+            }
+        ],
+        "usage": {"input_tokens": 300, "output_tokens": 50, "total_tokens": 350},
+    }
+).encode()
+BODIES = {b"/chat/completions": REPLY_BODY, b"/messages": MESSAGE_BODY, b"/responses": RESPONSE_BODY}
+HTTP_RESPONSES = {
+    path: b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    for path, body in BODIES.items()
+}
 
 KEEP_ALIVE_SECONDS = 75
 """Idle timeout of the bare servers: the same as that of `quire serve`."""
@@ -53,7 +83,8 @@ class UpstreamProtocol(asyncio.Protocol):
             if len(self._buffer) < end + 4 + length:
                 return
             self._buffer = self._buffer[end + 4 + length :]
-            self._transport.write(HTTP_RESPONSE)
+            path = head.split(b" ", 2)[1]
+            self._transport.write(next(each for end, each in HTTP_RESPONSES.items() if path.endswith(end)))
 
 
 async def serve_upstream() -> None:
@@ -195,10 +226,15 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
     from quire.server.app import create_app
     from quire.server.state import ServerState
     from quire.settings import Settings
+    from quire.settings.schema import Upstream
 
     settings = Settings(
         model="gpt-4o", base_url=upstream, context_limit=int(window), requests_per_minute=None,
         context_background_threshold=None,
+        upstreams={
+            "gpt-4o": Upstream(base_url=upstream, speaks=("chat", "messages", "responses"), overflow="fit"),
+            "gpt-4o-mini": Upstream(base_url=upstream),
+        },
     )  # fmt: skip
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
     async with SqlStore.open(url) as store, httpx2.AsyncClient(limits=limits) as client:

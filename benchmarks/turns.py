@@ -69,7 +69,7 @@ async def run_quire(model: str, window: int, steps: int, *, compacts: bool) -> t
     compactions = failures = 0
     async with quire.open("sqlite://", model=model, context_limit=window, tools=[READ_TOOL]) as engine:
         if not compacts:
-            engine.before_compaction(refuse_compaction)
+            engine.hooks.before_compaction(refuse_compaction)
         conversation = await engine.conversation()
         question: str | None = QUESTION
         for step in make_steps(steps):
@@ -149,7 +149,7 @@ async def measure_prefixes(report: Report, *, quick: bool) -> None:
             rows.append((window, f"quire, {model}", share, compactions, failures))
             report.require_at_most(f"unrepeated_{window}_{model}", 1 - share, 1 - goal)
             report.require_at_most(f"failures_{window}_{model}", failures, 0)
-        squeezed, _, failures = await run_quire("gpt-4o", window, steps, compacts=False)
+        squeezed, _, failures = await run_quire(MODELS[0], window, steps, compacts=False)
         rows.append((window, "quire without compactions", squeezed, 0, failures))
         script = list(make_steps(steps, thinking=False))
         model = ScriptedChatModel(script=script, bodies=[])
@@ -217,16 +217,20 @@ def list_sections(assembly: Any) -> list[tuple[str, str]]:
 
 
 class ServerUsage:
-    """Tokens that the server was sent and evaluated, and the requests that it refused."""
+    """Tokens that the server was sent and evaluated, and the requests that it answered and refused.
+
+    A refused request evaluates nothing, so totals are to be read together with the number of refusals.
+    """
 
     def __init__(self) -> None:
-        self.sent = self.evaluated = self.failures = 0
+        self.sent = self.evaluated = self.answered = self.failures = 0
 
     def add(self, response: httpx2.Response) -> None:
         if response.status_code != 200:
             self.failures += 1
             return
         body = response.json()
+        self.answered += 1
         self.sent += body["usage"]["prompt_tokens"]
         self.evaluated += body["timings"]["prompt_n"]
 
@@ -283,7 +287,7 @@ async def run_quire_on_server(url: str, steps: int, *, compacts: bool, summarize
     async with SqlStore.open("sqlite://") as store:
         engine = Engine(store, EngineConfig.create(settings, summarizer=summarizer if summarizes else None))
         if not compacts:
-            engine.before_compaction(refuse_compaction)
+            engine.hooks.before_compaction(refuse_compaction)
         conversation = await engine.conversation()
         question: str | None = QUESTION
         for step in make_model_steps(steps):
@@ -357,9 +361,16 @@ async def measure_real_model(report: Report, *, quick: bool) -> None:
             usages[name] = run_middleware_on_server(url, steps, make(usage), usage)
     report.print_table(
         f"real model: {steps} steps in {MODEL_WINDOW_TOKENS} tokens; {new_tokens} tokens were new",
-        ("method", "sent", "evaluated", "evaluated / new", "refused"),
+        ("method", "sent", "evaluated", "evaluated / new", "evaluated / answered request", "refused"),
         [
-            (name, each.sent, each.evaluated, each.evaluated / new_tokens, each.failures)
+            (
+                name,
+                each.sent,
+                each.evaluated,
+                each.evaluated / new_tokens,
+                each.evaluated / max(1, each.answered),
+                each.failures,
+            )
             for name, each in usages.items()
         ],
     )

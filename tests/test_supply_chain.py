@@ -32,6 +32,14 @@ def test_the_lock_file_names_no_registry():
     assert "npm install" not in (ROOT / "justfile").read_text()
 
 
+def test_the_lock_file_of_codex_pins_it_and_names_no_registry():
+    folder = ROOT / "tests" / "infra" / "codex"
+    packages = read_json(folder / "package-lock.json")["packages"]
+    assert packages[""]["dependencies"] == read_json(folder / "package.json")["dependencies"]
+    assert [name for name, entry in packages.items() if name and "integrity" not in entry] == []
+    assert '"resolved"' not in (folder / "package-lock.json").read_text()
+
+
 def test_the_image_installs_only_wheels_with_known_hashes():
     lines = (DEPLOY / "requirements.txt").read_text().replace("\\\n", "").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]

@@ -12,11 +12,11 @@ prepare_threshold, revision, scheme_name, timestamp
 
 # Public API.
 FunctionToolRunner, ScriptedModel, StoreContract, after_compaction, before_compaction, histories, remaining_replies
-to_anthropic
+to_anthropic, to_openai, to_openai_responses
 
 # Fields of values that are stored, or returned as JSON.
-compaction_seq, has_more, invalidated_tokens, json_schema, memory_enabled, renderer, savings_per_request
-unrecorded_messages, was_running
+compaction_seq, first_message, forwarding, has_more, invalidated_tokens, json_schema, memory_enabled, renderer
+parent_agent, savings_per_request, unrecorded_messages, was_running
 
 # Fields of parsed values that only tests read so far.
 block_ids, body_start, cache_write_price, imported_by, tags

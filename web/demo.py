@@ -1,10 +1,11 @@
-"""A demo conversation and a server that shows it: python web/demo.py [--port 8300] [--folder FOLDER]
+"""A demo conversation, sessions of agents, and a server for them: python web/demo.py [--port 8300] [--folder FOLDER]
 
 The model follows a script, so no request leaves this machine. The page tests and docs/picture/page.py use it too.
 """
 
 import argparse
 import asyncio
+import sys
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,9 +18,9 @@ from quire.engine import Conversation
 from quire.llm import ModelChunk, Prompt
 from quire.log import DEFAULT_TENANT
 from quire.model import Message
+from quire.server.addresses import bind_socket, generate_token, server_url
 from quire.server.app import create_app
-from quire.server.lifecycle import bind_socket, run_server
-from quire.server.local_auth import generate_token, server_url
+from quire.server.lifecycle import run_server
 from quire.server.state import ServerState, open_server_state
 from quire.server.turn_registry import BranchKey
 from quire.settings import Settings
@@ -148,8 +149,12 @@ async def run_turn(state: ServerState, conversation: Conversation, question: str
 
 
 async def main(port: int, folder: Path, token: str) -> None:
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from infra.agent_sessions import create_agent_sessions
+
     model = DemoModel()
     async with open_demo(folder, model=model) as state:
+        await create_agent_sessions(state.store)
         conversation_id = await create_demo_conversation(state)
         model.delay_seconds = 0.03
         with bind_socket("127.0.0.1", port) as listener:

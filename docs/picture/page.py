@@ -1,9 +1,15 @@
-"""Takes the screenshots of docs/web-interface.md: python docs/picture/page.py. Needs the built page and Chromium."""
+"""Takes the screenshots of docs/web-interface.md: python docs/picture/page.py [--agents-only].
 
+Needs the built page and Chromium.
+"""
+
+import argparse
 import asyncio
 import shutil
 import sys
 import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -12,11 +18,13 @@ sys.path[:0] = [str(HERE.parents[1] / "web"), str(HERE.parents[1] / "tests")]
 from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
 
 import demo  # noqa: E402
+from infra.agent_sessions import AgentSessions, create_agent_sessions  # noqa: E402
 from infra.long_turn import QUESTION, make_steps  # noqa: E402
 from quire.log import DEFAULT_TENANT  # noqa: E402
 from quire.model import Message  # noqa: E402
+from quire.server.addresses import bind_socket  # noqa: E402
 from quire.server.app import create_app  # noqa: E402
-from quire.server.lifecycle import bind_socket, run_server  # noqa: E402
+from quire.server.lifecycle import run_server  # noqa: E402
 from quire.server.state import ServerState  # noqa: E402
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
@@ -25,7 +33,7 @@ WIDE = {"width": 1360, "height": 860}
 PHONE = {"width": 390, "height": 800}
 
 
-async def main() -> None:
+async def main(*, agents_only: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with demo.open_demo(Path(folder)) as state:
             conversation_id = await demo.create_demo_conversation(state)
@@ -33,8 +41,11 @@ async def main() -> None:
                 serving = asyncio.create_task(run_server(create_app(state, token=TOKEN), listener, grace_seconds=0))
                 port = listener.getsockname()[1]
                 address = f"http://127.0.0.1:{port}/?token={TOKEN}#/c"
-                long_turn_id = await create_long_turn(state)
-                await take_pictures(f"{address}/{conversation_id}", f"{address}/{long_turn_id}")
+                if not agents_only:
+                    long_turn_id = await create_long_turn(state)
+                    await take_pictures(f"{address}/{conversation_id}", f"{address}/{long_turn_id}")
+                sessions = await create_agent_sessions(state.store)
+                await take_agent_pictures(address, sessions)
                 serving.cancel()
 
 
@@ -58,10 +69,30 @@ async def create_long_turn(state: ServerState) -> str:
     return record.id
 
 
-async def take_pictures(address: str, long_turn_address: str) -> None:
+@asynccontextmanager
+async def launch_browser() -> AsyncGenerator[Browser]:
     async with async_playwright() as playwright:
         chromium = shutil.which("chromium") or "/usr/bin/chromium"
         browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
+        yield browser
+        await browser.close()
+
+
+async def take_agent_pictures(address: str, sessions: AgentSessions) -> None:
+    """The list with projects and sub-agents, and a conversation that Claude Code compacted, in both themes."""
+    async with launch_browser() as browser:
+        for suffix in ("", "-dark"):
+            dark = bool(suffix)
+            listed = await open_page(browser, f"{address}/{sessions.codex}", "panel=context&reply=5", dark=dark)
+            await listed.get_by_text("2 side calls").click()
+            await take_screenshot(listed, f"page-agents{suffix}")
+            compacted = await open_page(browser, f"{address}/{sessions.claude_code}", "at=7", dark=dark)
+            await compacted.get_by_role("article", name="Compaction by Claude Code").get_by_role("button").first.click()
+            await take_screenshot(compacted, f"page-agent-compaction{suffix}")
+
+
+async def take_pictures(address: str, long_turn_address: str) -> None:
+    async with launch_browser() as browser:
         await take_story(await open_page(browser, address, dark=False))
         await take_screenshot(
             await open_page(browser, address, "at=14&panel=context&reply=15", dark=False), "page-context"
@@ -78,7 +109,6 @@ async def take_pictures(address: str, long_turn_address: str) -> None:
         settings = await open_page(browser, address, "panel=settings", dark=False)
         await settings.get_by_label("Compact at").fill("0.25")
         await take_screenshot(settings, "page-settings")
-        await browser.close()
 
 
 async def take_story(page: Page) -> None:
@@ -107,4 +137,6 @@ async def take_screenshot(page: Page, name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents-only", action="store_true", help="take only the pictures of agents' conversations")
+    asyncio.run(main(agents_only=parser.parse_args().agents_only))

@@ -70,7 +70,7 @@ THEME = TerminalTheme(
 # Rich's default frame loads a web font; this one uses the reader's fonts.
 FRAME = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
-    <title>A chat over a vault of notes in the terminal</title>
+    <title>{description}</title>
     <style>
     .{unique_id}-matrix {{
         font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
@@ -103,8 +103,7 @@ def main() -> None:
             path = home / "notes" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "XDG_"))}
-        env |= {"HOME": str(home), "TERM": "xterm-256color"}
+        env = make_environment(home)
         init = [str(QUIRE_PROGRAM), "init", "--base-url", model.url, "--vault", "notes"]
         Terminal(init, env=env, folder=home).wait_for_exit()
         (home / "quire.toml").write_text(SETTINGS)
@@ -115,7 +114,17 @@ def main() -> None:
             best = max(best, record_session(env, home), key=score_session)
             if score_session(best) == len(WANTED_PATTERNS):
                 break
-    draw_svg(best)
+    draw_svg(
+        best,
+        command="quire chat --agent guide",
+        path=HERE / "chat.svg",
+        description="A chat over a vault of notes in the terminal",
+    )
+
+
+def make_environment(home: Path) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "XDG_"))}
+    return env | {"HOME": str(home), "TERM": "xterm-256color"}
 
 
 def score_session(lines: list[Text]) -> int:
@@ -170,15 +179,16 @@ def _to_rich_color(name: str) -> str | None:
     return f"bright_{name.removeprefix('bright')}" if name.startswith("bright") else name
 
 
-def draw_svg(lines: list[Text]) -> None:
+def draw_svg(lines: list[Text], *, command: str, path: Path, description: str) -> None:
     while lines and not lines[-1].plain.strip(" ›"):
         lines.pop()
     console = Console(record=True, width=TERMINAL_COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
-    console.print(Text("$ quire chat --agent guide", style="bold"))
+    console.print(Text(f"$ {command}", style="bold"))
     for line in lines:
         console.print(line, no_wrap=True, overflow="crop")
-    svg = console.export_svg(title="quire chat", theme=THEME, code_format=FRAME, unique_id="chat")
-    (HERE / "chat.svg").write_text(svg, encoding="utf-8")
+    frame = FRAME.replace("{description}", description)
+    svg = console.export_svg(title="quire chat", theme=THEME, code_format=frame, unique_id="chat")
+    path.write_text(svg, encoding="utf-8")
     sys.stdout.write("\n".join(line.plain for line in lines))
 
 

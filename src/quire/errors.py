@@ -9,7 +9,8 @@ QuireError
 │   ├── DocumentNotFound
 │   ├── MemoryNotFound
 │   ├── KeyNotFound
-│   └── RequestNotFound
+│   ├── RequestNotFound
+│   └── ResponseNotFound
 ├── Conflict
 │   ├── ConversationExists
 │   ├── StaleHead
@@ -102,6 +103,14 @@ class KeyNotFound(NotFound):
 
 class RequestNotFound(NotFound):
     """This tenant has no request with that id; only requests with a reply are recorded."""
+
+
+class ResponseNotFound(NotFound):
+    """This tenant has no response with that id, or it was deleted; send the whole conversation instead."""
+
+    def __init__(self, response_id: str) -> None:
+        self.response_id = response_id
+        super().__init__(f"Response with id '{response_id}' not found.")
 
 
 class Conflict(QuireError):

@@ -193,6 +193,7 @@ async def check_next_request(conversation: Conversation) -> None:
         request = await conversation.prepare(message)
         assert wire_format_for("openai").check(request.to_openai()) == []
         assert wire_format_for("anthropic").check(request.to_anthropic()) == []
+        assert wire_format_for("openai_responses").check(request.to_openai_responses()) == []
 
 
 async def is_answerable(conversation: Conversation) -> bool:

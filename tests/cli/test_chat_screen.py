@@ -5,7 +5,13 @@ from textwrap import dedent
 import pytest
 from chat_harness import make_test_console, read_output
 
-from quire.cli.chat.renderables import CompactionStats, MeterReading, format_compaction_stats, render_meter
+from quire.cli.chat.renderables import (
+    MAX_LISTED_REFERENCES,
+    CompactionStats,
+    MeterReading,
+    format_compaction_stats,
+    render_meter,
+)
 from quire.cli.chat.screen import Screen
 from quire.errors import ModelRateLimited, ModelUnavailable
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart, Usage
@@ -62,6 +68,22 @@ def render_events(*events: object, width: int = 80) -> str:
         screen.show(event)  # type: ignore[arg-type]
     screen.finish()
     return read_output(screen.console)
+
+
+def test_of_many_documents_the_first_are_listed_and_the_rest_is_counted():
+    documents = [
+        DocumentReference(link=f"[[Day {day}]]", kind="search", path=f"day {day}.md")
+        for day in range(MAX_LISTED_REFERENCES + 21)
+    ]
+    reply = make_entry(2, Message.assistant("All read."), *documents)
+    events = [
+        TurnStarted(message=Message.user("?")),
+        ReplyRecorded(entry=reply, usage=USAGE, finish_reason="stop"),
+        make_turn_ended(),
+    ]
+    lines = render_events(*events).splitlines()
+    assert sum("• [[Day " in line for line in lines) == MAX_LISTED_REFERENCES
+    assert lines[-1].strip() == "… and 21 more; list them with `quire context show --reply N`"
 
 
 def test_a_turn_with_documents_and_a_tool():

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ async def record_turns(conversation: Conversation, turns: int, *, words: int = 3
             (await conversation.record(make_completion(f"answer {turn}: " + "so " * words), request=request)).seq
         )
     return replies
+
+
+async def test_a_reply_is_recorded_under_its_response_id(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    request = replace(await conversation.prepare("hello"), response_id="resp_1")
+    reply = await conversation.record(make_completion("hi"), request=request)
+    assert (await store.find_response("resp_1")).seq == reply.seq
 
 
 async def test_a_turn_is_sent_answered_and_recorded(store: SqlStore):
@@ -196,7 +204,7 @@ async def test_two_requests_at_once_each_record_their_own_question_and_manifest(
 
 
 @pytest.mark.no_cover  # Coverage would double its time.
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "openai_responses"])
 @pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
 async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore, strategy: str, provider: str):
     """Over 300 turns with recalled documents, except at a compaction (prefix stability)."""
@@ -315,6 +323,9 @@ async def test_another_model_recounts_the_window_and_refits(store: SqlStore):
     assert request.manifest.counter == "anthropic:estimate"
     assert not request.manifest.exact
     assert request.to_anthropic()["system"] == "Be brief."
+    responses, (_, *chat_messages) = request.to_openai_responses(stream=True), request.to_openai()["messages"]
+    assert (responses["instructions"], responses["store"], responses["stream"]) == ("Be brief.", False, True)
+    assert responses["input"] == [{"type": "message", **message} for message in chat_messages]
     assert (
         await conversation.record({"content": [{"type": "text", "text": "me"}], "role": "assistant"}, request=request)
     ).seq

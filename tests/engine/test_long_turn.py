@@ -13,11 +13,12 @@ import quire
 from infra.long_turn import QUESTION, READ_TOOL, Step, make_steps, measure_shared
 from quire.engine import Conversation
 from quire.engine.request import Request
-from quire.model import Entry, ThinkingPart
+from quire.model import Entry, Message, ThinkingPart
 from quire.view.compaction_plan import NEWEST_BATCH_SHARE
 
 STEPS = int(os.environ.get("LONG_TURN_STEPS", "120"))
-CAPTAINS = ("Captain Ilvermore", "Captain Bassenthwaite", "Captain Pellworm")
+CAPTAINS = ("Ilvermore", "Bassenthwaite", "Pellworm", "Crowcombe", "Thistlestead", "Wexley")
+"""Each name is in one tool result only, so that its rarity must lead to that result."""
 MODELS = ("gpt-4.1", "claude-sonnet-4-5")
 MIN_MEAN_SHARES = {6_000: 0.50, 32_000: 0.85, 200_000: 0.95}
 """By window: mean part of each request that the next one repeats."""
@@ -51,9 +52,12 @@ async def run_turn(conversation: Conversation, steps: int, **changes) -> AsyncIt
         question, previous = None, step
 
 
+def list_messages(sent: SentRequest) -> list[Message]:
+    return [each.message for each in sent.request.assembly.rendered.messages]
+
+
 def is_newest_whole(sent: SentRequest) -> bool:
-    messages = [each.message for each in sent.request.assembly.rendered.messages]
-    return sent.previous is None or tuple(messages[-len(sent.previous.results) :]) == sent.previous.results
+    return sent.previous is None or tuple(list_messages(sent)[-len(sent.previous.results) :]) == sent.previous.results
 
 
 def fits_share(sent: SentRequest) -> bool:
@@ -71,21 +75,27 @@ async def test_every_request_of_a_long_turn_fits_and_extends_the_one_before(stor
     shares: list[float] = []
     before: bytes | None = None
     replies: list[Entry] = []
+    compactions: list[Entry] = []
     async with quire.open(store, model=model, context_limit=window, tools=[READ_TOOL]) as engine:
         conversation = await engine.conversation("turn")
         async for sent in run_turn(conversation, STEPS):
-            assert sent.request.tokens <= engine.policy.max_input_tokens
-            assert QUESTION in sent.body.decode()
+            assert sent.request.tokens <= window - engine.settings.reserved_response_tokens
+            assert Message.user(QUESTION) in list_messages(sent)
             assert is_newest_whole(sent) or not fits_share(sent)
             if before is not None:
                 share = measure_shared(before, sent.body)
                 assert share == 1 or sent.request.compactions, "only a compaction changes what was sent before"
                 shares.append(share)
             before = sent.body
-        replies = [entry for entry in await conversation.messages() if entry.role == "assistant"]
+            compactions += sent.request.compactions
+        messages = await conversation.messages()
+        replies = [entry for entry in messages if entry.role == "assistant"]
         for reply in replies[:: max(1, STEPS // 10)]:
             assert (await conversation.replay(reply.seq)).matches
         assert await engine.store.verify_conversation("turn") == []
+    results = {entry.seq for entry in messages if entry.role == "tool"}
+    for body in (each.body for each in compactions):
+        assert body.covers is None or body.covers.last + 1 not in results, "a cut separates a call from its results"
     assert len(replies) == STEPS
     assert sum(shares) / len(shares) >= MIN_MEAN_SHARES[window]
 
@@ -141,7 +151,7 @@ async def test_the_newest_step_has_its_thinking_and_cleared_ones_have_none(store
     async with quire.open(store, model="claude-sonnet-4-5", context_limit=6_000, tools=[READ_TOOL]) as engine:
         conversation = await engine.conversation("turn")
         async for sent in run_turn(conversation, 30):
-            messages = [each.message for each in sent.request.assembly.rendered.messages]
+            messages = list_messages(sent)
             if sent.previous is None:
                 continue
             newest = next(message for message in reversed(messages) if message.role == "assistant")
@@ -166,7 +176,7 @@ async def test_a_pinned_result_is_never_cleared(store: str):
         pinned: Entry | None = None
         async for sent in run_turn(conversation, 30):
             if pinned is not None:
-                assert pinned.message in [each.message for each in sent.request.assembly.rendered.messages]
+                assert pinned.message in list_messages(sent)
             elif sent.previous is not None:
                 results = [entry for entry in await conversation.messages() if entry.role == "tool"]
                 pinned = min(results, key=lambda entry: entry.tokens)

@@ -88,6 +88,15 @@ class TestRealModel:
         assert 10 < reply.usage.input_tokens < 60
         assert 0 < reply.usage.output_tokens <= 12
 
+    async def test_a_prefix_selects_the_responses_api(self, local_model: LocalModelAddress):
+        model = get_model(f"openai-responses:{local_model.name}", base_url=local_model.url)
+        prompt = make_prompt("Say hello.", system="You are brief.", max_tokens=12)
+        reply, chunks = await model.complete(prompt), await collect_chunks(model, prompt)
+        assert reply.message.text
+        assert reply.finish_reason == "completed"
+        assert isinstance(chunks[-1], Reply)
+        assert chunks[-1].message.text == join_text(chunks)
+
     async def test_a_stream_makes_up_the_reply_that_ends_it(self, model: Model):
         chunks = await collect_chunks(model, make_prompt("Count to five.", max_tokens=16))
         assert len(chunks) > 4

@@ -19,6 +19,7 @@ from quire.log import (
     ENTRIES_PER_SEGMENT,
     Blob,
     Citation,
+    ConversationOrigin,
     IndexedDocument,
     Passage,
     ReplyRecord,
@@ -185,7 +186,7 @@ CANARY_PLACES = {
     "question", "answer", "thinking", "argument", "toolname", "callid", "toolresult", "speaker", "provider", "filename",
     "brokenlink", "documentpath", "documenttext", "summary", "instructions", "branchname", "branchmessage",
     "title", "memory", "attachment", "upload", "item", "itemserver", "usage", "branchsummary", "failure",
-    "summaryusage", "givendocument", "givenname", "resultfile",
+    "summaryusage", "givendocument", "givenname", "resultfile", "project", "agent", "parentagent",
 }  # fmt: skip
 """Every place where a user, a model or a tool puts text into a conversation; each gets its own word."""
 
@@ -199,6 +200,10 @@ async def plant_canaries(engine: Engine, vault: Path) -> None:
     """Writes a conversation `c` with a word of its own in each of `CANARY_PLACES`."""
     store = engine.store
     (vault / f"{canary('documentpath')}.md").write_text(f"# Notes\n\nOn the {canary('documenttext')}.\n")
+    origin = ConversationOrigin(
+        session="s", project=canary("project"), agent=canary("agent"), parent_agent=canary("parentagent")
+    )
+    await store.create_conversation("c", origin=origin)
     conversation = await engine.conversation("c")
     await store.rename_conversation("c", canary("title"))
     request = await conversation.prepare(
@@ -320,6 +325,7 @@ async def test_a_purge_collects_old_uploads_that_nothing_references(store: SqlSt
     "statement",
     [
         "UPDATE quire_conversations SET created_at = 0",
+        "UPDATE quire_conversations SET session = ''",
         "UPDATE quire_branches SET lineage = '[]'",
         "UPDATE quire_manifests SET seq = 0",
         "UPDATE quire_manifests SET request_id = ''",

@@ -13,23 +13,25 @@ import psycopg
 import pytest
 from psycopg.sql import Literal
 
-from quire.log import IndexedDocument, Passage, SegmentRow, SqlStore, VaultDocument
+from quire.log import ConversationOrigin, IndexedDocument, Passage, SegmentRow, SqlStore, VaultDocument
 from quire.model import Compaction, Message, Span, iter_paths
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
 
 NAME = "this one"
+SESSION = "this session"
 MESSAGES = [Message.user(f"{'some words ' * 20}{number}") for number in range(50)]
 PATHS = list(iter_paths(message.canonical_json() for message in MESSAGES))
 UNKNOWN = [Message.user(f"never stored {number}") for number in range(20)]
+UNKNOWN_PATHS = list(iter_paths(message.canonical_json() for message in UNKNOWN[:5]))
 
 # Enough rows that the planner of PostgreSQL prefers an index without being forced.
 COPIES = 400
 COPY_SQL = f"""
     CREATE TEMPORARY VIEW copies AS SELECT CAST(n AS text) AS n FROM generate_series(1, {COPIES}) AS n;
     INSERT INTO quire_conversations SELECT tenant, n || conversation, title, created_at, updated_at, purged_at,
-    row_digest FROM quire_conversations, copies;
+    client, n || session, project, agent, parent_agent, purpose, row_digest FROM quire_conversations, copies;
     INSERT INTO quire_branches SELECT tenant, n || conversation, branch, name, created_at, lineage, head_seq,
     head_digest, head_path, state, updated_at, row_digest FROM quire_branches, copies;
     INSERT INTO quire_entries SELECT tenant, n || conversation, branch, seq, kind, role, author, at, digest, path,
@@ -72,6 +74,7 @@ READS: dict[str, Call] = {
     "unembedded": lambda store: store.list_unembedded(f"conversation:{NAME}", embedder="e", limit=5),
     "memories": lambda store: store.list_memories("agent"),
     "document fingerprints": lambda store: store.list_document_fingerprints("vault"),
+    "session": lambda store: store.list_session(SESSION),
 }
 
 
@@ -82,7 +85,7 @@ async def read_all_segments(store: SqlStore) -> None:
 
 @pytest.fixture
 async def filled_store(store: SqlStore, admin_url: str) -> SqlStore:
-    await store.create_conversation(NAME)
+    await store.create_conversation(NAME, origin=ConversationOrigin(session=SESSION))
     await store.append(NAME, *MESSAGES)
     await store.append(NAME, Compaction(number=1, covers=Span(first=1, last=30), summary="short"))
     await store.put_segment(NAME, SegmentRow(0, 0, 50, b"index", PASSAGES))
@@ -117,7 +120,7 @@ def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     original = psycopg.AsyncCursor.execute
 
     async def execute(self: Any, statement: Any, values: Any = None, **options: Any) -> Any:
-        if "FROM quire_" in str(statement) and statement.lstrip().startswith("SELECT"):
+        if "FROM quire_" in str(statement) and statement.lstrip().startswith(("SELECT", "WITH")):
             run = partial(original, self)
             await run(f"SET LOCAL plan_cache_mode = force_{request.param}_plan")
             await run(f"PREPARE probe AS {to_numbered_parameters(statement)}")
@@ -190,6 +193,7 @@ async def test_hot_reads_use_an_index_of_one_partition(filled_store: SqlStore, p
         "unembedded": {"quire_passages"},
         "memories": {"quire_memories"},
         "document fingerprints": {"quire_documents"},
+        "session": {"quire_conversations"},
     }
 
 
@@ -232,6 +236,26 @@ async def test_the_longest_prefix_probes_one_partition_for_each_path(
             assert {scan.node for scan in executed} <= {"Index Scan", "Index Only Scan"}
             # From the end of the list down to the stored path; shorter paths are not looked up.
             assert sum(scan.times for scan in executed) == len(UNKNOWN) + 1
+
+
+@on_postgres
+async def test_a_history_is_matched_in_a_session_by_one_statement(
+    filled_store: SqlStore, plans: list[ExplainedStatement]
+) -> None:
+    unknown = len(UNKNOWN_PATHS)
+    # Each search goes from the end of the list down to the stored path. Without a match in the session, it looked up
+    # every path, and a search in all conversations follows.
+    expected_probes = {(SESSION, 10): unknown + 1, (SESSION, 0): 2 * unknown, ("another", 10): 10 + 2 * unknown + 1}
+    for (session, length), probes in expected_probes.items():
+        plans.clear()
+        match = await filled_store.match_history([*PATHS[:length], *UNKNOWN_PATHS], session=session)
+        assert (match.branch.conversation, match.length) == (NAME, length) if match else not length
+        [plan] = plans
+        indexes = {scan.index for scan in plan.executed("quire_conversations")}
+        assert indexes == {"quire_conversations_by_session"}
+        executed = plan.executed("quire_paths")
+        assert {scan.node for scan in executed} <= {"Index Scan", "Index Only Scan"}
+        assert sum(scan.times for scan in executed) == probes
 
 
 class RecordingCursor(sqlite3.Cursor):

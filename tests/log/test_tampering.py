@@ -20,6 +20,7 @@ from quire.jobs import queue_schema
 from quire.log import (
     Blob,
     Citation,
+    ConversationOrigin,
     IndexedDocument,
     IntegrityFault,
     Passage,
@@ -102,14 +103,14 @@ async def write_everything(store: SqlStore) -> None:
     """Rows in every table that a conversation, an agent and a server write."""
     # Older than the conversation, so that every request contains it.
     await store.add_memory("agent", "the first word", source="a source")
-    await store.create_conversation("c")
+    await store.create_conversation("c", origin=ConversationOrigin(client="word", session="word", project="word"))
     blob = await store.put_blob(b"a picture", media_type="image/png")
     picture = Message(role="user", parts=(TextPart(text="word"), FilePart(blob=blob)))
     noted = Draft(body=picture, tokens=TokenCount(3, "o200k"), usage=Usage(input_tokens=1, model="word"), created_at=5)
     await store.append("c", *make_messages(2), noted, *make_messages(3, start=4), Pin(message=1))
     await store.append("c", Compaction(number=1, covers=Span(first=1, last=2), summary="a word"))
     turn = make_turn(*make_messages(2, start=7), blobs=(Blob("text/plain", b"quoted"),))
-    await store.record_reply("c", turn._replace(request_id="request"))
+    await store.record_reply("c", turn._replace(request_id="request", response_id="response"))
     await store.fork("c", at=5, name="fork")
     await store.append("c", *make_messages(2, start=11), branch=1)
     await store.rename_conversation("c", "Title")
@@ -278,6 +279,16 @@ async def test_a_key_that_was_revoked_cannot_be_made_valid_again(store: SqlStore
     [value] = read_values(database_url, ColumnName("quire_api_keys", "revoked_at"))
     value.overwrite(database_url, None)
     assert await store.verify_key(secret) is None
+
+
+async def test_a_response_is_not_found_by_a_changed_row(store: SqlStore, database_url: str):
+    await write_everything(store)
+    [value] = read_values(database_url, ColumnName("quire_manifests", "response_id"))
+    value.overwrite(database_url, "another")
+    for call in (store.find_response, store.forget_response):
+        with pytest.raises(IntegrityViolation, match="reply #10"):
+            await call("another")
+    assert [(fault.branch, fault.seq) for fault in await list_faults(store)] == [(0, 10)]
 
 
 async def test_an_exchanged_blob_is_named_and_not_read(store: SqlStore, database_url: str):

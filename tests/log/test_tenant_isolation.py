@@ -13,11 +13,13 @@ from quire.errors import (
     ConversationNotFound,
     MemoryNotFound,
     RequestNotFound,
+    ResponseNotFound,
     SpendCapReached,
     SpendReserved,
 )
 from quire.log import (
     Citation,
+    ConversationOrigin,
     IndexedDocument,
     Passage,
     PassageVector,
@@ -210,6 +212,7 @@ SCOPES = ("conversation:theirs", "memory:agent", "vault:vault")
 
 REFUSED: dict[str, Callable[[Store], Any]] = {
     "get_conversation": lambda store: store.get_conversation("theirs"),
+    "is_purged": lambda store: store.is_purged("theirs"),
     "rename_conversation": lambda store: store.rename_conversation("theirs", "mine"),
     "get_branch": lambda store: store.get_branch("theirs"),
     "list_branches": lambda store: store.list_branches("theirs"),
@@ -236,10 +239,13 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
 WITHOUT_CONVERSATION = {
     "create_conversation",
     "list_conversations",
+    "list_session",
     "fill_titles",
     "find_longest_prefix",
     "match_history",
     "get_request",
+    "find_response",
+    "forget_response",
     "get_calibration",
     "get_cost",
     "check_spend",
@@ -282,11 +288,11 @@ def test_every_method_of_a_store_is_accounted_for() -> None:
 async def other_store(store: SqlStore) -> SqlStore:
     """The store of tenant `a`, which has a conversation and a blob."""
     other = store.for_tenant("a")
-    await other.create_conversation("theirs")
+    await other.create_conversation("theirs", origin=ConversationOrigin(session="a's session"))
     file = FilePart(blob=await other.put_blob(b"a's document"))
     await other.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
     turn = make_turn(Message.user("a question"), Message.assistant("an answer"))
-    await other.record_reply("theirs", turn._replace(request_id="a's request"))
+    await other.record_reply("theirs", turn._replace(request_id="a's request", response_id="a's response"))
     await other.put_segment("theirs", SEGMENT)
     await other.add_memory("agent", "a's memory", citation=Citation("theirs", 0, 1))
     await other.put_documents("vault", [NOTE])
@@ -317,6 +323,14 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert (await other_store.get_request("a's request")).conversation == "theirs"
     with pytest.raises(RequestNotFound):
         await mine.get_request("a's request")
+    with pytest.raises(ResponseNotFound):
+        await mine.find_response("a's response")
+    assert not await mine.forget_response("a's response")
+    assert (await other_store.find_response("a's response")).conversation == "theirs"
+    assert await other_store.list_session("a's session") == [record]
+    assert await mine.list_session("a's session") == []
+    assert await other_store.match_history([path], session="a's session") is not None
+    assert await mine.match_history([path], session="a's session") is None
     assert await collect_export(other_store, "theirs") == before
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from page_server import PageServer
     from playwright.sync_api import Browser, Page
 
+    from infra.agent_sessions import AgentSessions
+
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
@@ -56,3 +58,11 @@ def demo_conversation(page_server: "PageServer") -> str:
     import demo
 
     return page_server.run(demo.create_demo_conversation(page_server.server_state))
+
+
+@pytest.fixture(scope="session")
+def agent_sessions(page_server: "PageServer") -> "AgentSessions":
+    """Sessions of Claude Code and Codex, once: replayed again, they would continue the same conversations."""
+    from infra.agent_sessions import create_agent_sessions
+
+    return page_server.run(create_agent_sessions(page_server.server_state.store))

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import uvicorn
 
 from demo import DemoModel, open_demo
+from quire.server.addresses import generate_token
 from quire.server.app import create_app
-from quire.server.local_auth import generate_token
 from quire.server.state import ServerState
 
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """Fixtures for gateway tests: a gateway in front of an upstream, and message builders."""
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from quire.server.state import ServerState
 from quire.settings import Settings
 
 MODEL = "gpt-4o"
+TLS_CONTEXT = ssl.create_default_context()
+"""Shared by all clients, since each would load the certificates again."""
 
 
 @dataclass
@@ -50,7 +53,9 @@ async def run_gateway(
 ) -> AsyncIterator[GatewayHarness]:
     """Runs a gateway on loopback that forwards every model to `upstream_url`."""
     values = {"model": MODEL, "base_url": upstream_url, "requests_per_minute": None, **settings}
-    async with httpx2.AsyncClient(timeout=httpx2.Timeout(timeout_seconds, connect=2.0)) as upstream_client:
+    async with httpx2.AsyncClient(
+        timeout=httpx2.Timeout(timeout_seconds, connect=2.0), verify=TLS_CONTEXT
+    ) as upstream_client:
         server_state = ServerState(
             store, Settings.model_validate(values), http_client=upstream_client, environ={"UP_KEY": "sk-up"}
         )
@@ -61,8 +66,9 @@ async def run_gateway(
         headers = {"Authorization": f"Bearer {key}"}
         async with (
             serve_app(app) as address,
-            httpx2.AsyncClient(base_url=address, headers=headers, timeout=20) as client,
-            AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0) as openai,
+            httpx2.AsyncClient(base_url=address, headers=headers, timeout=20, verify=TLS_CONTEXT) as client,
+            httpx2.AsyncClient(verify=TLS_CONTEXT) as sdk_client,
+            AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, http_client=sdk_client) as openai,
         ):
             yield GatewayHarness(server_state, store, client, openai)
             await server_state.wait_for_background()

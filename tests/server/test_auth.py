@@ -105,7 +105,9 @@ async def test_a_key_speaks_for_its_tenant_with_its_scopes(client: httpx2.AsyncC
         {"api-key": text},
         {"x-api-key": text},
         {"Authorization": "Basic dTpw", "api-key": text},
-        {"Authorization": f"Bearer {text}", "x-api-key": "sk-other", "api-key": "sk-other"},
+        {"Authorization": f"Bearer {text}", "x-api-key": text, "api-key": text},
+        {"X-Quire-Key": text},
+        {"X-Quire-Key": text, "Authorization": "Bearer sk-other", "x-api-key": "sk-third"},
     ):
         answer = await client.get("/api/whoami", headers=headers)
         assert (answer.status_code, answer.json()) == (200, expected)
@@ -131,6 +133,12 @@ INVALID_HEADERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
     ],
     "two api-key headers": lambda text: [("api-key", text), ("api-key", "x")],
     "two x-api-key headers": lambda text: [("x-api-key", text), ("x-api-key", text)],
+    "two keys": lambda text: [("Authorization", f"Bearer {text}"), ("x-api-key", "sk-other")],
+    "two keys in the other order": lambda text: [("Authorization", "Bearer sk-other"), ("api-key", text)],
+    "a wrong X-Quire-Key": lambda text: [("X-Quire-Key", "x"), ("Authorization", f"Bearer {text}")],
+    "an empty X-Quire-Key": lambda text: [("X-Quire-Key", ""), ("Authorization", f"Bearer {text}")],
+    "two X-Quire-Key headers": lambda text: [("X-Quire-Key", text), ("X-Quire-Key", text)],
+    "a word in X-Quire-Key": lambda text: [("X-Quire-Key", f"Bearer {text}")],
     "a word in x-api-key": lambda text: [("x-api-key", f"Bearer {text}")],
     "quotation marks": lambda text: [("Authorization", f'Bearer "{text}"')],
     "another secret": lambda text: [("Authorization", f"Bearer {flip_char(text, 60)}")],

@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 from urllib.parse import quote
 
 import httpx2
@@ -11,19 +12,24 @@ from gateway_fixtures import MODEL, run_gateway, user_message
 from hypothesis import given
 from hypothesis import strategies as st
 from server_helpers import create_key_for, serve_app
+from starlette.datastructures import Headers
 
 from fake_upstream import FakeUpstream, UpstreamRequest, make_completion, respond_with_text, run_fake_upstream
+from infra.database_dump import contains_text, dump_database
 from quire.errors import InvalidRequest
 from quire.log import SqlStore
 from quire.server.app import create_app
+from quire.server.auth import Caller
 from quire.server.gateway.header_rules import (
     MAX_CONVERSATION_HEADER_CHARS,
     MAX_CONVERSATION_ID_CHARS,
     decode_conversation_header,
     encode_conversation_header,
 )
+from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
 from quire.settings import Settings
+from quire.settings.schema import FormatName, Upstream
 
 TOKEN = "t0ken-of_this-Server"
 BODY = {"model": MODEL, "messages": [user_message("Hello")]}
@@ -80,12 +86,70 @@ async def test_the_token_never_goes_upstream(store: SqlStore, presented: dict[st
         assert "cookie" not in up.requests[0].headers
 
 
-async def test_a_local_client_may_send_its_own_key_upstream(store: SqlStore):
+OWN_CREDENTIALS = {
+    "Authorization": "Bearer sk-canary-own", "x-api-key": "sk-canary-x", "api-key": "sk-canary-api",
+    "ChatGPT-Account-Id": "canary-account", "OpenAI-Organization": "canary-org", "OpenAI-Project": "canary-project",
+}  # fmt: skip
+"""What a client may send to a provider; no part of it is for Quire."""
+
+
+@pytest.mark.parametrize("presented", [{"X-Quire-Key": TOKEN}, "cookie"])
+async def test_a_local_client_sends_its_own_credentials_where_the_upstream_takes_them(
+    store: SqlStore, presented: dict[str, str] | str
+):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up:
+        upstreams = {"*": {"base_url": up.url, "credentials": "client"}}
+        async with run_local_gateway(store, up.url, upstreams=upstreams) as client:
+            own = {"Cookie": cookie_header(client)} if isinstance(presented, str) else presented
+            answer = await client.post("/v1/chat/completions", json=BODY, headers={**OWN_CREDENTIALS, **own})
+            assert answer.status_code == 200, answer.text
+            sent = up.requests[0].headers
+            assert {name: sent[name.lower()] for name in OWN_CREDENTIALS} == OWN_CREDENTIALS
+            assert TOKEN not in sent_values(up)
+
+
+async def test_the_operators_upstream_gets_nothing_of_a_clients_credentials(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_local_gateway(store, up.url) as client:
-        headers = {"Authorization": "Bearer sk-own", "Cookie": cookie_header(client), "OpenAI-Organization": "org-own"}
+        headers = {**OWN_CREDENTIALS, "X-Quire-Key": TOKEN, "X-Id": "7"}
         assert (await client.post("/v1/chat/completions", json=BODY, headers=headers)).status_code == 200
-        assert up.requests[0].headers["authorization"] == "Bearer sk-own"
-        assert up.requests[0].headers["openai-organization"] == "org-own"
+        assert "canary" not in sent_values(up)
+        assert up.requests[0].headers["x-id"] == "7"
+
+
+async def test_a_clients_credentials_go_upstream_with_a_key_in_its_own_header_and_stay_nowhere(
+    store: SqlStore, admin_url: str, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("DEBUG")
+    key = await create_key_for(store, "default")
+    async with run_fake_upstream(respond_with_text("Yes.")) as up:
+        upstreams = {"*": {"base_url": up.url, "credentials": "client"}}
+        async with run_gateway(store, up.url, upstreams=upstreams) as harness:
+            del harness.http.headers["Authorization"]
+            answer = await harness.http.post(
+                "/v1/chat/completions", json=BODY, headers={**OWN_CREDENTIALS, "X-Quire-Key": key}
+            )
+            assert answer.status_code == 200, answer.text
+            sent = up.requests[0].headers
+            assert {name: sent[name.lower()] for name in OWN_CREDENTIALS} == OWN_CREDENTIALS
+            assert key not in sent_values(up)
+            models = await harness.http.get("/v1/models", headers={**OWN_CREDENTIALS, "X-Quire-Key": key})
+            assert models.status_code == 200
+            assert "canary" not in "".join([answer.text, *answer.headers.values(), models.text])
+    dump = dump_database(admin_url)
+    assert contains_text(dump, "Hello")
+    assert not contains_text(dump, "canary")
+    assert "canary" not in caplog.text
+
+
+async def test_a_key_in_the_place_of_a_clients_credentials_is_refused(store: SqlStore):
+    async with run_fake_upstream(respond_with_text("Yes.")) as up:
+        upstreams = {"*": {"base_url": up.url, "credentials": "client"}}
+        async with run_gateway(store, up.url, upstreams=upstreams) as harness:
+            answer = await harness.http.post("/v1/chat/completions", json=BODY)
+            assert (answer.status_code, answer.json()["code"]) == (401, "invalid_key")
+            assert "X-Quire-Key" in answer.text
+            assert (await harness.http.get("/v1/models")).json()["data"] == []
+            assert not up.requests
 
 
 @pytest.mark.parametrize("name", ["Authorization", "x-api-key", "api-key", "X-Own"])
@@ -154,11 +218,68 @@ async def test_account_headers_do_not_go_with_the_operators_key(store: SqlStore,
             assert name.lower() not in up.requests[0].headers
 
 
+# calls by wire format
+
+
+def build_call(format_name: FormatName, path: str, *, base_url: str, **options: Any) -> UpstreamCall:
+    """Builds a call with the operator's key, for a client with headers of every kind."""
+    headers = Headers({"anthropic-beta": "new-1", "x-stainless-os": "Linux", "openai-beta": "b", "x-id": "7"})
+    state: Any = SimpleNamespace(environ={"UP_KEY": "sk-up"}, http_client=None)
+    upstream = Upstream(base_url=base_url, api_key_env="UP_KEY")
+    caller = Caller("default", "k", frozenset())
+    return build_upstream_call(
+        upstream, path, format_name=format_name, server_state=state, caller=caller, headers=headers, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("format_name", "path", "base_url", "url"),
+    [
+        ("chat", "chat/completions", "http://up/v1", "http://up/v1/chat/completions"),
+        ("responses", "responses", "http://up/v1/", "http://up/v1/responses"),
+        ("responses", "responses", "http://up/backend-api/codex", "http://up/backend-api/codex/responses"),
+        ("responses", "responses/resp_1/cancel", "http://up/v1", "http://up/v1/responses/resp_1/cancel"),
+        ("messages", "messages", "http://up", "http://up/v1/messages"),
+        ("messages", "messages", "http://up/v1/", "http://up/v1/messages"),
+        ("messages", "messages/count_tokens", "http://up/anthropic", "http://up/anthropic/v1/messages/count_tokens"),
+    ],
+)
+def test_the_address_of_a_call_follows_its_wire_format(format_name: FormatName, path: str, base_url: str, url: str):
+    assert build_call(format_name, path, base_url=base_url).url == url
+    assert build_call(format_name, path, base_url=base_url, query="beta=true").url == f"{url}?beta=true"
+
+
+def test_a_key_in_the_query_does_not_go_upstream():
+    query = f"key=quire_{'a' * 26}_{'b' * 43}"
+    assert build_call("chat", "chat/completions", base_url="http://up/v1", query=query).url.endswith("/completions")
+
+
+@pytest.mark.parametrize("format_name", get_args(FormatName))
+def test_the_operators_key_goes_where_the_wire_format_has_it(format_name: FormatName):
+    sent = build_call(format_name, CREATE_PATHS[format_name], base_url="http://up").headers
+    key = {b"x-api-key": b"sk-up"} if format_name == "messages" else {b"authorization": b"Bearer sk-up"}
+    assert {name: sent[name] for name in (b"x-api-key", b"authorization") if name in sent} == key
+    assert (sent[b"anthropic-beta"], sent[b"openai-beta"], sent[b"x-stainless-os"]) == (b"new-1", b"b", b"Linux")
+    assert b"anthropic-version" not in sent
+
+
+@pytest.mark.parametrize("format_name", get_args(FormatName))
+def test_a_translated_request_has_no_headers_of_the_clients_format(format_name: FormatName):
+    sent = build_call(format_name, CREATE_PATHS[format_name], base_url="http://up", is_translated=True).headers
+    assert sent[b"x-id"] == b"7"
+    assert not {b"anthropic-beta", b"openai-beta", b"x-stainless-os"} & sent.keys()
+    assert sent.get(b"anthropic-version") == (b"2023-06-01" if format_name == "messages" else None)
+
+
 # response headers
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_response_headers_are_filtered_by_name(store: SqlStore, stream: bool):
+    passed = {
+        "X_Request_Id": "up-9", "Request_Id": "req_1", "Anthropic_Ratelimit_Tokens_Remaining": "5", "Retry_After": "1",
+        "OpenAI_Processing_Ms": "3", "X_Codex_Turn_State": "s", "X_Reasoning_Included": "true",
+    }  # fmt: skip
     dropped = {
         "X_Hop": "1", "Keep_Alive": "timeout=5", "Set_Cookie": "a=b", "Server": "up", "X_Quire_Recorded": "no",
         "Access_Control_Allow_Origin": "*", "Strict_Transport_Security": "max-age=1", "Alt_Svc": "h3",
@@ -171,12 +292,12 @@ async def test_response_headers_are_filtered_by_name(store: SqlStore, stream: bo
             kind = {"content_type": "text/event-stream"}
             chunk = b'data: {"choices":[{"index":0,"delta":{"content":"Yes."},"finish_reason":"stop"}]}\n\n'
             body = chunk + b"data: [DONE]\n\n"
-        await request.respond(body, 200, Connection="X-Hop", X_Request_Id="up-9", X_Note="日本", **dropped, **kind)
+        await request.respond(body, 200, Connection="X-Hop", X_Note="日本", **passed, **dropped, **kind)
 
     async with run_fake_upstream(respond) as up, run_gateway(store, up.url) as harness:
         answer = await harness.ask(user_message("Hello"), stream=stream)
         assert answer.status_code == 200, answer.text
-        assert answer.headers["x-request-id"] == "up-9"
+        assert {name: answer.headers[name.replace("_", "-")] for name in passed} == passed
         assert (b"x-note", "日本".encode()) in answer.headers.raw
         for name, value in dropped.items():
             assert answer.headers.get(name.replace("_", "-")) != value, name

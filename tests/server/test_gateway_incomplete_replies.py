@@ -16,7 +16,7 @@ from quire.errors import ModelUnavailable
 from quire.llm import ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.log import SqlStore
 from quire.model import Entry
-from quire.server.gateway.sse_accumulator import SSEAccumulator
+from quire.server.gateway.codecs.chat_stream import ChatStreamDecoder
 from quire.settings import Settings
 from quire.view.wire_formats import Reply
 
@@ -122,7 +122,7 @@ async def test_a_character_split_between_two_events_is_recorded_whole(store: Sql
 
 
 def accumulate_text(count: int) -> None:
-    accumulator = SSEAccumulator(choice_count=1)
+    accumulator = ChatStreamDecoder()
     event = make_chunk_event("x" * 100)
     for _ in range(count):
         accumulator.feed(event)
@@ -130,7 +130,7 @@ def accumulate_text(count: int) -> None:
 
 
 def accumulate_split_event(count: int) -> None:
-    accumulator = SSEAccumulator(choice_count=1)
+    accumulator = ChatStreamDecoder()
     event = make_chunk_event("x" * 100 * count)
     for start in range(0, len(event), 100):
         accumulator.feed(event[start : start + 100])
@@ -161,7 +161,7 @@ def test_events_are_found_however_the_stream_is_cut():
     events = [make_chunk_event("a"), make_chunk_event("b").replace(b"\n\n", b"\r\n\r\n"), make_chunk_event("c")]
     stream = b"".join(events)
     for size in range(1, len(stream) + 1):
-        accumulator = SSEAccumulator(choice_count=1)
+        accumulator = ChatStreamDecoder()
         passed = b"".join(accumulator.feed(stream[at : at + size]) for at in range(0, len(stream), size))
         assert passed == stream
         assert accumulator.build_responses()[0]["choices"][0]["message"]["content"] == "abc"

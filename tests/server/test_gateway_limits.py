@@ -23,19 +23,19 @@ from quire.log import SqlStore
 from quire.log.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.server.gateway import engine_variants, exchange, passthrough, prepare, recognition, relay, reply_recorder
-from quire.server.gateway.chat_request import (
+from quire.server.gateway.codecs import CHAT
+from quire.server.gateway.codecs.base import (
     MAX_CALL_ID_CHARS,
     MAX_NAME_CHARS,
-    MAX_REQUEST_CHOICES,
     MAX_REQUEST_MESSAGES,
     MAX_REQUEST_TOOLS,
     RequestLimitExceeded,
-    check_request_limits,
-    parse_chat_request,
 )
+from quire.server.gateway.codecs.chat import ChatCodec
+from quire.server.gateway.codecs.chat_stream import MAX_REQUEST_CHOICES, ChatStreamDecoder
+from quire.server.gateway.codecs.sse import MAX_DELTA_ITEMS, MAX_EVENT_BYTES
 from quire.server.gateway.engine_variants import EngineVariants
 from quire.server.gateway.relay import MAX_ERROR_BYTES
-from quire.server.gateway.sse_accumulator import MAX_DELTA_ITEMS, MAX_EVENT_BYTES, SSEAccumulator
 from quire.server.json_limits import MAX_JSON_SEPARATORS
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -99,16 +99,16 @@ async def test_a_request_above_a_limit_is_refused_and_not_forwarded(store: SqlSt
 
 def test_a_request_at_its_limits_is_accepted():
     messages, tools = [user_message("a")] * MAX_REQUEST_MESSAGES, [TOOL] * MAX_REQUEST_TOOLS
-    check_request_limits({"model": "m" * MAX_MODEL_NAME_CHARS, "messages": messages, "tools": tools})
+    CHAT.check_limits({"model": "m" * MAX_MODEL_NAME_CHARS, "messages": messages, "tools": tools})
     call = assistant_call(LONG_ID[1:], LONG_NAME[1:])
-    check_request_limits({"messages": [{**call, "name": LONG_NAME[1:]}], "n": MAX_REQUEST_CHOICES})
+    CHAT.check_limits({"messages": [{**call, "name": LONG_NAME[1:]}], "n": MAX_REQUEST_CHOICES})
     with pytest.raises(RequestLimitExceeded, match="X-Quire-Conversation"):
-        check_request_limits({"messages": [*messages, user_message("a")]})
+        CHAT.check_limits({"messages": [*messages, user_message("a")]})
 
 
 WORK = [
     (exchange, "parse_body"),
-    (exchange, "parse_chat_request"),
+    (ChatCodec, "parse_request"),
     (recognition, "compute_client_paths"),
     (engine_variants, "_build_envelope"),
     (passthrough.MatchedRequest, "count_tokens"),
@@ -190,13 +190,13 @@ async def test_a_reply_above_a_limit_is_not_passed_on(store: SqlStore, monkeypat
         assert await store.list_conversations() == []
 
 
-def feed_pieces(accumulator: SSEAccumulator, data: bytes, *, piece_bytes: int = 64 * 1024) -> None:
+def feed_pieces(accumulator: ChatStreamDecoder, data: bytes, *, piece_bytes: int = 64 * 1024) -> None:
     for start in range(0, len(data), piece_bytes):
         accumulator.feed(data[start : start + piece_bytes])
 
 
 def test_an_event_above_the_limit_ends_the_stream():
-    accumulator = SSEAccumulator(choice_count=1)
+    accumulator = ChatStreamDecoder()
     accumulator.feed(make_chunk_event("before"))
     feed_pieces(accumulator, b"data: " + b"x" * (MAX_EVENT_BYTES - 6))
     with pytest.raises(ModelUnavailable, match="event of more than"):
@@ -206,7 +206,7 @@ def test_an_event_above_the_limit_ends_the_stream():
 
 
 def test_events_after_the_end_of_a_reply_are_limited_together():
-    accumulator = SSEAccumulator(choice_count=1)
+    accumulator = ChatStreamDecoder()
     accumulator.feed(make_chunk_event("all", "stop"))
     event = b"data: " + b"x" * 100_000 + b"\n\n"
     with pytest.raises(ModelUnavailable):
@@ -216,7 +216,7 @@ def test_events_after_the_end_of_a_reply_are_limited_together():
 
 
 async def test_the_reply_before_an_oversized_event_is_recorded(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.server.gateway.sse_accumulator.MAX_EVENT_BYTES", 10_000)
+    monkeypatch.setattr("quire.server.gateway.codecs.sse.MAX_EVENT_BYTES", 10_000)
     stream = [make_chunk_event("Half an answer"), make_chunk_event("x" * 50_000), SSE_DONE]
     async with run_fake_upstream(respond_with_stream(*stream)) as up, run_gateway(store, up.url) as harness:
         answer = await harness.ask(user_message("Hello"), stream=True)
@@ -226,15 +226,15 @@ async def test_the_reply_before_an_oversized_event_is_recorded(store: SqlStore, 
 
 
 def test_an_event_with_too_many_values_ends_the_stream():
-    accumulator = SSEAccumulator(choice_count=1)
+    accumulator = ChatStreamDecoder()
     accumulator.feed(make_sse_event({"x": [{}] * (MAX_JSON_SEPARATORS // 3)}))
     with pytest.raises(ModelUnavailable, match="JSON values"):
         accumulator.feed(make_sse_event({"x": [{}] * MAX_JSON_SEPARATORS}))
 
 
 def test_a_stream_above_its_limit_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.server.gateway.sse_accumulator.MAX_STREAM_BYTES", 1_000)
-    accumulator = SSEAccumulator(choice_count=1)
+    monkeypatch.setattr("quire.server.gateway.codecs.sse.MAX_STREAM_BYTES", 1_000)
+    accumulator = ChatStreamDecoder()
     with pytest.raises(ModelUnavailable, match="more than 1,000 bytes"):
         feed_pieces(accumulator, make_chunk_event("a") * 10, piece_bytes=100)
     assert accumulator.build_responses()[0]["choices"][0]["message"]["content"] == "a" * 5
@@ -242,7 +242,7 @@ def test_a_stream_above_its_limit_ends(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_calls_and_choices_of_a_stream_are_limited():
     calls = [{"index": number, "function": {"name": "f"}} for number in range(MAX_DELTA_ITEMS)]
-    accumulator = SSEAccumulator(choice_count=1)
+    accumulator = ChatStreamDecoder()
     accumulator.feed(make_chunk_event({"tool_calls": calls}))
     accumulator.feed(make_chunk_event({"tool_calls": [calls[0]]}))
     with pytest.raises(ModelUnavailable, match="tool calls"):
@@ -257,12 +257,12 @@ async def test_instructions_are_cached_up_to_a_number_of_bytes(store: SqlStore, 
     monkeypatch.setattr(engine_variants, "ENVELOPE_CACHE_BYTES", 10_000)
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
         variants = EngineVariants(harness.server_state)
-        envelopes = variants.get("default", MODEL, None).envelopes
+        envelopes = variants.get("default", MODEL, target=CHAT).envelopes
         for number, chars in ((1, 2_000), (2, 2_000), (3, 20_000)):
             messages = [{"role": "system", "content": f"{number} " + "x" * chars}, user_message("a")]
             body = {"model": MODEL, "messages": messages}
-            chat_request = parse_chat_request(b"", body)
-            await variants.get("default", f"{MODEL}-{number}", None).load_envelope(chat_request)
+            chat_request = CHAT.parse_request(b"", body)
+            await variants.get("default", f"{MODEL}-{number}", target=CHAT).load_envelope(chat_request)
             assert envelopes.currsize <= 10_000
         assert len(envelopes) == 1
 

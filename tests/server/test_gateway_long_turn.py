@@ -5,57 +5,112 @@
 
 import json
 import os
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from gateway_fixtures import MODEL, run_gateway, system_message, user_message
+from gateway_fixtures import run_gateway
 
 from fake_upstream import UpstreamRequest, make_completion, run_fake_upstream
 from infra.long_turn import QUESTION, READ_TOOL, make_steps, measure_shared
 from quire.log import SqlStore
-from quire.model import Message
 from quire.view.tokens import counter_for
-from quire.view.wire_formats import OpenAIChatFormat
+from quire.view.wire_formats import AnthropicMessagesFormat, OpenAIChatFormat, WireFormat, WireMessage
+from quire.view.wire_formats.anthropic_cache_markers import drop_cache_markers
 
 STEPS = int(os.environ.get("LONG_TURN_STEPS", "30"))
-FORMAT = OpenAIChatFormat(MODEL)
-TOOLS = [FORMAT.render_tool(READ_TOOL)]
 MIN_MEAN_SHARES = {6_000: 0.50, 32_000: 0.85, 200_000: 0.95}
 """By window: mean part of each request that the next one repeats."""
 
 
-def to_wire(message: Message) -> dict[str, Any]:
-    [wire_message] = FORMAT.render_message(message)
-    return wire_message
+class WireShape(NamedTuple):
+    """How a client of one format sends its list, and how the upstream replies."""
+
+    model: str
+    """Its own window is larger than all of those above."""
+    wire_format: WireFormat
+    path: str
+    instructions: dict[str, Any]
+    first_messages: list[WireMessage]
+    respond: Callable[[WireMessage, int], dict[str, Any]]
+
+
+def make_message(reply: WireMessage, tokens: int) -> dict[str, Any]:
+    usage = {"input_tokens": tokens, "output_tokens": 9}
+    fields = {"id": "msg_1", "type": "message", "model": "m", "stop_reason": "tool_use", "stop_sequence": None}
+    return {**fields, **reply, "usage": usage}
+
+
+def make_chat_completion(reply: WireMessage, tokens: int) -> dict[str, Any]:
+    usage = {"prompt_tokens": tokens, "completion_tokens": 9, "total_tokens": tokens + 9}
+    return make_completion(reply, "tool_calls", usage=usage)
+
+
+QUESTION_MESSAGE = {"role": "user", "content": QUESTION}
+SHAPES = {
+    "chat": WireShape(
+        "gpt-4.1",
+        OpenAIChatFormat("gpt-4.1"),
+        "/v1/chat/completions",
+        {},
+        [{"role": "system", "content": "You audit ledgers."}, QUESTION_MESSAGE],
+        make_chat_completion,
+    ),
+    "messages": WireShape(
+        "claude-sonnet-4-5",
+        AnthropicMessagesFormat("claude-sonnet-4-5"),
+        "/v1/messages",
+        {"system": "You audit ledgers.", "max_tokens": 1_000},
+        [QUESTION_MESSAGE],
+        make_message,
+    ),
+}
+
+
+def strip_cache_markers(messages: list[WireMessage]) -> list[WireMessage]:
+    """Cache markers move with every request, and are no content."""
+    return [drop_cache_markers(message) if isinstance(message["content"], list) else message for message in messages]
 
 
 @pytest.mark.parametrize("window", MIN_MEAN_SHARES)
-async def test_every_forwarded_request_of_a_long_turn_fits_and_extends_the_one_before(store: SqlStore, window: int):
-    counter = counter_for(MODEL)
-    replies = [(to_wire(step.reply), [to_wire(each) for each in step.results]) for step in make_steps(STEPS)]
+@pytest.mark.parametrize("format_name", SHAPES)
+async def test_every_forwarded_request_of_a_long_turn_fits_and_extends_the_one_before(
+    store: SqlStore, format_name: str, window: int
+):
+    shape = SHAPES[format_name]
+    wire_format, counter = shape.wire_format, counter_for(shape.model)
+    render = wire_format.render_message
+    steps = [
+        (render(step.reply), [wire for each in step.results for wire in render(each)]) for step in make_steps(STEPS)
+    ]
+    tools = [wire_format.render_tool(READ_TOOL)]
     sizes: list[int] = []
 
     async def respond(request: UpstreamRequest) -> None:
         body = request.body
-        assert FORMAT.check(body) == []
-        assert any(message.get("content") == QUESTION for message in body["messages"])
-        tokens = FORMAT.count_messages(body["messages"], counter) + FORMAT.count_tools(body["tools"], counter)
+        assert wire_format.check(body) == []
+        assert json.dumps(QUESTION) in json.dumps(body["messages"])
+        tokens = wire_format.count_messages(body["messages"], counter) + wire_format.count_tools(body["tools"], counter)
         sizes.append(tokens)
-        usage = {"prompt_tokens": tokens, "completion_tokens": 9, "total_tokens": tokens + 9}
-        reply = replies[len(sizes) - 1][0]
-        await request.respond(make_completion(reply, "tool_calls", usage=usage))
+        [reply] = steps[len(sizes) - 1][0]
+        await request.respond(shape.respond(reply, tokens))
 
-    messages = [system_message("You audit ledgers."), user_message(QUESTION)]
-    async with run_fake_upstream(respond) as up, run_gateway(store, up.url, context_limit=window) as harness:
-        for reply, results in replies:
-            response = await harness.ask(*messages, tools=TOOLS)
-            assert response.status_code == 200, response.text
-            messages += [reply, *results]
-        sent = [json.dumps(body["messages"]).removesuffix("]").encode() for body in up.bodies]
-        conversation = response.headers["x-quire-conversation"]
+    messages, conversation = list(shape.first_messages), ""
+    async with run_fake_upstream(respond) as up:
+        upstreams = {"*": {"base_url": up.url, "speaks": [format_name], "overflow": "fit"}}
+        async with run_gateway(store, up.url, upstreams=upstreams, context_limit=window) as harness:
+            for reply, results in steps:
+                body = {"model": shape.model, "messages": messages, "tools": tools, **shape.instructions}
+                response = await harness.http.post(shape.path, json=body)
+                assert response.status_code == 200, response.text
+                messages += [*reply, *results]
+                conversation = response.headers["x-quire-conversation"]
+        sent = [json.dumps(strip_cache_markers(body["messages"])).removesuffix("]").encode() for body in up.bodies]
         compactions = await store.read_range(conversation, kinds=["compaction"])
     assert max(sizes) <= window
     shares = [measure_shared(before, after) for before, after in pairwise(sent)]
+    if os.environ.get("LONG_TURN_STEPS"):
+        print(format_name, window, sum(shares) / len(shares), max(sizes), len(compactions))
     assert sum(share < 1 for share in shares) <= len(compactions)
     assert sum(shares) / len(shares) >= MIN_MEAN_SHARES[window]

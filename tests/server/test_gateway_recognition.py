@@ -15,8 +15,9 @@ from fake_upstream import respond_with_text, run_fake_upstream
 from quire.log import SqlStore
 from quire.model import CHAIN_ROOT, Message, ThinkingPart, ToolCallPart, iter_paths
 from quire.server.gateway import recognition
-from quire.server.gateway.chat_request import ClientMessage, compute_client_paths, normalize_message
-from quire.server.gateway.recognition import MAX_OVERLAP_MESSAGES, find_overlap
+from quire.server.gateway.codecs.chat import ChatMessage
+from quire.server.gateway.codecs.normal_form import normalize_message
+from quire.server.gateway.recognition import MAX_OVERLAP_MESSAGES, compute_client_paths, find_overlap
 from quire.testing.strategies import messages
 from quire.view.rendered import encode_wire_messages
 from quire.view.wire_formats.openai_chat import TOKENS_PER_REQUEST, OpenAIChatFormat
@@ -247,16 +248,20 @@ async def test_parallel_first_turns_under_one_name_are_all_recorded(store: SqlSt
 @given(messages())
 def test_what_openais_shape_gives_is_recognised_as_what_it_was_made_of(message: Message):
     for unit in OpenAIChatFormat().render_message(message):
-        line = ClientMessage(unit)
+        line = ChatMessage(unit)
         assert line.match_key == normalize_message(line.message).canonical_json().encode()
         if line.is_plain_text:
             assert Message.parse(line.match_key.decode()) == line.message
 
 
-@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(min_size=1)), max_size=6))
+def is_trimmed(text: str) -> bool:
+    return text == text.strip() != ""
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(min_size=1).filter(is_trimmed)), max_size=6))
 def test_the_path_of_plain_lines_is_the_logs_own(spoken: list[tuple[str, str]]):
     usable = [(role, text) for role, text in spoken if text.encode(errors="ignore").decode() == text]
-    lines = [ClientMessage({"role": role, "content": text}) for role, text in usable]
+    lines = [ChatMessage({"role": role, "content": text}) for role, text in usable]
     assert all(line.is_plain_text for line in lines)
     expected = list(iter_paths((line.message.canonical_json() for line in lines), start=CHAIN_ROOT))
     assert compute_client_paths(lines) == expected

@@ -8,7 +8,7 @@ from quire.engine import Engine, EngineConfig
 from quire.errors import RequestNotFound, StaleHead
 from quire.log import Blob, ConversationRecord, ReplyRecord, SqlStore
 from quire.model import CHAIN_ROOT, Message, iter_paths
-from quire.server.gateway.chat_request import compute_client_paths
+from quire.server.gateway.recognition import compute_client_paths
 from quire.settings import Settings
 from quire.testing.builders import make_messages, make_turn
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from quire.errors import InvalidConfiguration
 from quire.log import DEFAULT_TENANT, KEY_SCOPES, SqlStore
 from quire.server import local_auth
+from quire.server.addresses import check_loopback, generate_token, server_url
 from quire.server.app import create_app
 from quire.server.auth import CALLER_SCOPE_KEY
-from quire.server.local_auth import LocalAuthMiddleware, check_loopback, generate_token, server_url
+from quire.server.local_auth import LocalAuthMiddleware
 from quire.server.state import ServerState
 from quire.settings import Settings
 
@@ -321,6 +322,13 @@ async def test_another_token_opens_nothing(client: httpx2.AsyncClient, wrong: st
         assert (answer.status_code, answer.json()["code"]) == (401, "invalid_key")
         assert answer.headers["www-authenticate"].startswith("Bearer")
         assert "set-cookie" not in answer.headers
+
+
+async def test_the_token_leaves_the_other_headers_to_the_client_if_it_has_its_own(client: httpx2.AsyncClient):
+    own = {"Authorization": "Bearer sk-own", "x-api-key": "sk-other"}
+    assert (await client.get("/api/x", headers=own)).status_code == 401
+    assert (await client.get("/api/x", headers={**own, "X-Quire-Key": TOKEN})).json() == LOCAL_IDENTITY
+    assert (await client.get("/api/x", headers={"X-Quire-Key": "x", **bearer_header(TOKEN)})).status_code == 401
 
 
 async def test_the_first_of_two_tokens_in_the_address_counts(client: httpx2.AsyncClient):

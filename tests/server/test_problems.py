@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.errors import SchemaOutdated, StoreBusy, StoreError, StoreUnavailable
-from quire.server.gateway.response import to_error_event, to_error_response
+from quire.server.gateway.codecs import CHAT
 from quire.server.problems import error_to_problem, error_to_response
 
 DRIVER_TEXT = 'connection to server at "10.0.0.7", port 5432 failed: no password for user "quire_app"'
@@ -14,8 +14,8 @@ DRIVER_TEXT = 'connection to server at "10.0.0.7", port 5432 failed: no password
 SURFACES: dict[str, Callable[[StoreError], bytes]] = {
     "response": lambda error: bytes(error_to_response(error).body),
     "turn event": lambda error: error_to_problem(error).model_dump_json().encode(),
-    "gateway response": lambda error: bytes(to_error_response(error).body),
-    "gateway stream": to_error_event,
+    "gateway response": lambda error: bytes(CHAT.to_error_response(error).body),
+    "gateway stream": CHAT.to_error_event,
 }
 
 

@@ -24,7 +24,7 @@ from infra.processes import find_children
 from quire.errors import InvalidConfiguration
 from quire.log import SqlStore
 from quire.model import Message
-from quire.server.lifecycle import bind_socket
+from quire.server.addresses import bind_socket
 
 START_TIMEOUT_SECONDS = 60.0
 PROGRAM = str(Path(sys.executable).with_name("quire"))

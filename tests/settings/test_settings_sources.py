@@ -36,6 +36,13 @@ def test_without_any_source_there_are_the_defaults(tmp_path: Path):
     assert load_settings([read_settings_file(tmp_path / "none.toml"), *read_environment({})]) == (Settings(), {})
 
 
+def test_headers_of_sessions_add_to_the_known_ones():
+    settings = Settings(scopes={"X-LibreChat-Conversation": "librechat", "thread-id": ""})
+    assert settings.scopes["x-librechat-conversation"] == "librechat"
+    assert (settings.scopes["x-claude-code-session-id"], settings.scopes["thread-id"]) == ("claude-code", "")
+    assert Settings.model_validate(settings.model_dump()) == settings
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -51,8 +58,14 @@ def test_without_any_source_there_are_the_defaults(tmp_path: Path):
         ({"models": {"m": {"window": 0}}}, "models.m.window .*greater than 0"),
         ({"models": {"m": {"input_price": 1}}}, r"models.m \(a file\): set input_price and output_price together"),
         ({"models": {"m": {"cached_input_price": 1}}}, "cached_input_price needs input_price"),
-        ({"models": {"m": {"wire_format": "telex"}}}, "models.m.wire_format .*'chat' or 'messages'"),
+        ({"models": {"m": {"wire_format": "telex"}}}, "models.m.wire_format .*'chat', 'messages' or 'responses'"),
         ({"upstreams": {"m": {"base_url": "", "context_limit": 1}}}, "upstreams.m.context_limit .*the fields are"),
+        ({"upstreams": {"m": {"base_url": "", "speaks": ["telex"]}}}, "upstreams.m.speaks.0 .*'chat', 'messages' or"),
+        ({"upstreams": {"m": {"base_url": "", "speaks": []}}}, "upstreams.m.speaks .*at least 1 item"),
+        (
+            {"upstreams": {"m": {"base_url": "", "credentials": "client", "api_key_env": "K"}}},
+            r'upstreams.m \(a file\): credentials = "client" excludes api_key_env',
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_place(values: dict[str, object], message: str):

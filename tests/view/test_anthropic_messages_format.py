@@ -27,7 +27,9 @@ from quire.testing.strategies import messages, texts
 from quire.view.images import count_image_tokens
 from quire.view.labels import label_text
 from quire.view.wire_formats import AnthropicMessagesFormat
+from quire.view.wire_formats.anthropic_cache_markers import drop_cache_markers
 from quire.view.wire_formats.anthropic_messages import DEFAULT_MAX_TOKENS, OPENER_TEXT
+from quire.view.wire_formats.anthropic_messages_parse import parse_messages
 from quire.view.wire_formats.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES
 
 BLOB = "ab" * 32
@@ -275,7 +277,9 @@ def test_pictures_files_and_sealed_thinking_cost_by_what_is_in_them():
 def provider_fields() -> st.SearchStrategy[dict[str, Any]]:
     """Provider fields, including some that would break a request."""
     keys = st.sampled_from(["role", "content", "text", "type", "input", "signature", "is_error", "x", "cache_control"])
-    values = st.sampled_from([None, "", "server_tool_use", 1, float("inf"), [float("nan"), "é"], {"a": float("-inf")}])
+    values = st.sampled_from(
+        [None, "", "server_tool_use", "system", 1, float("inf"), [float("nan"), "é"], {"a": float("-inf")}]
+    )
     return st.dictionaries(keys, values, max_size=3).map(lambda fields: {"anthropic": fields, "openai": fields})
 
 
@@ -350,6 +354,10 @@ def test_thinking_keeps_its_bytes_and_its_place(sent: list[Message]):
 
 USER = {"role": "user", "content": "hi"}
 ASSISTANT = {"role": "assistant", "content": [text("x")]}
+SYSTEM = {"role": "system", "content": "Be brief."}
+COMPACTION = {"type": "compaction", "content": "They talked.", "signature": "s+/="}
+SEARCHED = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"encrypted_content": "Eq+/="}]}
+EPHEMERAL = {"type": "ephemeral"}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 A, B = ({"type": "tool_use", "id": id_, "name": "f", "input": {}} for id_ in "ab")
 RA, RB = ({"type": "tool_result", "tool_use_id": id_, "content": "x"} for id_ in "ab")
@@ -371,10 +379,17 @@ def make_assistant_message(*content: Any) -> dict[str, Any]:
         [USER, make_assistant_message(text("x"), A), make_user_message(RA), ASSISTANT, USER],
         [USER, make_assistant_message(A), make_user_message({**RA, "content": []})],
         [USER, make_assistant_message({"type": "server_tool_use", "id": "s"}), USER],
+        [USER, USER, ASSISTANT, ASSISTANT, USER],
+        [USER, make_assistant_message(A), make_assistant_message(B), make_user_message(RA), make_user_message(RB)],
+        [USER, SYSTEM],
+        [USER, USER, SYSTEM, ASSISTANT, USER, SYSTEM],
+        [USER, make_assistant_message(A), make_user_message(RA), {**SYSTEM, "content": [], "output_config": {"x": 1}}],
+        [USER, make_assistant_message(SEARCHED), SYSTEM],
+        [make_assistant_message(COMPACTION), USER],
     ],
 )
 def test_valid_requests_have_no_problems(valid: list[Any]):
-    assert wire_format.check({"max_tokens": 1, "messages": valid}) == []
+    assert wire_format.check({"max_tokens": 0, "messages": valid}) == []
 
 
 @pytest.mark.parametrize(
@@ -383,9 +398,16 @@ def test_valid_requests_have_no_problems(valid: list[Any]):
         ([], "there are none"),
         ([ASSISTANT, USER], "the first must be the user's"),
         ([USER, ASSISTANT], "the last must be the user's"),
-        ([USER, USER], "two user messages follow each other"),
-        ([USER, ASSISTANT, ASSISTANT, USER], "two assistant messages follow each other"),
-        ([{"role": "system", "content": "x"}, USER], "unknown role 'system'"),
+        ([make_assistant_message(text("x"), COMPACTION), USER], "the first must be the user's"),
+        ([SYSTEM, USER], "the first must be the user's"),
+        ([USER, SYSTEM, USER], "a system message must follow the user's"),
+        ([USER, ASSISTANT, SYSTEM], "a system message must follow the user's"),
+        ([USER, SYSTEM, SYSTEM, ASSISTANT, USER], "messages[1]: a system message must follow the user's"),
+        ([USER, make_assistant_message(A), SYSTEM, make_user_message(RA)], "messages[2]: a system message must"),
+        ([USER, {**SYSTEM, "content": []}], "messages[1]: the content is empty"),
+        ([{"role": "tool", "content": "x"}, USER], "unknown role 'tool'"),
+        ([USER, make_assistant_message(A), make_assistant_message(B), make_user_message(RB)], "'a' before it has no"),
+        ([USER, make_assistant_message(A), USER, make_user_message(RA)], "results must come before anything else"),
         ([make_user_message()], "the content is empty"),
         ([{"role": "user", "content": ""}], "a text must hold more than blanks"),
         ([make_user_message(text("x"), text("\n"))], "a text must hold more than blanks"),
@@ -393,10 +415,10 @@ def test_valid_requests_have_no_problems(valid: list[Any]):
         ([USER, make_assistant_message(A, B), make_user_message(RA)], "the call 'b' before it has no result"),
         ([USER, make_assistant_message(A)], "the call 'a' has no result"),
         ([USER, make_assistant_message(A), make_user_message(text("x"), RA)], "results must come before anything else"),
-        ([make_user_message(RA)], "'a' answers no call in the message before it"),
+        ([make_user_message(RA)], "'a' answers no call in the turn before it"),
         (
             [USER, make_assistant_message(A), make_user_message(RA), ASSISTANT, make_user_message(RA)],
-            "'a' answers no call in the message before it",
+            "'a' answers no call in the turn before it",
         ),
         ([USER, make_assistant_message(A), make_user_message(RA, RA)], "the call 'a' has 2 results"),
         ([USER, make_assistant_message(A, A), make_user_message(RA)], "the id 'a' is taken by an earlier call"),
@@ -444,7 +466,11 @@ def test_what_the_provider_would_refuse_is_found(bad: list[Any], problem: str):
     ("changes", "problem"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        (
+            {"cache_control": EPHEMERAL, "tools": [{"name": f"f{n}", "cache_control": EPHEMERAL} for n in range(4)]},
+            "5 mar",
+        ),
         ({"system": " "}, "system"),
         ({"tools": [{"name": "f"}, {"name": "f"}]}, "two are named 'f'"),
         ({"tools": [{"name": "a b"}]}, "'a b' is no valid name"),
@@ -460,13 +486,14 @@ def test_with_thinking_enabled_a_tool_loop_must_begin_with_it():
     loop = [make_user_message(RA), make_assistant_message(B), make_user_message(RB)]
     assert wire_format.check({**enabled, "messages": [USER, make_assistant_message(THOUGHT, A), *loop]}) == []
     assert wire_format.check({**enabled, "messages": [USER, make_assistant_message(A), *loop, ASSISTANT, USER]}) == []
+    [problem] = wire_format.check({**enabled, "messages": [USER, USER, make_assistant_message(A), *loop, SYSTEM]})
+    assert problem.startswith("messages[2]: with thinking enabled")
     [problem] = wire_format.check({**enabled, "messages": [USER, ASSISTANT, USER, make_assistant_message(A), *loop]})
     assert problem.startswith("messages[3]: with thinking enabled")
 
 
 # --- parsing ---
 
-SEARCHED = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"encrypted_content": "Eq+/="}]}
 RESPONSE: dict[str, Any] = {
     "id": "msg_1",
     "type": "message",
@@ -488,14 +515,18 @@ RESPONSE: dict[str, Any] = {
         },
     ],
     "stop_reason": "tool_use",
-    "stop_sequence": None,
+    "stop_sequence": "END",
     "usage": {
         "input_tokens": 10,
         "cache_read_input_tokens": 64,
         "cache_creation_input_tokens": 26,
         "output_tokens": 20,
         "service_tier": "standard",
+        "output_tokens_details": {"thinking_tokens": 7},
+        "iterations": [{"type": "compaction", "input_tokens": 900, "output_tokens": 30}],
     },
+    "context_management": {"applied_edits": [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2}]},
+    "diagnostics": {"cache_miss": {"type": "system_changed"}},
 }
 
 
@@ -520,8 +551,13 @@ def test_a_reply_keeps_signatures_arguments_and_usage(response: Any):
     assert (usage.model, usage.input_tokens, usage.output_tokens) == ("claude-x-1", 100, 20)
     assert (usage.cache_read_tokens, usage.cache_write_tokens) == (64, 26)
     assert usage.provider_fields == {
-        "service_tier": "standard",
-        "response": {"id": "msg_1", "container": {"expires_at": "2026-01-01T00:00:00Z"}},
+        **{field: RESPONSE["usage"][field] for field in ("service_tier", "output_tokens_details", "iterations")},
+        "response": {
+            "id": "msg_1",
+            "container": {"expires_at": "2026-01-01T00:00:00Z"},
+            "stop_sequence": "END",
+            **{field: RESPONSE[field] for field in ("context_management", "diagnostics")},
+        },
     }
     sent = copy.deepcopy(RESPONSE["content"])
     del sent[3]["citations"]
@@ -541,22 +577,75 @@ def test_a_users_message_with_results_is_a_tools_and_a_users():
     assert (system, user) == (Message.system("Be brief."), Message.user("hi"))
     assert assistant.tool_calls == (make_call("a", "f"),)
     assert (tool, more) == (Message.tool("a", "x"), Message.user("and"))
-    with pytest.raises(InvalidEntry, match="Message 1 has the role 'system'"):
-        wire_format.parse_messages([USER, {"role": "system", "content": "x"}])
+    with pytest.raises(InvalidEntry, match="Message 1 has the role 'tool'"):
+        wire_format.parse_messages([USER, {"role": "tool", "content": "x"}])
+
+
+def test_each_result_can_become_a_message_of_its_own():
+    raw = [USER, make_assistant_message(A, B), make_user_message(RA, RB, text("and"))]
+    assert [len(message.parts) for message in parse_messages(raw)] == [1, 2, 2, 1]
+    assert parse_messages(raw, split_results=True)[2:] == [
+        Message.tool("a", "x"),
+        Message.tool("b", "x"),
+        Message.user("and"),
+    ]
+
+
+def test_a_system_message_comes_back_with_its_role_and_fields_where_the_api_takes_it():
+    addition = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}
+    noted = {"role": "system", "content": [text("Be brief."), addition], "output_config": {"effort": "low"}}
+    silent = {"role": "system", "content": [], "output_config": {"effort": "high"}}
+    raw = [make_user_message(text("hi")), noted, ASSISTANT, make_user_message(text("And?")), silent]
+    parsed = wire_format.parse_messages([{**message, "cache_control": EPHEMERAL} for message in raw])
+    assert [message.role for message in parsed] == ["user", "system", "assistant", "user", "system"]
+    assert build_payload(*parsed)["messages"] == raw
+    assert Message.parse(parsed[1].canonical_json()) == parsed[1]
+    one, other = wire_format.parse_messages([SYSTEM, {**SYSTEM, "clear_at": "never"}])
+    assert wire_format.render_message(other) == [
+        {"role": "system", "content": [text("Be brief.")], "clear_at": "never"}
+    ]
+    assert build_payload(Message.user("hi"), one, other)["messages"] == [
+        make_user_message(text("hi"), text(label_text("system", "Be brief."))),
+        {"role": "system", "content": [text("Be brief.")], "clear_at": "never"},
+    ]
+
+
+def test_a_system_message_is_labelled_text_where_the_api_rejects_its_role():
+    removal = {"role": "system", "content": [text("Go."), {"type": "tool_removal"}]}
+    effort = {"role": "system", "content": [], "output_config": {"effort": "low"}}
+    noted, silent = wire_format.parse_messages([removal, effort])
+    labelled = [text(label_text("system", "Go.")), text(label_text("system", '{"type":"tool_removal"}'))]
+    for sent, expected in (
+        ((noted, Message.user("hi")), [make_user_message(*labelled, text("hi"))]),
+        ((silent, Message.assistant("x"), Message.user("hi")), [USER | {"content": OPENER_TEXT}, ASSISTANT]),
+        ((Message.user("hi"), Message.assistant("x"), noted), [make_user_message(text("hi")), ASSISTANT]),
+    ):
+        payload = build_payload(*sent)
+        assert payload["messages"][: len(expected)] == expected
+        assert wire_format.check(payload) == []
+
+
+def test_messages_that_begin_with_a_compaction_need_no_opener():
+    reply = wire_format.parse_reply({**RESPONSE, "content": [COMPACTION], "stop_reason": "compaction"})
+    assert reply.finish_reason == "compaction"
+    payload = build_payload(reply.message, Message.user("And?"))
+    assert payload["messages"] == [make_assistant_message(COMPACTION), make_user_message(text("And?"))]
+    assert wire_format.check(payload) == []
+    assert reply.message.text == label_text("summary", "They talked.")
 
 
 def test_pictures_and_documents_come_back_as_they_were():
-    control = {"cache_control": {"type": "ephemeral"}}
+    marker = {"cache_control": EPHEMERAL}
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
     raw = make_user_message(
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}, **control},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}},
         {"type": "image", "source": {"type": "url", "url": "https://x/y"}},
         {"type": "image", "source": {"type": "file", "file_id": "f"}},
         {"type": "document", "source": pdf, "title": "a", "citations": {"enabled": True}},
         {"type": "document", "source": {"type": "url", "url": "https://x/y"}},
         {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}},
     )
-    [message] = wire_format.parse_messages([raw])
+    [message] = wire_format.parse_messages([make_user_message(*({**block, **marker} for block in raw["content"]))])
     assert [part.type for part in message.parts] == ["image", "image", "text", "file", "file", "text"]
     assert wire_format.render_message(message) == [raw]
 
@@ -575,4 +664,9 @@ def test_what_was_rendered_comes_back_to_the_same_blocks(sent: list[Message], lo
 
 
 def _blocks_of(wire_messages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    return [(wire_message["role"], block) for wire_message in wire_messages for block in wire_message["content"]]
+    """Blocks with the role of their message, without cache markers."""
+    return [
+        (wire_message["role"], drop_cache_markers(block))
+        for wire_message in wire_messages
+        for block in wire_message["content"]
+    ]

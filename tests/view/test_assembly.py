@@ -33,7 +33,8 @@ from quire.view.tool_call_repair import repair_tool_calls
 from quire.view.wire_formats import wire_format_for
 
 EXAMPLE_COUNT = 20 * settings.default.max_examples
-MESSAGE_COUNTERS = {provider: make_message_counter(provider) for provider in ("openai", "anthropic")}
+PROVIDERS = ("openai", "anthropic", "openai_responses")
+MESSAGE_COUNTERS = {provider: make_message_counter(provider) for provider in PROVIDERS}
 TOOL = ToolDefinition(name="read", description="Reads.", parameters={"type": "object", "properties": {}})
 
 
@@ -70,7 +71,7 @@ def cases(draw: st.DrawFn) -> tuple[ViewInput, dict]:
     )
     window = draw(st.sampled_from([512, 700, 1_024, 2_048, 8_192, 32_000, 200_000]))
     changes = {
-        "provider": draw(st.sampled_from(["openai", "anthropic"])),
+        "provider": draw(st.sampled_from(PROVIDERS)),
         "strategy": draw(st.sampled_from(["discard", "summarize", "hybrid"])),
         "window": window,
         "reserved_response_tokens": draw(st.integers(0, window // 4)),
@@ -179,8 +180,8 @@ def test_every_request_keeps_every_promise(case: tuple[ViewInput, dict]):
     assert sum(row.tokens for row in manifest.included) + wire_format.request_overhead == manifest.total_tokens
     assert sum(slot.used for slot in manifest.slots) == manifest.total_tokens
     assert all(row.tokens >= 0 for row in manifest.decisions)
-    # Valid for both providers.
-    for provider in ("openai", "anthropic"):
+    # Valid for every provider.
+    for provider in PROVIDERS:
         assert wire_format_for(provider).check(request.to_payload(provider)) == []
     json.dumps(payload)
     check_presence(view_input, assembly)

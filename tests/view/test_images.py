@@ -13,7 +13,7 @@ from quire.view.images import MAX_IMAGE_HEADER_BYTES, Provider, count_image_toke
 sides = st.integers(1, 20_000)
 details = st.sampled_from([None, "low", "high", "auto"])
 models = st.sampled_from(["", "gpt-4o", "gpt-4o-mini", "gpt-4.1-nano", "claude-sonnet-4-5", "claude-opus-4-7"])
-providers = st.sampled_from(["openai", "anthropic"])
+providers = st.sampled_from(["openai", "anthropic", "openai_responses"])
 
 
 @pytest.mark.parametrize(

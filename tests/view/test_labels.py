@@ -72,21 +72,21 @@ def make_input_with_text(place: str, text: str) -> ViewInput:
 def list_role_texts(payload: dict[str, Any]) -> list[tuple[str, str]]:
     """Role and text of every message of the payload, system text first."""
     said: list[tuple[str, str]] = [("system", payload["system"])] if "system" in payload else []
-    for message in payload["messages"]:
+    for message in payload.get("messages") or payload["input"]:
         content = message["content"]
         pieces = [content] if isinstance(content, str) else [piece["text"] for piece in content]
         said += [(message["role"], piece) for piece in pieces]
     return said
 
 
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "openai_responses"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("text", IMITATIONS)
 def test_an_imitation_stays_inside_its_label(text: str, place: str, provider: str):
     check_stays_labelled(text, place, provider)
 
 
-@given(st.text(), st.sampled_from(PLACES), st.sampled_from(["openai", "anthropic"]))
+@given(st.text(), st.sampled_from(PLACES), st.sampled_from(["openai", "anthropic", "openai_responses"]))
 def test_so_does_any_text(text: str, place: str, provider: str):
     check_stays_labelled(text, place, provider)
 

@@ -68,6 +68,8 @@ def test_an_alias_is_what_its_upstream_serves_unless_an_entry_names_the_alias():
 
 def test_the_wire_format_is_that_of_the_entry_else_of_the_name():
     assert find({"house": {"wire_format": "messages"}}, "house").provider == "anthropic"
+    assert find({"house": {"wire_format": "responses"}}, "house").provider == "openai_responses"
+    assert find({}, "openai-responses:gpt-5").provider == "openai_responses"
     assert find({"claude-*": {"wire_format": "chat"}}, "claude-sonnet-4-5").provider == "openai"
     assert find({}, "claude-sonnet-4-5").provider == "anthropic"
 

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_passed_over_for_what_does():
     assert [chosen.entry.seq for chosen, *_ in fit_candidates(candidates, max_tokens=100, counter=COUNTER)] == [2]
 
 
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "openai_responses"])
 def test_recall_comes_before_the_question_uses_remaining_tokens_and_has_decisions(provider: str):
     history = make_entries([Message.user("old " * 20), Message.assistant("kept " * 20), Message.user("big " * 3_000)])
     covering = make_entry(4, Compaction(number=1, covers=Span(first=1, last=3), summary="They spoke."))

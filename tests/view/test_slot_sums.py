@@ -24,6 +24,7 @@ REQUEST_COUNT = 3 * settings.default.max_examples
 
 COUNTERS = {
     "openai": MessageCounter(counter_for("gpt-4o"), wire_format_for("openai", model="gpt-4o")),
+    "openai_responses": MessageCounter(counter_for("gpt-4o"), wire_format_for("openai_responses", model="gpt-4o")),
     "anthropic": MessageCounter(counter_for("claude-sonnet-4"), wire_format_for("anthropic")),
 }
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=400)
@@ -121,4 +122,4 @@ def test_slots_add_up_to_the_total_and_to_a_recount_of_the_request(provider: str
     rows["newest"] += counter.wire_format.request_overhead
     assert used == rows
     assert all(row.tokens >= 0 for row in manifest.decisions)
-    assert manifest.exact is (provider == "openai")
+    assert manifest.exact is (provider != "anthropic")

@@ -30,3 +30,8 @@ test("failed calls are counted", () => {
   expect(failed.map((each) => each.id)).toEqual(["c3"]);
   expect(describeSteps(group!.group!, failed.length)).toBe("3 calls in 3 steps, 1 failed");
 });
+
+test("a break starts another run", () => {
+  const steps = [call(1), result(2), call(3), result(4), call(5), result(6), call(7), result(8), call(9), result(10), call(11)];
+  expect(groupSteps(steps, new Map([[7, true]])).map((each) => each.group?.seq)).toEqual([1, 7]);
+});

@@ -32,7 +32,7 @@ from quire.model.events import (
 from quire.view.assembly import Assembly
 from quire.view.wire_formats.fields import to_safe_name
 
-_TRUNCATED_FINISH_REASONS = ("length", "max_tokens")
+_TRUNCATED_FINISH_REASONS = ("length", "max_tokens", "max_output_tokens")
 """Finish reasons of providers for a reply that reached its token limit."""
 
 

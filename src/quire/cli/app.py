@@ -23,6 +23,7 @@ SINGLE_COMMANDS = {
     "ask": 'quire ask "Where do we stand?"',
     "init": "quire init",
     "serve": "quire serve --open",
+    "run": "quire run claude",
     "worker": "quire worker",
     "models": "quire models gpt-4o",
 }
@@ -63,7 +64,9 @@ def _load_command(name: str) -> Any:
     else:
         enable_garbage_collection()
         single = typer.Typer(add_completion=False)
-        single.command(name, epilog=format_example(SINGLE_COMMANDS[name]))(module.command)
+        # Options after the name of a program are the program's own.
+        settings = {"allow_interspersed_args": False} if name == "run" else None
+        single.command(name, epilog=format_example(SINGLE_COMMANDS[name]), context_settings=settings)(module.command)
         command = typer.main.get_command(single)
     command.name = name
     return command

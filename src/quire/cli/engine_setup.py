@@ -86,27 +86,16 @@ def build_model(settings: "Settings") -> "Model":
 
 def build_summarizer(settings: "Settings") -> "Model | ModelBuilder | None":
     """The named summarizer, or a function that returns the model that answers; None if summaries are extracts."""
+    from quire.llm import get_upstream_model
     from quire.llm.deferred_model import DeferredModel
     from quire.settings.schema import EXTRACT_SUMMARIZER
 
     def build_deferred(name: str) -> "Model":
-        return DeferredModel(name, partial(_build_upstream_model, settings, name))
+        return DeferredModel(name, partial(get_upstream_model, name, settings, os.environ))
 
     if settings.summarizer == EXTRACT_SUMMARIZER:
         return None
     return build_deferred if settings.summarizer is None else build_deferred(settings.summarizer)
-
-
-def _build_upstream_model(settings: "Settings", name: str) -> "Model":
-    """Builds a model at the upstream that serves it, with the operator's API key."""
-    from quire.llm import get_model
-    from quire.settings.schema import upstream_for
-
-    upstream = upstream_for(settings, name)
-    if upstream is None:
-        return get_model(name)
-    key = os.environ.get(upstream.api_key_env) if upstream.api_key_env is not None else None
-    return get_model(upstream.model or name, base_url=upstream.base_url, api_key=key)
 
 
 async def build_embedder(settings: "Settings") -> "Embedder | None":

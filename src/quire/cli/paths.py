@@ -28,7 +28,16 @@ def find_project_settings_path(folder: Path) -> Path | None:
 
 
 def get_default_database_url() -> str:
-    return f"sqlite:///{platformdirs.user_data_path(APP_NAME, appauthor=False) / 'quire.db'}"
+    return f"sqlite:///{_get_data_folder() / 'quire.db'}"
+
+
+def get_servers_folder() -> Path:
+    """Returns the folder with one file for each running server."""
+    return _get_data_folder() / "servers"
+
+
+def _get_data_folder() -> Path:
+    return platformdirs.user_data_path(APP_NAME, appauthor=False)
 
 
 def get_agents_folder() -> Path:

@@ -1,6 +1,7 @@
 """`quire serve`: runs the server, for the local user with a token or for many users with API keys."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.cli.chat import AgentOption, VaultOption
-from quire.cli.common import EXIT_FAILED, SetOptions, run_async
+from quire.cli.common import EXIT_FAILED, SetOptions, enable_garbage_collection, run_async
 from quire.cli.output import print_note
 from quire.errors import InvalidConfiguration, MissingExtra
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
+    from quire.cli.local_servers import LocalServer
     from quire.model.agents import Agent
     from quire.server.telemetry.logs import LogLineFormat
     from quire.settings import Settings
@@ -69,15 +72,13 @@ def command(
     On loopback, the printed address contains a token that grants full access. Where other machines can connect, every
     request needs an API key. SIGTERM or Ctrl-C shuts down gracefully; a second one stops at once.
     """
-    try:
-        from quire.server.lifecycle import bind_socket
-    except ModuleNotFoundError as missing:
-        raise MissingExtra(extra="server", feature="Serving") from missing
+    check_server_extra("Serving")
     from quire.cli.chat.runtime import build_overrides
+    from quire.server.addresses import bind_socket
     from quire.server.telemetry.logs import configure_logging
 
     as_text = log_format is LogFormat.text or (log_format is None and sys.stderr.isatty())
-    options = _build_options(
+    options = build_options(
         build_overrides(overrides or (), agent=agent, vault=vault),
         local=_is_local(host, keys=keys),
         grace_seconds=grace,
@@ -86,17 +87,25 @@ def command(
     _check_workers(options, workers)
     configure_logging(options.log_format)
     # Before the address is printed: an unusable database is reported here, once, and not by every process.
-    run_async(_check_database(options.database_url))
-    with bind_socket(host, port) as listener:
+    run_async(check_database(options.database_url))
+    with bind_socket(host, port) as listener, _register(options, host, listener.getsockname()[1]):
         _print_address(options, host, listener.getsockname()[1], open_browser=open_)
         succeeded = _run_server(options, listener, workers)
     if not succeeded:
         raise typer.Exit(EXIT_FAILED)
 
 
+def check_server_extra(feature: str) -> None:
+    """Checks that the extra `server` is installed, without the time that its import takes."""
+    from importlib.util import find_spec
+
+    if any(find_spec(package) is None for package in ("fastapi", "uvicorn", "httpx2")):
+        raise MissingExtra(extra="server", feature=feature)
+
+
 def _is_local(host: str, *, keys: bool | None) -> bool:
     """Whether the server is for the local user only; it must then listen on loopback."""
-    from quire.server.local_auth import check_loopback
+    from quire.server.addresses import check_loopback
 
     if keys:
         return False
@@ -109,17 +118,18 @@ def _is_local(host: str, *, keys: bool | None) -> bool:
     return True
 
 
-def _build_options(overrides: Any, *, local: bool, grace_seconds: float, log_format: "LogLineFormat") -> ServeOptions:
+def build_options(overrides: Any, *, local: bool, grace_seconds: float, log_format: "LogLineFormat") -> ServeOptions:
     from pathlib import Path
 
     from quire.cli.engine_setup import load_cli_settings, resolve_database_url
-    from quire.context.agent_loader import load_agent
-    from quire.server.local_auth import generate_token
+    from quire.server.addresses import generate_token
     from quire.settings.sources import parse_options
 
-    settings = load_cli_settings(overrides).settings
-    agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
-    if agent is not None:
+    settings, agent = load_cli_settings(overrides).settings, None
+    if settings.agent is not None:
+        from quire.context.agent_loader import load_agent
+
+        agent = load_agent(Path(settings.agent))
         values = {**settings.model_dump(), **agent.setting_overrides, **parse_options(overrides.pairs).values}
         settings = type(settings).model_validate(values)
     return ServeOptions(
@@ -139,15 +149,36 @@ def _check_workers(options: ServeOptions, workers: int) -> None:
         )
 
 
-async def _check_database(url: str) -> None:
+async def check_database(url: str) -> None:
     from quire.log import SqlStore
 
     async with SqlStore.open(url) as store:
         await store.check()
 
 
+def _register(options: ServeOptions, host: str, port: int) -> "AbstractContextManager[None]":
+    """Registers a local server for `quire run`."""
+    from quire.cli.local_servers import register_server
+
+    return register_server(make_local_server(options, host, port)) if options.local_token is not None else nullcontext()
+
+
+def make_local_server(options: ServeOptions, host: str, port: int) -> "LocalServer":
+    """Describes a server with a token."""
+    import os
+
+    from quire.cli.local_servers import LocalServer, digest_configuration
+    from quire.server.addresses import server_url
+
+    return LocalServer(
+        url=server_url(host, port).rstrip("/"),
+        token=options.local_token or "",
+        configuration=digest_configuration(options.settings, options.database_url, os.environ),
+    )
+
+
 def _print_address(options: ServeOptions, host: str, port: int, *, open_browser: bool) -> None:
-    from quire.server.local_auth import server_url
+    from quire.server.addresses import server_url
 
     url = server_url(host, port, options.local_token)
     sys.stdout.write(f"{url}\n")
@@ -174,35 +205,26 @@ def _run_server(options: ServeOptions, listener: "socket.socket", workers: int) 
     return Supervisor(serve_in_process, options, listener, workers=workers, grace_seconds=options.grace_seconds).run()
 
 
-def serve_in_process(options: ServeOptions, listener: "socket.socket") -> None:
-    """Entry point of one of several server processes."""
+def serve_in_process(options: ServeOptions, listener: "socket.socket", *, is_preloaded: bool = True) -> None:
+    """Entry point of a server process of its own."""
     from quire.server.telemetry.logs import configure_logging
 
     configure_logging(options.log_format)
-    run_async(serve_app(options, listener))
+    run_async(serve_app(options, listener, is_preloaded=is_preloaded))
 
 
-async def serve_app(options: ServeOptions, listener: "socket.socket") -> None:
+async def serve_app(options: ServeOptions, listener: "socket.socket", *, is_preloaded: bool = True) -> None:
+    """Serves until a signal. Without `is_preloaded`, the first requests are served while modules are still imported."""
+    import asyncio
     import os
-    from contextlib import suppress
-    from importlib import import_module
 
     from quire.cli.engine_setup import build_embedder, build_summarizer
     from quire.server.app import create_app
     from quire.server.lifecycle import run_server
     from quire.server.state import open_server_state
-    from quire.view.tokens import counter_for
 
-    # These imports take a second or two, and would otherwise block the event loop when a request first needs them.
-    for module in (
-        "quire.llm.pydantic_ai_model",
-        "quire.context.recall.segments",
-        "quire.compaction.extractive_summary",
-    ):
-        with suppress(ImportError):
-            import_module(module)
-    # Likewise the tokenizer of the default model, at the first count.
-    counter_for(options.settings.model, tokenizer=options.settings.tokenizer).count(" ")
+    if is_preloaded:
+        _preload_modules(options.settings)
     async with open_server_state(
         options.database_url,
         options.settings,
@@ -214,7 +236,28 @@ async def serve_app(options: ServeOptions, listener: "socket.socket") -> None:
         save_settings=_save_settings if options.local_token is not None else None,
     ) as state:
         app = create_app(state, token=options.local_token)
+        if not is_preloaded:
+            asyncio.get_running_loop().run_in_executor(None, _preload_modules, options.settings)
         await run_server(app, listener, grace_seconds=options.grace_seconds)
+
+
+def _preload_modules(settings: "Settings") -> None:
+    """Imports what would otherwise block the event loop for a second or two when a request first needs it."""
+    from contextlib import suppress
+    from importlib import import_module
+
+    from quire.view.tokens import counter_for
+
+    # First the tokenizer of the default model, which every request needs.
+    counter_for(settings.model, tokenizer=settings.tokenizer).count(" ")
+    for module in (
+        "quire.llm.pydantic_ai_model",
+        "quire.context.recall.segments",
+        "quire.compaction.extractive_summary",
+    ):
+        with suppress(ImportError):
+            import_module(module)
+    enable_garbage_collection()
 
 
 def _save_settings(changes: "Mapping[str, Any]") -> None:

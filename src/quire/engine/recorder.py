@@ -89,6 +89,7 @@ class Recorder:
             key_id=self._engine.config.key_id,
             reservation_id=request.reservation.id if request.reservation is not None else None,
             request_id=request.id,
+            response_id=request.response_id,
             creates_conversation=request.creates_conversation,
             client_path=request.client_path,
         )

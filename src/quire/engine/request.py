@@ -60,6 +60,8 @@ class Request:
     """Looks up the blobs that its messages reference."""
     id: str | None = None
     """Finds the manifest by request id, once the reply is recorded."""
+    response_id: str | None = None
+    """Id of the reply by which the client may refer to it later."""
     creates_conversation: ConversationRecord | None = None
     """The conversation to create together with this request's reply."""
     client_path: bytes | None = None
@@ -87,6 +89,10 @@ class Request:
         """Keyword arguments for `client.chat.completions.create`; `options` are added to them."""
         return self.assembly.rendered.to_payload("openai", load_blob=self.load_blob) | options
 
+    def to_openai_responses(self, **options: Any) -> dict[str, Any]:
+        """Keyword arguments for `client.responses.create`; `options` are added to them."""
+        return self.assembly.rendered.to_payload("openai_responses", load_blob=self.load_blob) | options
+
     def to_anthropic(self, *, max_tokens: int | None = None, **options: Any) -> dict[str, Any]:
         """Keyword arguments for `client.messages.create`; `max_tokens` defaults to the reserved response tokens."""
         reserved = self.assembly.policy.reserved_response_tokens
@@ -109,5 +115,10 @@ def parse_reply(response: object) -> Reply:
     if isinstance(response, Message):
         return Reply(response, None, None)
     fields = cast(Mapping[str, Any], response if isinstance(response, Mapping) else vars(response))
-    provider: Provider = "openai" if "choices" in fields else "anthropic"
-    return wire_format_for(provider).parse_reply(cast(object, response))
+    return wire_format_for(_find_provider(fields)).parse_reply(cast(object, response))
+
+
+def _find_provider(response: Mapping[str, Any]) -> Provider:
+    if "choices" in response:
+        return "openai"
+    return "openai_responses" if "output" in response else "anthropic"

@@ -3,25 +3,53 @@
 Nothing here needs the `llm` extra until `get_model` is called.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from quire.errors import MissingExtra
+from quire.errors import MissingExtra, ModelRequestRejected
 from quire.llm.protocol import Model, ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
+from quire.settings.schema import Settings, upstream_for
 from quire.view.wire_formats import Reply
 
 if TYPE_CHECKING:
     from quire.llm.pydantic_ai_model import PydanticAIModel
 
-__all__ = ["Model", "ModelChunk", "Prompt", "Reply", "TextDelta", "ThinkingDelta", "ToolCallDelta", "get_model"]
+__all__ = [
+    "Model",
+    "ModelChunk",
+    "Prompt",
+    "Reply",
+    "TextDelta",
+    "ThinkingDelta",
+    "ToolCallDelta",
+    "get_model",
+    "get_upstream_model",
+]
 
 
 def get_model(name: str, *, base_url: str | None = None, api_key: str | None = None) -> "PydanticAIModel":
     """Returns the model of this name: `openai:gpt-4o`, `anthropic:claude-sonnet-4-5`, `gpt-4o`, `claude-sonnet-4-5`,
     or one of any other provider that pydantic-ai knows. With `base_url`, any name on that OpenAI-compatible server; the
-    prefix `anthropic:` selects Anthropic's messages API there. `async with` reuses connections between calls.
+    prefix `anthropic:` selects Anthropic's messages API there, and `openai-responses:` OpenAI's Responses API. `async
+    with` reuses connections between calls.
     """
     try:
         from quire.llm.pydantic_ai_model import PydanticAIModel
     except ImportError as exc:
         raise MissingExtra(extra="llm", feature=f"Calling the model {name}") from exc
     return PydanticAIModel.from_name(name, base_url=base_url, api_key=api_key)
+
+
+def get_upstream_model(name: str, settings: Settings, environ: Mapping[str, str]) -> "PydanticAIModel":
+    """Returns the model at the upstream that serves it, with the operator's API key; without one, as `get_model`."""
+    upstream = upstream_for(settings, name)
+    if upstream is None:
+        return get_model(name)
+    if upstream.credentials == "client":
+        raise ModelRequestRejected(
+            f"Only clients have credentials for {name}: Quire cannot call it. Set `summarizer` to another model, or to "
+            "`extract`."
+        )
+    key = environ.get(upstream.api_key_env) if upstream.api_key_env is not None else None
+    prefix = "anthropic:" if "messages" in upstream.speaks and "chat" not in upstream.speaks else ""
+    return get_model(prefix + (upstream.model or name), base_url=upstream.base_url, api_key=key)

@@ -186,13 +186,13 @@ def _build_model_at_url(base_url: str, name: str, api_key: str | None) -> Provid
         root = base_url.rstrip("/").removesuffix("/v1")
         provider = AnthropicProvider(api_key=api_key or "none", base_url=root)
         return AnthropicModel(name.removeprefix("anthropic:"), provider=provider)
-    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
-    return OpenAIChatModel(
-        name.removeprefix("openai:"),
-        provider=OpenAICompatibleProvider(_COMPATIBLE_PROVIDER_NAME, base_url=base_url, api_key=api_key),
-    )
+    compatible = OpenAICompatibleProvider(_COMPATIBLE_PROVIDER_NAME, base_url=base_url, api_key=api_key)
+    if name.startswith("openai-responses:"):
+        return OpenAIResponsesModel(name.removeprefix("openai-responses:"), provider=compatible)
+    return OpenAIChatModel(name.removeprefix("openai:"), provider=compatible)
 
 
 @contextmanager

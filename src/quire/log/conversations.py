@@ -1,4 +1,4 @@
-"""Conversations and branches: create, list, rename, lock, fork; default titles from the first user message."""
+"""Conversations and branches: create, list, rename, lock, fork."""
 
 import json
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from quire.log import reads
 from quire.log.ids import now
 from quire.log.raw_sql import execute, fetch
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
-from quire.log.schema import branches, conversations, entries
-from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord
-from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, Message, apply_entry
+from quire.log.schema import branches, conversations
+from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord
+from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
 
 TOUCH_INTERVAL_MICROS = 1_000_000
 """Minimum time between updates of a conversation's `updated_at`, since each rewrites an index entry."""
 
-MAX_TITLE_CHARS = 80
-"""Maximum length of a default title."""
-
-MAX_TITLE_SEQ = 40
-"""Last entry that is searched for the first user message; before it come the agent's and the client's instructions."""
+_ORIGIN_COLUMNS = tuple(ConversationOrigin.model_fields)
 
 _CONVERSATIONS = select(
-    conversations.c.conversation, conversations.c.title, conversations.c.created_at, conversations.c.updated_at
+    conversations.c.conversation,
+    conversations.c.title,
+    conversations.c.created_at,
+    conversations.c.updated_at,
+    *(conversations.c[name] for name in _ORIGIN_COLUMNS),
 ).where(conversations.c.tenant == bindparam("tenant"))
 
 _NOT_PURGED = _CONVERSATIONS.where(
@@ -76,8 +76,16 @@ def to_conversation_row(tenant: str, conversation: ConversationRecord) -> dict[s
         "title": conversation.title,
         "created_at": conversation.created_at,
         "updated_at": conversation.updated_at,
+        **(conversation.origin or ConversationOrigin()).model_dump(),
     }
     return with_row_digest(conversations, row)
+
+
+def _to_conversation(row: Sequence[Any]) -> ConversationRecord:
+    conversation, title, created_at, updated_at, *texts = row
+    values = dict(zip(_ORIGIN_COLUMNS, texts, strict=True))
+    origin = ConversationOrigin.model_construct(**values) if any(texts) else None
+    return ConversationRecord(conversation, title, created_at, updated_at, origin)
 
 
 def to_branch_row(tenant: str, branch: Branch) -> dict[str, Any]:
@@ -102,23 +110,41 @@ def get_conversation(connection: Connection, tenant: str, conversation: str) -> 
     row = connection.execute(query, {"tenant": tenant, "conversation": conversation}).first()
     if row is None:
         raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
-    return ConversationRecord._make(row)
+    return _to_conversation(row)
 
 
 def list_conversations(
-    connection: Connection, tenant: str, *, limit: int, before: ConversationRecord | None
+    connection: Connection,
+    tenant: str,
+    *,
+    limit: int,
+    before: ConversationRecord | None,
+    origin: ConversationOrigin | None = None,
+    main_only: bool = False,
 ) -> list[ConversationRecord]:
     """Most recently updated first. Cursor pagination: `before` is the last one of the previous page.
 
-    Conversations that were purged entirely are not listed.
+    With `origin`, only conversations with the same values in the fields that it sets; with `main_only`, only those
+    without a purpose. Conversations that were purged entirely are not listed.
     """
     query = _NOT_PURGED.order_by(conversations.c.updated_at.desc(), conversations.c.conversation.desc())
+    query = query.where(*(conversations.c[name] == value for name, value in origin or () if value is not None))
+    if main_only:
+        query = query.where(conversations.c.purpose.is_(None))
     if before is not None:
         query = query.where(
             (conversations.c.updated_at < before.updated_at)
             | ((conversations.c.updated_at == before.updated_at) & (conversations.c.conversation < before.id))
         )
-    return [ConversationRecord._make(row) for row in connection.execute(query.limit(limit), {"tenant": tenant})]
+    return [_to_conversation(row) for row in connection.execute(query.limit(limit), {"tenant": tenant})]
+
+
+def list_session(connection: Connection, tenant: str, session: str, *, limit: int) -> list[ConversationRecord]:
+    """The conversations of a client's session, most recently updated first."""
+    origin = ConversationOrigin(session=session)
+    if origin.session is None:
+        return []
+    return list_conversations(connection, tenant, limit=limit, before=None, origin=origin)
 
 
 def rename_conversation(connection: Connection, tenant: str, conversation: str, title: str) -> None:
@@ -135,11 +161,13 @@ def _update_conversation(connection: Connection, tenant: str, conversation: str,
 
 
 def clear_conversation(connection: Connection, tenant: str, conversation: str) -> None:
-    """Clears the title, the branch names and the names of session items of a conversation that was purged entirely.
+    """Clears the texts in the rows of a conversation that was purged entirely.
 
-    Lists omit it until the next append.
+    These are the title, the project and the agents of its origin, the branch names and the names of session items. The
+    ids of its session, client and purpose stay. Lists omit it until the next append.
     """
-    _update_conversation(connection, tenant, conversation, title="", purged_at=now())
+    cleared_texts = {"title": "", "project": None, "agent": None, "parent_agent": None}
+    _update_conversation(connection, tenant, conversation, **cleared_texts, purged_at=now())
     for branch in list_branches(connection, tenant, conversation):
         name = "main" if branch.number == MAIN_BRANCH else f"branch {branch.number}"
         # Without a time, the next append updates the conversation's `updated_at`, even within `TOUCH_INTERVAL_MICROS`.
@@ -292,42 +320,3 @@ def fold_state(connection: Connection, tenant: str, branch: Branch, seq: int) ->
             compactions[entry.seq] = ActiveCompaction.from_entry(entry.seq, body)
         state = apply_entry(state, entry.seq, body, compaction_at=compactions.__getitem__)
     return state
-
-
-_FIRST_USER_MESSAGE = (
-    select(entries.c.body)
-    .where(
-        entries.c.tenant == conversations.c.tenant,
-        entries.c.conversation == conversations.c.conversation,
-        entries.c.branch == MAIN_BRANCH,
-        entries.c.seq <= MAX_TITLE_SEQ,
-        entries.c.role == "user",
-        entries.c.purged_at.is_(None),
-    )
-    .order_by(entries.c.seq)
-    .limit(1)
-    .scalar_subquery()
-)
-_FIRST_USER_MESSAGES = select(conversations.c.conversation, _FIRST_USER_MESSAGE).where(
-    conversations.c.tenant == bindparam("tenant"),
-    conversations.c.conversation.in_(bindparam("untitled", expanding=True)),
-)
-
-
-def fill_titles(connection: Connection, tenant: str, items: Sequence[ConversationRecord]) -> list[ConversationRecord]:
-    """Fills missing titles with the first words of the first user message."""
-    untitled = [each.id for each in items if not each.title]
-    if not untitled:
-        return list(items)
-    rows = connection.execute(_FIRST_USER_MESSAGES, {"tenant": tenant, "untitled": untitled})
-    titles = {name: _build_title(Message.parse(body).text) for name, body in rows if body is not None}
-    return [each._replace(title=each.title or titles.get(each.id, "")) for each in items]
-
-
-def _build_title(text: str) -> str:
-    """As many whole words as fit in `MAX_TITLE_CHARS`, on one line."""
-    line = " ".join(text[: 4 * MAX_TITLE_CHARS].split())
-    if len(line) <= MAX_TITLE_CHARS:
-        return line
-    words, _, _ = line[:MAX_TITLE_CHARS].rpartition(" ")
-    return f"{words or line[: MAX_TITLE_CHARS - 1]}…"

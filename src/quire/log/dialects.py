@@ -53,9 +53,9 @@ def find_longest_path(
     connection: Connection, candidates: Sequence[bytes], *, tenant: str, conversation: str | None
 ) -> PathMatch | None:
     """The last of these paths that is stored: in this conversation, or without one in the newest that has it."""
-    postgres = connection.dialect.name == "postgresql"
-    find = _find_longest_path_postgres if postgres else _find_longest_path_sqlite
-    return find(connection, candidates, tenant, conversation)
+    if connection.dialect.name == "postgresql":
+        return _find_longest_path_postgres(connection, candidates, tenant, conversation)
+    return find_longest_path_sqlite(connection, candidates, tenant=tenant, conversation=conversation)
 
 
 def allow_key_lookup(connection: Connection, key_id: str) -> None:
@@ -161,25 +161,35 @@ def _insert_statement(table: Table, names: tuple[str, ...], backend: str) -> str
     return f"{into} SELECT * FROM unnest({arrays})"  # noqa: S608 (our names)
 
 
-def _find_longest_path_sqlite(
-    connection: Connection, candidates: Sequence[bytes], tenant: str, conversation: str | None
+def find_longest_path_sqlite(
+    connection: Connection,
+    candidates: Sequence[bytes],
+    *,
+    tenant: str,
+    conversation: str | None = None,
+    among: Sequence[str] | None = None,
 ) -> PathMatch | None:
-    """Probes from the longest path down: in-process a probe costs microseconds, and the first hit is the result."""
+    """Probes from the longest path down: in-process a probe costs microseconds, and the first hit is the result.
+
+    `among` lists the conversations to search.
+    """
     check_inline_rows(connection, len(candidates))
-    statement = _path_query(conversation)
+    statement = _path_query(conversation, among)
     for index in range(len(candidates) - 1, -1, -1):
-        params = {"tenant": tenant, "path": candidates[index], "conversation": conversation}
+        params = {"tenant": tenant, "path": candidates[index], "conversation": conversation, "among": among}
         if row := connection.execute(statement, params).first():
             return (index, *row)
     return None
 
 
-def _path_query(conversation: str | None) -> Any:
+def _path_query(conversation: str | None, among: Sequence[str] | None) -> Any:
     probe = select(paths.c.conversation, paths.c.branch, paths.c.seq).where(
         paths.c.tenant == bindparam("tenant"), paths.c.path == bindparam("path")
     )
     if conversation is not None:
         probe = probe.where(paths.c.conversation == bindparam("conversation"))
+    if among is not None:
+        probe = probe.where(paths.c.conversation.in_(bindparam("among", expanding=True)))
     return probe.order_by(paths.c.conversation.desc(), paths.c.branch.desc()).limit(1)
 
 

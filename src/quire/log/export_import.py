@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, conversations, ledger, reads
 from quire.log.error_mapping import map_database_errors
-from quire.log.types import Blob, Branch, ConversationRecord
+from quire.log.types import Blob, Branch, ConversationOrigin, ConversationRecord
 from quire.model import (
     ActiveCompaction,
     Author,
@@ -51,6 +51,7 @@ class ConversationLine(FrozenModel):
     id: str = Field(min_length=1)
     title: str
     created_at: Int64
+    origin: ConversationOrigin | None = None
 
 
 class BlobLine(FrozenModel):
@@ -106,7 +107,11 @@ _LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(ExportLine)
 
 def format_conversation_line(conversation: ConversationRecord) -> str:
     return ConversationLine(
-        format=EXPORT_FORMAT, id=conversation.id, title=conversation.title, created_at=conversation.created_at
+        format=EXPORT_FORMAT,
+        id=conversation.id,
+        title=conversation.title,
+        created_at=conversation.created_at,
+        origin=conversation.origin,
     ).canonical_json()
 
 
@@ -161,7 +166,7 @@ def import_lines(connection: Connection, tenant: str, lines: Iterable[str], *, a
         raise ImportFailed(
             f"Line {number}: an export must begin with the line of its conversation. Nothing was imported."
         )
-    conversation = ConversationRecord(as_id or first.id, first.title, first.created_at, first.created_at)
+    conversation = ConversationRecord(as_id or first.id, first.title, first.created_at, first.created_at, first.origin)
     importer = _Importer(connection, tenant, conversation)
     for number, line in numbered:
         try:

@@ -5,7 +5,7 @@ turn would send a long list to the database.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
@@ -13,72 +13,102 @@ from quire.errors import ConversationNotFound
 from quire.log import conversations, dialects
 from quire.log.raw_sql import fetch, open_cursor
 from quire.log.schema import manifests
-from quire.log.types import Branch, BranchMatch
+from quire.log.types import Branch, BranchMatch, ConversationOrigin
 
 FIRST_PROBE_PATHS = 16
 """Number of the newest paths in the first query."""
+MAX_SESSION_CONVERSATIONS = 200
+"""Maximum number of a session's conversations that are preferred, the most recently updated ones."""
+
+
+class _Scope(NamedTuple):
+    """Where to search: in one conversation, or in any, those of a session first."""
+
+    tenant: str
+    conversation: str | None
+    session: str | None
+
+
+class _Hit(NamedTuple):
+    match: BranchMatch
+    is_preferred: bool
+    """Whether no other conversation can have a better match: there is no session to prefer, or it is in it."""
 
 
 def match_history(
-    connection: Connection, tenant: str, paths: Sequence[bytes], conversation: str | None
+    connection: Connection, tenant: str, paths: Sequence[bytes], *, conversation: str | None, session: str | None
 ) -> BranchMatch | None:
     """The branch that stores the longest prefix of a list with these paths, in one conversation or in any.
 
     If a given conversation has none of them, its latest branch, at its head; None if the conversation does not exist.
+    Without a conversation, any prefix in a conversation of `session` is preferred to a longer one elsewhere.
     """
+    preferred_session = ConversationOrigin(session=session).session if conversation is None else None
+    scope = _Scope(tenant, conversation, preferred_session)
     first_newest = max(0, len(paths) - FIRST_PROBE_PATHS)
+    elsewhere: BranchMatch | None = None
     for start, end in ((first_newest, len(paths)), (0, first_newest)):
-        if start < end:
-            match = _find_match(connection, tenant, paths[start:end], conversation)
-            if match is not None:
-                return match._replace(length=match.length + start)
-    return None if conversation is None else _match_latest_branch(connection, tenant, conversation)
+        if start < end and (hit := _find_hit(connection, scope, paths[start:end])) is not None:
+            match = hit.match._replace(length=hit.match.length + start)
+            if hit.is_preferred:
+                return match
+            elsewhere = elsewhere or match
+    return elsewhere if conversation is None else _match_latest_branch(connection, tenant, conversation)
 
 
-def _find_match(
-    connection: Connection, tenant: str, paths: Sequence[bytes], conversation: str | None
-) -> BranchMatch | None:
-    if connection.dialect.name == "postgresql":
-        return _find_match_postgres(connection, tenant, paths, conversation)
-    match = dialects.find_longest_path(connection, paths, tenant=tenant, conversation=conversation)
-    if match is None:
+def _find_hit(connection: Connection, scope: _Scope, paths: Sequence[bytes]) -> _Hit | None:
+    postgres = connection.dialect.name == "postgresql"
+    return (_find_hit_postgres if postgres else _find_hit_sqlite)(connection, scope, paths)
+
+
+def _find_hit_sqlite(connection: Connection, scope: _Scope, paths: Sequence[bytes]) -> _Hit | None:
+    tenant, conversation, session = scope
+    found = None
+    if session is not None:
+        records = conversations.list_session(connection, tenant, session, limit=MAX_SESSION_CONVERSATIONS)
+        among = [each.id for each in records]
+        found = dialects.find_longest_path_sqlite(connection, paths, tenant=tenant, among=among) if among else None
+    is_preferred = session is None or found is not None
+    found = found or dialects.find_longest_path_sqlite(connection, paths, tenant=tenant, conversation=conversation)
+    if found is None:
         return None
-    index, matched_conversation, number, seq = match
+    index, matched_conversation, number, seq = found
     branch = conversations.get_branch(connection, tenant, matched_conversation, number)
     params = {"tenant": tenant, "conversation": matched_conversation, "branch": number, "seq": seq}
     manifest = fetch(connection, _MANIFEST, params)
-    return BranchMatch(index + 1, branch, seq, manifest[0][0] if manifest else None)
+    return _Hit(BranchMatch(index + 1, branch, seq, manifest[0][0] if manifest else None), is_preferred)
 
 
-def _find_match_postgres(
-    connection: Connection, tenant: str, paths: Sequence[bytes], conversation: str | None
-) -> BranchMatch | None:
+def _find_hit_postgres(connection: Connection, scope: _Scope, paths: Sequence[bytes]) -> _Hit | None:
     """Reads path, branch and manifest in one statement, because each is a round trip on PostgreSQL."""
-    params = {"paths": list(paths), "tenant": tenant, "conversation": conversation}
+    if scope.conversation is not None:
+        statement = _MATCH_ONE_CONVERSATION
+    else:
+        statement = _MATCH_ANY_CONVERSATION if scope.session is None else _MATCH_SESSION_FIRST
     with open_cursor(connection) as cursor:
-        cursor.execute(_MATCH_ANY_CONVERSATION if conversation is None else _MATCH_ONE_CONVERSATION, params)
+        cursor.execute(statement, {**scope._asdict(), "paths": list(paths)})
         row: Any = cursor.fetchone()
     if row is None:
         return None
-    length, seq, manifest, *branch = row
-    return BranchMatch(length, conversations.parse_branch_row(branch), seq, manifest)
+    is_preferred, length, seq, manifest, *branch = row
+    return _Hit(BranchMatch(length, conversations.parse_branch_row(branch), seq, manifest), is_preferred)
 
 
-_MATCH_SQL = """
-    WITH hit AS MATERIALIZED (
-        SELECT list.ordinal, stored.conversation, stored.branch, stored.seq
-        FROM (
-            SELECT path, ordinal FROM unnest(%(paths)s::bytea[]) WITH ORDINALITY AS each (path, ordinal)
-            ORDER BY ordinal DESC
-        ) AS list
-        CROSS JOIN LATERAL (
-            SELECT p.conversation, p.branch, p.seq FROM quire_paths AS p
-            WHERE p.tenant = %(tenant)s AND p.path = list.path{conversation_filter}
-            ORDER BY p.conversation DESC, p.branch DESC LIMIT 1
-        ) AS stored
-        ORDER BY list.ordinal DESC LIMIT 1
-    )
-    SELECT hit.ordinal, hit.seq, m.manifest, b.conversation, b.branch, b.name, b.created_at,
+_HIT_SQL = """
+    SELECT {is_preferred} AS is_preferred, list.ordinal, stored.conversation, stored.branch, stored.seq
+    FROM (
+        SELECT path, ordinal FROM unnest(%(paths)s::bytea[]) WITH ORDINALITY AS each (path, ordinal)
+        ORDER BY ordinal DESC
+    ) AS list
+    CROSS JOIN LATERAL (
+        SELECT p.conversation, p.branch, p.seq FROM quire_paths AS p
+        WHERE p.tenant = %(tenant)s AND p.path = list.path{condition}
+        ORDER BY p.conversation DESC, p.branch DESC LIMIT 1
+    ) AS stored
+    ORDER BY list.ordinal DESC LIMIT 1
+"""
+_READ_HIT_SQL = """
+    SELECT hit.is_preferred, hit.ordinal, hit.seq, m.manifest, b.conversation, b.branch, b.name, b.created_at,
         b.lineage, b.head_seq, b.head_digest, b.head_path, b.state, b.updated_at, b.row_digest
     FROM hit
     JOIN quire_branches AS b
@@ -86,8 +116,26 @@ _MATCH_SQL = """
     LEFT JOIN quire_manifests AS m
         ON m.tenant = %(tenant)s AND m.conversation = hit.conversation AND m.branch = hit.branch AND m.seq = hit.seq
 """
-_MATCH_ANY_CONVERSATION = _MATCH_SQL.format(conversation_filter="")
-_MATCH_ONE_CONVERSATION = _MATCH_SQL.format(conversation_filter=" AND p.conversation = %(conversation)s")
+_ANY_HIT_SQL = _HIT_SQL.format(is_preferred="true", condition="")
+_MATCH_ANY_CONVERSATION = f"WITH hit AS MATERIALIZED ({_ANY_HIT_SQL}) {_READ_HIT_SQL}"
+_ONE_HIT_SQL = _HIT_SQL.format(is_preferred="true", condition=" AND p.conversation = %(conversation)s")
+_MATCH_ONE_CONVERSATION = f"WITH hit AS MATERIALIZED ({_ONE_HIT_SQL}) {_READ_HIT_SQL}"
+# The array is a condition of the index: a join could scan every conversation that begins with the same message.
+_SESSION_HIT_SQL = _HIT_SQL.format(
+    is_preferred="true", condition=" AND p.conversation = ANY (ARRAY(SELECT conversation FROM session_conversations))"
+)
+_OTHER_HIT_SQL = _HIT_SQL.format(is_preferred="false", condition=" AND NOT EXISTS (SELECT 1 FROM session_hit)")
+_MATCH_SESSION_FIRST = f"""
+    WITH session_conversations AS MATERIALIZED (
+        SELECT conversation FROM quire_conversations
+        WHERE tenant = %(tenant)s AND session = %(session)s AND (purged_at IS NULL OR purged_at < updated_at)
+        ORDER BY updated_at DESC, conversation DESC LIMIT {MAX_SESSION_CONVERSATIONS}
+    ),
+    session_hit AS MATERIALIZED ({_SESSION_HIT_SQL}),
+    other_hit AS MATERIALIZED ({_OTHER_HIT_SQL}),
+    hit AS (SELECT * FROM session_hit UNION ALL SELECT * FROM other_hit)
+    {_READ_HIT_SQL}
+"""  # noqa: S608 (constants)
 
 
 def _match_latest_branch(connection: Connection, tenant: str, conversation: str) -> BranchMatch | None:

@@ -92,7 +92,9 @@ def _verify_conversation_row(
     if row is None:
         raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
     if not has_row_digest(conversations_table, row):
-        yield IntegrityFault(None, None, f"the conversation's title, time of creation or of purge {_CHANGED_ROW}")
+        yield IntegrityFault(
+            None, None, f"the conversation's title, origin, time of creation or of purge {_CHANGED_ROW}"
+        )
     last_update = max(each["updated_at"] for each in branch_rows)
     # A purge of the whole conversation clears the times of its branches.
     is_cleared = row["purged_at"] is not None and not last_update

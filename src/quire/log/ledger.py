@@ -3,19 +3,23 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, bindparam, select, update
 
-from quire.errors import EntryNotFound, RequestNotFound, StaleHead
+from quire.errors import EntryNotFound, RequestNotFound, ResponseNotFound, StaleHead
 from quire.log import append
 from quire.log.blobs import insert_blobs, record_blob_uses, select_stored
 from quire.log.conversations import to_branch_row, to_conversation_row
 from quire.log.costs import charge, discard_reservation
-from quire.log.dialects import insert_rows, upsert
+from quire.log.dialects import insert_rows, sanitize_text, upsert
 from quire.log.raw_sql import execute
-from quire.log.row_digests import ROW_DIGEST, compute_row_digest, with_row_digest
-from quire.log.schema import branches, calibrations, conversations, manifests, paths
+from quire.log.row_digests import ROW_DIGEST, check_row, compute_row_digest, covered_columns, with_row_digest
+from quire.log.schema import branches, calibrations, conversations, entries, manifests, paths
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, RecordedRequest, ReplyRecord
 from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest
+
+MAX_RESPONSE_ID_CHARS = 500
+"""Maximum length of a response id. A longer one of an upstream is not stored: an index entry of PostgreSQL has at
+most 2,704 bytes."""
 
 
 def record_reply(
@@ -51,7 +55,9 @@ def _write_ledger(connection: Connection, tenant: str, record: ReplyRecord, stor
     reply = stored[-1]
     if record.client_path is not None:
         insert_rows(connection, paths, [_to_key(tenant, reply) | {"path": record.client_path}], ignore_existing=True)
-    if not insert_manifest(connection, tenant, reply, record.build_manifest(stored), request_id=record.request_id):
+    manifest = record.build_manifest(stored)
+    ids = {"request_id": record.request_id, "response_id": _select_storable(record.response_id)}
+    if not insert_manifest(connection, tenant, reply, manifest, **ids):
         return
     if record.calibration is not None:
         model, calibration = record.calibration
@@ -73,14 +79,27 @@ def _ensure_conversation(connection: Connection, tenant: str, conversation: Conv
     insert_rows(connection, branches, [to_branch_row(tenant, main)], ignore_existing=True)
 
 
+def _select_storable(response_id: str | None) -> str | None:
+    """The response id, or None for one that is too long or that a text column cannot store."""
+    if response_id is None or len(response_id) > MAX_RESPONSE_ID_CHARS or sanitize_text(response_id) != response_id:
+        return None
+    return response_id
+
+
 def insert_manifest(
-    connection: Connection, tenant: str, reply: Entry, manifest: Manifest, *, request_id: str | None = None
+    connection: Connection,
+    tenant: str,
+    reply: Entry,
+    manifest: Manifest,
+    *,
+    request_id: str | None = None,
+    response_id: str | None = None,
 ) -> bool:
     """Stores a manifest; returns False if a retry finds it stored.
 
     Raises `StaleHead` if the manifest of another request is stored under this reply.
     """
-    row = to_manifest_row(_to_key(tenant, reply), manifest, request_id=request_id)
+    row = to_manifest_row(_to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
     # -1 inside a pipeline: then the reply is new, so no other manifest can be stored under it.
     if not inserted and request_id is not None and not _has_request(connection, tenant, request_id):
@@ -93,17 +112,21 @@ def insert_manifest(
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
     """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
-    insert_rows(connection, manifests, [to_manifest_row(_to_key(tenant, reply), manifest, request_id=None)])
+    insert_rows(connection, manifests, [to_manifest_row(_to_key(tenant, reply), manifest)])
     record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, _list_blobs(manifest)))
 
 
-def to_manifest_row(key: Mapping[str, object], manifest: Manifest, *, request_id: str | None) -> dict[str, object]:
-    row = {**key, "manifest": manifest.canonical_json(), "request_id": request_id}
+def to_manifest_row(
+    key: Mapping[str, object], manifest: Manifest, *, request_id: str | None = None, response_id: str | None = None
+) -> dict[str, object]:
+    row = {**key, "manifest": manifest.canonical_json(), "request_id": request_id, "response_id": response_id}
     return with_row_digest(manifests, row)
 
 
 def _list_blobs(manifest: Manifest) -> set[str]:
-    return {decision.blob for decision in manifest.included if decision.blob is not None}
+    blobs = {decision.blob for decision in manifest.included if decision.blob is not None}
+    request_blob = manifest.forwarded.request_blob if manifest.forwarded is not None else None
+    return blobs if request_blob is None else {*blobs, request_blob}
 
 
 def _to_key(tenant: str, entry: Entry) -> dict[str, object]:
@@ -120,6 +143,54 @@ def get_request(connection: Connection, tenant: str, request_id: str) -> Recorde
             f"No request {request_id!r} is recorded for this tenant; only requests with a reply are recorded."
         )
     return RecordedRequest(row.conversation, row.branch, row.seq, Manifest.parse(row.manifest))
+
+
+def find_response(connection: Connection, tenant: str, response_id: str) -> RecordedRequest:
+    """The request whose reply has this id, the newest if an upstream repeated the id.
+
+    Raises `IntegrityViolation` if the row was changed, because a client continues from what the id refers to.
+    """
+    is_reply = (
+        (entries.c.tenant == manifests.c.tenant)
+        & (entries.c.conversation == manifests.c.conversation)
+        & (entries.c.branch == manifests.c.branch)
+        & (entries.c.seq == manifests.c.seq)
+    )
+    query = _select_response(tenant, response_id).join(entries, is_reply)
+    row = connection.execute(query.order_by(entries.c.at.desc(), entries.c.seq.desc()).limit(1)).mappings().first()
+    if row is None:
+        raise ResponseNotFound(response_id)
+    _check_manifest_row(row)
+    return RecordedRequest(row["conversation"], row["branch"], row["seq"], Manifest.parse(row["manifest"]))
+
+
+def forget_response(connection: Connection, tenant: str, response_id: str) -> bool:
+    """Removes this response id from every reply that has it; the replies stay. Returns whether there was one."""
+    rows = connection.execute(_select_response(tenant, response_id).with_for_update()).mappings().all()
+    for row in rows:
+        # A new digest would hide that the row was changed.
+        _check_manifest_row(row)
+        key = {f"of_{column.name}": row[column.name] for column in manifests.primary_key}
+        digest = with_row_digest(manifests, {**row, "response_id": None})[ROW_DIGEST]
+        connection.execute(_FORGET_RESPONSE, {**key, ROW_DIGEST: digest})
+    return bool(rows)
+
+
+def _check_manifest_row(row: Mapping[Any, Any]) -> None:
+    values = [row[column.name] for column in covered_columns(manifests)]
+    check_row(values, row[ROW_DIGEST], name=f"the request of reply #{row['seq']} in {row['conversation']!r}")
+
+
+def _select_response(tenant: str, response_id: str) -> Select[Any]:
+    is_response = manifests.c.response_id == sanitize_text(response_id)
+    return select(manifests).where(manifests.c.tenant == tenant, is_response)
+
+
+_FORGET_RESPONSE = (
+    update(manifests)
+    .where(*(column == bindparam(f"of_{column.name}") for column in manifests.primary_key))
+    .values(response_id=None, row_digest=bindparam(ROW_DIGEST))
+)
 
 
 def _has_request(connection: Connection, tenant: str, request_id: str) -> bool:
@@ -178,14 +249,19 @@ def list_own_manifests(connection: Connection, tenant: str, branch: Branch) -> l
     return [(row.seq, row.manifest) for row in connection.execute(query)]
 
 
-def list_manifest_rows(connection: Connection, tenant: str, conversation: str) -> list[Mapping[Any, Any]]:
-    """The rows of all manifests of a conversation, by branch and number of the reply."""
+def list_manifest_rows(
+    connection: Connection, tenant: str, conversation: str, *, lock: bool = False
+) -> list[Mapping[Any, Any]]:
+    """The rows of all manifests of a conversation, by branch and number of the reply.
+
+    With `lock`, no other transaction can change them before this one ends.
+    """
     query = (
         select(manifests)
         .where(manifests.c.tenant == tenant, manifests.c.conversation == conversation)
         .order_by(manifests.c.branch, manifests.c.seq)
     )
-    return list(connection.execute(query).mappings())
+    return list(connection.execute(query.with_for_update() if lock else query).mappings())
 
 
 def get_calibration(connection: Connection, tenant: str, model: str) -> str | None:

@@ -26,10 +26,18 @@ _TENANT_TABLES = (
 )  # fmt: skip
 _DERIVED_TABLES = ("passages", "terms", "search_scopes", "recall_segments", "documents")
 _UPDATABLE_COLUMNS = {
-    "conversations": ("title", "updated_at", "purged_at", "row_digest"),
+    "conversations": (
+        "title",
+        "updated_at",
+        "purged_at",
+        "project",
+        "agent",
+        "parent_agent",
+        "row_digest",
+    ),
     "branches": ("name", "head_seq", "head_digest", "head_path", "state", "updated_at", "row_digest"),
     "entries": ("body", "notes", "tokens", "counter", "purged_at"),
-    "manifests": ("manifest", "row_digest"),
+    "manifests": ("manifest", "response_id", "row_digest"),
     "blobs": ("uploaded_at",),
     "calibrations": ("calibration", "row_digest"),
     "costs": ("cost_usd",),

@@ -67,7 +67,7 @@ def _purge_manifests(
     if document_names is not None and not document_names:
         return
     rows: list[dict[str, object]] = []
-    for stored in ledger.list_manifest_rows(connection, tenant, conversation):
+    for stored in ledger.list_manifest_rows(connection, tenant, conversation, lock=True):
         manifest = _without_names(Manifest.parse(stored["manifest"]), document_names).canonical_json()
         if manifest != stored["manifest"]:
             row = with_row_digest(manifests, {**stored, "manifest": manifest})

@@ -31,6 +31,12 @@ conversations = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
     Column("purged_at", BigInteger),
+    Column("client", Text),
+    Column("session", Text),
+    Column("project", Text),
+    Column("agent", Text),
+    Column("parent_agent", Text),
+    Column("purpose", Text),
     Column("row_digest", Bytes, nullable=False),
 )
 
@@ -115,9 +121,12 @@ manifests = Table(
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("manifest", Text, nullable=False),
     Column("request_id", Text),
+    Column("response_id", Text),
     Column("row_digest", Bytes, nullable=False),
 )
-"""The manifest of every answered request (what it was built from), by the number of its reply."""
+"""The manifest of every answered request (what it was built from), by the number of its reply.
+
+`response_id` is the id by which a client may refer to the reply; an upstream may repeat one."""
 
 calibrations = Table(
     "quire_calibrations",

@@ -21,6 +21,7 @@ from quire.log import (
     ledger,
     purge,
     reads,
+    titles,
 )
 from quire.log.costs import SqlCostStore
 from quire.log.database import Database
@@ -33,6 +34,7 @@ from quire.log.types import (
     Blob,
     Branch,
     BranchMatch,
+    ConversationOrigin,
     ConversationRecord,
     IntegrityFault,
     PrefixMatch,
@@ -70,9 +72,11 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
     async def close(self) -> None:
         await self._database.close()
 
-    async def create_conversation(self, id: str | None = None, *, title: str = "") -> ConversationRecord:
+    async def create_conversation(
+        self, id: str | None = None, *, title: str = "", origin: ConversationOrigin | None = None
+    ) -> ConversationRecord:
         at = now()
-        conversation = ConversationRecord(id or new_id(), title, at, at)
+        conversation = ConversationRecord(id or new_id(), title, at, at, origin)
         await self._write(conversations.create_conversation, conversation)
         return conversation
 
@@ -80,14 +84,28 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
         return await self._read_inline(conversations.get_conversation, id)
 
     async def list_conversations(
-        self, *, limit: int = 50, before: ConversationRecord | None = None
+        self,
+        *,
+        limit: int = 50,
+        before: ConversationRecord | None = None,
+        origin: ConversationOrigin | None = None,
+        main_only: bool = False,
     ) -> list[ConversationRecord]:
-        """Most recently updated first. Cursor pagination: `before` is the last one of the previous page."""
-        return await self._read(conversations.list_conversations, limit=limit, before=before)
+        """Most recently updated first. Cursor pagination: `before` is the last one of the previous page.
+
+        With `origin`, only conversations with the same values in the fields that it sets; with `main_only`, only those
+        without a purpose."""
+        return await self._read(
+            conversations.list_conversations, limit=limit, before=before, origin=origin, main_only=main_only
+        )
+
+    async def list_session(self, session: str, *, limit: int = 50) -> list[ConversationRecord]:
+        """The conversations of a client's session, most recently updated first."""
+        return await self._read(conversations.list_session, session, limit=limit)
 
     async def fill_titles(self, *items: ConversationRecord) -> list[ConversationRecord]:
-        """Fills missing titles with the first words of the first user message."""
-        return await self._read(conversations.fill_titles, items)
+        """Fills missing titles with the first words of the first question."""
+        return await self._read(titles.fill_titles, items)
 
     async def rename_conversation(self, conversation: str, title: str) -> None:
         await self._write(conversations.rename_conversation, conversation, title)
@@ -183,11 +201,14 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
         match = await self._read_inline(_find_longest_path, candidates, conversation)
         return match and PrefixMatch(match[0] + 1, *match[1:])
 
-    async def match_history(self, paths: Sequence[bytes], *, conversation: str | None = None) -> BranchMatch | None:
+    async def match_history(
+        self, paths: Sequence[bytes], *, conversation: str | None = None, session: str | None = None
+    ) -> BranchMatch | None:
         """The branch that stores the longest prefix of messages with these paths: in this conversation, or in any.
 
-        If a given conversation has none of them, the head of its latest branch; None if it does not exist."""
-        return await self._read_inline(history_match.match_history, paths, conversation)
+        If a given conversation has none of them, the head of its latest branch; None if it does not exist. With
+        `session`, any prefix in a conversation of that session is preferred to a longer one elsewhere."""
+        return await self._read_inline(history_match.match_history, paths, conversation=conversation, session=session)
 
     async def record_reply(
         self, conversation: str, record: ReplyRecord, *, branch: int = MAIN_BRANCH, after: bytes | None = None
@@ -220,6 +241,14 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
     async def get_request(self, id: str) -> RecordedRequest:
         """The answered request with this id and the location of its reply."""
         return await self._read_inline(ledger.get_request, id)
+
+    async def find_response(self, response_id: str) -> RecordedRequest:
+        """The answered request whose reply has this id; the newest if an upstream repeated the id."""
+        return await self._read_inline(ledger.find_response, response_id)
+
+    async def forget_response(self, response_id: str) -> bool:
+        """Makes a reply unknown by its response id; the reply stays in the log. Returns whether there was one."""
+        return await self._write(ledger.forget_response, response_id)
 
     async def get_calibration(self, model: str) -> str | None:
         """The latest token calibration of a model, as JSON."""

@@ -3,12 +3,48 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from quire.log.dialects import sanitize_text
 from quire.model import BranchState, Draft, Entry, Manifest, Span
+from quire.model.base import FrozenModel
 
 MAIN_BRANCH = 0
 """The number of a conversation's first branch."""
+
+MAX_ORIGIN_CHARS = 500
+"""Maximum length of each text of an origin; the rest is cut off, since an index entry of PostgreSQL has at most 2,704
+bytes."""
+
+
+def _normalize_origin_text(value: str | None) -> str | None:
+    return sanitize_text(value)[:MAX_ORIGIN_CHARS] or None if value is not None else None
+
+
+_OriginText = Annotated[str | None, BeforeValidator(_normalize_origin_text)]
+
+
+class ConversationOrigin(FrozenModel):
+    """Where a conversation comes from: the client, its session, and its role in that session.
+
+    An empty text is null, and a long one is cut.
+    """
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    client: _OriginText = Field(default=None, description="Program that sent the requests, such as `claude-code`.")
+    session: _OriginText = Field(
+        default=None, description="The client's session id: a scope that several conversations share."
+    )
+    project: _OriginText = Field(default=None, description="Project of the session, such as its working directory.")
+    agent: _OriginText = Field(default=None, description="Id or name of the sub-agent.")
+    parent_agent: _OriginText = Field(default=None, description="Id or name of the agent that started the sub-agent.")
+    purpose: _OriginText = Field(
+        default=None,
+        description="`subagent`, `title`, `classifier`, `compaction` or `side`; null for a main conversation.",
+    )
 
 
 class ConversationRecord(NamedTuple):
@@ -17,6 +53,8 @@ class ConversationRecord(NamedTuple):
     created_at: int
     updated_at: int
     """Time of the last append, precise to `TOUCH_INTERVAL_MICROS`."""
+    origin: ConversationOrigin | None = None
+    """None for a conversation without any of its values."""
 
 
 class BranchRange(NamedTuple):
@@ -95,6 +133,8 @@ class ReplyRecord(NamedTuple):
     """Reservation under a spend cap that the cost replaces."""
     request_id: str | None = None
     """Id for `get_request`, if the request has one."""
+    response_id: str | None = None
+    """Id of the reply for `find_response`, by which a client may refer to it."""
     creates_conversation: ConversationRecord | None = None
     """Conversation to create with this turn; if it exists by then, the turn is appended to it."""
     client_path: bytes | None = None

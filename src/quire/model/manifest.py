@@ -80,11 +80,15 @@ class SlotUsage(FrozenModel):
     overflows: bool | None = None
 
 
+ForwardedForm = Literal["unchanged", "model_renamed", "fitted", "translated", "translated_fitted"]
+"""Pass-through byte for byte, with only the model's name replaced, or with other messages so that it fits; the same two
+in the format of an upstream that does not use the client's."""
+
+
 class ForwardedRequest(FrozenModel):
     """How the gateway forwarded a client's request to the upstream."""
 
-    form: Literal["unchanged", "model_renamed", "fitted"]
-    """Pass-through byte for byte, with only the model's name replaced, or with other messages so that it fits."""
+    form: ForwardedForm
     digest: str
     """SHA-256 of the body sent upstream."""
     replayable: bool
@@ -93,6 +97,10 @@ class ForwardedRequest(FrozenModel):
     """Tokens of the client's list plus the reply, if it holds the whole conversation: the prefix of its next list."""
     unrecorded_messages: int | None = None
     """Messages at the start of the client's list that replace earlier ones, such as its own summary; not recorded."""
+    dropped: tuple[str, ...] = ()
+    """Names of the fields, tools and parts of messages that have no place in the upstream's format."""
+    request_blob: str | None = None
+    """Blob with the fields of the client's request that a read of its response repeats."""
 
 
 class Manifest(FrozenModel):

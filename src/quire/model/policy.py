@@ -6,7 +6,8 @@ from pydantic import Field
 
 from quire.model.base import FrozenModel
 
-Provider = Literal["openai", "anthropic"]
+Provider = Literal["openai", "anthropic", "openai_responses"]
+"""Wire formats of a view: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
 Slot = Literal["system", "tools", "memory", "references", "summary", "messages", "recall", "newest"]
 
 SLOTS: tuple[Slot, ...] = ("system", "tools", "memory", "references", "summary", "messages", "recall", "newest")

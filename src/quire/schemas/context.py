@@ -9,7 +9,7 @@ from quire.ledger import ManifestChange, Replay
 from quire.model import Compaction, ContextItem, Decision, Entry, Manifest, Span, Truncation, Usage
 from quire.model.agents import Agent, AgentTool, IncludeMode
 from quire.model.entry_bodies import SessionIncludeMode
-from quire.model.manifest import SlotUsage
+from quire.model.manifest import ForwardedForm, SlotUsage
 from quire.schemas import JsonModel
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
@@ -105,6 +105,30 @@ def _describe(agent_item: AgentItem) -> str:
     return agent_item.definition.description if isinstance(agent_item, AgentTool) else agent_item.description
 
 
+class ForwardingSchema(JsonModel):
+    """How the gateway forwarded a client's request."""
+
+    form: ForwardedForm
+    dropped: list[str] = Field(description="Names of what had no place in the upstream's format.")
+    unrecorded_messages: int = Field(
+        description="Messages at the start of the client's list that replace earlier ones: its own summary."
+    )
+    first_message: int | None = Field(description="The first message of the log that the client's list has.")
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest) -> "ForwardingSchema | None":
+        forwarded = manifest.forwarded
+        if forwarded is None:
+            return None
+        listed = (row.span.first for row in manifest.decisions if row.kind == "message" and row.span)
+        return cls(
+            form=forwarded.form,
+            dropped=list(forwarded.dropped),
+            unrecorded_messages=forwarded.unrecorded_messages or 0,
+            first_message=min(listed, default=None),
+        )
+
+
 class RequestSummarySchema(JsonModel):
     """Key figures of one request."""
 
@@ -118,6 +142,7 @@ class RequestSummarySchema(JsonModel):
     max_input_tokens: int
     compaction_seq: int | None = Field(description="Entry of the compaction whose summary the request contains.")
     usage: Usage | None = Field(description="Usage that the provider reported.")
+    forwarding: ForwardingSchema | None = Field(description="Set for requests through the gateway.")
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, reply: Entry) -> "RequestSummarySchema":
@@ -133,6 +158,7 @@ class RequestSummarySchema(JsonModel):
             max_input_tokens=manifest.max_input_tokens,
             compaction_seq=next(summaries, None),
             usage=reply.metadata.usage,
+            forwarding=ForwardingSchema.from_manifest(manifest),
         )
 
 

@@ -4,15 +4,27 @@ from typing import Any
 
 from pydantic import Field
 
-from quire.log import KEY_SCOPES, ApiKey, Branch, ConversationRecord, IntegrityFault, KeyScope, Memory
+from quire.log import (
+    KEY_SCOPES,
+    ApiKey,
+    Branch,
+    ConversationOrigin,
+    ConversationRecord,
+    IntegrityFault,
+    KeyScope,
+    Memory,
+)
 from quire.schemas import JsonModel
 
 
 class ConversationSchema(JsonModel):
     id: str
-    title: str = Field(description="Title given by the user; by default the first words of the first user message.")
+    title: str = Field(description="Title given by the user; by default the first words of the first question.")
     created_at: int
     updated_at: int
+    origin: ConversationOrigin | None = Field(
+        description="Client, session and purpose of a conversation that an agent sent; null for any other."
+    )
 
     @classmethod
     def from_record(cls, record: ConversationRecord) -> "ConversationSchema":

@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from quire.server import gateway
 from quire.server.auth import AuthMiddleware, get_key_verifier
+from quire.server.gateway.error_format import ErrorFormatMiddleware
 from quire.server.lifecycle import StreamRegistry, StreamShutdownMiddleware
 from quire.server.limits import LimitsMiddleware
 from quire.server.local_auth import LocalAuthMiddleware
@@ -28,7 +29,8 @@ def create_app(server_state: ServerState, *, token: str | None = None) -> FastAP
     app.state.server_state, app.state.streams = server_state, StreamRegistry()
     add_exception_handlers(app)
     # The gateway first: it gets the most requests, and routes are matched in order.
-    for router in (gateway.router, *ROUTERS):
+    gateway_routers = (gateway.router, gateway.responses_router, gateway.conversations_router)
+    for router in (*gateway_routers, *ROUTERS, gateway.other_paths_router):
         app.include_router(router)
     add_page(app)
     app.add_middleware(StreamShutdownMiddleware, streams=app.state.streams)
@@ -36,6 +38,7 @@ def create_app(server_state: ServerState, *, token: str | None = None) -> FastAP
     if token is not None:
         app.add_middleware(LocalAuthMiddleware, token=token, verify_key=get_key_verifier(app).verify)
     app.add_middleware(LimitsMiddleware, max_bytes=lambda: server_state.settings.max_request_bytes)
+    app.add_middleware(ErrorFormatMiddleware)
     # Outermost, so that it also measures requests that the other middleware refuses.
     add_telemetry(app, server_state)
     return app

@@ -41,6 +41,7 @@ __all__ = [
     "ALL_SCOPES",
     "CALLER_SCOPE_KEY",
     "KEY_HEADERS",
+    "OWN_KEY_HEADER",
     "AuthMiddleware",
     "Caller",
     "KeyScope",
@@ -62,15 +63,17 @@ KEY_CACHE_SIZE = 10_000
 """Maximum keys in the LRU cache."""
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
-"""Headers that may carry a key or the local token, in the order in which they are read."""
+"""Headers in which clients send API keys: a key of Quire, the local token, or credentials for a provider."""
+OWN_KEY_HEADER = "x-quire-key"
+"""Header for a key of Quire or the local token alone. With it, `KEY_HEADERS` are credentials for a provider."""
 
 CALLER_SCOPE_KEY = "quire.caller"
 """ASGI scope key under which a middleware stores an authenticated caller. Clients cannot set it: it is no header."""
 
 PROTECTED_PREFIXES = ("/api/", "/v1/")
 """Path prefixes that need a key, whatever a route depends on."""
-PUBLIC_PATHS = ("/api/openapi.json",)
-"""Exceptions to `PROTECTED_PREFIXES`."""
+PUBLIC_PATHS = ("/api/openapi.json", "/api/hello")
+"""Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key; it does not exist."""
 
 ALL_SCOPES: frozenset[KeyScope] = frozenset(KEY_SCOPES)
 
@@ -149,16 +152,21 @@ class KeyVerifier:
 
 
 def key_from_headers(headers: Headers) -> str | None:
-    """Extracts the key from the first of `KEY_HEADERS` that has one. A repeated header counts as no key."""
-    for name in KEY_HEADERS:
+    """Extracts the key from `OWN_KEY_HEADER`, else from `KEY_HEADERS`.
+
+    A repeated header, or different values in several headers, count as no key.
+    """
+    names = (OWN_KEY_HEADER,) if OWN_KEY_HEADER in headers else KEY_HEADERS
+    presented: set[str] = set()
+    for name in names:
         values = headers.getlist(name)
         if len(values) > 1:
             return None
         if values and name != "authorization":
-            return values[0]
-        if values and values[0][:7].lower() == "bearer ":
-            return values[0][7:].strip()
-    return None
+            presented.add(values[0])
+        elif values and values[0][:7].lower() == "bearer ":
+            presented.add(values[0][7:].strip())
+    return presented.pop() if len(presented) == 1 else None
 
 
 def get_key_verifier(app: FastAPI) -> KeyVerifier:
@@ -258,7 +266,8 @@ class RequireScope(SecurityBase):
 
     model = HTTPBearer(
         bearerFormat="quire_<id>_<secret>",
-        description="An API key made by `quire key create`. Clients may also send it in `x-api-key` or `api-key`.",
+        description="An API key made by `quire key create`. Clients may also send it in `x-api-key`, `api-key` or "
+        "`X-Quire-Key`.",
     )
     scheme_name = "key"
 

@@ -1,4 +1,4 @@
-"""Server lifecycle: listening socket, uvicorn server, and graceful shutdown of turns and SSE streams.
+"""Server lifecycle: uvicorn server, and graceful shutdown of turns and SSE streams.
 
 On SIGTERM, streams without an end of their own (subscriptions) end at once; all others end with the grace period. Each
 gets a last event that gives the reason, in a form that OpenAI clients also read as an error.
@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import InvalidConfiguration
+from quire.server.addresses import socket_url
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
 from quire.server.telemetry.loop_monitor import monitor_event_loop
@@ -45,31 +45,6 @@ _SHUTDOWN_ERROR = {
     "param": None,
 }
 SHUTDOWN_EVENT = f"event: {SHUTDOWN_EVENT_NAME}\ndata: {json.dumps({'error': _SHUTDOWN_ERROR})}\n\n".encode()
-
-
-def bind_socket(host: str, port: int) -> socket.socket:
-    """Opens the listening socket; port 0 lets the system choose a port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Asyncio sets this on its own sockets; without it, a response in two writes waits 40 ms for the second.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.bind((host, port))
-        sock.listen(2048)
-        sock.set_inheritable(True)
-    except OSError as error:
-        sock.close()
-        raise InvalidConfiguration(
-            f"Quire cannot listen on {host} port {port}: {error.strerror or error}. Choose another port with --port."
-        ) from error
-    return sock
-
-
-def socket_url(sock: socket.socket) -> str:
-    """Returns the base URL of a listening socket."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float) -> None:

@@ -7,9 +7,7 @@ on another port of this machine counts as another site.
 
 import hmac
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Iterator
-from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
@@ -32,30 +30,6 @@ LOCAL_CALLER = Caller(DEFAULT_TENANT, None, ALL_SCOPES)
 
 VerifyKey = Callable[[str | None], Awaitable[object | None]]
 """Returns a value other than None if the argument is a valid API key."""
-
-
-def generate_token() -> str:
-    return secrets.token_urlsafe(32)
-
-
-def server_url(host: str, port: int, token: str | None = None) -> str:
-    """Returns the URL to open in a browser."""
-    netloc = f"[{host}]" if ":" in host else host
-    return f"http://{netloc}:{port}/" + (f"?{urlencode({'token': token})}" if token is not None else "")
-
-
-def check_loopback(host: str) -> str:
-    """Returns the host if it is a loopback address, which only this machine can reach."""
-    try:
-        loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise InvalidConfiguration(
-            f"Without API keys Quire listens only on 127.0.0.1, ::1 or localhost, not on {host!r}; "
-            "create keys with `quire key create`, and serve with them."
-        )
-    return host
 
 
 class LocalAuthMiddleware:

@@ -14,7 +14,7 @@ from quire.agent.tool_runners import MCPToolRunner
 from quire.engine import Engine
 from quire.engine.tenants import TenantEngines
 from quire.jobs import Jobs, open_jobs
-from quire.llm import Model, get_model
+from quire.llm import Model, get_upstream_model
 from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.log import SqlStore
@@ -85,11 +85,7 @@ class ServerState:
     def _build_model(self, name: str) -> Model:
         if self._model_factory is not None:
             return self._model_factory(name)
-        upstream = self.upstream_for(name)
-        if upstream is None:
-            return get_model(name)
-        key = self.environ.get(upstream.api_key_env) if upstream.api_key_env is not None else None
-        return get_model(upstream.model or name, base_url=upstream.base_url, api_key=key)
+        return get_upstream_model(name, self.settings, self.environ)
 
     async def change_settings(self, changes: Mapping[str, Any]) -> None:
         """Changes settings for all tenants from the next request on, and saves them."""

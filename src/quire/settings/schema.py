@@ -3,7 +3,7 @@
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel
 from quire.model.policy import Provider, Slot
@@ -12,8 +12,16 @@ EXTRACT_SUMMARIZER = "extract"
 """Value of the setting `summarizer` for extracts instead of summaries by a model."""
 MAX_SUMMARY_PROMPT_CHARS = 20_000
 """Maximum length of the setting `summary_prompt`."""
-WireFormatName = Literal["chat", "messages"]
-"""Wire formats by the names of the glossary."""
+FormatName = Literal["chat", "messages", "responses"]
+"""Wire formats, by the names of the glossary: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
+DEFAULT_SCOPES = {
+    "x-claude-code-session-id": "claude-code",
+    "thread-id": "codex",
+    "session-id": "codex",
+    "x-openwebui-chat-id": "open-webui",
+    "x-session-affinity": "opencode",
+}
+"""Headers in which known clients send the ID of their session. Of several in a request, the first counts."""
 
 
 class ModelEntry(FrozenModel):
@@ -29,8 +37,8 @@ class ModelEntry(FrozenModel):
         default=None, ge=0, description="US dollars per million input tokens from the provider's prompt cache."
     )
     output_price: float | None = Field(default=None, ge=0, description="US dollars per million output tokens.")
-    wire_format: WireFormatName | None = Field(
-        default=None, description="Wire format of its provider: chat (OpenAI) or messages (Anthropic)."
+    wire_format: FormatName | None = Field(
+        default=None, description="Wire format of its provider: chat or responses (OpenAI), or messages (Anthropic)."
     )
 
     @model_validator(mode="after")
@@ -45,13 +53,34 @@ class ModelEntry(FrozenModel):
 class Upstream(FrozenModel):
     """A server to which the gateway sends requests for some models. `models` describes the models themselves."""
 
-    base_url: str = Field(description="Base URL of its OpenAI-compatible API, such as https://…/v1.")
+    base_url: str = Field(description="Base URL of its API, such as https://…/v1.")
     model: str | None = Field(
         default=None, description="Name of the model at the upstream; else the name that the client sent."
     )
-    api_key_env: str | None = Field(
-        default=None, description="Environment variable with its API key; else the client's key is passed through."
+    speaks: tuple[FormatName, ...] = Field(
+        default=("chat",),
+        min_length=1,
+        description="Its wire formats: chat, messages, responses; a request in another format is translated.",
     )
+    credentials: Literal["operator", "client"] = Field(
+        default="operator",
+        description="Whose credentials it gets: the operator's `api_key_env`, or the client's own, unchanged.",
+    )
+    api_key_env: str | None = Field(default=None, description="Environment variable with its API key; else none.")
+    overflow: Literal["fit", "refuse"] | None = Field(
+        default=None,
+        description="A request above the context window is fitted or refused; else refused only if it is passed "
+        "through as messages or responses.",
+    )
+    reserved_response_tokens: int | None = Field(
+        default=None, ge=0, description="Upper limit on the tokens reserved for a reply; else a quarter of the window."
+    )
+
+    @model_validator(mode="after")
+    def _check_credentials(self) -> Self:
+        if self.credentials == "client" and self.api_key_env is not None:
+            raise ValueError('credentials = "client" excludes api_key_env')
+        return self
 
 
 class Settings(FrozenModel):
@@ -197,6 +226,19 @@ class Settings(FrozenModel):
         default_factory=dict[str, Upstream],
         description="Upstreams of the gateway by model name or pattern such as gpt-*; else base_url.",
     )
+    scopes: dict[str, str] = Field(
+        default_factory=DEFAULT_SCOPES.copy,
+        description="Headers with the ID of a client's session, and the client's name; in addition to these. An empty "
+        "name turns a header off.",
+    )
+    pass_other_paths: bool = Field(
+        default=False, description="Pass other paths under /v1, such as embeddings, to `base_url`, unrecorded."
+    )
+    keep_unstored: bool = Field(
+        default=True,
+        description="Record turns of clients that set `store` to false. If false, neither their messages nor their "
+        "replies are recorded, and they are not fitted to the window.",
+    )
     on_store_failure: Literal["refuse", "pass_through"] = Field(
         default="refuse",
         description="While the database is unavailable, the gateway refuses requests or passes them through.",
@@ -219,6 +261,11 @@ class Settings(FrozenModel):
         default=None,
         description="Share of the available input tokens that each slot may use, instead of the strategy's.",
     )
+
+    @field_validator("scopes")
+    @classmethod
+    def _add_default_scopes(cls, scopes: dict[str, str]) -> dict[str, str]:
+        return DEFAULT_SCOPES | {header.lower(): client for header, client in scopes.items()}
 
 
 def tenant_spend_cap_for(settings: Settings, tenant: str) -> float | None:

@@ -44,11 +44,19 @@ from quire.testing.contract_conversations import ConversationContract, TransferC
 from quire.testing.contract_recall import RecallContract
 from quire.testing.contract_requests import ManifestContract, WindowContract
 from quire.testing.contract_search import SearchContract
+from quire.testing.contract_sessions import ResponseContract, SessionContract
 from quire.testing.strategies import drafts, messages
 
 
 class StoreContract(
-    ConversationContract, WindowContract, ManifestContract, TransferContract, SearchContract, RecallContract
+    ConversationContract,
+    SessionContract,
+    WindowContract,
+    ManifestContract,
+    ResponseContract,
+    TransferContract,
+    SearchContract,
+    RecallContract,
 ):
     async def test_appended_messages_read_back_in_order(self, store: Store) -> None:
         await store.create_conversation("c")

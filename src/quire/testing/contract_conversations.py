@@ -72,6 +72,30 @@ class ConversationContract:
         assert long.title == " ".join(["wheel"] * 13) + "…"
         assert (await store.get_conversation("long")).title == ""
 
+    async def test_what_an_agent_puts_before_a_question_is_not_its_title(self, store: Store) -> None:
+        reminder = "<system-reminder>\nBe kind.\n</system-reminder>\n"
+        environment = "<environment_context>\n  <cwd>/mill</cwd>\n</environment_context>"
+        rules = "# AGENTS.md instructions for /mill\n\n<INSTRUCTIONS>\nNo haste.\n</INSTRUCTIONS>"
+        question = Message.user("Why do mills turn?")
+        lists = {
+            "parts": [Message(role="user", parts=(TextPart(text=reminder), *question.parts))],
+            "one part": [Message.user(f"{reminder}{reminder}{question.text}")],
+            "messages": [Message.user(rules), Message.user(environment), question],
+            "no question": [Message.user(reminder), Message.assistant("Fine.")],
+            "about": [Message.user("What is a <system-reminder>?")],
+        }
+        for name, messages in lists.items():
+            await store.create_conversation(name)
+            await store.append(name, *messages)
+        found = await store.fill_titles(*[await store.get_conversation(name) for name in lists])
+        assert {each.id: each.title for each in found} == {
+            "parts": "Why do mills turn?",
+            "one part": "Why do mills turn?",
+            "messages": "Why do mills turn?",
+            "no question": "<system-reminder> Be kind. </system-reminder>",
+            "about": "What is a <system-reminder>?",
+        }
+
     async def test_forking_a_conversation_is_using_it(self, store: Store) -> None:
         for name in ("early", "late"):
             await store.create_conversation(name)

@@ -6,9 +6,9 @@ An unknown size counts at the maximum cost, so that an image can never break the
 import re
 from io import BytesIO
 from math import ceil
-from typing import Literal, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
-Provider = Literal["openai", "anthropic"]
+from quire.model.policy import Provider
 
 MAX_IMAGE_HEADER_BYTES = 256 * 1024
 """Bytes of an image in which its size is searched, because a damaged JPEG is scanned byte by byte."""
@@ -21,7 +21,7 @@ def count_image_tokens(
     """Tokens of one image; `model` selects the family, since a provider counts images differently by family."""
     size = None if width is None or height is None else (max(width, 1), max(height, 1))
     match provider:
-        case "openai":
+        case "openai" | "openai_responses":
             return _count_openai(size, low=detail == "low", model=model.lower())
         case "anthropic":
             return _count_anthropic(size, model=model.lower())

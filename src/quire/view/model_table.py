@@ -9,13 +9,17 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from quire.model.policy import MAX_MODEL_NAME_CHARS, Provider
-from quire.settings.schema import ModelEntry, WireFormatName
+from quire.settings.schema import FormatName, ModelEntry
 from quire.view.model_specs import ModelSpec, model_spec_for, split_provider
 from quire.view.output_limits import published_output_limit_for
 from quire.view.tokens import vocabulary_for
 from quire.view.wire_formats import provider_for
 
-WIRE_FORMAT_PROVIDERS: Mapping[WireFormatName, Provider] = {"chat": "openai", "messages": "anthropic"}
+WIRE_FORMAT_PROVIDERS: Mapping[FormatName, Provider] = {
+    "chat": "openai",
+    "messages": "anthropic",
+    "responses": "openai_responses",
+}
 PRICE_FIELDS = ("input_price", "output_price", "cache_read_price", "cache_write_price")
 """Fields that one layer supplies together: the cached price of one source does not fit the input price of another."""
 GENAI_PRICES_SOURCE, LIMITS_SOURCE, NAME_SOURCE = "genai-prices", "published limits", "the model's name"

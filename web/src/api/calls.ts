@@ -93,8 +93,8 @@ export const context = {
 };
 
 export const requests = {
-  list: ({ conversation, branch }: BranchRef, limit = 200) =>
-    requestJson<RequestList>("GET", path(conversation, "/requests"), { query: { branch, limit } }),
+  list: ({ conversation, branch }: BranchRef, limit = 200, last: number | null = null) =>
+    requestJson<RequestList>("GET", path(conversation, "/requests"), { query: { branch, limit, last } }),
   get: ({ conversation, branch }: BranchRef, reply: number) =>
     requestJson<Manifest>("GET", path(conversation, `/requests/${reply}`), { query: { branch } }),
   replay: ({ conversation, branch }: BranchRef, reply: number) =>

@@ -1,6 +1,6 @@
 /** Manifest of a request as sections, badges and explanations for display. */
 
-import type { ContextItem, Decision, DecisionReason, Manifest } from "../api/types";
+import type { ContextItem, Decision, DecisionReason, ForwardedForm, Manifest } from "../api/types";
 import { formatCount } from "./format";
 
 export type SectionName = "Rules" | "References" | "Tools" | "Memory" | "Summary" | "Messages" | "Recalled";
@@ -178,4 +178,17 @@ export function findItem(decision: Decision, items: readonly ContextItem[]): Con
     sameKind.find((item) => item.server && decision.name?.endsWith(item.name) && decision.name.startsWith(item.server)) ??
     null
   );
+}
+
+const FORM_TEXTS: Record<ForwardedForm, string> = {
+  unchanged: "The gateway forwarded it unchanged, byte for byte.",
+  model_renamed: "The gateway replaced the model's name and forwarded the rest unchanged.",
+  fitted: "It exceeded the context window; the gateway forwarded it with messages that fit.",
+  translated: "The gateway translated it into the upstream's format.",
+  translated_fitted: "It exceeded the context window; the gateway translated it into the upstream's format with messages that fit.",
+};
+
+/** How the gateway forwarded a request. */
+export function explainForm(form: ForwardedForm): string {
+  return FORM_TEXTS[form];
 }

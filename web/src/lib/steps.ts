@@ -14,8 +14,11 @@ export interface StepGroup {
 
 export type TranscriptItem = { entry: Entry; group?: undefined } | { group: StepGroup; entry?: undefined };
 
-/** Folds each run of steps: replies that call tools, tool results, and the compactions between them. */
-export function groupSteps(entries: readonly Entry[]): TranscriptItem[] {
+/**
+ * Folds each run of steps: replies that call tools, tool results, and the compactions between them. An entry in `breaks`
+ * starts another run.
+ */
+export function groupSteps(entries: readonly Entry[], breaks: ReadonlyMap<number, unknown> = new Map()): TranscriptItem[] {
   const items: TranscriptItem[] = [];
   let run: Entry[] = [];
   let after: Entry[] = [];
@@ -28,7 +31,7 @@ export function groupSteps(entries: readonly Entry[]): TranscriptItem[] {
   };
   for (const entry of entries) {
     const continues = callsTools(entry) || isToolResult(entry) || (run.length > 0 && entry.kind === "compaction");
-    if (!continues) flush();
+    if (!continues || breaks.has(entry.seq)) flush();
     if (continues) run.push(entry);
     else items.push({ entry });
   }

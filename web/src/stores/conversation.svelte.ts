@@ -3,6 +3,7 @@
 import { blobs, context, conversations as calls, turns, type BranchRef } from "../api/calls";
 import { ApiError, isAborted } from "../api/client";
 import type { Branch, ContextUsage, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
+import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
 import { conversations } from "./conversations.svelte";
 import { notices } from "./notices.svelte";
@@ -44,6 +45,8 @@ export class ConversationStore {
     });
   }
 
+  /** Name of the agent whose conversation it is; null for one of this page. */
+  client: string | null = $derived(this.detail?.origin ? formatClient(this.detail.origin.client) : null);
   branches: Branch[] = $derived(this.detail?.branches ?? []);
   branch: Branch | undefined = $derived(this.branches.find((each) => each.number === this.branchRef.branch));
 

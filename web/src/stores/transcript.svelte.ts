@@ -5,8 +5,9 @@
 
 import { SvelteMap, SvelteSet } from "svelte/reactivity";
 
-import { entries as calls, type BranchRef } from "../api/calls";
-import type { Entry, EntryPage, Part, Priority, Span, ToolResultPart } from "../api/types";
+import { entries as calls, requests, type BranchRef } from "../api/calls";
+import type { Entry, EntryPage, Forwarding, Part, Priority, Span, ToolResultPart } from "../api/types";
+import { findClientCompactions, type ClientCompaction } from "../lib/clientCompactions";
 import { isArchived, listCompactions, type CompactionEntry } from "../lib/compactions";
 import { Geometry } from "../lib/geometry";
 import { notices } from "./notices.svelte";
@@ -25,6 +26,10 @@ export class TranscriptStore {
   readonly results = new SvelteMap<string, ToolResultPart>();
   /** Ids of the tool calls on loaded pages. */
   readonly callIds = new SvelteSet<string>();
+  /** How the gateway forwarded the requests of replies on loaded pages, by the number of the reply. */
+  readonly forwardings = new SvelteMap<number, Forwarding>();
+  /** Compactions on loaded pages that an agent made itself, by the entry that follows. */
+  readonly clientCompactions = new SvelteMap<number, ClientCompaction>();
   head = $state(0);
   pins = $state.raw<number[]>([]);
   priorities = $state.raw<Priority[]>([]);
@@ -37,6 +42,8 @@ export class TranscriptStore {
   preserved = $state.raw<number[]>([]);
   loaded = $state(false);
   #requests = new Map<number, AbortController>();
+  /** Whether replies came through the gateway; null until the first requests are loaded. */
+  #isForwarded: boolean | null = null;
 
   constructor(branchRef: BranchRef) {
     this.branchRef = branchRef;
@@ -51,6 +58,7 @@ export class TranscriptStore {
       const page = this.geometry.pageOf(newest.head);
       const [first] = this.geometry.spanOf(page);
       this.#storePage(page, newest.items.filter((entry) => entry.seq >= first));
+      void this.#loadForwardings(page);
     }
     this.loaded = true;
   }
@@ -84,6 +92,7 @@ export class TranscriptStore {
       const loaded = await calls.list(this.branchRef, { first, last, limit: PAGE_SIZE }, request.signal);
       this.#storePage(page, loaded.items);
       this.#applyState(loaded);
+      void this.#loadForwardings(page);
     });
     this.#requests.delete(page);
   }
@@ -96,7 +105,24 @@ export class TranscriptStore {
     this.pages.set(page, entries);
   }
 
+  /** Loads how the requests of a page were forwarded, with the request before them to compare with. */
+  async #loadForwardings(page: number): Promise<void> {
+    if (this.#isForwarded === false) return;
+    const entries = this.pages.get(page) ?? [];
+    const last = entries.at(-1)?.seq;
+    if (last === undefined) return;
+    const loaded = await notices.run(() => requests.list(this.branchRef, PAGE_SIZE + 1, last));
+    if (!loaded?.items.length) return;
+    this.#isForwarded ??= loaded.items.some((each) => each.forwarding !== null);
+    for (const { reply, forwarding } of loaded.items) if (forwarding) this.forwardings.set(reply, forwarding);
+    for (const each of findClientCompactions(entries, loaded.items)) this.clientCompactions.set(each.before, each);
+  }
+
   #evictPage(page: number): void {
+    for (const { seq } of this.pages.get(page) ?? []) {
+      this.forwardings.delete(seq);
+      this.clientCompactions.delete(seq);
+    }
     for (const part of (this.pages.get(page) ?? []).flatMap(listParts)) {
       if (part.type === "tool_result") this.results.delete(part.call_id);
       if (part.type === "tool_call") this.callIds.delete(part.id);
@@ -130,6 +156,8 @@ export class TranscriptStore {
     }
     const changesView = entries.some((entry) => entry.kind === "compaction" || entry.kind === "restore");
     if (changesView) void notices.run(() => this.#loadCompactions());
+    const reply = entries.findLast((entry) => entry.kind === "message" && entry.body.role === "assistant");
+    if (reply) void this.#loadForwardings(this.geometry.pageOf(reply.seq));
   }
 
   /** Loads the entries up to a new head of the branch, whichever client appended them. */

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 METER_COLUMNS = 20
 """Width of the meter's bar."""
 MAX_REFERENCE_TEXT_CHARS = 200
+MAX_LISTED_REFERENCES = 5
+"""Documents that are listed below a reply; the rest is counted, so that the answer of a long turn stays visible."""
 
 _STATUS_COLORS: dict[UsageStatus, str] = {"ok": "green", "near": "yellow", "over": "red"}
 _MAX_ARGUMENT_CHARS = 60
@@ -189,9 +191,10 @@ def deduplicate_references(*groups: Iterable[DocumentReference]) -> tuple[Docume
 
 
 def render_references(references: Sequence[DocumentReference]) -> Group:
-    return Group(
-        Text("Documents", style="bold dim"), *(Padding(_render_reference(each), (0, 0, 0, 2)) for each in references)
-    )
+    lines: list[RenderableType] = [_render_reference(each) for each in references[:MAX_LISTED_REFERENCES]]
+    if hidden := len(references) - len(lines):
+        lines.append(Text(f"… and {hidden} more; list them with `quire context show --reply N`", style="dim"))
+    return Group(Text("Documents", style="bold dim"), *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
 def _render_reference(reference: DocumentReference) -> Group:

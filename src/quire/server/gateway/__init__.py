@@ -1,9 +1,12 @@
-"""Gateway: OpenAI-compatible chat completions that record every conversation and fit every request to the window.
+"""Gateway: chat completions, Messages and Responses that record every conversation and fit requests to the window.
 
 A request is parsed, matched to a stored conversation, prepared, forwarded, relayed and recorded, in that order;
-`exchange.py` shows the steps.
+`exchange.py` shows the steps. `codecs` has one codec per wire format.
 """
 
+from quire.server.gateway.conversation_routes import router as conversations_router
+from quire.server.gateway.other_paths import router as other_paths_router
+from quire.server.gateway.responses_routes import router as responses_router
 from quire.server.gateway.routes import router
 
-__all__ = ["router"]
+__all__ = ["conversations_router", "other_paths_router", "responses_router", "router"]

@@ -17,25 +17,28 @@ from starlette.responses import Response
 from quire.agent.cancellation import run_shielded
 from quire.engine.context import spend_caps_for
 from quire.errors import AccessDenied, InvalidRequest, ModelError, QuireError, StaleHead, StoreError
+from quire.log import Store
 from quire.log.worker_threads import run_sized
 from quire.server.auth import Caller, check_model
-from quire.server.gateway.chat_request import (
-    ChatRequest,
+from quire.server.gateway.client_session import find_origin, find_session
+from quire.server.gateway.codecs import choose_target
+from quire.server.gateway.codecs.base import (
+    ClientRequest,
+    Codec,
     RequestLimitExceeded,
     UnreadableBody,
-    check_request_limits,
     encode_body,
     get_model_name,
     parse_body,
-    parse_chat_request,
 )
-from quire.server.gateway.engine_variants import EngineVariants
+from quire.server.gateway.engine_variants import EngineVariant, EngineVariants
 from quire.server.gateway.header_rules import filter_response_headers
 from quire.server.gateway.prepare import PreparedRequest, prepare_request
-from quire.server.gateway.recognition import HeadCache, HistoryMatch, RequestedConversation, match_history
+from quire.server.gateway.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_history
 from quire.server.gateway.relay import UNRECORDED_HEADERS, Relay
-from quire.server.gateway.response import ResponseWriter, build_openai_error, to_error_event, to_error_response
-from quire.server.gateway.upstream import UpstreamCall, build_upstream_call, map_http_errors
+from quire.server.gateway.reply_references import resolve_items, restore_envelope
+from quire.server.gateway.response import ResponseWriter
+from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call, map_http_errors
 from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
 from quire.settings.schema import Upstream
@@ -58,27 +61,28 @@ class Exchange:
     headers: Headers
     raw_body: bytes
     telemetry: Telemetry
+    codec: Codec
+    query: str = ""
 
     async def respond(self, writer: ResponseWriter) -> None:
         """Answers the request; errors become responses."""
+        codec = self.codec
         try:
             body = await run_sized(len(self.raw_body), parse_body, self.raw_body)
-            await run_sized(len(self.raw_body), check_request_limits, body)
+            await run_sized(len(self.raw_body), codec.check_limits, body)
         except UnreadableBody as error:
-            return await self._send_error(writer, build_openai_error(400, str(error), code="invalid_json"))
+            return await self._send_error(writer, codec.build_error(400, str(error), code="invalid_json"))
         except RequestLimitExceeded as error:
-            return await self._send_error(writer, build_openai_error(400, str(error), code="request_limit_exceeded"))
+            return await self._send_error(writer, codec.build_error(400, str(error), code="request_limit_exceeded"))
         upstream = self.server_state.upstream_for(get_model_name(body))
         if upstream is None:
-            return await self._send_error(writer, _build_no_upstream_error(get_model_name(body)))
-        call = build_upstream_call(
-            upstream, "chat/completions", server_state=self.server_state, caller=self.caller, headers=self.headers
-        )
+            return await self._send_error(writer, self.build_no_upstream_error(get_model_name(body)))
         try:
+            call = self.build_call(upstream)
             await self._check_model(body, upstream)
             prepared = await self._prepare(body, upstream)
         except QuireError as error:
-            return await self._send_error(writer, to_error_response(error))
+            return await self._send_error(writer, codec.to_error_response(error))
         is_fitted = prepared is not None and prepared.is_fitted
         self.telemetry.count_gateway_decision("fitted" if is_fitted else "passthrough")
         if prepared is None:
@@ -91,15 +95,34 @@ class Exchange:
             call,
             prepared,
             refit=self._refit,
-            update_head=partial(self.head_cache.update, self.caller.tenant),
+            update_head=partial(self.head_cache.update, self.head_scope),
             on_store_failure=self.server_state.settings.on_store_failure,
             telemetry=self.telemetry,
         )
         return await relay.run()
 
+    def build_call(self, upstream: Upstream, path: str | None = None) -> UpstreamCall:
+        """Builds the call of the upstream that creates a reply, or one of another path."""
+        target = choose_target(self.codec, upstream)
+        is_translated = target is not self.codec
+        return build_upstream_call(
+            upstream,
+            path or CREATE_PATHS[target.name],
+            server_state=self.server_state,
+            caller=self.caller,
+            headers=self.headers,
+            format_name=target.name,
+            is_translated=is_translated,
+            query="" if is_translated else self.query,
+        )
+
     async def _send_error(self, writer: ResponseWriter, response: Response) -> None:
         self.telemetry.count_gateway_decision("rejected")
         await writer.send_error(response, {})
+
+    def build_no_upstream_error(self, model: str) -> Response:
+        detail = f"No upstream serves the model {model!r}; add one under `upstreams`, or set `base_url`."
+        return self.codec.build_error(404, detail, code="model_not_found")
 
     async def _check_model(self, body: dict[str, Any], upstream: Upstream) -> None:
         """Raises `AccessDenied` if the caller's key does not allow the model, or if the body could name another one."""
@@ -114,49 +137,91 @@ class Exchange:
     async def _prepare(self, body: dict[str, Any], upstream: Upstream) -> PreparedRequest | None:
         """Prepares the request; None if it is to be passed through unrecorded."""
         try:
-            chat_request = await run_sized(len(self.raw_body), parse_chat_request, self.raw_body, body)
-            prepared = await self._match_and_prepare(chat_request, upstream)
+            if choose_target(self.codec, upstream) is not self.codec:
+                self._check_translatable(body)
+            raw, resolved = self.raw_body, await resolve_items(self.codec, body, self.get_store())
+            if resolved is not body:
+                raw, body = await run_sized(len(raw), encode_body, resolved), resolved
+            client_request = await run_sized(len(raw), self.codec.parse_request, raw, body)
+            client_request = await restore_envelope(client_request, self.get_store())
+            prepared = await self._match_and_prepare(client_request, upstream)
             # The reservation must be known to the relay, which settles it, even if the client disconnects now.
             return await run_shielded(_reserve_spend(prepared))
         except UnreadableBody as error:
-            if self._has_spend_cap:
+            if self._has_spend_cap or choose_target(self.codec, upstream) is not self.codec:
                 raise InvalidRequest(
-                    "Quire cannot record this request, so that a spend cap (`max_spend`) cannot count its cost; "
-                    f"correct it. {error}"
+                    "Quire cannot parse this request, so that it can neither be translated nor counted under a spend "
+                    f"cap (`max_spend`); correct it. {error}"
                 ) from error
             _log.info("Request passed through unrecorded, body cannot be parsed: %s", error)
         except StoreError as error:
-            if self.server_state.settings.on_store_failure == "refuse" or self._has_spend_cap:
+            if (
+                self.server_state.settings.on_store_failure == "refuse"
+                or self._has_spend_cap
+                or choose_target(self.codec, upstream) is not self.codec
+            ):
                 raise
             _log.warning("Request passed through unrecorded, store failure: %s", error)
         return None
+
+    def _check_translatable(self, body: dict[str, Any]) -> None:
+        if (reason := self.codec.find_untranslatable(body)) is not None:
+            raise InvalidRequest(reason)
 
     @property
     def _has_spend_cap(self) -> bool:
         caller = self.caller
         return spend_caps_for(self.server_state.settings, tenant=caller.tenant, key=caller.spending_key).exist
 
+    @property
+    def head_scope(self) -> HeadScope:
+        found = find_session(self.headers, self.server_state.settings.scopes)
+        return HeadScope(self.caller.tenant, found[1] if found is not None else None)
+
+    def get_store(self) -> Store:
+        return self.server_state.engine_for(self.caller.tenant).store
+
+    def get_variant(self, client_request: ClientRequest, upstream: Upstream) -> EngineVariant:
+        """The engine that prepares requests for this model and upstream."""
+        target = choose_target(self.codec, upstream)
+        return self.variants.get(
+            self.caller.tenant,
+            client_request.model,
+            reserved_tokens=_limit_reserve(client_request.options.max_tokens, upstream),
+            limits_reserve=not (target is self.codec and self.codec.name == "chat"),
+            target=target,
+        )
+
     async def _match_and_prepare(
-        self, chat_request: ChatRequest, upstream: Upstream, *, known_match: HistoryMatch | None = None
+        self, client_request: ClientRequest, upstream: Upstream, *, known_match: HistoryMatch | None = None
     ) -> PreparedRequest:
         """Matches the request to the log and prepares it. With `known_match`, skips matching and always fits."""
-        variant = self.variants.get(self.caller.tenant, chat_request.model, chat_request.max_reply_tokens)
-        for _ in range(MAX_MATCH_ATTEMPTS):
+        variant = self.get_variant(client_request, upstream)
+        default_overflow = "refuse" if variant.target is self.codec and self.codec.name != "chat" else "fit"
+        overflow = client_request.overflow or upstream.overflow or default_overflow
+        origin = find_origin(self.headers, client_request, scopes=self.server_state.settings.scopes)
+        for attempt in range(MAX_MATCH_ATTEMPTS):
             match = known_match or await match_history(
                 variant.engine.store,
-                chat_request,
+                client_request,
                 self.requested,
-                head_cache=self.head_cache,
-                tenant=self.caller.tenant,
+                # A cached head may be stale.
+                head_cache=self.head_cache if attempt == 0 else None,
+                scope=self.head_scope,
+                origin=origin,
             )
             try:
                 return await prepare_request(
-                    chat_request,
+                    client_request,
                     match,
                     variant,
                     upstream_model=upstream.model,
                     spending_key=self.caller.spending_key,
+                    origin=origin,
+                    may_fit=overflow == "fit",
                     force_fit=known_match is not None,
+                    forwards_reference=client_request.previous_reply is not None and known_match is None,
+                    is_recorded=client_request.is_stored or self.server_state.settings.keep_unstored,
                 )
             except StaleHead:
                 known_match = None
@@ -164,9 +229,9 @@ class Exchange:
 
     async def _refit(self, prepared: PreparedRequest) -> PreparedRequest:
         """Prepares the request again after an overflow has corrected the engine's window or calibration."""
-        chat_request = prepared.matched.chat_request
-        upstream = self.server_state.upstream_for(chat_request.model) or Upstream(base_url="")
-        refitted = await self._match_and_prepare(chat_request, upstream, known_match=prepared.match)
+        client_request = prepared.client_request
+        upstream = self.server_state.upstream_for(client_request.model) or Upstream(base_url="")
+        refitted = await self._match_and_prepare(client_request, upstream, known_match=prepared.match)
         return replace(refitted, request=replace(refitted.request, reservation=prepared.request.reservation))
 
     async def _pass_through(self, writer: ResponseWriter, call: UpstreamCall, content: bytes, *, model: str) -> None:
@@ -174,12 +239,12 @@ class Exchange:
         try:
             with self.telemetry.trace_gateway_call(model, conversation=None) as span:
                 async with call.post(content, trace_headers=span.headers) as response:
-                    await _relay_unrecorded(writer, response)
+                    await relay_unrecorded(writer, response)
         except ModelError as error:
             if writer.is_started:
-                await writer.write(to_error_event(error), last=True)
+                await writer.write(self.codec.to_error_event(error), last=True)
             else:
-                await writer.send_error(to_error_response(error), UNRECORDED_HEADERS)
+                await writer.send_error(self.codec.to_error_response(error), UNRECORDED_HEADERS)
 
 
 def _count_model_fields(raw_body: bytes) -> int:
@@ -199,12 +264,12 @@ def _count_model_fields(raw_body: bytes) -> int:
 
 async def _reserve_spend(prepared: PreparedRequest) -> PreparedRequest:
     """Reserves the estimated cost under the spend caps that apply to the request."""
-    choices = prepared.matched.chat_request.choice_count
+    choices = prepared.client_request.choice_count
     request = await prepared.conversation.reserve_spend(prepared.request, choices=choices)
     return replace(prepared, request=request)
 
 
-async def _relay_unrecorded(writer: ResponseWriter, response: httpx2.Response) -> None:
+async def relay_unrecorded(writer: ResponseWriter, response: httpx2.Response) -> None:
     with map_http_errors():
         chunks = response.aiter_bytes()
         first = await anext(chunks, b"")
@@ -216,6 +281,6 @@ async def _relay_unrecorded(writer: ResponseWriter, response: httpx2.Response) -
     await writer.write(b"", last=True)
 
 
-def _build_no_upstream_error(model: str) -> Response:
-    detail = f"No upstream serves the model {model!r}; add one under `upstreams`, or set `base_url`."
-    return build_openai_error(404, detail, code="model_not_found")
+def _limit_reserve(max_reply_tokens: int | None, upstream: Upstream) -> int | None:
+    limits = [limit for limit in (max_reply_tokens, upstream.reserved_response_tokens) if limit is not None]
+    return min(limits, default=None)

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from quire.errors import InvalidRequest
 from quire.log import contains_key
 from quire.server.auth import KEY_HEADERS
+from quire.settings.schema import Upstream
 
 _HOP_BY_HOP = frozenset(
     {
@@ -19,11 +20,11 @@ _HOP_BY_HOP = frozenset(
 """Headers of one connection (RFC 9110, section 7.6.1). `Connection` names further ones."""
 _ADDRESSED_TO_QUIRE = frozenset(
     {
-        *KEY_HEADERS, "host", "cookie", "content-length", "content-type", "content-encoding", "accept-encoding",
-        "expect", "origin", "referer",
+        "host", "cookie", "content-length", "content-type", "content-encoding", "accept-encoding", "expect", "origin",
+        "referer",
     }
 )  # fmt: skip
-"""Request headers for Quire alone: credentials, and those about a body that Quire reads and sends by itself."""
+"""Request headers for Quire alone, and those about a body that Quire reads and sends by itself."""
 _CLIENT_ADDRESSES = frozenset(
     {
         "forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip",
@@ -31,9 +32,14 @@ _CLIENT_ADDRESSES = frozenset(
     }
 )  # fmt: skip
 """Request headers in which proxies name the client's address."""
-_ACCOUNT_HEADERS = frozenset({"openai-organization", "openai-project"})
-"""Request headers that name an account of the upstream. They go only with the client's own API key or with none."""
+_CREDENTIALS = frozenset(
+    {*KEY_HEADERS, "x-goog-api-key", "openai-organization", "openai-project", "chatgpt-account-id"}
+)
+"""Request headers with credentials, or with the account at the upstream that is charged."""
 _REQUEST_PREFIXES_DROPPED = ("x-quire-", "x-forwarded-", "sec-")
+_FORMAT_HEADERS = frozenset({"openai-beta", "originator", "session-id", "thread-id", "x-app"})
+_FORMAT_PREFIXES = ("anthropic-", "x-claude-code-", "x-codex-", "x-openai-", "x-stainless-")
+"""Request headers that belong to the client's wire format or program; a translated request has another format."""
 
 _RESPONSE_HEADERS_DROPPED = frozenset(
     {
@@ -49,18 +55,23 @@ MAX_CONVERSATION_HEADER_CHARS = 12 * MAX_CONVERSATION_ID_CHARS
 """Maximum characters of a header with a conversation ID: a character has up to four bytes, each written as `%XX`."""
 
 
-def filter_request_headers(headers: Headers, *, uses_operator_key: bool) -> dict[str, str]:
+def filter_request_headers(headers: Headers, upstream: Upstream, *, is_translated: bool = False) -> dict[str, str]:
     """Returns the client's headers that go upstream. None of them contains an API key of Quire.
 
-    With the operator's API key, the client does not choose the account that is charged.
+    Credentials go only to an upstream with `credentials = "client"`: elsewhere the client must not choose the account
+    that is charged.
     """
     dropped = _HOP_BY_HOP | _ADDRESSED_TO_QUIRE | _CLIENT_ADDRESSES | _parse_names(headers.getlist("connection"))
-    if uses_operator_key:
-        dropped |= _ACCOUNT_HEADERS
+    prefixes = _REQUEST_PREFIXES_DROPPED
+    if upstream.credentials == "operator":
+        dropped |= _CREDENTIALS
+    if is_translated:
+        dropped |= _FORMAT_HEADERS
+        prefixes += _FORMAT_PREFIXES
     return {
         name: value
         for name, value in headers.items()
-        if name not in dropped and not name.startswith(_REQUEST_PREFIXES_DROPPED) and not contains_key(value)
+        if name not in dropped and not name.startswith(prefixes) and not contains_key(value)
     }
 
 

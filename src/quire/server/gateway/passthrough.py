@@ -1,4 +1,4 @@
-"""Pass-through of a request that fits: build its manifest without loading the history that the client sent.
+"""A request with the client's own list of messages: build its manifest without loading the history that it repeats.
 
 The manifest is that of the same request built from the log, so a replay reproduces it. Where the client's JSON differs
 from what the log can reproduce, `replayable` is false, and only the digest of the body identifies what was sent.
@@ -12,7 +12,8 @@ from quire.log import LogStore
 from quire.log.worker_threads import run_sized
 from quire.model import Decision, ForwardedRequest, Message, Slot, Span
 from quire.model.lazy import lazy_property
-from quire.server.gateway.chat_request import ChatRequest, ClientMessage, extend_path
+from quire.server.gateway.codecs.base import ClientMessage, ClientRequest
+from quire.server.gateway.codecs.normal_form import extend_path
 from quire.server.gateway.engine_variants import EngineVariant, RequestEnvelope
 from quire.server.gateway.recognition import HistoryMatch
 from quire.view.assembly import Assembly
@@ -23,8 +24,6 @@ from quire.view.layout import RenderedRequest, RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
 from quire.view.strategies import get_strategy
 from quire.view.tool_call_repair import repair_tool_calls
-from quire.view.wire_formats import WireMessage
-from quire.view.wire_formats.fields import filter_objects
 
 _EMPTY_MESSAGE = Message.user("")
 
@@ -33,12 +32,17 @@ _EMPTY_MESSAGE = Message.user("")
 class MatchedRequest:
     """A client's request, matched to the log, with token counts."""
 
-    chat_request: ChatRequest
+    client_request: ClientRequest
     match: HistoryMatch
     variant: EngineVariant
     envelope: RequestEnvelope
     calibration: Calibration
     """Correction of our token counts by those that the provider reported."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the upstream uses the client's format."""
+        return self.variant.target is self.client_request.codec
 
     @property
     def message_counter(self) -> MessageCounter:
@@ -47,7 +51,7 @@ class MatchedRequest:
     @property
     def new_messages(self) -> tuple[ClientMessage, ...]:
         """Messages that are not in the log yet."""
-        return self.chat_request.messages[self.match.stored_end :]
+        return self.client_request.messages[self.match.stored_end :]
 
     def extend_client_path(self, path: bytes) -> bytes:
         """Computes the client's path after the new messages that follow `path`."""
@@ -64,13 +68,13 @@ class MatchedRequest:
         if recorded is not None and recorded[1] == self.message_counter.name:
             return recorded[0]
         return sum(
-            self.message_counter.count(each.message) for each in self.chat_request.messages[: self.match.stored_end]
+            self.message_counter.count(each.message) for each in self.client_request.messages[: self.match.stored_end]
         )
 
     @lazy_property
     def tokens(self) -> int:
         """Tokens of the whole request as the client sent it."""
-        response_format = self.chat_request.body.get("response_format")
+        response_format = self.client_request.options.response_format
         format_tokens = (
             self.message_counter.token_counter.count(str(response_format)) if response_format is not None else 0
         )
@@ -91,7 +95,7 @@ class MatchedRequest:
         """Expected ratio of the provider's token count to ours."""
         return self.calibration.ratio_for(
             tokens=self.tokens,
-            messages=len(self.chat_request.messages),
+            messages=len(self.client_request.messages),
             exact=self.message_counter.token_counter.exact,
         )
 
@@ -103,15 +107,13 @@ class MatchedRequest:
     @property
     def fits(self) -> bool:
         """Whether the request can be passed through. The margin above the trigger is for errors of estimates."""
-        if self.match.delta_only:
-            return False
         return self.tokens <= (
             self.budget.max_input_tokens if self.message_counter.token_counter.exact else self.budget.trigger_tokens
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassthroughAssembly(Assembly):
+class ListedAssembly(Assembly):
     """A request as the client sent it."""
 
     matched: MatchedRequest
@@ -120,14 +122,13 @@ class PassthroughAssembly(Assembly):
         return (*self.matched.envelope.decisions, *_build_message_decisions(self.matched))
 
 
-async def build_passthrough_request(
-    matched: MatchedRequest, store: LogStore, *, id: str, forwarded: ForwardedRequest
+def build_listed_request(
+    matched: MatchedRequest, rendering: "LogRendering", *, id: str, forwarded: ForwardedRequest
 ) -> Request:
-    """Builds the unchanged request, which is recorded with its reply."""
-    rendering = await _render_from_log(matched, store)
+    """Builds the request with the client's own list, which is recorded with its reply."""
     match = matched.match
-    replayable = forwarded.replayable and rendering.replayable and match.stored_start == 0
-    assembly = PassthroughAssembly(
+    replayable = forwarded.replayable and rendering.replayable and match.stored_start == 0 and not match.delta_only
+    assembly = ListedAssembly(
         conversation=match.conversation,
         branch=match.branch,
         head=match.head_seq,
@@ -137,9 +138,7 @@ async def build_passthrough_request(
         budget=matched.budget,
         rendered=rendering.rendered_request,
         full_history_tokens=matched.tokens,
-        forwarded=forwarded.model_copy(
-            update={"replayable": replayable, "unrecorded_messages": match.stored_start or None}
-        ),
+        forwarded=forwarded.model_copy(update={"replayable": replayable}),
         matched=matched,
     )
     return Request(
@@ -173,44 +172,49 @@ def _starts_with_tool_result(matched: MatchedRequest) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LogRendering:
+class LogRendering:
     """A request rendered from the log, and whether it equals what the client sent."""
 
     rendered_request: RenderedRequest
     replayable: bool
 
 
-async def _render_from_log(matched: MatchedRequest, store: LogStore) -> _LogRendering:
+async def render_from_log(matched: MatchedRequest, store: LogStore) -> LogRendering:
     """Renders the request as a replay would, without reading the store where equal paths prove equal messages."""
-    messages, match = matched.chat_request.messages, matched.match
+    messages, match = matched.client_request.messages, matched.match
     same_path = match.stored_end == 0 or match.client_path == match.head_path
-    body_bytes = len(matched.chat_request.raw)
-    if same_path and all(each.is_plain_text for each in messages):
+    body_bytes = len(matched.client_request.raw)
+    if matched.is_native and same_path and all(each.is_plain_text for each in messages):
         return await run_sized(body_bytes, _render_plain_texts, matched)
     stored = await _render_stored(matched, store, same_path=same_path)
     return await run_sized(body_bytes, _render_after_stored, matched, stored)
 
 
-def _render_plain_texts(matched: MatchedRequest) -> _LogRendering:
+def _render_plain_texts(matched: MatchedRequest) -> LogRendering:
     rendered, stored_end = (
-        [_render_plain_text(each) for each in matched.chat_request.messages],
+        [_render_plain_text(each) for each in matched.client_request.messages],
         matched.match.stored_end,
     )
     request = _lay_out_messages(matched, rendered[:stored_end], rendered[stored_end:])
-    return _LogRendering(rendered_request=request, replayable=True)
+    return LogRendering(rendered_request=request, replayable=True)
 
 
-def _render_after_stored(matched: MatchedRequest, stored: list[RenderedMessage]) -> _LogRendering:
-    request = _lay_out_messages(matched, *_split_at_newest_batch(matched, stored))
+def _render_after_stored(matched: MatchedRequest, stored: list[RenderedMessage]) -> LogRendering:
+    request, client_request = (
+        _lay_out_messages(matched, *_split_at_newest_batch(matched, stored)),
+        matched.client_request,
+    )
+    if not matched.is_native:
+        return LogRendering(rendered_request=request, replayable=True)
     wire_messages = [wire_message for each in request.messages for wire_message in each.wire_messages]
-    replayable = _is_equivalent(wire_messages, matched.chat_request.messages[matched.match.stored_start :])
-    return _LogRendering(rendered_request=request, replayable=replayable)
+    replayable = client_request.codec.is_equivalent(wire_messages, client_request, start=matched.match.stored_start)
+    return LogRendering(rendered_request=request, replayable=replayable)
 
 
 async def _render_stored(matched: MatchedRequest, store: LogStore, *, same_path: bool) -> list[RenderedMessage]:
     counter, match = matched.message_counter, matched.match
     if same_path:
-        return await run_sized(len(matched.chat_request.raw), _render_normalized, matched)
+        return await run_sized(len(matched.client_request.raw), _render_normalized, matched)
     if match.entry_range is None:
         return []
     first, last = match.entry_range
@@ -225,7 +229,7 @@ def _render_normalized(matched: MatchedRequest) -> list[RenderedMessage]:
     counter = matched.message_counter
     return [
         counter.render_message(drop_unsupported_parts(each.normalized), tokens=0)
-        for each in matched.chat_request.messages[: matched.match.stored_end]
+        for each in matched.client_request.messages[: matched.match.stored_end]
     ]
 
 
@@ -256,21 +260,3 @@ def _lay_out_messages(
     )
     policy = matched.variant.engine.policy
     return lay_out(contents, matched.message_counter, model=policy.model, tokens=matched.tokens)
-
-
-def _is_equivalent(rendered: Sequence[WireMessage], sent: Sequence[ClientMessage]) -> bool:
-    if len(rendered) != len(sent):
-        return False
-    return all(
-        _normalize_wire_message(wire_message) == _normalize_wire_message(client_message.raw)
-        for wire_message, client_message in zip(rendered, sent, strict=True)
-    )
-
-
-def _normalize_wire_message(message: WireMessage) -> WireMessage:
-    """Drops nulls and empty lists, which carry no meaning, and turns a content list of one text into that text."""
-    fields = {name: value for name, value in message.items() if value is not None and value != []}
-    pieces = filter_objects(fields.get("content"))
-    if len(pieces) == 1 and pieces[0].keys() == {"type", "text"}:
-        fields["content"] = pieces[0]["text"]
-    return fields

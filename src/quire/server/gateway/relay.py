@@ -3,16 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import httpx2
 from pydantic_core import from_json
 
 from quire.agent.cancellation import run_shielded
 from quire.errors import (
-    InvalidEntry,
     ModelContextOverflow,
     ModelError,
     ModelTimeout,
@@ -23,18 +23,21 @@ from quire.errors import (
 from quire.llm.error_mapping import classify_error
 from quire.log.worker_threads import run_sized
 from quire.model import Usage
+from quire.model.base import JsonObject
+from quire.server.gateway.codecs.base import Codec
+from quire.server.gateway.codecs.sse import StreamDecoder
 from quire.server.gateway.header_rules import encode_conversation_header, filter_response_headers
 from quire.server.gateway.prepare import PreparedRequest
 from quire.server.gateway.recognition import HistoryMatch
 from quire.server.gateway.reply_recorder import RecordedReply, record_reply
-from quire.server.gateway.response import ResponseWriter, build_openai_error, to_error_event, to_error_response
-from quire.server.gateway.sse_accumulator import SSEAccumulator
+from quire.server.gateway.reply_translation import ReplyTranslator
+from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.upstream import UpstreamCall, map_http_errors
 from quire.server.json_limits import MAX_JSON_SEPARATORS, exceeds_json_limit
+from quire.server.problems import error_code, error_detail
 from quire.server.telemetry import Telemetry
 from quire.server.telemetry.tracer import ModelCallSpan
-from quire.view.wire_formats.fields import filter_objects, is_object
-from quire.view.wire_formats.openai_chat_parse import parse_reply
+from quire.view.wire_formats import Reply
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,9 @@ UNRECORDED_HEADERS = {"x-quire-recorded": "no"}
 
 Refit = Callable[[PreparedRequest], Awaitable[PreparedRequest]]
 """Prepares a shorter request after an overflow."""
+
+KEEP_ALIVE_SECONDS = 15.0
+"""Seconds of silence of the upstream after which a translated stream gets a sign of life."""
 
 UpdateHead = Callable[[bytes | None, HistoryMatch], None]
 """Replaces the head at an old path with a new one in the head cache."""
@@ -71,8 +77,19 @@ class Relay:
         self._refit, self._update_head = refit, update_head
         self._on_store_failure, self._telemetry = on_store_failure, telemetry
         self._recorded_reply: RecordedReply | None = None
+        self._encode_failure = self._codec.to_error_event
+        """Encodes the end of a stream that fails."""
         self._is_billed = False
         """Whether the upstream may charge for a call without a recorded reply."""
+
+    @property
+    def _codec(self) -> Codec:
+        """The client's codec."""
+        return self._prepared.client_request.codec
+
+    @property
+    def _is_native(self) -> bool:
+        return self._prepared.matched.is_native
 
     async def run(self) -> None:
         """Answers the client; a request that overflows the model's window is refitted and sent once more."""
@@ -82,9 +99,9 @@ class Relay:
         except (ModelError, StoreError) as error:
             await run_shielded(self._settle_spend())
             if self._writer.is_started:
-                await self._writer.write(to_error_event(error), last=True)
+                await self._writer.write(self._encode_failure(error), last=True)
             else:
-                await self._writer.send_error(to_error_response(error), self._build_quire_headers())
+                await self._writer.send_error(self._codec.to_error_response(error), self._build_quire_headers())
         finally:
             await run_shielded(self._settle_spend())
 
@@ -101,7 +118,7 @@ class Relay:
 
     async def _attempt(self, *, may_refit: bool) -> bool:
         """Sends the request; False if it overflowed and a shorter one is ready to send."""
-        model, conversation = self._prepared.matched.chat_request.model, self._prepared.match.conversation
+        model, conversation = self._prepared.client_request.model, self._prepared.match.conversation
         with self._telemetry.trace_gateway_call(model, conversation=conversation) as span:
             async with self._post(span) as response:
                 self._is_billed = not response.is_error
@@ -137,11 +154,16 @@ class Relay:
         self._telemetry.metrics.count_upstream_error(error)
         if may_refit and isinstance(error, ModelContextOverflow) and await self._refit_after_overflow(error):
             return False
+        if may_refit and self._is_unknown_reference(body) and await self._refit_with(self._prepared):
+            return False
         await run_shielded(self._settle_spend())
         if len(body) > MAX_ERROR_BYTES:
             detail = f"The upstream sent an error of more than {MAX_ERROR_BYTES:,} bytes, which is not passed on."
-            own_error = build_openai_error(response.status_code, detail, code="upstream_error_too_long")
+            own_error = self._codec.build_error(response.status_code, detail, code="upstream_error_too_long")
             await self._writer.send_error(own_error, self._build_quire_headers())
+        elif not self._is_native:
+            own_error = self._codec.translate_error(response.status_code, error)
+            await self._writer.send_error(own_error, self._build_response_headers(response))
         else:
             await self._writer.send_response(response.status_code, self._build_response_headers(response), body)
         return True
@@ -156,70 +178,157 @@ class Relay:
             return False
         if not await engine.correct_overflow(error, assembly=before.request.assembly):
             return False
+        return await self._refit_with(before)
+
+    async def _refit_with(self, before: PreparedRequest) -> bool:
+        """Prepares the request again from the log; returns whether that gives another body."""
         try:
             self._prepared = await self._refit(before)
         except QuireError as refit_error:
-            _log.info("Request overflows the upstream's window and cannot be shortened: %s", refit_error)
+            _log.info("Request cannot be prepared again after an error of the upstream: %s", refit_error)
             return False
         return self._prepared.content != before.content
 
+    def _is_unknown_reference(self, body: bytes) -> bool:
+        """Whether the upstream does not know the reply that the request continues, which the log does."""
+        client_request = self._prepared.client_request
+        return client_request.previous_reply is not None and self._is_native and self._codec.is_unknown_reference(body)
+
     async def _relay_json(self, response: httpx2.Response) -> None:
         body = await _read_body(response, max_bytes=MAX_RESPONSE_BYTES)
-        responses = await run_sized(len(body), _parse_response, body)
-        recorded = await self._record(responses, size=len(body))
+        target = self._prepared.target
+        parsed = await run_sized(len(body), _parse_json, body)
+        replies = await run_sized(len(body), target.parse_response, parsed)
+        if not self._is_native:
+            await self._send_translated(response, replies, size=len(body))
+            return
+        recorded = await self._record(replies, size=len(body), response_id=target.read_response_id(parsed))
         headers = self._build_response_headers(response)
         await self._writer.send_response(
             response.status_code, headers if recorded else headers | UNRECORDED_HEADERS, body
         )
 
+    async def _send_translated(self, response: httpx2.Response, replies: list[Reply], *, size: int) -> None:
+        """Sends a whole reply in the client's format, as a stream if the client expects one."""
+        if not replies:
+            raise ModelUnavailable("The upstream's response contains no reply; retry the request.")
+        translator = ReplyTranslator(self._prepared)
+        reply = translator.adapt(replies[0])
+        recorded = await self._record(
+            [reply],
+            size=size,
+            response_id=translator.response_id,
+            response_fields=translator.describe_response(reply),
+        )
+        headers = self._build_response_headers(response) | ({} if recorded else UNRECORDED_HEADERS)
+        content = translator.encode_whole(reply)
+        await self._writer.send_response(200, headers | {"content-type": translator.content_type}, content)
+
     async def _relay_stream(self, response: httpx2.Response) -> None:
-        accumulator = SSEAccumulator(self._prepared.matched.chat_request.choice_count)
+        decoder = self._prepared.target.make_decoder(self._prepared.client_request, is_translated=not self._is_native)
+        translator = None if self._is_native else ReplyTranslator(self._prepared)
+        self._encode_failure = translator.fail if translator is not None else partial(self._fail_native, decoder)
         chunks = response.aiter_bytes()
         try:
-            await self._forward_chunks(
-                chunks, accumulator, self._build_response_headers(response), response.status_code
-            )
+            await self._forward_chunks(chunks, decoder, translator, response)
         except (ModelError, asyncio.CancelledError):
-            if not accumulator.is_finished:
-                await self._record_stream(accumulator, incomplete=True)
+            if not decoder.is_finished:
+                await self._record_stream(decoder, translator, incomplete=True)
                 raise
-        await self._record_stream(accumulator, incomplete=accumulator.error is not None)
-        await self._writer.write(accumulator.remainder, last=True)
+            decoder.drop_incomplete_event()
+        replies = await self._record_stream(decoder, translator, incomplete=decoder.error is not None)
+        if not self._writer.is_started:
+            await self._start_stream(response, translator)
+        if translator is None:
+            await self._writer.write(decoder.remainder, last=True)
+        else:
+            await self._writer.write(translator.finish(replies, decoder.error), last=True)
         await _drain(chunks)
 
     async def _forward_chunks(
-        self, chunks: AsyncIterator[bytes], accumulator: SSEAccumulator, headers: dict[str, str], status: int
+        self,
+        chunks: AsyncIterator[bytes],
+        decoder: StreamDecoder,
+        translator: ReplyTranslator | None,
+        response: httpx2.Response,
     ) -> None:
-        """Forwards everything up to the end of the reply, which the accumulator withholds."""
+        """Forwards everything up to the end of the reply, which the decoder withholds."""
+        keep_alive = translator.keep_alive if translator is not None else None
         with map_http_errors():
-            async for chunk in chunks:
-                size = accumulator.buffered_bytes + len(chunk)
-                passed = await run_sized(size, accumulator.feed, chunk)
-                if not self._writer.is_started:
-                    await self._writer.start(status, headers)
+            async for chunk in iterate_with_keep_alive(chunks, KEEP_ALIVE_SECONDS if keep_alive else None):
+                passed = keep_alive or b""
+                if chunk is not None:
+                    size = decoder.buffered_bytes + len(chunk)
+                    passed = await run_sized(size, decoder.feed, chunk)
+                # A native stream starts with its first event: until then, a failure has a status of its own.
+                if not self._writer.is_started and (passed or translator is not None):
+                    await self._start_stream(response, translator)
+                if translator is not None and chunk is not None:
+                    passed = translator.encode(decoder.take_deltas())
                 if passed:
                     await self._writer.write(passed)
-                if accumulator.is_done:
+                if decoder.is_done:
                     return
-        if not accumulator.is_finished and accumulator.error is None:
+        if not decoder.is_finished and decoder.error is None:
             raise ModelUnavailable("The upstream ended the stream before its reply was complete; retry the request.")
 
-    async def _record_stream(self, accumulator: SSEAccumulator, *, incomplete: bool) -> None:
-        responses = await run_shielded(run_sized(accumulator.received_bytes, accumulator.build_responses))
-        await self._record(responses, size=accumulator.received_bytes, incomplete=incomplete)
+    def _fail_native(self, decoder: StreamDecoder, error: QuireError) -> bytes:
+        failure = decoder.fail(error_detail(error), code=error_code(error))
+        return failure if failure is not None else self._codec.to_error_event(error)
 
-    async def _record(self, responses: list[dict[str, Any]], *, size: int, incomplete: bool = False) -> bool:
+    async def _start_stream(self, response: httpx2.Response, translator: ReplyTranslator | None) -> None:
+        headers = self._build_response_headers(response)
+        if translator is None:
+            await self._writer.start(response.status_code, headers)
+        else:
+            await self._writer.start(200, headers | {"content-type": translator.content_type})
+            await self._writer.write(translator.start())
+
+    async def _record_stream(
+        self, decoder: StreamDecoder, translator: ReplyTranslator | None, *, incomplete: bool
+    ) -> list[Reply]:
+        replies = await run_shielded(run_sized(decoder.received_bytes, decoder.build_replies))
+        if translator is not None:
+            replies = [translator.adapt(reply) for reply in replies[:1]]
+        await self._record(
+            replies,
+            size=decoder.received_bytes,
+            incomplete=incomplete,
+            response_id=decoder.response_id if translator is None else translator.response_id,
+            response_fields=translator.describe_response(replies[0]) if translator is not None and replies else None,
+        )
+        return replies
+
+    async def _record(
+        self,
+        replies: Sequence[Reply],
+        *,
+        size: int,
+        incomplete: bool = False,
+        response_id: str | None,
+        response_fields: JsonObject | None = None,
+    ) -> bool:
         """Records the replies, which have `size` bytes; returns whether they are in the log.
 
         If the store fails, `on_store_failure` decides whether the client gets the reply unrecorded. Recording is
         shielded from cancellation, so it completes even if the client disconnects.
         """
+        if not self._prepared.is_recorded:
+            await run_shielded(self._settle_spend(_find_usage(replies)))
+            return False
         try:
             self._recorded_reply = await run_shielded(
-                record_reply(self._prepared, responses, size=size, incomplete=incomplete)
+                record_reply(
+                    self._prepared,
+                    replies,
+                    size=size,
+                    incomplete=incomplete,
+                    response_id=response_id,
+                    response_fields=response_fields,
+                )
             )
         except StoreError as error:
-            await run_shielded(self._settle_spend(_find_usage(responses)))
+            await run_shielded(self._settle_spend(_find_usage(replies)))
             if self._on_store_failure == "refuse":
                 raise
             _log.warning("Reply passed through unrecorded, store failure: %s", error)
@@ -227,7 +336,7 @@ class Relay:
         if self._recorded_reply is not None:
             self._update_head_cache(self._recorded_reply)
         else:
-            await run_shielded(self._settle_spend(_find_usage(responses)))
+            await run_shielded(self._settle_spend(_find_usage(replies)))
         return self._recorded_reply is not None
 
     def _update_head_cache(self, recorded: RecordedReply) -> None:
@@ -240,11 +349,18 @@ class Relay:
     def _build_quire_headers(self) -> dict[str, str]:
         prepared, recorded = self._prepared, self._recorded_reply
         branch = prepared.match.branch if recorded is None else recorded.entry.branch
-        return {
+        headers = {
             "x-quire-request": prepared.request.id or "",
             "x-quire-conversation": encode_conversation_header(prepared.match.conversation),
             "x-quire-branch": str(branch),
         }
+        if not self._is_native:
+            headers["request-id"] = f"req_{prepared.request.id}"
+        if not prepared.is_recorded:
+            headers |= UNRECORDED_HEADERS
+        forwarded = prepared.request.assembly.forwarded
+        dropped = len(forwarded.dropped) if forwarded is not None else 0
+        return headers | {"x-quire-dropped": str(dropped)} if dropped else headers
 
 
 async def _drain(chunks: AsyncIterator[bytes]) -> None:
@@ -258,12 +374,31 @@ async def _drain(chunks: AsyncIterator[bytes]) -> None:
         return
 
 
-def _find_usage(responses: Sequence[dict[str, Any]]) -> Usage | None:
+async def iterate_with_keep_alive(
+    chunks: AsyncIterator[bytes], interval_seconds: float | None
+) -> AsyncGenerator[bytes | None]:
+    """Yields the chunks, and None after each interval without one."""
+    if interval_seconds is None:
+        async for chunk in chunks:
+            yield chunk
+        return
+    while True:
+        following = asyncio.ensure_future(anext(chunks, b""))
+        try:
+            while not (await asyncio.wait((following,), timeout=interval_seconds))[0]:
+                yield None
+        finally:
+            if not following.done():
+                following.cancel()
+                await asyncio.wait((following,))
+        if not (chunk := following.result()):
+            return
+        yield chunk
+
+
+def _find_usage(replies: Sequence[Reply]) -> Usage | None:
     """The reported usage of an empty reply, such as one that a reasoning model did not get to."""
-    for response in responses:
-        with suppress(InvalidEntry, ValueError):
-            return parse_reply(response).usage
-    return None
+    return next((reply.usage for reply in replies), None)
 
 
 async def _read_body(response: httpx2.Response, *, max_bytes: int) -> bytes:
@@ -278,21 +413,13 @@ async def _read_body(response: httpx2.Response, *, max_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _parse_response(body: bytes) -> list[dict[str, Any]]:
-    """Parses the response of an upstream into one response per choice."""
+def _parse_json(body: bytes) -> object:
     if len(body) > MAX_RESPONSE_BYTES or exceeds_json_limit(body):
         raise ModelUnavailable(
             f"The upstream's response exceeds {MAX_RESPONSE_BYTES:,} bytes or {MAX_JSON_SEPARATORS:,} JSON values; "
             "retry, or use another model."
         )
     try:
-        return _split_choices(from_json(body))
+        return from_json(body)
     except ValueError as error:
         raise ModelUnavailable("The upstream's response is not valid JSON; retry the request.") from error
-
-
-def _split_choices(response: object) -> list[dict[str, Any]]:
-    """Splits a response into one response per choice."""
-    if not is_object(response):
-        return []
-    return [{**response, "choices": [choice]} for choice in filter_objects(response.get("choices"))]

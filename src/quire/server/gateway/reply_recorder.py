@@ -7,22 +7,24 @@ is retried with backoff. Recording is idempotent: the same turn after the same m
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.engine import Conversation
 from quire.engine.request import Request
-from quire.errors import InvalidEntry, StaleHead, StoreBusy, StoreUnavailable
+from quire.errors import StaleHead, StoreBusy, StoreUnavailable
 from quire.log import Branch
 from quire.log.worker_threads import run_sized
-from quire.model import Entry, Message
-from quire.server.gateway.chat_request import extend_path
+from quire.model import Entry, Message, Usage
+from quire.model.base import JsonObject
+from quire.server.gateway.codecs.normal_form import extend_path
 from quire.server.gateway.prepare import PreparedRequest
 from quire.view.replies import drop_incomplete_calls, estimate_usage
 from quire.view.wire_formats import Reply
-from quire.view.wire_formats.openai_chat_parse import parse_reply
 
 STORE_RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
 """Backoff: seconds before each retry of a store that is unavailable or busy."""
+CLIENT_RESPONSE_FIELD = "client_response"
+"""Provider field of a reply's usage with the fields of a translated response; `response` has those of the upstream."""
 
 
 class RecordedReply(NamedTuple):
@@ -35,50 +37,64 @@ class RecordedReply(NamedTuple):
 
 
 async def record_reply(
-    prepared: PreparedRequest, responses: Sequence[dict[str, Any]], *, size: int, incomplete: bool = False
+    prepared: PreparedRequest,
+    replies: Sequence[Reply],
+    *,
+    size: int,
+    incomplete: bool = False,
+    response_id: str | None = None,
+    response_fields: JsonObject | None = None,
 ) -> RecordedReply | None:
     """Records the first reply, and each further choice on a fork; None if all replies are empty.
 
-    `size` is the number of bytes of all replies.
+    `size` is the number of bytes of all replies; later requests may refer to the first one by `response_id`, and a read
+    of it repeats `response_fields`.
     """
-    replies = await run_sized(size, _parse_replies, prepared, responses, incomplete=incomplete)
+    replies = await run_sized(size, _complete_replies, prepared, replies, incomplete=incomplete)
     if not replies:
         return None
     first, *others = replies
-    size += len(prepared.matched.chat_request.raw)
+    is_stored = prepared.client_request.is_stored
+    if is_stored and response_fields:
+        first = _add_response_fields(first, response_fields)
+    size += len(prepared.client_request.raw)
     client_path, log_path = await run_sized(size, _compute_paths, prepared, first.message)
-    request = replace(prepared.request, client_path=client_path if client_path != log_path else None)
+    request = replace(
+        prepared.request,
+        client_path=client_path if client_path != log_path else None,
+        response_id=response_id if is_stored else None,
+    )
     entry = await _record_with_retry(prepared.conversation, request, first, incomplete=incomplete)
     for number, other in enumerate(others, start=1):
         await _record_alternative(prepared, entry, other, name=f"choice {number}")
     return RecordedReply(entry, first, client_path)
 
 
-def _parse_replies(prepared: PreparedRequest, responses: Sequence[dict[str, Any]], *, incomplete: bool) -> list[Reply]:
-    """Parses the replies that are not empty. The usage of the first is estimated if the upstream reported none."""
-    parsed = [_parse_nonempty_reply(response, incomplete=incomplete) for response in responses]
-    replies = [reply for reply in parsed if reply is not None]
-    if replies and replies[0].usage is None:
+def _add_response_fields(reply: Reply, response_fields: JsonObject) -> Reply:
+    usage = reply.usage or Usage()
+    provider_fields = {**(usage.provider_fields or {}), CLIENT_RESPONSE_FIELD: response_fields}
+    return reply._replace(usage=usage.model_copy(update={"provider_fields": provider_fields}))
+
+
+def _complete_replies(prepared: PreparedRequest, replies: Sequence[Reply], *, incomplete: bool) -> list[Reply]:
+    """Returns the replies that are not empty, without incomplete calls if the stream broke off.
+
+    The usage of the first is estimated if the upstream reported none.
+    """
+    if incomplete:
+        replies = [reply._replace(message=drop_incomplete_calls(reply.message)) for reply in replies]
+    recorded = [reply for reply in replies if reply.message.parts or reply.message.provider_fields]
+    if recorded and recorded[0].usage is None:
         manifest, counter = prepared.request.manifest, prepared.matched.message_counter
-        usage = estimate_usage(replies[0].message, model=manifest.policy.model, manifest=manifest, counter=counter)
-        replies[0] = replies[0]._replace(usage=usage)
-    return replies
+        usage = estimate_usage(recorded[0].message, model=manifest.policy.model, manifest=manifest, counter=counter)
+        recorded[0] = recorded[0]._replace(usage=usage)
+    return recorded
 
 
 def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | None, bytes]:
     """Computes the paths after the reply: of the client's list, and of the log."""
     pending = [each.message for each in prepared.request.pending]
     return prepared.compute_client_path(reply), extend_path(prepared.request.after, [*pending, reply])
-
-
-def _parse_nonempty_reply(response: dict[str, Any], *, incomplete: bool) -> Reply | None:
-    """Parses a reply; None if it is empty. Of an incomplete reply, incomplete tool calls are dropped."""
-    try:
-        reply = parse_reply(response)
-    except (InvalidEntry, ValueError):
-        return None
-    message = drop_incomplete_calls(reply.message) if incomplete else reply.message
-    return reply._replace(message=message) if message.parts or message.provider_fields else None
 
 
 async def _record_with_retry(conversation: Conversation, request: Request, reply: Reply, *, incomplete: bool) -> Entry:

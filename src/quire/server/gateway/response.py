@@ -1,15 +1,11 @@
-"""Responses of the gateway: an ASGI writer, cancellation when the client disconnects, and OpenAI error objects."""
+"""Responses of the gateway: an ASGI writer, and cancellation when the client disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from pydantic_core import to_json
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from quire.errors import ContextOverflow, ModelTimeout, QuireError
-from quire.server.problems import error_code, error_detail, error_to_response, problem_response
 
 ResponseHandler = Callable[["ResponseWriter"], Awaitable[None]]
 
@@ -35,7 +31,7 @@ class ResponseWriter:
 
     async def send_error(self, response: Response, headers: Mapping[str, str]) -> None:
         own = {name: value for name, value in response.headers.items() if name != "content-length"}
-        await self.send_response(response.status_code, {**own, **headers}, bytes(response.body))
+        await self.send_response(response.status_code, {**headers, **own}, bytes(response.body))
 
 
 class CancellableResponse(Response):
@@ -66,31 +62,3 @@ class CancellableResponse(Response):
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def to_error_response(error: QuireError) -> JSONResponse:
-    """Converts an error to a response that OpenAI clients understand."""
-    if isinstance(error, ContextOverflow):
-        return build_openai_error(400, str(error), code="context_length_exceeded")
-    if isinstance(error, ModelTimeout):
-        return build_openai_error(504, str(error), code=error_code(error))
-    response = error_to_response(error)
-    headers = {"Retry-After": response.headers["retry-after"]} if "retry-after" in response.headers else {}
-    return build_openai_error(response.status_code, error_detail(error), code=error_code(error), headers=headers)
-
-
-def build_openai_error(status: int, detail: str, *, code: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Builds a problem document (RFC 9457) with OpenAI's `error` object inside."""
-    return problem_response(
-        status, detail=detail, code=code, headers=headers, error=_build_error_object(detail, code, status)
-    )
-
-
-def to_error_event(error: QuireError) -> bytes:
-    """Converts an error to an SSE event, for a stream that has started."""
-    return b"data: " + to_json({"error": _build_error_object(error_detail(error), error_code(error), 502)}) + b"\n\n"
-
-
-def _build_error_object(detail: str, code: str, status: int) -> dict[str, object]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": detail, "type": kind, "param": None, "code": code}

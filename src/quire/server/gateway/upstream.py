@@ -1,30 +1,33 @@
-"""HTTP calls to upstreams, and the list of their models.
+"""HTTP calls to upstreams.
 
 Responses of an upstream, errors included, pass through unchanged. Failures without a response (timeout, reset, no
 connection) are mapped to Quire's errors.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import httpx2
 from starlette.datastructures import Headers
 
+from quire.errors import InvalidKey
 from quire.llm.transport_errors import map_transport_errors
 from quire.log import contains_key
-from quire.server.auth import Caller
+from quire.server.auth import OWN_KEY_HEADER, Caller
 from quire.server.gateway.header_rules import filter_request_headers
 from quire.server.state import ServerState
-from quire.settings.schema import Upstream
-from quire.view.wire_formats.fields import filter_objects, is_object
+from quire.settings.schema import FormatName, Upstream
 
-MODEL_LIST_TIMEOUT_SECONDS = 10.0
-"""Seconds to wait for an upstream's list of models; a slower upstream contributes none."""
-_GLOB_CHARS = frozenset("*?[")
+CREATE_PATHS: Mapping[FormatName, str] = {
+    "chat": "chat/completions",
+    "messages": "messages",
+    "responses": "responses",
+}
+"""Path that creates a reply, by wire format."""
+ANTHROPIC_VERSION = "2023-06-01"
+"""Version of the format messages in which Quire writes requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,19 @@ class UpstreamCall:
     url: str
     headers: dict[bytes, bytes]
 
-    @asynccontextmanager
-    async def post(self, content: bytes, *, trace_headers: Mapping[str, str]) -> AsyncGenerator[httpx2.Response]:
+    def post(self, content: bytes, *, trace_headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
         """Posts a body, and yields the response before its body is read. `trace_headers` carry the trace context."""
+        return self.send("POST", content, trace_headers=trace_headers)
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, content: bytes = b"", *, trace_headers: Mapping[str, str]
+    ) -> AsyncGenerator[httpx2.Response]:
+        """Sends a request of any method; otherwise like `post`."""
         with map_http_errors():
             # Faster than `client.build_request`: there are no cookies, parameters or other kinds of content to merge.
             request = httpx2.Request(
-                "POST",
+                method,
                 _parse_url(self.url),
                 headers=self.headers | _encode_headers(trace_headers),
                 content=content,
@@ -65,80 +74,59 @@ def map_http_errors() -> AbstractContextManager[None]:
 
 
 def build_upstream_call(
-    upstream: Upstream, path: str, *, server_state: ServerState, caller: Caller, headers: Headers
+    upstream: Upstream,
+    path: str,
+    *,
+    server_state: ServerState,
+    caller: Caller,
+    headers: Headers,
+    format_name: FormatName = "chat",
+    is_translated: bool = False,
+    query: str = "",
+    content_type: str = "application/json",
 ) -> UpstreamCall:
-    """Builds a call to an upstream on behalf of a client with these headers."""
-    forwarded = filter_request_headers(headers, uses_operator_key=upstream.api_key_env is not None)
+    """Builds a call to an upstream in the wire format `format_name`, on behalf of a client with these headers.
+
+    `path` is one of `CREATE_PATHS`, or a further path such as `messages/count_tokens`; `query` is the client's query
+    string. Raises `InvalidKey` if the upstream needs the client's own credentials, and the client can have sent none.
+    """
+    _check_credentials(upstream, caller, headers)
+    forwarded = filter_request_headers(headers, upstream, is_translated=is_translated)
     # Responses are parsed while they are relayed, so they must not be compressed.
-    forwarded |= {"content-type": "application/json", "accept-encoding": "identity"}
-    authorization = _choose_authorization(upstream, server_state, caller, headers)
-    if authorization is not None:
-        forwarded["authorization"] = authorization
-    return UpstreamCall(server_state.http_client, f"{upstream.base_url.rstrip('/')}/{path}", _encode_headers(forwarded))
+    forwarded |= {"content-type": content_type, "accept-encoding": "identity"}
+    if is_translated and format_name == "messages":
+        forwarded["anthropic-version"] = ANTHROPIC_VERSION
+    forwarded |= _build_operator_credentials(upstream, server_state.environ, format_name)
+    url = _build_url(upstream.base_url, path, format_name) + (f"?{query}" if query and not contains_key(query) else "")
+    return UpstreamCall(server_state.http_client, url, _encode_headers(forwarded))
+
+
+def _build_url(base_url: str, path: str, format_name: FormatName) -> str:
+    """Base URLs of OpenAI's formats end in `/v1`. Those of Anthropic's do not, but some users add it."""
+    base_url = base_url.rstrip("/")
+    if format_name == "messages":
+        base_url = f"{base_url.removesuffix('/v1')}/v1"
+    return f"{base_url}/{path}"
+
+
+def _check_credentials(upstream: Upstream, caller: Caller, headers: Headers) -> None:
+    """Raises `InvalidKey` if a key of Quire is where the client's own credentials should be."""
+    if upstream.credentials == "client" and caller.key_id is not None and OWN_KEY_HEADER not in headers:
+        raise InvalidKey(
+            "This model's upstream needs your own credentials: send them as to the provider, and the API key of Quire "
+            "in `X-Quire-Key`."
+        )
+
+
+def _build_operator_credentials(
+    upstream: Upstream, environ: Mapping[str, str], format_name: FormatName
+) -> dict[str, str]:
+    key = environ.get(upstream.api_key_env) if upstream.api_key_env is not None else None
+    if not key:
+        return {}
+    return {"x-api-key": key} if format_name == "messages" else {"authorization": f"Bearer {key}"}
 
 
 def _encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
     """Encodes as Latin-1, from which a server decodes headers; the HTTP client would accept only ASCII text."""
     return {name.encode("latin-1"): value.encode("latin-1", "replace") for name, value in headers.items()}
-
-
-def _choose_authorization(
-    upstream: Upstream, server_state: ServerState, caller: Caller, headers: Headers
-) -> str | None:
-    """Returns the upstream's API key, else what the local user sends for the upstream.
-
-    A key or token that authenticates the client to Quire never goes upstream: `LocalAuthMiddleware` removes the token
-    from the headers, and a caller with a key of Quire has no other authorization.
-    """
-    if upstream.api_key_env is not None:
-        key = server_state.environ.get(upstream.api_key_env)
-        return f"Bearer {key}" if key else None
-    authorization = headers.get("authorization") if caller.key_id is None else None
-    return authorization if authorization is not None and not contains_key(authorization) else None
-
-
-async def collect_models(server_state: ServerState, caller: Caller, headers: Headers) -> list[dict[str, Any]]:
-    """Lists each model that the caller may call once, and only if a request for it would go to the upstream that
-    lists it."""
-    collected = {
-        name: _build_model_object(name) for name in server_state.settings.upstreams if not _GLOB_CHARS & set(name)
-    }
-    upstreams = _list_upstreams(server_state)
-    lists = await asyncio.gather(*(_fetch_models(each, server_state, caller, headers) for each in upstreams))
-    for upstream, models in zip(upstreams, lists, strict=True):
-        for model in models:
-            target = server_state.upstream_for(str(model["id"]))
-            if target is not None and target.base_url == upstream.base_url:
-                collected.setdefault(str(model["id"]), model)
-    return [model for name, model in collected.items() if _is_allowed(server_state, caller, name)]
-
-
-def _is_allowed(server_state: ServerState, caller: Caller, model: str) -> bool:
-    upstream = server_state.upstream_for(model)
-    return caller.allows_model(model, upstream.model if upstream is not None else None)
-
-
-def _list_upstreams(server_state: ServerState) -> list[Upstream]:
-    """Lists each upstream server once, by base URL."""
-    upstreams = {each.base_url: each for each in server_state.settings.upstreams.values()}
-    default_url = server_state.settings.base_url
-    if default_url is not None:
-        upstreams.setdefault(default_url, Upstream(base_url=default_url))
-    return list(upstreams.values())
-
-
-async def _fetch_models(
-    upstream: Upstream, server_state: ServerState, caller: Caller, headers: Headers
-) -> list[dict[str, Any]]:
-    call = build_upstream_call(upstream, "models", server_state=server_state, caller=caller, headers=headers)
-    try:
-        async with asyncio.timeout(MODEL_LIST_TIMEOUT_SECONDS):
-            response = await call.client.get(call.url, headers=call.headers)
-        body: object = response.json() if response.is_success else None
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, TimeoutError):
-        return []
-    return [model for model in filter_objects(body.get("data")) if model.get("id")] if is_object(body) else []
-
-
-def _build_model_object(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "quire"}

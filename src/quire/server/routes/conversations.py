@@ -1,10 +1,13 @@
 """Conversations and branches: create, list, rename, fork, verify, purge."""
 
-from fastapi import APIRouter
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from quire.engine import Engine
-from quire.log import MAIN_BRANCH, ConversationRecord
+from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
+from quire.log.types import MAX_ORIGIN_CHARS
 from quire.schemas.records import BranchSchema, ConversationSchema, IntegrityFaultSchema
 from quire.server.dependencies import (
     AdminCaller,
@@ -54,15 +57,44 @@ class _ConversationPosition(BaseModel):
     updated_at: int
 
 
+MAIN_PURPOSE = "main"
+"""Value of the filter `purpose` for conversations without a purpose."""
+
+OriginValue = Annotated[str | None, Query(min_length=1, max_length=MAX_ORIGIN_CHARS)]
+
+
+class _OriginFilter(NamedTuple):
+    origin: ConversationOrigin
+    main_only: bool
+
+
+def _parse_origin_filter(
+    session: OriginValue = None,
+    project: OriginValue = None,
+    client: OriginValue = None,
+    purpose: Annotated[
+        OriginValue, Query(description=f"A purpose, or `{MAIN_PURPOSE}` for conversations without one.")
+    ] = None,
+) -> _OriginFilter:
+    main_only = purpose == MAIN_PURPOSE
+    origin = ConversationOrigin(session=session, project=project, client=client, purpose=None if main_only else purpose)
+    return _OriginFilter(origin, main_only)
+
+
 @router.get("")
 async def list_conversations(
-    caller: ReadCaller, server_state: StateDep, limit: PageLimit = 50, cursor: PageCursor = None
+    caller: ReadCaller,
+    server_state: StateDep,
+    origin_filter: Annotated[_OriginFilter, Depends(_parse_origin_filter)],
+    limit: PageLimit = 50,
+    cursor: PageCursor = None,
 ) -> Page[ConversationSchema]:
-    """Lists conversations, most recently used first."""
+    """Lists conversations, most recently used first; of one session, project, client or purpose if given."""
     position = decode_cursor(cursor, _ConversationPosition)
     before = ConversationRecord(position.id, "", 0, position.updated_at) if position is not None else None
     store = engine_for_caller(server_state, caller).store
-    records = await store.fill_titles(*await store.list_conversations(limit=limit, before=before))
+    found = await store.list_conversations(limit=limit, before=before, **origin_filter._asdict())
+    records = await store.fill_titles(*found)
     last = {"id": records[-1].id, "updated_at": records[-1].updated_at} if len(records) == limit else None
     return Page(items=[ConversationSchema.from_record(each) for each in records], next_cursor=encode_cursor(last))
 

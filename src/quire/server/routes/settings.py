@@ -12,9 +12,8 @@ from quire.engine import Conversation
 from quire.engine.context import EngineContext
 from quire.errors import AccessDenied, InvalidConfiguration
 from quire.log import MAIN_BRANCH
+from quire.schemas.context import CompactionPlanSchema, ContextUsageSchema
 from quire.server.dependencies import AdminCaller, ReadCaller, StateDep, load_conversation
-from quire.server.routes.compaction import CompactionPlanSchema
-from quire.server.routes.context import ContextUsageSchema
 from quire.settings import Settings
 
 router = APIRouter(prefix="/api/settings", tags=["settings"])

@@ -1,13 +1,17 @@
 """Wire formats of providers: for each, one module that renders requests, one that checks and one that parses them."""
 
+from typing import assert_never
+
 from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
 from quire.view.wire_formats.base import BlobLoader, Provider, Reply, WireFormat, WireMessage
 from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
 
 __all__ = [
     "AnthropicMessagesFormat",
     "BlobLoader",
     "OpenAIChatFormat",
+    "OpenAIResponsesFormat",
     "Provider",
     "Reply",
     "WireFormat",
@@ -19,9 +23,19 @@ __all__ = [
 
 def wire_format_for(provider: Provider, *, model: str = "") -> WireFormat:
     """Wire format of a provider; the model matters only for the token cost of images."""
-    return AnthropicMessagesFormat(model) if provider == "anthropic" else OpenAIChatFormat(model)
+    match provider:
+        case "openai":
+            return OpenAIChatFormat(model)
+        case "anthropic":
+            return AnthropicMessagesFormat(model)
+        case "openai_responses":
+            return OpenAIResponsesFormat(model)
+    assert_never(provider)
 
 
 def provider_for(model: str) -> Provider:
-    """Provider format of a model. `anthropic/claude-…` is a router's name, and routers use OpenAI's format."""
-    return "anthropic" if model.lower().startswith(("claude", "anthropic:")) else "openai"
+    """Provider format of a model. `anthropic/claude-…` is a router's name, and routers use OpenAI's chat format."""
+    name = model.lower()
+    if name.startswith("openai-responses:"):
+        return "openai_responses"
+    return "anthropic" if name.startswith(("claude", "anthropic:")) else "openai"

@@ -1,12 +1,14 @@
-"""Anthropic's Messages wire format: renders content blocks and tools, and counts their tokens.
+"""Anthropic's Messages wire format: renders content blocks and tools, and builds requests of them.
 
-`anthropic_messages_check` checks payloads, `anthropic_messages_parse` parses them. Thinking passes through unchanged.
-Tokens are charged by block and never by message, so that merging adjacent messages of one role does not change the sum.
+`anthropic_messages_check` checks payloads, `anthropic_messages_parse` parses them, `anthropic_messages_count` counts
+their tokens. Thinking passes through unchanged. A system message that came from this format renders with its role, and
+`build_payload` changes it to labelled text of the user where the API would reject the role.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, assert_never
 
 from quire.model import (
@@ -24,11 +26,20 @@ from quire.model.messages import ToolResultContent
 from quire.view.labels import label_text
 from quire.view.tokens import TokenCounter
 from quire.view.wire_formats import anthropic_messages_check, anthropic_messages_parse
+from quire.view.wire_formats.anthropic_messages_check import accepts_system_message, begins_with_compaction
+from quire.view.wire_formats.anthropic_messages_count import (
+    OPENER_TOKENS,
+    TOKENS_PER_BLOCK,
+    TOKENS_PER_REQUEST,
+    TOOL_LIST_TOKENS,
+    count_block,
+    count_tool,
+)
 from quire.view.wire_formats.base import BlobLoader, Provider, Reply, WireMessage
 from quire.view.wire_formats.fields import (
     build_parameters_schema,
-    count_other_fields,
     dump_json,
+    get_object,
     get_provider_fields,
     merge_fields,
     parse_object,
@@ -37,8 +48,6 @@ from quire.view.wire_formats.fields import (
 )
 from quire.view.wire_formats.media import (
     PDF_MEDIA_TYPE,
-    count_file,
-    count_image,
     describe_media,
     resolve_url,
     split_data_url,
@@ -48,23 +57,13 @@ PROVIDER: Provider = "anthropic"
 
 DEFAULT_MAX_TOKENS = 4_096
 """Reply tokens. The API requires a limit, and every Claude model accepts this one."""
+UNSIGNED_SIGNATURE = "quire-unsigned"
+"""Signature of thinking that Quire sends to a client of the Messages API for a model that signs none."""
 EMPTY_TEXT = "[empty]"
 """Placeholder: the API rejects empty and blank texts, and thinking as the last block."""
 OPENER_TEXT = "[conversation continues]"
 """User message before a leading assistant message, which the API rejects. A plain string, unlike the content of any
 rendered message, so that a recount can recognize it; its tokens are always charged, as part of the overhead."""
-
-# At or above what Anthropic's token counting API reports, so that a sum errs upward.
-TOKENS_PER_REQUEST = 4
-OPENER_TOKENS = 12
-TOKENS_PER_BLOCK = 4
-TOKENS_PER_CALL = 12
-TOKENS_PER_RESULT = 12
-TOKENS_PER_TOOL = 12
-TOOL_LIST_TOKENS = 346
-"""Instructions that Anthropic adds if the request has any tool."""
-SIGNATURE_CHARS_PER_TOKEN = 5
-"""Characters of a signature, or of redacted thinking, for each token of the thinking encrypted in it."""
 
 IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
@@ -80,6 +79,8 @@ class AnthropicMessagesFormat:
 
     def render_message(self, message: Message, *, load_blob: BlobLoader | None = None) -> list[WireMessage]:
         """An empty message gets one `[empty]` block; a tool message without results is dropped."""
+        if (system_message := _render_system_message(message)) is not None:
+            return [system_message]
         blocks = [block for part in message.parts if (block := _render_part(message, part, load_blob)) is not None]
         if message.role == "tool" and not blocks:
             return []
@@ -94,12 +95,15 @@ class AnthropicMessagesFormat:
         return {**tool, "input_schema": build_parameters_schema(definition)}
 
     def count_messages(self, messages: Sequence[WireMessage], counter: TokenCounter) -> int:
+        """Sums up the blocks. A system message counts as the labelled text that `build_payload` may make of it."""
         return sum(
-            _count_block(block, counter, self.model) for message in messages for block in _content_blocks(message)
+            count_block(block, counter, self.model)
+            for message in messages
+            for block in _content_blocks(_label_message(message) if message["role"] == "system" else message)
         )
 
     def count_tools(self, tools: Sequence[WireMessage], counter: TokenCounter) -> int:
-        return TOOL_LIST_TOKENS + sum(_count_tool(tool, counter) for tool in tools) if tools else 0
+        return TOOL_LIST_TOKENS + sum(count_tool(tool, counter) for tool in tools) if tools else 0
 
     def count_system(self, text: str | None, counter: TokenCounter) -> int:
         return TOKENS_PER_BLOCK + counter.count(text) if text and text.strip() else 0
@@ -139,16 +143,50 @@ def _content_blocks(wire_message: WireMessage) -> list[WireMessage]:
 
 
 def _merge_messages(wire_messages: Sequence[WireMessage]) -> list[WireMessage]:
-    """Merges adjacent messages of one role; the first must be the user's. Copies the lists, since inputs are cached."""
+    """Merges adjacent messages of one role; the first must be the user's, or begin with a compaction of the provider.
+
+    Preserves the order and the number of the blocks. Copies the lists, since inputs are cached.
+    """
     messages: list[WireMessage] = []
-    if wire_messages and wire_messages[0]["role"] == "assistant":
-        messages.append({"role": "user", "content": OPENER_TEXT})
-    for message in wire_messages:
+    for message, following in zip_longest(wire_messages, wire_messages[1:]):
+        if message["role"] == "system":
+            if accepts_system_message(messages[-1] if messages else None, following):
+                messages.append(message)
+                continue
+            message = _label_message(message)
         if messages and messages[-1]["role"] == message["role"]:
             messages[-1]["content"].extend(message["content"])
-        else:
+        elif message["content"]:
             messages.append({"role": message["role"], "content": [*message["content"]]})
+    if messages and messages[0]["role"] == "assistant" and not begins_with_compaction(messages[0]):
+        messages.insert(0, {"role": "user", "content": OPENER_TEXT})
     return messages
+
+
+def _label_message(system_message: WireMessage) -> WireMessage:
+    """The system message as one of the user's."""
+    return {"role": "user", "content": [_label_block(block) for block in _content_blocks(system_message)]}
+
+
+def _label_block(block: WireMessage) -> WireMessage:
+    """A text of a system message in labels, or its change of tools, as JSON."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return {**block, "text": label_text("system", text)}
+        case _:
+            return {"type": "text", "text": label_text("system", dump_json(block))}
+
+
+def _render_system_message(message: Message) -> WireMessage | None:
+    """A system message that came from this format within a conversation; None for any other message."""
+    fields = get_provider_fields(message.provider_fields, PROVIDER)
+    if message.role != "system" or fields.get("role") != "system":
+        return None
+    blocks = [
+        block for part in message.parts if isinstance(part, TextPart) and (block := _render_text(part)) is not None
+    ]
+    has_content = blocks or fields.get("output_config")
+    return merge_fields({"role": "system", "content": blocks}, fields) if has_content else None
 
 
 def _render_part(message: Message, part: Part, load_blob: BlobLoader | None) -> WireMessage | None:
@@ -166,7 +204,7 @@ def _render_part(message: Message, part: Part, load_blob: BlobLoader | None) -> 
 
 
 def _render_system(part: TextPart) -> WireMessage | None:
-    """Renders a system message as a labelled user text: the API has no system role within a conversation."""
+    """Renders a system message as a labelled user text: not every model has a system role within a conversation."""
     return {"type": "text", "text": label_text("system", part.text)} if part.text.strip() else None
 
 
@@ -205,14 +243,22 @@ def _render_text(part: TextPart) -> WireMessage | None:
 
 
 def _render_thinking(part: ThinkingPart) -> WireMessage | None:
-    """Renders thinking unchanged. Without a signature it is from another provider, and the API rejects it."""
+    """Renders thinking unchanged. Thinking that Anthropic did not sign is dropped, because the API rejects it."""
+    if not _is_signed_by_anthropic(part):
+        return None
     if part.redacted:
         block = {"type": "redacted_thinking", "data": part.redacted}
-    elif part.signature:
-        block = {"type": "thinking", "thinking": part.text, "signature": part.signature}
     else:
-        return None
+        block = {"type": "thinking", "thinking": part.text, "signature": part.signature}
     return merge_fields(block, get_provider_fields(part.provider_fields, PROVIDER))
+
+
+def _is_signed_by_anthropic(part: ThinkingPart) -> bool:
+    """Whether a signature is Anthropic's: other wire formats store none, and pydantic-ai names the provider."""
+    fields = part.provider_fields or {}
+    signer = get_object(fields, "pydantic_ai").get("provider_name", PROVIDER)
+    is_signed = bool(part.redacted) or part.signature not in (None, "", UNSIGNED_SIGNATURE)
+    return is_signed and signer == PROVIDER and "openai_responses" not in fields
 
 
 def _parse_input(part: ToolCallPart) -> WireMessage:
@@ -271,39 +317,3 @@ def _render_result(part: ToolResultPart, load_blob: BlobLoader | None) -> WireMe
 def _render_error(piece: ToolResultContent) -> WireMessage | None:
     text = piece.text if isinstance(piece, TextPart) else describe_media(piece)
     return {"type": "text", "text": text} if text.strip() else None
-
-
-def _count_block(block: WireMessage, counter: TokenCounter, model: str) -> int:
-    match block:
-        case {"type": "text", "text": str(text)}:
-            known, tokens = ("type", "text"), counter.count(text)
-        case {"type": "thinking", "thinking": str(text), "signature": str(seal)}:
-            known, tokens = (
-                ("type", "thinking", "signature"),
-                max(counter.count(text), 1 + len(seal) // SIGNATURE_CHARS_PER_TOKEN),
-            )
-        case {"type": "redacted_thinking", "data": str(seal)}:
-            known, tokens = ("type", "data"), 1 + len(seal) // SIGNATURE_CHARS_PER_TOKEN
-        case {"type": "tool_use", "name": str(name), "input": input_}:
-            known, tokens = ("type", "id", "name", "input"), counter.count(name) + counter.count(dump_json(input_))
-            tokens += TOKENS_PER_CALL
-        case {"type": "tool_result", "content": list()}:
-            content: list[WireMessage] = block["content"]
-            known, tokens = ("type", "tool_use_id", "content", "is_error"), TOKENS_PER_RESULT
-            tokens += sum(_count_block(inner, counter, model) for inner in content)
-        case {"type": "image", "source": {"type": str(), **source}}:
-            known, tokens = ("type", "source"), count_image(PROVIDER, data=source.get("data"), detail=None, model=model)
-        case {"type": "document", "source": {"type": "base64" | "url", **source}}:
-            known, tokens = ("type", "source"), count_file(source.get("data"))
-        case _:
-            known, tokens = (), 0
-    return TOKENS_PER_BLOCK + tokens + count_other_fields(block, known, counter)
-
-
-def _count_tool(tool: WireMessage, counter: TokenCounter) -> int:
-    texts = (str(tool.get("name", "")), str(tool.get("description", "")), dump_json(tool.get("input_schema")))
-    return (
-        TOKENS_PER_TOOL
-        + sum(map(counter.count, texts))
-        + count_other_fields(tool, ("name", "description", "input_schema"), counter)
-    )

@@ -1,23 +1,30 @@
 """Finds what Anthropic's Messages API would reject in a finished payload.
 
 Thinking must be signed, be in an assistant message, and not be the last block; if the request enables thinking, a turn
-with a running tool loop must begin with it. The signatures themselves cannot be verified here.
+with a running tool loop must begin with it. The signatures themselves cannot be verified here. Consecutive messages of
+one role are one turn, as they are for the API.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import eq
 from typing import Any, cast
 
+from quire.view.wire_formats.anthropic_cache_markers import MAX_CACHE_MARKERS, list_cache_markers
 from quire.view.wire_formats.base import WireMessage
 from quire.view.wire_formats.fields import filter_objects, is_object, is_valid_name
 
 _VALID_ID = re.compile(r"[a-zA-Z0-9_-]+")
 _THINKING_TYPES = ("thinking", "redacted_thinking")
+_Turn = tuple[int, WireMessage]
+"""Index of the first message of a turn, and its messages as one."""
 
 
 def find_problems(payload: Mapping[str, Any]) -> list[str]:
     messages = filter_objects(payload.get("messages"))
+    turns = _join_turns(messages)
     problems = [
         problem
         for index, message in enumerate(messages)
@@ -28,9 +35,36 @@ def find_problems(payload: Mapping[str, Any]) -> list[str]:
         *_check_request(payload),
         *_check_roles(messages),
         *problems,
-        *_check_results(messages),
-        *_check_thinking_turn(payload, messages),
+        *_check_results(turns),
+        *_check_thinking_turn(payload, turns),
     ]
+
+
+def accepts_system_message(previous: WireMessage | None, following: WireMessage | None) -> bool:
+    """Whether a system message may be between two messages: after the user's, or after a result of a tool that the
+    provider runs, and before the assistant's, if any."""
+    if previous is None or (following is not None and following.get("role") != "assistant"):
+        return False
+    blocks = _content_blocks(previous)
+    ends_in_server_result = bool(blocks) and str(blocks[-1].get("type")).endswith("_tool_result")
+    return previous.get("role") == "user" or (previous.get("role") == "assistant" and ends_in_server_result)
+
+
+def begins_with_compaction(message: WireMessage) -> bool:
+    """Whether a message begins with a compaction of the provider: only then may the assistant's be the first."""
+    return any(block.get("type") == "compaction" for block in _content_blocks(message)[:1])
+
+
+def _join_turns(messages: Sequence[WireMessage]) -> list[_Turn]:
+    roles = [message.get("role") for message in messages]
+    if not any(map(eq, roles, roles[1:])):
+        return list(enumerate(messages))
+    turns: list[_Turn] = []
+    for role, members in groupby(range(len(roles)), key=roles.__getitem__):
+        indexes = list(members)
+        content = [block for index in indexes for block in _content_blocks(messages[index])]
+        turns.append((indexes[0], {"role": role, "content": content}))
+    return turns
 
 
 def _is_plain_text(message: WireMessage) -> bool:
@@ -43,13 +77,16 @@ def _is_plain_text(message: WireMessage) -> bool:
 
 
 def _content_blocks(message: WireMessage) -> list[WireMessage]:
-    return filter_objects(message.get("content"))
+    content = message.get("content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
 
 
 def _check_request(payload: Mapping[str, Any]) -> Iterator[str]:
     limit, system, tools = payload.get("max_tokens"), payload.get("system"), payload.get("tools")
-    if not isinstance(limit, int) or limit < 1:
-        yield "max_tokens: must be set, and at least 1"
+    if not isinstance(limit, int) or limit < 0:
+        yield "max_tokens: must be set, and at least 0, which only writes the cache"
+    if (markers := len(list_cache_markers(payload))) > MAX_CACHE_MARKERS:
+        yield f"cache_control: there are {markers} markers, and the limit is {MAX_CACHE_MARKERS}"
     if isinstance(system, str) and not system.strip():
         yield "system: must hold more than blanks"
     for name, times in Counter(tool.get("name") for tool in filter_objects(tools)).items():
@@ -67,22 +104,24 @@ def _check_roles(messages: Sequence[WireMessage]) -> Iterator[str]:
     if not roles:
         yield "messages: there are none"
         return
-    if roles[0] != "user":
-        yield "messages[0]: the first must be the user's"
-    if roles[-1] != "user":
+    if roles[0] != "user" and not (roles[0] == "assistant" and begins_with_compaction(messages[0])):
+        yield "messages[0]: the first must be the user's, or begin with a compaction"
+    if roles[-1] not in ("user", "system"):
         yield f"messages[{len(roles) - 1}]: the last must be the user's"
     for index, role in enumerate(roles):
-        if role not in ("user", "assistant"):
+        if role not in ("user", "assistant", "system"):
             yield f"messages[{index}]: unknown role {role!r}"
-        if index and role == roles[index - 1]:
-            yield f"messages[{index}]: two {role} messages follow each other"
+        if role == "system" and not accepts_system_message(
+            messages[index - 1] if index else None, messages[index + 1] if index + 1 < len(messages) else None
+        ):
+            yield f"messages[{index}]: a system message must follow the user's, and precede the assistant's or be last"
 
 
 def _check_message(index: int, message: WireMessage) -> Iterator[str]:
-    content, blocks = message.get("content"), _content_blocks(message)
-    if isinstance(content, str):
-        blocks = [{"type": "text", "text": content}]
+    blocks = _content_blocks(message)
     if not blocks:
+        if message.get("role") == "system" and message.get("output_config"):
+            return
         yield f"messages[{index}]: the content is empty"
     elif blocks[-1].get("type") in _THINKING_TYPES:
         yield f"messages[{index}]: thinking cannot be the last block"
@@ -117,7 +156,7 @@ def _check_call(block: WireMessage) -> Iterator[str]:
 
 
 def _check_result(block: WireMessage) -> Iterator[str]:
-    inner = _content_blocks(block)
+    inner = filter_objects(block.get("content"))
     if any(piece.get("type") == "text" and not str(piece.get("text") or "").strip() for piece in inner):
         yield "a text in a result must hold more than blanks"
     if block.get("is_error") and not block.get("content"):
@@ -126,11 +165,11 @@ def _check_result(block: WireMessage) -> Iterator[str]:
         yield "a failure may hold only text"
 
 
-def _check_results(messages: Sequence[WireMessage]) -> Iterator[str]:
-    """Each call needs one result in the next message, before any other block of it."""
+def _check_results(turns: Sequence[_Turn]) -> Iterator[str]:
+    """Each call needs one result in the next turn, before any other block of it."""
     seen: set[Any] = set()
     pending_ids: list[Any] = []
-    for index, message in enumerate(messages):
+    for index, message in turns:
         if not pending_ids and _is_plain_text(message):
             continue
         yield from (
@@ -155,26 +194,24 @@ def _check_message_results(blocks: Sequence[WireMessage], pending_ids: Sequence[
             yield f"the call {id_!r} before it has no result"
     for id_, times in answered.items():
         if id_ not in pending_ids:
-            yield f"{id_!r} answers no call in the message before it"
+            yield f"{id_!r} answers no call in the turn before it"
         if times > 1:
             yield f"the call {id_!r} has {times} results"
 
 
-def _check_thinking_turn(payload: Mapping[str, Any], messages: Sequence[WireMessage]) -> Iterator[str]:
+def _check_thinking_turn(payload: Mapping[str, Any], turns: Sequence[_Turn]) -> Iterator[str]:
     thinking = payload.get("thinking")
-    if (
-        not is_object(thinking)
-        or thinking.get("type") != "enabled"
-        or not messages
-        or not _has_only_results(messages[-1])
-    ):
+    if not is_object(thinking) or thinking.get("type") != "enabled":
         return
-    start = len(messages) - 1
-    while start > 0 and (messages[start].get("role") == "assistant" or _has_only_results(messages[start])):
+    turns = [turn for turn in turns if turn[1].get("role") != "system"]
+    if not turns or not _has_only_results(turns[-1][1]):
+        return
+    start = len(turns) - 1
+    while start > 0 and (turns[start][1].get("role") == "assistant" or _has_only_results(turns[start][1])):
         start -= 1
-    blocks = _content_blocks(messages[start + 1]) if start + 1 < len(messages) else []
-    if not blocks or blocks[0].get("type") not in _THINKING_TYPES:
-        yield f"messages[{start + 1}]: with thinking enabled, the turn of a tool loop must begin with thinking"
+    index, message = turns[min(start + 1, len(turns) - 1)]
+    if not any(block.get("type") in _THINKING_TYPES for block in _content_blocks(message)[:1]):
+        yield f"messages[{index}]: with thinking enabled, the turn of a tool loop must begin with thinking"
 
 
 def _has_only_results(message: WireMessage) -> bool:

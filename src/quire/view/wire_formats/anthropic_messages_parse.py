@@ -1,7 +1,9 @@
 """Parses Anthropic's Messages format, requests and responses, into Quire messages.
 
-A user message that begins with tool results becomes a tool message and a user message. A block without a matching Quire
-part becomes a text part that names it, with the block in its provider fields, so that it is sent back unchanged.
+A user message that begins with tool results becomes a tool message and a user message. A system message within the
+conversation has its role in its provider fields, so that it is sent back with that role. A block without a matching
+Quire part becomes a text part that shows or names it, with the block in its provider fields, so that it is sent back
+unchanged. Cache markers belong to the request and are dropped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,8 @@ from typing import Any
 from quire.errors import InvalidEntry
 from quire.model import FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.messages import ToolResultContent
+from quire.view.labels import label_text
+from quire.view.wire_formats.anthropic_cache_markers import drop_cache_markers
 from quire.view.wire_formats.base import Provider, Reply
 from quire.view.wire_formats.fields import (
     collect_unknown_fields,
@@ -40,22 +44,23 @@ def parse_reply(response: object) -> Reply:
     )
 
 
-def parse_messages(raw_messages: Sequence[object], *, system: object = None) -> list[Message]:
-    first = (
-        [Message(role="system", parts=tuple(_parse_content(block) for block in _content_blocks(to_plain_json(system))))]
-        if system
-        else []
-    )
-    return [
-        *first,
-        *(message for index, raw in enumerate(raw_messages) for message in _parse_message(index, to_plain_json(raw))),
-    ]
+def parse_messages(
+    raw_messages: Sequence[object], *, system: object = None, split_results: bool = False
+) -> list[Message]:
+    """Parses the messages of a request. With `split_results`, each tool result becomes a tool message of its own."""
+    parsed = [_parse_system({"content": to_plain_json(system)})] if system else []
+    for index, raw in enumerate(raw_messages):
+        for message in _parse_message(index, to_plain_json(raw)):
+            parsed += _split_results(message) if split_results and message.role == "tool" else [message]
+    return parsed
 
 
 def _parse_message(index: int, raw: Any) -> Iterator[Message]:
     role = raw.get("role") if is_object(raw) else None
     if role == "assistant":
         yield Message(role="assistant", parts=tuple(_parse_parts(raw.get("content"))))
+    elif role == "system":
+        yield _parse_system(raw)
     elif role == "user":
         for is_result, blocks in groupby(
             _content_blocks(raw.get("content")), lambda block: block.get("type") == "tool_result"
@@ -63,11 +68,24 @@ def _parse_message(index: int, raw: Any) -> Iterator[Message]:
             parts = tuple(_parse_part(block) for block in blocks)
             yield Message(role="tool" if is_result else "user", parts=parts)
     else:
-        raise InvalidEntry(f"Message {index} has the role {role!r}; use user or assistant.")
+        raise InvalidEntry(f"Message {index} has the role {role!r}; use user, assistant or system.")
+
+
+def _parse_system(raw: dict[str, Any]) -> Message:
+    """Parses a system text, or a system message within the conversation, whose role is one of its provider fields."""
+    parts = tuple(_parse_content(block) for block in _content_blocks(raw.get("content")))
+    fields = collect_unknown_fields(raw, ("content", "cache_control"), PROVIDER)
+    return Message(role="system", parts=parts, provider_fields=fields)
+
+
+def _split_results(message: Message) -> list[Message]:
+    return [Message(role="tool", parts=(part,)) for part in message.parts]
 
 
 def _content_blocks(content: object) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [drop_cache_markers(block) for block in filter_objects(content)]
 
 
 def _parse_parts(content: object) -> list[Part]:
@@ -122,7 +140,31 @@ def _parse_content(block: dict[str, Any]) -> ToolResultContent:
                 url=url, media_type=PDF_MEDIA_TYPE, name=get_text(block, "title"), provider_fields=unknown_fields
             )
         case _:
-            return TextPart(text=f"[{block.get('type')}]", provider_fields={PROVIDER: block})
+            return TextPart(text=_describe_block(block), provider_fields={PROVIDER: block})
+
+
+def _describe_block(block: dict[str, Any]) -> str:
+    """Text that other providers get in place of a block: what the model would read of it, or its type."""
+    match block:
+        case {"type": "compaction", "content": str(text)}:
+            description = label_text("summary", text)
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            description = label_text("document", text, name=block.get("title"))
+        case {"type": "document", "source": {"type": "content", "content": content}}:
+            description = label_text("document", _join_texts(content), name=block.get("title"))
+        case {"type": "search_result", "content": content}:
+            description = label_text(
+                "document", _join_texts(content), title=block.get("title"), link=block.get("source")
+            )
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            description = f"[tool_reference: {name}]"
+        case _:
+            description = f"[{block.get('type')}]"
+    return description
+
+
+def _join_texts(content: object) -> str:
+    return "\n".join(text for block in _content_blocks(content) if (text := get_text(block, "text")))
 
 
 def _parse_usage(body: dict[str, Any]) -> Usage | None:

@@ -5,15 +5,14 @@ provider would reject. Callers decide what is sent and repair histories first. T
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from quire.model import Message, ToolDefinition, Usage
+from quire.model import Provider as Provider
 from quire.view.tokens import TokenCounter
 
-Provider = Literal["openai", "anthropic"]
-
 WireMessage = dict[str, Any]
-"""One message or tool in the provider's format. Cached and shared: never mutate one."""
+"""One message, item or tool in the provider's format. Cached and shared: never mutate one."""
 
 BlobLoader = Callable[[str], str | None]
 """Loads the base64 text of a blob by its digest; None if it no longer exists."""

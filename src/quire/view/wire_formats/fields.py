@@ -88,10 +88,10 @@ def to_speaker_name(name: str) -> str:
 
 def get_provider_fields(provider: JsonObject | None, name: Provider) -> WireMessage:
     """Non-empty fields that came from this provider."""
-    return _drop_empty(_finite_provider_fields(provider, name))
+    return _drop_empty(get_raw_provider_fields(provider, name))
 
 
-def _finite_provider_fields(provider: JsonObject | None, name: Provider) -> WireMessage:
+def get_raw_provider_fields(provider: JsonObject | None, name: Provider) -> WireMessage:
     """All fields that came from this provider, without infinities and NaN, which JSON cannot represent."""
     fields = (provider or {}).get(name)
     return cast(WireMessage, _drop_non_finite(fields)) if isinstance(fields, dict) else {}
@@ -109,7 +109,7 @@ def merge_fields(wire_message: WireMessage, fields: WireMessage) -> WireMessage:
 
 def render_text_part(part: TextPart, name: Provider) -> WireMessage:
     """Renders a text, or the provider's own content type for which the text is only a placeholder."""
-    fields = _finite_provider_fields(part.provider_fields, name)
+    fields = get_raw_provider_fields(part.provider_fields, name)
     if fields.get("type", "text") != "text" and isinstance(fields["type"], str):
         return fields
     return merge_fields({"type": "text", "text": part.text}, _drop_empty(fields))
@@ -142,7 +142,7 @@ def collect_unknown_fields(raw: Mapping[str, Any], known: Collection[str], name:
 def to_plain_json(value: object) -> Any:
     """Converts a response or message, a dict or an object of an SDK, to plain JSON values."""
     dump = getattr(value, "model_dump", None)
-    return to_jsonable_python(dump() if callable(dump) else value, bytes_mode="base64", fallback=str)
+    return to_jsonable_python(dump(by_alias=True) if callable(dump) else value, bytes_mode="base64", fallback=str)
 
 
 def count_other_fields(wire_message: Mapping[str, Any], known: Iterable[str], counter: TokenCounter) -> int:

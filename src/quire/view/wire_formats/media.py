@@ -13,6 +13,8 @@ from quire.view.images import count_image_tokens, read_image_size
 from quire.view.wire_formats.base import BlobLoader, Provider
 
 PDF_MEDIA_TYPE = "application/pdf"
+URL_SCHEMES = ("http://", "https://", "data:")
+"""Schemes of the URLs that OpenAI accepts."""
 
 PDF_PAGE_TOKENS = 3_000
 """Providers document 1,500 to 3,000 tokens for each page of a PDF, including its image."""

@@ -27,6 +27,7 @@ from quire.view.wire_formats.fields import (
 )
 from quire.view.wire_formats.media import (
     PDF_MEDIA_TYPE,
+    URL_SCHEMES,
     count_file,
     count_image,
     describe_media,
@@ -62,7 +63,6 @@ _CONTENT_SUBSTITUTES = {"refusal", "audio", "function_call"}
 """Fields that an assistant message may have instead of content."""
 _UNSENT_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "annotations")
 """Fields that only Quire writes, and fields of responses that requests reject."""
-_URL_SCHEMES = ("http://", "https://", "data:")
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ def _call_id(id_: str) -> str:
 
 def _render_image(part: ImagePart, load_blob: BlobLoader | None) -> WireMessage:
     url = resolve_url(part, load_blob, media_type="image/png")
-    if url is None or not url.startswith(_URL_SCHEMES):
+    if url is None or not url.startswith(URL_SCHEMES):
         return {"type": "text", "text": describe_media(part)}
     image: WireMessage = {"url": url} if part.detail is None else {"url": url, "detail": part.detail}
     return merge_fields({"type": "image_url", "image_url": image}, get_provider_fields(part.provider_fields, PROVIDER))

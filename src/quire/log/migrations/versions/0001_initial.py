@@ -123,6 +123,9 @@ _INDEXES = (
     CREATE INDEX quire_conversations_by_updated_at_all_tenants
     ON quire_conversations (updated_at, tenant, conversation)""",
     """
+    CREATE INDEX quire_conversations_by_session ON quire_conversations (tenant, session, updated_at, conversation)
+    WHERE session IS NOT NULL""",
+    """
     CREATE INDEX quire_entries_control ON quire_entries (tenant, conversation, branch, seq)
     WHERE kind <> 'message'""",
     "CREATE INDEX quire_blobs_by_uploaded_at ON quire_blobs (tenant, uploaded_at) WHERE uploaded_at IS NOT NULL",
@@ -130,6 +133,9 @@ _INDEXES = (
     """
     CREATE INDEX quire_manifests_by_request_id ON quire_manifests (tenant, request_id)
     WHERE request_id IS NOT NULL""",
+    """
+    CREATE INDEX quire_manifests_by_response_id ON quire_manifests (tenant, response_id)
+    WHERE response_id IS NOT NULL""",
     "CREATE UNIQUE INDEX quire_passages_by_number ON quire_passages (tenant, scope, number)",
     "CREATE INDEX quire_passages_by_embedder ON quire_passages (tenant, scope, embedder, number)",
     "CREATE INDEX quire_memories_by_namespace ON quire_memories (tenant, namespace, created_at, memory)",
@@ -154,6 +160,7 @@ def _log_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         CREATE TABLE quire_conversations (
             tenant {key} NOT NULL, conversation {key} NOT NULL,
             title TEXT NOT NULL, created_at {big} NOT NULL, updated_at {big} NOT NULL, purged_at {big},
+            client {key}, session {key}, project {key}, agent {key}, parent_agent {key}, purpose {key},
             row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation)
         )""",
@@ -200,7 +207,7 @@ def _ledger_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         "manifests": f"""
         CREATE TABLE quire_manifests (
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
-            manifest TEXT NOT NULL, request_id {key}, row_digest {bytes_} NOT NULL,
+            manifest TEXT NOT NULL, request_id {key}, response_id {key}, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation, branch, seq)
         )""",
         "calibrations": f"""

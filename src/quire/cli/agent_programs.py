@@ -1,0 +1,221 @@
+"""How `quire run` connects a program to the gateway: by environment variables and options, never by its files."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import cast
+
+from quire.errors import InvalidConfiguration
+from quire.settings import Settings
+from quire.settings.schema import Upstream
+
+KEY_VARIABLE = "QUIRE_KEY"
+"""Environment variable with the API key of Quire, for programs that read a header or a key from a variable."""
+ANTHROPIC_URL = "https://api.anthropic.com"
+OPENAI_URL = "https://api.openai.com/v1"
+CHATGPT_URL = "https://chatgpt.com/backend-api/codex"
+"""API of a ChatGPT subscription, as Codex calls it."""
+_PROXY_EXCEPTIONS = "127.0.0.1,localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The gateway as a program reaches it."""
+
+    url: str
+    """Base URL without `/v1`."""
+    key: str
+    passes_credentials: bool
+    """Whether the program's own credentials go upstream, so that the key is in a header of its own."""
+    models: tuple[str, ...]
+    """Models that the settings name, the default first."""
+    answering_model: str | None = None
+    """The model that answers for those of the program's provider, in another wire format than theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Changes to the command line and the environment of a program."""
+
+    options: Sequence[str] = ()
+    """Options before the user's own arguments."""
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    unset: Sequence[str] = ()
+    """Environment variables that would lead the program past the gateway."""
+
+    def build_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        inherited = {name: value for name, value in environ.items() if name not in self.unset}
+        no_proxy = {
+            name: ",".join(filter(None, (environ.get(name), _PROXY_EXCEPTIONS))) for name in ("NO_PROXY", "no_proxy")
+        }
+        return {**inherited, **no_proxy, **self.variables}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProgram:
+    """A program that `quire run` can connect."""
+
+    connect: Callable[[Gateway, Mapping[str, str]], Launch]
+    default_upstreams: Callable[[Mapping[str, str]], dict[str, Upstream]]
+    """Upstreams by pattern where the settings have none, from the environment variables of the provider."""
+    provider_models: tuple[str, ...] = ()
+    """Patterns of the models that the program names by itself, which a server of another provider does not have."""
+    installation: str | None = None
+    """Command that installs the program."""
+
+
+def add_default_upstreams(settings: Settings, program: AgentProgram, environ: Mapping[str, str]) -> Settings:
+    """Adds the program's default upstreams after those of the settings, unless the settings serve every model."""
+    if "*" in settings.upstreams:
+        return settings
+    defaults = (
+        program.default_upstreams(environ) if settings.base_url is None else _answer_by_base_url(settings, program)
+    )
+    # The settings come first, because the first matching pattern counts.
+    added = {pattern: each for pattern, each in defaults.items() if pattern not in settings.upstreams}
+    return settings.model_copy(update={"upstreams": settings.upstreams | added}) if added else settings
+
+
+def find_answering_model(settings: Settings, program: AgentProgram) -> str | None:
+    """Returns the model of an upstream for all models of the program's provider, unless it is passed their requests."""
+    patterns = ("*", *program.provider_models)
+    upstreams = (each for pattern, each in settings.upstreams.items() if pattern in patterns)
+    return next((each.model for each in upstreams if each.speaks == ("chat",)), None)
+
+
+def _answer_by_base_url(settings: Settings, program: AgentProgram) -> dict[str, Upstream]:
+    """Lets the `model` of the settings answer for the provider's models, unless it is one of them."""
+    if settings.base_url is None or "model" not in settings.model_fields_set:
+        return {}
+    upstream = Upstream(base_url=settings.base_url, model=settings.model)
+    return {pattern: upstream for pattern in program.provider_models if not fnmatchcase(settings.model, pattern)}
+
+
+def _connect_claude(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
+    unset = ["CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"]
+    if gateway.passes_credentials:
+        return Launch(
+            variables={
+                "ANTHROPIC_BASE_URL": gateway.url,
+                "ANTHROPIC_CUSTOM_HEADERS": _add_key_header(gateway, environ),
+            },
+            unset=unset,
+        )
+    # In ANTHROPIC_API_KEY, Claude Code would first ask the user whether to use the key.
+    variables = {"ANTHROPIC_BASE_URL": gateway.url, "ANTHROPIC_AUTH_TOKEN": gateway.key}
+    return Launch(variables=variables, unset=[*unset, "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN"])
+
+
+def _add_key_header(gateway: Gateway, environ: Mapping[str, str]) -> str:
+    """Adds the key to the user's own headers; the variable has one header per line."""
+    return "\n".join(filter(None, (environ.get("ANTHROPIC_CUSTOM_HEADERS"), f"X-Quire-Key: {gateway.key}")))
+
+
+def _connect_codex(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
+    provider: dict[str, object] = {
+        "name": "Quire",
+        "base_url": f"{gateway.url}/v1",
+        "wire_api": "responses",
+        # The header names the variable, so that no list of processes shows the key.
+        **(
+            {"requires_openai_auth": True, "env_http_headers.X-Quire-Key": KEY_VARIABLE}
+            if gateway.passes_credentials
+            else {"env_key": KEY_VARIABLE}
+        ),
+    }
+    # Of a model that it knows, Codex sends the tools in a form that only OpenAI's own API has.
+    model = {"model": gateway.answering_model} if gateway.answering_model is not None else {}
+    values = {
+        **model,
+        "model_provider": "quire",
+        **{f"model_providers.quire.{name}": each for name, each in provider.items()},
+    }
+    # Strings and booleans have the same form in JSON and in TOML, which Codex parses.
+    options = [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    return Launch(options=options, variables={KEY_VARIABLE: gateway.key})
+
+
+def _connect_opencode(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
+    options: dict[str, object] = {"baseURL": f"{gateway.url}/v1"}
+    if gateway.passes_credentials:
+        options["headers"] = {"X-Quire-Key": gateway.key}
+    else:
+        options["apiKey"] = gateway.key
+    models: dict[str, object] = {name: {} for name in gateway.models}
+    quire = {"npm": "@ai-sdk/openai-compatible", "name": "Quire", "options": options, "models": models}
+    config = _parse_object(environ.get("OPENCODE_CONFIG_CONTENT"))
+    providers: dict[str, object] = {"anthropic": {"options": options}, "openai": {"options": options}, "quire": quire}
+    config["provider"] = _parse_object(config.get("provider")) | providers
+    return Launch(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _parse_object(value: object) -> dict[str, object]:
+    """Parses a part of the user's own configuration, which may be missing."""
+    try:
+        parsed: object = json.loads(value) if isinstance(value, str) and value else value
+    except ValueError as error:
+        raise InvalidConfiguration(f"OPENCODE_CONFIG_CONTENT is not valid JSON: {error}.") from error
+    return dict(cast("dict[str, object]", parsed)) if isinstance(parsed, dict) else {}
+
+
+def _connect_command(gateway: Gateway, environ: Mapping[str, str]) -> Launch:
+    variables = {"OPENAI_BASE_URL": f"{gateway.url}/v1", "ANTHROPIC_BASE_URL": gateway.url, KEY_VARIABLE: gateway.key}
+    if gateway.passes_credentials:
+        variables["ANTHROPIC_CUSTOM_HEADERS"] = _add_key_header(gateway, environ)
+    else:
+        variables |= dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), gateway.key)
+    # Anthropic's clients warn if both of their variables are set.
+    return Launch(variables=variables, unset=() if gateway.passes_credentials else ("ANTHROPIC_AUTH_TOKEN",))
+
+
+def _get_claude_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """Uses the API key of the environment, else the login of Claude Code."""
+    base_url = environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
+    if environ.get("ANTHROPIC_API_KEY"):
+        return {"*": Upstream(base_url=base_url, speaks=("messages",), api_key_env="ANTHROPIC_API_KEY")}
+    return {"*": Upstream(base_url=base_url, speaks=("messages",), credentials="client")}
+
+
+def _get_codex_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """Uses the API key of the environment, else the ChatGPT login of Codex."""
+    return _get_openai_upstream(environ) or {
+        "*": Upstream(base_url=CHATGPT_URL, speaks=("responses",), credentials="client")
+    }
+
+
+def _get_openai_upstream(environ: Mapping[str, str]) -> dict[str, Upstream]:
+    if not environ.get("OPENAI_API_KEY"):
+        return {}
+    base_url = environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    return {"*": Upstream(base_url=base_url, speaks=("responses", "chat"), api_key_env="OPENAI_API_KEY")}
+
+
+def _get_provider_upstreams(environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """Uses each provider whose API key is in the environment."""
+    claude = _get_claude_upstreams(environ)["*"] if environ.get("ANTHROPIC_API_KEY") else None
+    return ({"claude-*": claude} if claude is not None else {}) | _get_openai_upstream(environ)
+
+
+AGENT_PROGRAMS: Mapping[str, AgentProgram] = {
+    "claude": AgentProgram(
+        connect=_connect_claude,
+        default_upstreams=_get_claude_upstreams,
+        provider_models=("claude-*",),
+        installation="npm install -g @anthropic-ai/claude-code",
+    ),
+    "codex": AgentProgram(
+        connect=_connect_codex,
+        default_upstreams=_get_codex_upstreams,
+        provider_models=("gpt-*", "codex-*"),
+        installation="npm install -g @openai/codex",
+    ),
+    "opencode": AgentProgram(
+        connect=_connect_opencode,
+        default_upstreams=_get_provider_upstreams,
+        provider_models=("claude-*", "gpt-*"),
+        installation="npm install -g opencode-ai",
+    ),
+}
+OTHER_PROGRAM = AgentProgram(connect=_connect_command, default_upstreams=_get_provider_upstreams)
+"""Any other program: the variables that the clients of OpenAI and Anthropic read."""

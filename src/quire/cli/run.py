@@ -1,0 +1,298 @@
+"""`quire run`: runs an agent program with the gateway between it and its model."""
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.common import SetOptions, run_async
+from quire.cli.output import print_note, to_one_line
+from quire.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    import socket
+    from multiprocessing.process import BaseProcess
+
+    from quire.cli.agent_programs import AgentProgram, Gateway, Launch
+    from quire.cli.local_servers import LocalServer
+    from quire.cli.serve import ServeOptions
+    from quire.log import ApiKey, ConversationRecord
+    from quire.settings import Settings
+
+EXIT_PROGRAM_NOT_FOUND = 127
+"""Exit code of shells for a program that does not exist."""
+GRACE_SECONDS = 5.0
+"""Graceful shutdown of a server that was started for one run."""
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+PROBE_SECONDS = 1.0
+"""Seconds to connect to a model server on this machine."""
+STOP_SECONDS = 20.0
+"""Seconds after which a server that does not stop is killed."""
+MAX_TITLE_CHARS = 60
+"""Length of a conversation's title in the note at the end."""
+KEY_DAYS = 30
+"""Validity of the key of a run, which is revoked at the end of the run."""
+
+
+def command(
+    program: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROGRAM", help="The program: claude, codex, opencode, or any other.", show_default=False
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENTS...", help="The program's own options and arguments.", show_default=False),
+    ] = None,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The model that answers, whichever one the program names.", show_default=False
+        ),
+    ] = None,
+    overrides: SetOptions = None,
+) -> None:
+    """Run an agent with Quire between it and its model: every conversation is recorded.
+
+    Uses a running local server with the same settings, else starts one for the duration of the run. The program gets
+    the address and an API key by environment variables and options; none of its files is changed. The exit code is the
+    program's.
+    """
+    executable = _find_executable(program)
+    options, agent_program = _prepare(program, model, overrides or [])
+    _warn_about_stopped_servers(options.settings)
+    # The server starts while the key is created.
+    with _connect_server(options) as connection, _create_key(options.database_url, program) as (key, secret):
+        connection.wait_until_ready()
+        launch = agent_program.connect(
+            _make_gateway(connection.server, secret, options.settings, agent_program), os.environ
+        )
+        exit_code = _run_program([executable, *launch.options, *(arguments or ())], launch)
+    newest = run_async(_find_newest_conversation(options.database_url, key.created_at))
+    _print_where_to_look(newest, connection, options.settings)
+    raise typer.Exit(exit_code)
+
+
+def _find_executable(program: str) -> str:
+    from quire.cli.agent_programs import AGENT_PROGRAMS
+
+    executable = shutil.which(program)
+    if executable is None:
+        known = AGENT_PROGRAMS.get(program)
+        remedy = f"install it with `{known.installation}`" if known is not None else "install it, or correct its name"
+        print_note(f"quire: There is no program {program!r} in PATH; {remedy}.")
+        raise typer.Exit(EXIT_PROGRAM_NOT_FOUND)
+    return executable
+
+
+def _prepare(program: str, model: str | None, overrides: list[str]) -> "tuple[ServeOptions, AgentProgram]":
+    """Builds the options of the server that the program needs."""
+    from quire.cli.agent_programs import AGENT_PROGRAMS, OTHER_PROGRAM, add_default_upstreams
+    from quire.cli.engine_setup import to_overrides
+    from quire.cli.serve import build_options, check_server_extra
+
+    check_server_extra("Running an agent")
+    agent_program = AGENT_PROGRAMS.get(program, OTHER_PROGRAM)
+    options = build_options(to_overrides(overrides), local=True, grace_seconds=GRACE_SECONDS, log_format="json")
+    settings = add_default_upstreams(options.settings, agent_program, os.environ)
+    if model is not None:
+        settings = _answer_with(settings, model)
+    if not settings.base_url and not settings.upstreams:
+        raise InvalidConfiguration(
+            "There is no upstream: set `base_url` or `upstreams`, or the environment variable OPENAI_API_KEY or "
+            "ANTHROPIC_API_KEY."
+        )
+    return replace(options, settings=settings), agent_program
+
+
+def _answer_with(settings: "Settings", model: str) -> "Settings":
+    """Sends the requests for all models to one model."""
+    from quire.settings.schema import upstream_for
+
+    upstream = upstream_for(settings, model)
+    if upstream is None:
+        raise InvalidConfiguration(f"No upstream serves the model {model!r}; add one, or set `base_url`.")
+    upstreams = {"*": upstream.model_copy(update={"model": upstream.model or model})}
+    return settings.model_copy(update={"upstreams": upstreams})
+
+
+def _warn_about_stopped_servers(settings: "Settings") -> None:
+    """Names the model servers on this machine that do not answer; agents would retry for minutes without a word."""
+    import socket
+    from urllib.parse import urlsplit
+
+    for url in {each.base_url for each in settings.upstreams.values()} or {settings.base_url or ""}:
+        address = urlsplit(url)
+        if address.hostname in LOOPBACK_HOSTS and address.port is not None:
+            try:
+                socket.create_connection((address.hostname, address.port), timeout=PROBE_SECONDS).close()
+            except OSError:
+                print_note(
+                    f"quire: No model server answers at {url}; start it, or correct the address in the settings."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConnection:
+    """The server of a run: one that was running, or one in a process of its own."""
+
+    server: "LocalServer"
+    process: "BaseProcess | None" = None
+    log_path: Path | None = None
+
+    def wait_until_ready(self) -> None:
+        while self.process is not None and not self.server.is_running():
+            if not self.process.is_alive():
+                raise InvalidConfiguration(f"The server could not start; its log is {self.log_path}.")
+
+
+@contextmanager
+def _connect_server(options: "ServeOptions") -> Generator[ServerConnection]:
+    """Finds a server, or starts one without waiting for it."""
+    from quire.cli.local_servers import digest_configuration, find_server
+
+    server = find_server(digest_configuration(options.settings, options.database_url, os.environ))
+    if server is not None:
+        yield ServerConnection(server=server)
+        return
+    with _start_server(options) as connection:
+        yield connection
+
+
+@contextmanager
+def _start_server(options: "ServeOptions") -> Generator[ServerConnection]:
+    """Starts a server in a process of its own, and stops it at the end. It also stops if this process dies."""
+    from multiprocessing import get_context
+
+    from quire.cli.local_servers import create_servers_folder
+    from quire.cli.serve import make_local_server
+    from quire.server.addresses import bind_socket
+
+    host, log_path = "127.0.0.1", create_servers_folder() / f"{os.getpid()}.log"
+    with bind_socket(host, 0) as listener:
+        server = make_local_server(options, host, listener.getsockname()[1])
+        process = get_context("spawn").Process(target=serve_quietly, args=(options, listener, log_path))
+        process.start()
+    try:
+        yield ServerConnection(server=server, process=process, log_path=log_path)
+    finally:
+        has_failed = not process.is_alive()
+        process.terminate()
+        process.join(STOP_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        if not has_failed:
+            log_path.unlink(missing_ok=True)
+
+
+def serve_quietly(options: "ServeOptions", listener: "socket.socket", log_path: Path) -> None:
+    """Entry point of the server's process. It writes to a log, because the terminal is the program's."""
+    from quire.cli.serve import serve_in_process
+
+    # As in `quire.cli.main`: collecting garbage among the imported objects would only delay the start.
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log, stream.fileno())
+    # The agent takes a second to its first request, too.
+    serve_in_process(options, listener, is_preloaded=False)
+
+
+@contextmanager
+def _create_key(database_url: str, program: str) -> "Generator[tuple[ApiKey, str]]":
+    """Creates an API key for the run, and revokes it at the end."""
+    key, secret = run_async(_create_chat_key(database_url, f"quire run {Path(program).name}"[:200]))
+    try:
+        yield key, secret
+    finally:
+        run_async(_revoke_key(database_url, key.id))
+
+
+async def _create_chat_key(database_url: str, name: str) -> "tuple[ApiKey, str]":
+    from quire.log import SqlStore
+    from quire.log.ids import now
+
+    async with SqlStore.open(database_url) as store:
+        await store.check()
+        return await store.create_key(name, ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000)
+
+
+async def _revoke_key(database_url: str, key_id: str) -> None:
+    from quire.log import SqlStore
+
+    async with SqlStore.open(database_url) as store:
+        await store.revoke_key(key_id)
+
+
+def _make_gateway(server: "LocalServer", key: str, settings: "Settings", program: "AgentProgram") -> "Gateway":
+    from quire.cli.agent_programs import Gateway, find_answering_model
+
+    named = [name for name in settings.upstreams if not set("*?[") & set(name)]
+    return Gateway(
+        url=server.url,
+        key=key,
+        passes_credentials=any(each.credentials == "client" for each in settings.upstreams.values()),
+        models=tuple(dict.fromkeys([settings.model, *named])),
+        answering_model=find_answering_model(settings, program),
+    )
+
+
+def _run_program(argv: list[str], launch: "Launch") -> int:
+    """Runs the program and returns its exit code. Ctrl-C is the program's; SIGTERM is passed on to it."""
+    process = subprocess.Popen(argv, env=launch.build_environment(os.environ))  # noqa: S603 (the user typed it)
+
+    def handle_signal(number: int, frame: FrameType | None) -> None:
+        # The terminal sends Ctrl-C to the program as well.
+        if number != signal.SIGINT:
+            process.send_signal(number)
+
+    # A handler even for Ctrl-C: a program would inherit an ignored signal.
+    previous = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+async def _find_newest_conversation(database_url: str, since: int) -> "ConversationRecord | None":
+    """Returns the most recently updated conversation, if that was during the run; those of sub-agents do not count."""
+    from quire.log import SqlStore
+
+    async with SqlStore.open(database_url) as store:
+        newest = await store.list_conversations(limit=1, main_only=True)
+        return next(iter(await store.fill_titles(*(each for each in newest if each.updated_at >= since))), None)
+
+
+def _print_where_to_look(
+    newest: "ConversationRecord | None", connection: ServerConnection, settings: "Settings"
+) -> None:
+    from urllib.parse import quote, urlencode
+
+    if newest is None:
+        upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
+        print_note(f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}")
+        return
+    server = connection.server
+    page = (
+        f"at {server.url}/?{urlencode({'token': server.token})}#/c/{quote(newest.id, safe='')}"
+        if connection.process is None
+        else "with `quire serve --open`"
+    )
+    title = to_one_line(newest.title, MAX_TITLE_CHARS)
+    print_note(f"Quire recorded “{title}”: `quire conversation show {newest.id}`, or in the browser {page}")

@@ -1,0 +1,92 @@
+"""Default titles: the first words of a conversation's first question, without what an agent puts before it."""
+
+import re
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, select
+
+from quire.log.schema import conversations, entries
+from quire.log.types import MAIN_BRANCH, ConversationRecord
+from quire.model import Message, TextPart
+
+MAX_TITLE_CHARS = 80
+"""Maximum length of a default title."""
+
+MAX_TITLE_SEQ = 40
+"""Last entry that is searched for the first question; before it come the agent's and the client's instructions."""
+
+MAX_TITLE_MESSAGES = 4
+"""Maximum number of user messages that are searched for the first question."""
+
+_CONTEXT_BLOCK = re.compile(
+    r"\s*(?:<(system-reminder|environment_context|user_instructions|local-command-caveat|local-command-stdout"
+    r"|command-name|command-message|command-args)>|# AGENTS\.md instructions )"
+)
+"""Start of a block that an agent adds to the user's message. web/src/lib/contextBlocks.ts has the same list."""
+
+_USER_MESSAGE = (
+    select(entries.c.body)
+    .where(
+        entries.c.tenant == conversations.c.tenant,
+        entries.c.conversation == conversations.c.conversation,
+        entries.c.branch == MAIN_BRANCH,
+        entries.c.seq <= MAX_TITLE_SEQ,
+        entries.c.role == "user",
+        entries.c.purged_at.is_(None),
+    )
+    .order_by(entries.c.seq)
+    .limit(1)
+    .offset(bindparam("position"))
+    .scalar_subquery()
+)
+_USER_MESSAGES = select(conversations.c.conversation, _USER_MESSAGE).where(
+    conversations.c.tenant == bindparam("tenant"),
+    conversations.c.conversation.in_(bindparam("untitled", expanding=True)),
+)
+
+
+def fill_titles(connection: Connection, tenant: str, items: Sequence[ConversationRecord]) -> list[ConversationRecord]:
+    """Fills missing titles with the first words of the first question.
+
+    One user message of each conversation is read; the next ones only where it has nothing but an agent's context.
+    """
+    titles: dict[str, str] = {}
+    untitled = [each.id for each in items if not each.title]
+    for position in range(MAX_TITLE_MESSAGES):
+        if not untitled:
+            break
+        params = {"tenant": tenant, "untitled": untitled, "position": position}
+        found = {name: Message.parse(body) for name, body in connection.execute(_USER_MESSAGES, params) if body}
+        for name, message in found.items():
+            # The fallback of a conversation without a question is its first message as it is.
+            titles[name] = _build_title(_remove_context(message)) or titles.get(name) or _build_title(message.text)
+        untitled = [name for name, message in found.items() if _consists_of_context(message)]
+    return [each._replace(title=each.title or titles.get(each.id, "")) for each in items]
+
+
+def _consists_of_context(message: Message) -> bool:
+    return bool(message.text) and not _remove_context(message).strip()
+
+
+def _remove_context(message: Message) -> str:
+    """The text of the message without the blocks at the start of each part."""
+    return "\n".join(remove_context_blocks(part.text) for part in message.parts if isinstance(part, TextPart))
+
+
+def remove_context_blocks(text: str) -> str:
+    """Removes the blocks at the start of a text; one that is not closed extends to its end."""
+    position = 0
+    while match := _CONTEXT_BLOCK.match(text, position):
+        closing = f"</{match[1] or 'INSTRUCTIONS'}>"
+        end = text.find(closing, match.end())
+        position = end + len(closing) if end >= 0 else len(text)
+    return text[position:]
+
+
+def _build_title(text: str) -> str:
+    """As many whole words as fit in `MAX_TITLE_CHARS`, on one line."""
+    line = " ".join(text[: 4 * MAX_TITLE_CHARS].split())
+    if len(line) <= MAX_TITLE_CHARS:
+        return line
+    words, _, _ = line[:MAX_TITLE_CHARS].rpartition(" ")
+    return f"{words or line[: MAX_TITLE_CHARS - 1]}…"

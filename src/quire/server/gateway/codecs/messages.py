@@ -1,0 +1,275 @@
+"""Codec of Anthropic's Messages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from starlette.responses import JSONResponse, Response
+
+from quire.errors import ContextOverflow, InvalidEntry, ModelContextOverflow, ModelError, NotFound, QuireError
+from quire.log.ids import new_id
+from quire.model import Message, ToolDefinition
+from quire.model.policy import Provider
+from quire.server.gateway.codecs.base import (
+    MAX_CALL_ID_CHARS,
+    MAX_NAME_CHARS,
+    ClientRequest,
+    Codec,
+    FinishReason,
+    ParsedMessage,
+    ReplyContext,
+    ReplyEncoder,
+    RequestOptions,
+    TranslatedFields,
+    TranslatedTools,
+    UnreadableBody,
+    encode_body,
+    list_other_fields,
+    merge_user_messages,
+)
+from quire.server.gateway.codecs.messages_options import parse_options, translate_options
+from quire.server.gateway.codecs.messages_stream import MessagesEncoder, MessagesStreamDecoder
+from quire.server.gateway.codecs.sse import encode_event
+from quire.server.problems import error_detail
+from quire.settings.schema import FormatName
+from quire.view.wire_formats import Reply, WireMessage
+from quire.view.wire_formats.anthropic_cache_markers import add_cache_markers
+from quire.view.wire_formats.anthropic_messages import PROVIDER, AnthropicMessagesFormat
+from quire.view.wire_formats.anthropic_messages_parse import parse_messages, parse_reply
+from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
+
+BILLING_PREFIX = "x-anthropic-billing-header:"
+"""Start of a system block that only Anthropic reads; it may change with every request."""
+_TOOL_FIELDS = ("name", "description", "input_schema", "type", "cache_control", "defer_loading")
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_OVERFLOW_CODES = ("context_length_exceeded", "model_context_overflow")
+_EVENT_ERROR_TYPES = {
+    **dict.fromkeys(_OVERFLOW_CODES, "invalid_request_error"),
+    "invalid_prompt": "invalid_request_error",
+    "rate_limit_exceeded": "rate_limit_error",
+    "model_rate_limited": "rate_limit_error",
+    "server_is_overloaded": "overloaded_error",
+    "store_unavailable": "overloaded_error",
+    "model_timeout": "timeout_error",
+}
+"""Types of errors within a stream, by the codes of Quire and of OpenAI's formats."""
+_MESSAGE_FIELDS_WITHOUT_MEANING = frozenset({"cache_control", "citations", "caller"})
+
+
+class MessagesCodec(Codec):
+    name: ClassVar[FormatName] = "messages"
+    provider: ClassVar[Provider] = PROVIDER
+    requires_reply_limit: ClassVar[bool] = True
+    carries_envelope: ClassVar[bool] = True
+    count_path: ClassVar[str | None] = "messages/count_tokens"
+    finish_reasons: ClassVar[Mapping[str, FinishReason]] = {
+        "end_turn": "stop",
+        "stop_sequence": "stop",
+        "pause_turn": "stop",
+        "max_tokens": "length",
+        "model_context_window_exceeded": "length",
+        "tool_use": "tool_calls",
+        "refusal": "content_filter",
+    }
+
+    def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
+        system = _list_system_blocks(body.get("system"))
+        thread = get_object(body, "thread")
+        return ClientRequest(
+            codec=self,
+            raw=raw,
+            body=body,
+            instructions=({"role": "system", "content": system},) if system else (),
+            messages=tuple(ParsedMessage(message) for message in _parse_messages(body)),
+            tools=tuple(filter_objects(body.get("tools"))),
+            options=parse_options(body),
+            previous_reply=get_text(thread, "previous_message_id") if thread.get("type") == "continue" else None,
+        )
+
+    def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
+        for tool in filter_objects(body.get("tools")):
+            yield "The name of a tool", tool.get("name"), MAX_NAME_CHARS
+        for message in filter_objects(body.get("messages")):
+            for block in filter_objects(message.get("content")):
+                yield "The name in a tool call", block.get("name"), MAX_NAME_CHARS
+                yield "`id` of a block", block.get("id"), MAX_CALL_ID_CHARS
+                yield "`tool_use_id` of a block", block.get("tool_use_id"), MAX_CALL_ID_CHARS
+
+    def join_instructions(self, request: ClientRequest, *, is_translated: bool = False) -> str | None:
+        texts = [str(block.get("text", "")) for each in request.instructions for block in each["content"]]
+        if is_translated:
+            texts = [text for text in texts if not text.startswith(BILLING_PREFIX)]
+        return "\n\n".join(texts) or None
+
+    def is_plain_system(self, request: ClientRequest, system: str | None) -> bool:
+        blocks = [block for each in request.instructions for block in each["content"]]
+        return len(blocks) <= 1 and all(block.keys() <= {"type", "text", "cache_control"} for block in blocks)
+
+    def to_tool_definition(self, tool: WireMessage) -> ToolDefinition:
+        schema = tool.get("input_schema")
+        parameters: dict[str, Any] = schema if is_object(schema) else {"tool": tool}
+        name = get_text(tool, "name") or get_text(tool, "type") or "tool"
+        return ToolDefinition(name=name, description=get_text(tool, "description") or "", parameters=parameters)
+
+    def translate_tools(self, request: ClientRequest) -> TranslatedTools:
+        """Server tools stay out, and so do deferred tools that no message has loaded."""
+        loaded = {
+            reference.get("tool_name")
+            for message in filter_objects(request.body.get("messages"))
+            for block in filter_objects(message.get("content"))
+            for reference in filter_objects(block.get("content"))
+            if reference.get("type") == "tool_reference"
+        }
+        own = [tool for tool in request.tools if is_object(tool.get("input_schema"))]
+        offered = [tool for tool in own if not tool.get("defer_loading") or tool.get("name") in loaded]
+        server_tools = [tool for tool in request.tools if not is_object(tool.get("input_schema"))]
+        return TranslatedTools(
+            tuple(self.to_tool_definition(tool) for tool in offered),
+            (
+                *(f"tools[{get_text(tool, 'type') or 'unknown'}]" for tool in server_tools),
+                *(["tools[defer_loading]"] if len(offered) < len(own) else []),
+                *dict.fromkeys(f"tools.{name}" for tool in offered for name in _list_set_fields(tool, _TOOL_FIELDS)),
+            ),
+        )
+
+    def encode_fitted(
+        self,
+        request: ClientRequest,
+        payload: dict[str, Any],
+        *,
+        stable_prefix: Sequence[WireMessage],
+        model: str | None,
+    ) -> bytes:
+        body = {name: value for name, value in request.body.items() if name != "thread"}
+        renamed = {"model": model} if model else {}
+        # Of the client's cache markers, those on instructions and tools stay; its messages have others now.
+        fitted = {**body, "messages": payload["messages"], **renamed}
+        return encode_body(add_cache_markers(fitted, stable_prefix=stable_prefix))
+
+    def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
+        sent = filter_objects(request.body.get("messages"))
+        return start == 0 and _normalize_wire_messages(rendered) == _normalize_wire_messages(sent)
+
+    def build_envelope(self, system: str, tools: Sequence[ToolDefinition]) -> dict[str, Any]:
+        rendered = [
+            raw if is_object(raw := tool.parameters.get("tool")) else AnthropicMessagesFormat().render_tool(tool)
+            for tool in tools
+        ]
+        return {**({"system": system} if system else {}), **({"tools": rendered} if rendered else {})}
+
+    def is_unknown_reference(self, body: bytes) -> bool:
+        return b"thread_not_found" in body
+
+    def build_unknown_reference(self, error: NotFound) -> Response:
+        return self.build_error(404, error_detail(error), code="thread_not_found")
+
+    def make_encoder(self, context: ReplyContext) -> ReplyEncoder:
+        return MessagesEncoder(context)
+
+    def build_error(self, status: int, detail: str, *, code: str, headers: Mapping[str, str] | None = None) -> Response:
+        error = {"type": _get_error_type(status), "message": detail, "details": {"error_code": code}}
+        request_id = f"req_{new_id()}"
+        content = {"type": "error", "error": error, "request_id": request_id}
+        return JSONResponse(content, status_code=status, headers={**(headers or {}), "request-id": request_id})
+
+    def build_overflow(self, error: ContextOverflow) -> Response:
+        return self._build_too_long(error.needed_tokens, error.available_tokens, str(error))
+
+    def _build_too_long(self, tokens: int, window: int, explanation: str) -> Response:
+        """Clients recognise these words, and then compact their conversation."""
+        detail = f"prompt is too long: {tokens} tokens > {window} maximum. {explanation}".rstrip()
+        return self.build_error(400, detail, code="prompt_too_long")
+
+    def translate_error(self, status: int, error: ModelError) -> Response:
+        if isinstance(error, ModelContextOverflow):
+            explanation = f"capability_rejected: prompt_too_long. {error_detail(error)}"
+            window = error.window or 0
+            return self._build_too_long(max(error.tokens or 0, window + 1), window, explanation)
+        if status == 400:
+            return self.build_error(400, f"capability_rejected: {error_detail(error)}", code="upstream_rejected")
+        return super().translate_error(status, error)
+
+    def encode_error_event(self, detail: str, *, code: str) -> bytes:
+        if code in _OVERFLOW_CODES:
+            detail = f"prompt is too long. capability_rejected: prompt_too_long. {detail}"
+        error = {"type": _EVENT_ERROR_TYPES.get(code, "api_error"), "message": detail}
+        return encode_event({"type": "error", "error": error}, name="error")
+
+    def translate_options(self, options: RequestOptions) -> TranslatedFields:
+        return translate_options(options)
+
+    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> MessagesStreamDecoder:
+        return MessagesStreamDecoder(is_translated=is_translated)
+
+    def parse_response(self, response: object) -> list[Reply]:
+        try:
+            reply = parse_reply(response)
+        except (InvalidEntry, ValueError):
+            return []
+        # A provider's compaction on demand is no reply: the client sends its block in place of earlier messages.
+        return [] if reply.finish_reason == "compaction" else [reply]
+
+    def read_response_id(self, response: object) -> str | None:
+        return get_text(response, "id") if is_object(response) else None
+
+
+def _get_error_type(status: int) -> str:
+    return _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def _list_system_blocks(system: object) -> list[WireMessage]:
+    blocks = [{"type": "text", "text": system}] if isinstance(system, str) else filter_objects(system)
+    return [block for block in blocks if block.get("text")]
+
+
+def _parse_messages(body: dict[str, Any]) -> list[Message]:
+    messages: object = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise UnreadableBody("`messages` is missing, empty, or not a list.")
+    try:
+        parsed = parse_messages(cast("list[object]", messages), split_results=True)
+    except (QuireError, ValueError, TypeError, AttributeError) as error:
+        # A client may put anything into a message; the upstream decides whether it is valid.
+        raise UnreadableBody(f"A message cannot be parsed: {error}.") from error
+    return merge_user_messages(message for message in parsed if message.parts)
+
+
+def _list_set_fields(fields: WireMessage, known: Sequence[str]) -> Iterator[str]:
+    """Names of other fields that are neither null nor false."""
+    return (name for name in list_other_fields(fields, known) if fields[name] is not False)
+
+
+def _normalize_wire_messages(messages: Sequence[WireMessage]) -> list[WireMessage]:
+    """Merges adjacent messages of one role, and drops what has no meaning: cache markers, nulls, `is_error: false`."""
+    merged: list[WireMessage] = []
+    for message in messages:
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
+        blocks = [_normalize_block(block) for block in blocks if block.get("type") != "text" or block.get("text")]
+        if merged and merged[-1]["role"] == message.get("role"):
+            merged[-1]["content"].extend(blocks)
+        else:
+            merged.append({"role": message.get("role"), "content": blocks})
+    return merged
+
+
+def _normalize_block(block: WireMessage) -> WireMessage:
+    fields = {
+        name: value
+        for name, value in block.items()
+        if name not in _MESSAGE_FIELDS_WITHOUT_MEANING and value is not None and (name, value) != ("is_error", False)
+    }
+    content = fields.get("content")
+    if block.get("type") == "tool_result":
+        pieces = [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
+        fields["content"] = [_normalize_block(piece) for piece in pieces]
+    return fields

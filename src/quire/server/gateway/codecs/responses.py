@@ -1,0 +1,303 @@
+"""Codec of OpenAI's Responses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+from starlette.responses import Response
+
+from quire.errors import ContextOverflow, NotFound, QuireError, ResponseNotFound
+from quire.model import Message, ToolDefinition
+from quire.model.policy import Provider
+from quire.server.gateway.codecs.base import (
+    MAX_CALL_ID_CHARS,
+    MAX_NAME_CHARS,
+    ClientRequest,
+    Codec,
+    FinishReason,
+    ParsedMessage,
+    ReplyContext,
+    ReplyEncoder,
+    RequestOptions,
+    TranslatedFields,
+    TranslatedTools,
+    UnreadableBody,
+    encode_body,
+    split_instructions,
+)
+from quire.server.gateway.codecs.chat import build_error_object
+from quire.server.gateway.codecs.responses_encoder import ResponsesEncoder, encode_error_event
+from quire.server.gateway.codecs.responses_object import select_request_fields
+from quire.server.gateway.codecs.responses_options import parse_options, translate_options
+from quire.server.gateway.codecs.responses_stream import ResponsesStreamDecoder, parse_response
+from quire.server.gateway.codecs.responses_tools import translate_tools
+from quire.server.problems import problem_response
+from quire.settings.schema import FormatName
+from quire.view.wire_formats import Reply, WireMessage
+from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
+from quire.view.wire_formats.openai_responses_parse import PROVIDER, parse_messages
+
+_INSTRUCTION_ROLES = frozenset({"system", "developer"})
+_ERROR_PARAMS = {"context_length_exceeded": "input", "previous_response_not_found": "previous_response_id"}
+"""The field of the request that an error is about, by the error's code."""
+REFERENCE_FIELDS = ("previous_response_id", "conversation")
+"""Fields that name what a request continues."""
+CONVERSATION_ID_PREFIX = "conv_"
+COMPACTION_TYPES = ("compaction", "compaction_summary", "context_compaction")
+SEAL_PREFIX = "quire1."
+"""Prefix of the content of a compaction item that Quire made."""
+_ITEM_FIELDS_WITHOUT_MEANING = frozenset({"id", "status", "annotations", "logprobs"})
+
+
+class ResponsesCodec(Codec):
+    name: ClassVar[FormatName] = "responses"
+    provider: ClassVar[Provider] = PROVIDER
+    item_field: ClassVar[str] = "input"
+    count_path: ClassVar[str | None] = "responses/input_tokens"
+    finish_reasons: ClassVar[Mapping[str, FinishReason]] = {
+        "completed": "stop",
+        "max_output_tokens": "length",
+        "incomplete": "length",
+        "content_filter": "content_filter",
+    }
+
+    def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
+        leading, history = _split_history(body)
+        text = get_text(body, "instructions")
+        field: list[WireMessage] = [{"type": "message", "role": "system", "content": text}] if text else []
+        return ClientRequest(
+            codec=self,
+            raw=raw,
+            body=body,
+            instructions=(*field, *leading),
+            messages=tuple(ParsedMessage(message) for message in _parse_items(history)),
+            tools=tuple(filter_objects(body.get("tools"))),
+            options=parse_options(body),
+            previous_reply=get_text(body, "previous_response_id"),
+            conversation=_read_conversation(body),
+            is_stored=body.get("store") is not False,
+            overflow="fit" if body.get("truncation") == "auto" else None,
+        )
+
+    def parse_items(self, items: list[WireMessage]) -> list[Message]:
+        """Parses items that are added to a conversation."""
+        self.check_limits({"input": items})
+        leading, others = _split_items({"input": items})
+        return _parse_items((*leading, *others))
+
+    def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
+        for tool in filter_objects(body.get("tools")):
+            for definition in (tool, *filter_objects(tool.get("tools"))):
+                yield "The name of a tool", definition.get("name"), MAX_NAME_CHARS
+        for item in filter_objects(body.get("input")):
+            yield "`id` of an item", item.get("id"), MAX_CALL_ID_CHARS
+            yield "`call_id` of an item", item.get("call_id"), MAX_CALL_ID_CHARS
+            yield "`name` of an item", item.get("name"), MAX_NAME_CHARS
+            yield "`namespace` of an item", item.get("namespace"), MAX_NAME_CHARS
+
+    def count_tools(self, body: Mapping[str, Any]) -> int:
+        return sum(max(1, len(filter_objects(tool.get("tools")))) for tool in filter_objects(body.get("tools")))
+
+    def join_instructions(self, request: ClientRequest, *, is_translated: bool = False) -> str | None:
+        return "\n\n".join(filter(None, map(_extract_text, request.instructions))) or None
+
+    def is_plain_system(self, request: ClientRequest, system: str | None) -> bool:
+        return not _list_leading(request.body)
+
+    def to_tool_definition(self, tool: WireMessage) -> ToolDefinition:
+        parameters: dict[str, Any] = (
+            get_object(tool, "parameters") if tool.get("type") == "function" else {"tool": tool}
+        )
+        name = get_text(tool, "name") or get_text(tool, "type") or "tool"
+        return ToolDefinition(name=name, description=get_text(tool, "description") or "", parameters=parameters)
+
+    def translate_tools(self, request: ClientRequest) -> TranslatedTools:
+        return translate_tools(request.tools)
+
+    def encode_fitted(
+        self,
+        request: ClientRequest,
+        payload: dict[str, Any],
+        *,
+        stable_prefix: Sequence[WireMessage],
+        model: str | None,
+    ) -> bytes:
+        # The messages are the whole history, so the upstream must not add what it has of it.
+        body = {name: value for name, value in request.body.items() if name not in REFERENCE_FIELDS}
+        if request.continues_recorded:
+            body["store"] = False
+        items = [*request.carried_items, *_list_leading(request.body), *payload["input"]]
+        return encode_body({**body, "input": items, **({"model": model} if model else {})})
+
+    def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
+        _, history = _split_history(request.body)
+        return start == 0 and _normalize_items(rendered) == _normalize_items(history)
+
+    def make_encoder(self, context: ReplyContext) -> ReplyEncoder:
+        return ResponsesEncoder(context)
+
+    def build_error(self, status: int, detail: str, *, code: str, headers: Mapping[str, str] | None = None) -> Response:
+        """Builds a problem document (RFC 9457) with OpenAI's `error` object inside."""
+        error = {**build_error_object(detail, code, status), "param": _ERROR_PARAMS.get(code)}
+        return problem_response(status, detail=detail, code=code, headers=headers, error=error)
+
+    def list_item_references(self, body: Mapping[str, Any]) -> Sequence[str]:
+        return [id_ for item in filter_objects(body.get("input")) if (id_ := _read_item_reference(item)) is not None]
+
+    def find_untranslatable(self, body: Mapping[str, Any]) -> str | None:
+        items = filter_objects(body.get("input"))
+        if any(item.get("type") in COMPACTION_TYPES and _read_item_reference(item) is None for item in items):
+            return (
+                "The input has a compaction item of another provider, which only that provider can read; send the "
+                "messages that it stands for."
+            )
+        return None
+
+    def insert_items(self, body: dict[str, Any], items: Mapping[str, Sequence[WireMessage]]) -> dict[str, Any]:
+        inserted = list[WireMessage]()
+        for item in filter_objects(body.get("input")):
+            inserted += items.get(_read_item_reference(item) or "", [item])
+        return {**body, "input": inserted}
+
+    def build_request_record(self, request: ClientRequest) -> dict[str, Any] | None:
+        leading = [*request.carried_items, *_list_leading(request.body)]
+        return {"fields": select_request_fields(request.body), "leading": leading}
+
+    def carry_over(self, request: ClientRequest, record: Mapping[str, Any]) -> ClientRequest:
+        """Adds messages of the system and the developer; the field `instructions` is not inherited."""
+        carried = tuple(filter_objects(record.get("leading")))
+        own = len(request.instructions) - len(_list_leading(request.body))
+        instructions = (*request.instructions[:own], *carried, *request.instructions[own:])
+        return replace(request, carried_items=carried, instructions=instructions)
+
+    def is_unknown_reference(self, body: bytes) -> bool:
+        """Also true of a server that stores no responses, and says so."""
+        return any(name in body for name in (b"previous_response_not_found", b"previous_response_id"))
+
+    def build_unknown_reference(self, error: NotFound) -> Response:
+        if not isinstance(error, ResponseNotFound):
+            return super().build_unknown_reference(error)
+        detail = f"Previous response with id '{error.response_id}' not found."
+        return self.build_error(400, detail, code="previous_response_not_found")
+
+    def build_overflow(self, error: ContextOverflow) -> Response:
+        return self.build_error(400, str(error), code="context_length_exceeded")
+
+    def encode_error_event(self, detail: str, *, code: str) -> bytes:
+        return encode_error_event(detail, code=code)
+
+    def build_token_count(self, tokens: int) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    def translate_options(self, options: RequestOptions) -> TranslatedFields:
+        return translate_options(options)
+
+    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> ResponsesStreamDecoder:
+        return ResponsesStreamDecoder(is_translated=is_translated)
+
+    def parse_response(self, response: object) -> list[Reply]:
+        has_failed = is_object(response) and response.get("status") == "failed"
+        return [] if has_failed else parse_response(response)
+
+    def read_response_id(self, response: object) -> str | None:
+        return get_text(response, "id") if is_object(response) else None
+
+
+def _read_conversation(body: Mapping[str, Any]) -> str | None:
+    conversation = body.get("conversation")
+    id_ = get_text(conversation, "id") if is_object(conversation) else get_text(body, "conversation")
+    return id_.removeprefix(CONVERSATION_ID_PREFIX) if id_ else None
+
+
+def _read_item_reference(item: WireMessage) -> str | None:
+    """The ID that an item refers to, or Quire's own reference to a compaction; the type may be missing."""
+    sealed = get_text(item, "encrypted_content") if item.get("type") in COMPACTION_TYPES else None
+    if sealed is not None and sealed.startswith(SEAL_PREFIX):
+        return sealed
+    is_reference = item.get("type") == "item_reference" or not (item.get("type") or item.get("role"))
+    return get_text(item, "id") if is_reference else None
+
+
+def _list_leading(body: Mapping[str, Any]) -> Sequence[WireMessage]:
+    """The instructions among the items."""
+    return _split_history(body)[0]
+
+
+def _split_history(body: Mapping[str, Any]) -> tuple[Sequence[WireMessage], Sequence[WireMessage]]:
+    """Splits leading instructions from the history. Those of a conversation are part of it: no request repeats them."""
+    leading, others = _split_items(body)
+    return ((), (*leading, *others)) if _read_conversation(body) is not None else (leading, others)
+
+
+def _split_items(body: Mapping[str, Any]) -> tuple[Sequence[WireMessage], Sequence[WireMessage]]:
+    """Splits leading instructions from the other items of the input."""
+    items: object = body.get("input")
+    if isinstance(items, str):
+        items = [{"type": "message", "role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise UnreadableBody("`input` is missing, empty, or neither a text nor a list.")
+    for index, item in enumerate(cast("list[object]", items)):
+        if not is_object(item):
+            raise UnreadableBody(f"Item {index} of the input is not an object.")
+        if (reference := _read_item_reference(item)) is not None:
+            raise UnreadableBody(f"Item with id '{reference}' not found; send it whole.")
+    typed = [item if "type" in item else {"type": "message", **item} for item in cast("list[WireMessage]", items)]
+    return split_instructions(typed, roles=_INSTRUCTION_ROLES)
+
+
+def _parse_items(items: Sequence[WireMessage]) -> list[Message]:
+    try:
+        parsed = parse_messages([_drop_client_id(item) for item in items])
+    except (QuireError, ValueError, TypeError, AttributeError) as error:
+        # A client may put anything into an item; the upstream decides whether it is valid.
+        raise UnreadableBody(f"The input cannot be parsed: {error}.") from error
+    return parsed
+
+
+def _drop_client_id(item: WireMessage) -> WireMessage:
+    """Drops the ID and the status of an item that the client made; those of a reply belong to its reasoning."""
+    is_message = item.get("type") == "message" and item.get("role") != "assistant"
+    is_output = item.get("type") in ("function_call_output", "custom_tool_call_output")
+    if not (is_message or is_output):
+        return item
+    return {name: value for name, value in item.items() if name not in ("id", "status")}
+
+
+def _extract_text(item: WireMessage) -> str:
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(text for piece in filter_objects(content) if (text := get_text(piece, "text")))
+
+
+def _normalize_items(items: Sequence[WireMessage]) -> list[WireMessage]:
+    """Merges adjacent messages of the user, writes texts as lists, and drops nulls, empty lists, IDs and states."""
+    merged: list[WireMessage] = []
+    for item in items:
+        fields = _drop_meaningless(item)
+        for name in ("content", "output"):
+            if name in fields and item.get("type") != "reasoning":
+                fields[name] = _normalize_content(fields[name])
+        if merged and fields.get("role") == merged[-1].get("role") == "user":
+            merged[-1]["content"] += fields["content"]
+        else:
+            merged.append(fields)
+    return merged
+
+
+def _normalize_content(content: object) -> list[WireMessage]:
+    pieces = [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
+    is_text = [piece.get("type") in ("input_text", "output_text") for piece in pieces]
+    return [
+        {**_drop_meaningless(piece), **({"type": "text"} if is_text_piece else {})}
+        for piece, is_text_piece in zip(pieces, is_text, strict=True)
+    ]
+
+
+def _drop_meaningless(fields: WireMessage) -> WireMessage:
+    is_reasoning = fields.get("type") == "reasoning"
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and value != [] and (is_reasoning or name not in _ITEM_FIELDS_WITHOUT_MEANING)
+    }

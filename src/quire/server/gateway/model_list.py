@@ -1,0 +1,104 @@
+"""The list of models, in a form that clients of every format read."""
+
+import asyncio
+from typing import Any
+
+import httpx2
+from starlette.datastructures import Headers
+
+from quire.errors import InvalidKey
+from quire.server.auth import Caller
+from quire.server.gateway.upstream import build_upstream_call
+from quire.server.state import ServerState
+from quire.settings.schema import FormatName, Upstream
+from quire.view.model_table import find_layers, merge_layers
+from quire.view.wire_formats.fields import filter_objects, is_object
+
+MODEL_LIST_TIMEOUT_SECONDS = 10.0
+"""Seconds to wait for an upstream's list of models; a slower upstream contributes none."""
+UNKNOWN_CREATION_TIME = "1970-01-01T00:00:00Z"
+_GLOB_CHARS = frozenset("*?[")
+
+
+async def collect_models(server_state: ServerState, caller: Caller, headers: Headers) -> list[dict[str, Any]]:
+    """Lists each model that the caller may call once, and only if a request for it would go to the upstream that
+    lists it."""
+    collected = {
+        name: {"id": name, "owned_by": "quire"}
+        for name in server_state.settings.upstreams
+        if not _GLOB_CHARS & set(name)
+    }
+    upstreams = _list_upstreams(server_state)
+    lists = await asyncio.gather(*(_fetch_models(each, server_state, caller, headers) for each in upstreams))
+    for upstream, models in zip(upstreams, lists, strict=True):
+        for model in models:
+            target = server_state.upstream_for(str(model["id"]))
+            if target is not None and target.base_url == upstream.base_url:
+                collected.setdefault(str(model["id"]), model)
+    return [
+        _complete_model(model, server_state)
+        for name, model in collected.items()
+        if _is_allowed(server_state, caller, name)
+    ]
+
+
+def _complete_model(model: dict[str, Any], server_state: ServerState) -> dict[str, Any]:
+    """Adds the fields that OpenAI's or Anthropic's clients expect, with limits from the models table."""
+    name, upstream = str(model["id"]), server_state.upstream_for(str(model["id"]))
+    served_model = upstream.model if upstream is not None else None
+    spec = merge_layers(find_layers(server_state.settings.models, name, served_model=served_model))
+    defaults = {
+        "object": "model",
+        "created": 0,
+        "owned_by": "upstream",
+        "type": "model",
+        "display_name": name,
+        "created_at": UNKNOWN_CREATION_TIME,
+        "lifecycle": "active",
+        "max_input_tokens": spec.window,
+        "max_tokens": spec.output_limit,
+    }
+    return {**defaults, **model}
+
+
+def _is_allowed(server_state: ServerState, caller: Caller, model: str) -> bool:
+    upstream = server_state.upstream_for(model)
+    return caller.allows_model(model, upstream.model if upstream is not None else None)
+
+
+def _list_upstreams(server_state: ServerState) -> list[Upstream]:
+    """Lists each upstream server once, by base URL."""
+    upstreams = {each.base_url: each for each in server_state.settings.upstreams.values()}
+    default_url = server_state.settings.base_url
+    if default_url is not None:
+        upstreams.setdefault(default_url, Upstream(base_url=default_url))
+    return list(upstreams.values())
+
+
+async def _fetch_models(
+    upstream: Upstream, server_state: ServerState, caller: Caller, headers: Headers
+) -> list[dict[str, Any]]:
+    format_name: FormatName = "messages" if set(upstream.speaks) == {"messages"} else "chat"
+    try:
+        call = build_upstream_call(
+            upstream,
+            "models",
+            server_state=server_state,
+            caller=caller,
+            headers=headers,
+            format_name=format_name,
+            is_translated=True,
+        )
+        async with asyncio.timeout(MODEL_LIST_TIMEOUT_SECONDS):
+            response = await call.client.get(call.url, headers=call.headers)
+        body: object = response.json() if response.is_success else None
+    except (InvalidKey, httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, TimeoutError):
+        return []
+    return [model for model in filter_objects(body.get("data")) if model.get("id")] if is_object(body) else []
+
+
+def build_model_list(models: list[dict[str, Any]]) -> dict[str, Any]:
+    """Builds the response: OpenAI's clients read `data`, Anthropic's also the fields for paging."""
+    ids = [model["id"] for model in models]
+    page = {"has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return {"object": "list", "data": models, **page}

@@ -1,0 +1,188 @@
+"""Compaction on a client's demand, with an upstream of another format: the engine compacts the recorded conversation.
+
+The client's new history has the user's own messages, and an item that represents the summary and all messages that
+it does not cover.
+"""
+
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
+
+from quire.engine import Conversation
+from quire.errors import InvalidRequest, ModelError, QuireError
+from quire.log.ids import new_id, now
+from quire.log.worker_threads import run_sized
+from quire.model import Usage
+from quire.server.auth import check_model
+from quire.server.gateway.codecs import RESPONSES, choose_target
+from quire.server.gateway.codecs.base import RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
+from quire.server.gateway.codecs.responses_encoder import MICROSECONDS_PER_SECOND
+from quire.server.gateway.codecs.responses_object import (
+    build_started_response,
+    build_usage,
+    end_response,
+    make_response_id,
+)
+from quire.server.gateway.codecs.sse import encode_event
+from quire.server.gateway.compaction_items import build_compaction_item, get_covered_span
+from quire.server.gateway.exchange import Exchange, relay_unrecorded
+from quire.server.gateway.recognition import HistoryMatch, RequestedConversation, match_history
+from quire.server.gateway.relay import UNRECORDED_HEADERS
+from quire.server.gateway.reply_references import resolve_items, restore_envelope
+from quire.server.gateway.response import ResponseWriter
+from quire.server.gateway.response_items import build_entry_items
+from quire.settings.schema import Upstream
+from quire.view.wire_formats import WireMessage
+from quire.view.wire_formats.fields import filter_objects
+
+COMPACT_PATH = "responses/compact"
+COMPACTION_TRIGGER = "compaction_trigger"
+"""Type of the last item of a request for a compaction item."""
+
+
+class _CompactedHistory(NamedTuple):
+    user_items: list[WireMessage]
+    """The user's own messages among those that the summary covers."""
+    compaction_item: WireMessage
+    usage: Usage
+
+
+async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) -> None:
+    """Answers a request to compact: by the upstream if it uses the client's format, else from the log."""
+    try:
+        body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
+        upstream = _find_upstream(exchange, body)
+        if choose_target(exchange.codec, upstream) is exchange.codec:
+            return await _forward(exchange, writer, upstream)
+        history = await _compact_history(exchange, body, upstream)
+    except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
+        return await _send_error(exchange, writer, error)
+    compacted = {
+        "id": make_response_id(new_id()),
+        "object": "response.compaction",
+        "created_at": now() // MICROSECONDS_PER_SECOND,
+        "output": [*history.user_items, history.compaction_item],
+        "usage": build_usage(history.usage),
+    }
+    return await writer.send_response(200, {"content-type": "application/json"}, to_json(compacted))
+
+
+async def respond_or_compact(exchange: Exchange, writer: ResponseWriter) -> None:
+    """Answers a request for a response; one that ends with a trigger gets a compaction item instead of a reply."""
+    if COMPACTION_TRIGGER.encode() not in exchange.raw_body:
+        return await exchange.respond(writer)
+    try:
+        body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
+        *items, last = filter_objects(body.get("input")) or [{}]
+        upstream = _find_upstream(exchange, body)
+        if last.get("type") != COMPACTION_TRIGGER or choose_target(exchange.codec, upstream) is exchange.codec:
+            return await exchange.respond(writer)
+        history = await _compact_history(exchange, {**body, "input": items}, upstream)
+    except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
+        return await _send_error(exchange, writer, error)
+    response = build_started_response(
+        {**body, "store": False}, request_id=new_id(), created_at=now() // MICROSECONDS_PER_SECOND
+    )
+    content, content_type = _encode_response(response, history, is_stream=body.get("stream") is True)
+    return await writer.send_response(200, {"content-type": content_type}, content)
+
+
+def _encode_response(started: WireMessage, history: _CompactedHistory, *, is_stream: bool) -> tuple[bytes, str]:
+    """Encodes a response whose output is the compaction item; a later request cannot refer to the response itself."""
+    item = history.compaction_item
+    completed_at = now() // MICROSECONDS_PER_SECOND
+    ended = end_response(started, [item], completed_at=completed_at, finish_reason="stop", usage=history.usage)
+    if not is_stream:
+        return to_json(ended), "application/json"
+    events: list[tuple[str, WireMessage]] = [
+        ("response.created", {"response": started}),
+        ("response.in_progress", {"response": started}),
+        ("response.output_item.added", {"output_index": 0, "item": item}),
+        ("response.output_item.done", {"output_index": 0, "item": item}),
+        ("response.completed", {"response": ended}),
+    ]
+    encoded = (
+        encode_event({"type": type_, "sequence_number": number, **fields}, name=type_)
+        for number, (type_, fields) in enumerate(events)
+    )
+    return b"".join(encoded), "text/event-stream; charset=utf-8"
+
+
+def _find_upstream(exchange: Exchange, body: dict[str, Any]) -> Upstream:
+    model = get_model_name(body)
+    upstream = exchange.server_state.upstream_for(model)
+    if upstream is None:
+        raise InvalidRequest(f"No upstream serves the model {model!r}; add one under `upstreams`, or set `base_url`.")
+    check_model(exchange.caller, model, upstream.model)
+    return upstream
+
+
+async def _send_error(
+    exchange: Exchange, writer: ResponseWriter, error: UnreadableBody | RequestLimitExceeded | QuireError
+) -> None:
+    codec = exchange.codec
+    if not isinstance(error, QuireError):
+        return await writer.send_error(codec.build_error(400, str(error), code="invalid_request"), {})
+    return await writer.send_error(codec.to_error_response(error), {})
+
+
+async def _forward(exchange: Exchange, writer: ResponseWriter, upstream: Upstream) -> None:
+    call = exchange.build_call(upstream, COMPACT_PATH)
+    try:
+        async with call.post(exchange.raw_body, trace_headers={}) as response:
+            await relay_unrecorded(writer, response)
+    except ModelError as error:
+        if not writer.is_started:
+            await writer.send_error(exchange.codec.to_error_response(error), UNRECORDED_HEADERS)
+
+
+async def _compact_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> _CompactedHistory:
+    """Records what is new of the history, and compacts it; where that is too short to compact, it stays as it is."""
+    RESPONSES.check_limits(body)
+    conversation = await _record_history(exchange, body, upstream)
+    store = conversation.engine.store
+    entry = await conversation.compact()
+    window = await store.read_window(conversation.id, branch=conversation.branch)
+    head = await store.get_entry(conversation.id, window.branch.head_seq, branch=conversation.branch)
+    covers = get_covered_span(window.compaction)
+    covered = (
+        []
+        if covers is None
+        else await store.read_range(
+            conversation.id,
+            branch=conversation.branch,
+            first=covers.first,
+            last=covers.last,
+            kinds=["message"],
+            roles=["user"],
+        )
+    )
+    return _CompactedHistory(
+        user_items=[item for each in covered for item in build_entry_items(each)],
+        compaction_item=build_compaction_item(head, window.compaction, tenant=store.tenant),
+        usage=(entry.metadata.usage if entry is not None else None) or Usage(),
+    )
+
+
+async def _record_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> Conversation:
+    """Opens the conversation and branch that the request's history is stored in."""
+    store = exchange.get_store()
+    has_input = bool(body.get("input"))
+    # A chain alone has no new items; a blank text takes their place, and is not recorded.
+    parsed = RESPONSES.parse_request(
+        exchange.raw_body, await resolve_items(RESPONSES, body if has_input else {**body, "input": " "}, store)
+    )
+    request = await restore_envelope(parsed, store)
+    variant = exchange.get_variant(request, upstream)
+    envelope = await variant.load_envelope(request)
+    match: HistoryMatch = await match_history(
+        store, request, RequestedConversation(), head_cache=exchange.head_cache, scope=exchange.head_scope
+    )
+    engine = variant.engine.with_changes(agent=envelope.agent, spending_key=exchange.caller.spending_key)
+    conversation = Conversation(engine, match.conversation, match.branch)
+    new = [each.message for each in request.messages[match.stored_end :]] if has_input else []
+    if new:
+        if match.creates_conversation:
+            await store.create_conversation(match.conversation)
+        await conversation.append(*new, after=match.head_path)
+    return conversation

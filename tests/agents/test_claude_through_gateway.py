@@ -1,0 +1,122 @@
+"""The real Claude Code through the gateway: native, translated to chat completions, and on a real model."""
+
+from collections.abc import Callable
+
+import pytest
+from gateway_fixtures import run_gateway
+from gateway_records import assert_all_recorded, get_address, load_sessions
+from test_claude_code import ECHO, SUMMARY
+
+from infra.agents import IS_FULL_SIZE, SMALL_PROMPT_FLAGS, Claude
+from infra.llama import LocalModelAddress
+from infra.recording_relay import run_recording_relay
+from infra.scripted_provider import (
+    FormatName,
+    ProviderRequest,
+    Script,
+    ScriptedCall,
+    ScriptedProvider,
+    ScriptedReply,
+    run_scripted_provider,
+)
+from quire.log import SqlStore
+
+pytestmark = pytest.mark.slow
+
+MakeClaude = Callable[..., Claude]
+
+WINDOWS_TOKENS = (16_384, 65_536) if IS_FULL_SIZE else (16_384,)
+LONG_RESULT = ScriptedCall("Bash", {"command": "seq 1500", "description": "Count"})
+"""Its result has about 4,000 tokens: a quarter of the small window."""
+
+
+def is_compaction(request: ProviderRequest) -> bool:
+    return "Respond with TEXT ONLY" in str(request.items[-1])
+
+
+def call_once_a_turn(call: ScriptedCall) -> Script:
+    """Calls the tool at each question, answers at its result, and writes a summary when it is to compact."""
+
+    def choose(request: ProviderRequest) -> ScriptedReply:
+        if is_compaction(request):
+            return ScriptedReply(SUMMARY)
+        if call.name in request.tool_names and not request.newest_results:
+            return ScriptedReply("I will greet.", calls=(call,))
+        return ScriptedReply("It said ahoy.")
+
+    return choose
+
+
+def make_upstreams(url: str, speaks: FormatName, **fields: object) -> dict[str, object]:
+    return {"*": {"base_url": url, "speaks": [speaks], **fields}}
+
+
+async def run_session(claude: Claude, *flags: str) -> None:
+    """Two turns, a compaction, and another turn, all in one session."""
+    session = None
+    for prompt in ("Greet.", "And again.", "/compact", "Once more."):
+        more = () if session is None else ("--continue",)
+        run = await claude.run(prompt, *flags, *more)
+        assert run.exit_code == 0, run.stdout + run.stderr
+        assert session in (None, run.session_id)
+        session = run.session_id
+
+
+@pytest.mark.parametrize("backend", ["sqlite"])
+async def test_a_native_session_reaches_the_upstream_byte_for_byte(
+    store: SqlStore, provider: ScriptedProvider, make_claude: MakeClaude
+):
+    provider.script = call_once_a_turn(ECHO)
+    upstreams = make_upstreams(provider.openai_url, "messages")
+    async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
+        address = get_address(harness)
+        async with run_recording_relay(address["base_url"]) as relay:
+            claude = make_claude(relay.url, key=address["key"])
+            await run_session(claude)
+        sessions = await load_sessions(store)
+    (session,) = sessions
+    assert all(relay.has_received(request.raw) for request in provider.requests)
+    assert {each.form for each in session.forwarded} == {"unchanged"}
+    assert_all_recorded(sessions, provider)
+    assert len(session.fork_points) == 1
+    assert session.conversation.origin is not None
+    assert session.conversation.origin.client == "claude-code"
+    assert {request.headers["x-claude-code-session-id"] for request in provider.requests} == {
+        session.conversation.origin.session
+    }
+    assert all("quire" not in str(request.headers.get("x-api-key")) for request in provider.requests)
+
+
+@pytest.mark.parametrize("backend", ["sqlite"])
+@pytest.mark.parametrize("window_tokens", WINDOWS_TOKENS)
+async def test_a_translated_session_stays_within_the_window(
+    store: SqlStore, make_claude: MakeClaude, window_tokens: int
+):
+    """Claude Code's whole prompt against a chat-only upstream, which refuses what exceeds its window."""
+    with run_scripted_provider(call_once_a_turn(LONG_RESULT), window_tokens=window_tokens) as provider:
+        upstreams = make_upstreams(provider.openai_url, "chat")
+        async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=window_tokens) as harness:
+            await run_session(make_claude(**get_address(harness)))
+            sessions = await load_sessions(store)
+    (session,) = sessions
+    assert provider.refused == []
+    assert {request.format for request in provider.requests} == {"chat"}
+    assert {each.form for each in session.forwarded} <= {"translated", "translated_fitted"}
+    assert_all_recorded(sessions, provider)
+    assert len(session.fork_points) == 1
+
+
+@pytest.mark.parametrize("backend", ["sqlite"])
+async def test_a_session_on_a_real_model_is_one_conversation(
+    store: SqlStore, make_claude: MakeClaude, local_model: LocalModelAddress
+):
+    upstreams = make_upstreams(local_model.url, "chat", model=local_model.name)
+    async with run_gateway(
+        store, local_model.url, timeout_seconds=120, upstreams=upstreams, context_limit=local_model.context
+    ) as harness:
+        await run_session(make_claude(**get_address(harness)), *SMALL_PROMPT_FLAGS)
+        sessions = await load_sessions(store)
+    (session,) = sessions
+    assert {each.form for each in session.forwarded} <= {"translated", "translated_fitted"}
+    assert all(each.total_tokens <= each.max_input_tokens for each in session.manifests)
+    assert len(session.fork_points) == 1

@@ -1,0 +1,441 @@
+"""`quire run` as a subprocess, with a stand-in for the agent, a real server and an upstream on loopback."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from infra.processes import find_children, wait_for_exit
+from quire.cli.agent_programs import (
+    AGENT_PROGRAMS,
+    CHATGPT_URL,
+    OTHER_PROGRAM,
+    AgentProgram,
+    Gateway,
+    add_default_upstreams,
+    find_answering_model,
+)
+from quire.cli.local_servers import LocalServer, digest_configuration, find_server, register_server
+from quire.errors import InvalidConfiguration
+from quire.log import SqlStore
+from quire.settings import Settings
+from quire.settings.schema import Upstream
+
+PROGRAM = str(Path(sys.executable).with_name("quire"))
+FAKE_AGENT = Path(__file__).with_name("fake_agent.py")
+TIMEOUT_SECONDS = 120
+ANSWER = {
+    "id": "1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "any",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+}
+
+
+class UpstreamHandler(BaseHTTPRequestHandler):
+    """Answers every request, and records its headers and body."""
+
+    requests: list[tuple[dict[str, str], dict[str, Any]]]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        answer = json.dumps(ANSWER).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+@dataclass
+class RunHome:
+    """A home with the stand-in under the names of all agents, and an upstream."""
+
+    folder: Path
+    upstream_url: str
+    requests: list[tuple[dict[str, str], dict[str, Any]]]
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.folder}/quire.db"
+
+    @property
+    def servers_folder(self) -> Path:
+        return self.folder / "data/quire/servers"
+
+    def build_environment(self, **variables: str) -> dict[str, str]:
+        hidden = ("QUIRE_", "XDG_", "ANTHROPIC_", "OPENAI_", "OPENCODE_", "CLAUDE_")
+        others = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        own = {
+            "HOME": str(self.folder),
+            "XDG_DATA_HOME": str(self.folder / "data"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "QUIRE_DATABASE_URL": self.database_url,
+            "QUIRE_BASE_URL": self.upstream_url,
+            "FAKE_AGENT_REPORT": str(self.folder / "report.json"),
+        }
+        return {**others, **own, **variables}
+
+    def run(self, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [PROGRAM, "run", *words],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.build_environment(**variables),
+            timeout=TIMEOUT_SECONDS,
+        )
+
+    def read_report(self) -> dict[str, Any]:
+        return json.loads((self.folder / "report.json").read_text())
+
+    async def load_keys(self) -> list[tuple[str, bool]]:
+        """Returns the name of each key, and whether it is revoked."""
+        async with SqlStore.open(self.database_url) as store:
+            return [(key.name, key.revoked_at is not None) for key in await store.list_keys(limit=10)]
+
+    async def count_conversations(self) -> int:
+        async with SqlStore.open(self.database_url) as store:
+            return len(await store.list_conversations(limit=10))
+
+
+@pytest.fixture
+def run_home(tmp_path: Path) -> Iterator[RunHome]:
+    (tmp_path / "bin").mkdir()
+    for name in (*AGENT_PROGRAMS, "my-agent"):
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!{sys.executable}\n{FAKE_AGENT.read_text()}")
+        path.chmod(0o755)
+    requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (UpstreamHandler,), {"requests": requests}))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield RunHome(tmp_path, f"http://127.0.0.1:{server.server_port}/v1", requests)
+    server.shutdown()
+    server.server_close()
+
+
+@contextmanager
+def start_serve(home: RunHome) -> Iterator[str]:
+    """Runs `quire serve`; yields the address that it prints."""
+    process = subprocess.Popen(
+        [PROGRAM, "serve", "--port", "0", "--log-format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=home.folder,
+        env=home.build_environment(),
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_SECONDS)
+
+
+# whole runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["claude"], ["codex"], ["opencode"], ["--", "my-agent"]], ids=lambda each: each[-1])
+async def test_an_agent_is_run_recorded_and_cleaned_up_after(run_home: RunHome, words: list[str]):
+    completed = run_home.run(*words, "-p", "--help", "--", "a b", FAKE_AGENT_EXIT="5", OPENAI_API_KEY="sk-provider")
+    assert completed.returncode == 5, completed.stderr
+    report = run_home.read_report()
+    assert report["status"] == 200
+    assert report["argv"][-4:] == ["-p", "--help", "--", "a b"]
+    assert report["interrupt_is_default"]
+    assert [body["messages"][0]["content"] for _, body in run_home.requests] == ["Hello from the agent"]
+    assert report["key"] not in str(run_home.requests)
+    assert report["key"] not in " ".join(report["argv"])
+    assert await run_home.count_conversations() == 1
+    assert await run_home.load_keys() == [(f"quire run {words[-1]}", True)]
+    assert completed.stdout == ""
+    assert "“Hello from the agent”" in completed.stderr
+    assert "quire conversation show" in completed.stderr
+    assert list(run_home.servers_folder.iterdir()) == []
+    assert {each.name for each in run_home.folder.iterdir()} <= {"bin", "data", "report.json", "quire.db"}
+
+
+@pytest.mark.slow
+async def test_a_running_server_with_the_same_settings_is_used(run_home: RunHome):
+    with start_serve(run_home) as address:
+        [path] = run_home.servers_folder.glob("*.json")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        (path.parent / "1.json").write_text('{"url": "http://127.0.0.1:1", "token": "x", "configuration": "y"}')
+        (path.parent / "2.json").write_text("{")
+        used = run_home.run("claude")
+        assert used.returncode == 0, used.stderr
+        assert address.startswith(run_home.read_report()["url"])
+        assert f"{address}#/c/" in used.stderr
+        changed = run_home.run("claude", QUIRE_MODEL="other")
+        assert changed.returncode == 0, changed.stderr
+        assert not address.startswith(run_home.read_report()["url"])
+    assert not path.exists()
+    crashed = run_home.run("claude")
+    assert (crashed.returncode, run_home.read_report()["status"]) == (0, 200)
+    assert await run_home.load_keys() == [("quire run claude", True)] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["claude", "codex"])
+def test_a_programs_own_login_goes_upstream_untouched(run_home: RunHome, program: str):
+    upstreams = json.dumps({"*": {"base_url": run_home.upstream_url, "credentials": "client"}})
+    completed = run_home.run("--set", f"upstreams={upstreams}", program, ANTHROPIC_AUTH_TOKEN="sk-own")
+    assert (completed.returncode, run_home.read_report()["status"]) == (0, 200), completed.stderr
+    [(headers, _)] = run_home.requests
+    assert headers["authorization"] == "Bearer sk-own-login"
+    assert run_home.read_report()["key"] not in str(headers)
+    assert run_home.read_report()["environ"]["ANTHROPIC_AUTH_TOKEN"] == "sk-own"
+    written = [path for path in run_home.folder.rglob("*") if path.is_file() and path.parent.name != "bin"]
+    assert not [path for path in written if b"sk-own-login" in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_one_model_answers_for_all(run_home: RunHome):
+    completed = run_home.run("--model", "qwen3", "claude")
+    assert completed.returncode == 0, completed.stderr
+    assert [body["model"] for _, body in run_home.requests] == ["qwen3"]
+
+
+@pytest.mark.slow
+def test_a_stopped_model_server_is_named_before_the_agent_runs(run_home: RunHome):
+    completed = run_home.run("claude", QUIRE_BASE_URL="http://127.0.0.1:1/v1", QUIRE_MODEL="qwen3")
+    assert run_home.read_report()["status"] == 502
+    first, last = completed.stderr.splitlines()
+    assert "No model server answers at http://127.0.0.1:1/v1" in first
+    assert last == "Quire recorded no reply in this run. Upstreams: claude-* at http://127.0.0.1:1/v1"
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_the_agents(run_home: RunHome):
+    process = subprocess.Popen(
+        [PROGRAM, "run", "claude", "--wait"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=run_home.folder,
+        env=run_home.build_environment(),
+        start_new_session=True,
+    )
+    children = wait_for_report(run_home, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 7, errors
+    assert "quire conversation show" in errors
+    wait_for_exit(children)
+    assert asyncio.run(run_home.load_keys()) == [("quire run claude", True)]
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_a_run_that_is_killed(run_home: RunHome):
+    process = subprocess.Popen(
+        [PROGRAM, "run", "claude", "--wait"],
+        stderr=subprocess.DEVNULL,
+        cwd=run_home.folder,
+        env=run_home.build_environment(),
+        start_new_session=True,
+    )
+    children = wait_for_report(run_home, process)
+    agent = next(pid for pid in children if b"--wait" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    process.kill()
+    process.wait()
+    os.kill(agent, signal.SIGKILL)
+    wait_for_exit(children)
+
+
+def wait_for_report(home: RunHome, process: "subprocess.Popen[Any]") -> list[int]:
+    """Waits until the agent has called the gateway; returns the children of the run."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not (home.folder / "report.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return find_children(process.pid)
+
+
+def test_a_missing_program_is_named_with_how_to_install_it(run_home: RunHome):
+    (run_home.folder / "bin/codex").unlink()
+    path = str(run_home.folder / "bin")
+    completed = run_home.run("codex", PATH=path)
+    assert completed.returncode == 127
+    assert "npm install -g @openai/codex" in completed.stderr
+    completed = run_home.run("--", "no-such-program", PATH=path)
+    assert (completed.returncode, "'no-such-program'" in completed.stderr) == (127, True)
+
+
+def test_without_an_upstream_nothing_is_run(run_home: RunHome):
+    for words in (["opencode"], ["--set", "base_url=", "opencode"]):
+        completed = run_home.run(*words, QUIRE_BASE_URL="")
+        assert completed.returncode == 1
+        assert "base_url" in completed.stderr
+    assert not (run_home.folder / "report.json").exists()
+
+
+# what each program gets
+
+
+def make_gateway(*, passes_credentials: bool = False) -> Gateway:
+    return Gateway(url="http://127.0.0.1:9", key="quire_k", passes_credentials=passes_credentials, models=("a", "b"))
+
+
+def connect(program: str, environ: Mapping[str, str], *, passes_credentials: bool = False) -> dict[str, str]:
+    launch = AGENT_PROGRAMS.get(program, OTHER_PROGRAM).connect(
+        make_gateway(passes_credentials=passes_credentials), environ
+    )
+    return launch.build_environment(environ)
+
+
+def test_claude_gets_the_key_alone_so_that_no_other_is_sent_with_it():
+    own = {"ANTHROPIC_API_KEY": "sk-own", "CLAUDE_CODE_USE_BEDROCK": "1", "NO_PROXY": "intra"}
+    assert connect("claude", own) == {
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9",
+        "ANTHROPIC_AUTH_TOKEN": "quire_k",
+        "NO_PROXY": "intra,127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+    }
+
+
+def test_claudes_own_credentials_and_headers_stay_where_they_go_upstream():
+    own = {"ANTHROPIC_API_KEY": "sk-own", "ANTHROPIC_CUSTOM_HEADERS": "X-Team: 7"}
+    changed = connect("claude", own, passes_credentials=True)
+    assert changed["ANTHROPIC_API_KEY"] == "sk-own"
+    assert changed["ANTHROPIC_CUSTOM_HEADERS"] == "X-Team: 7\nX-Quire-Key: quire_k"
+    assert "ANTHROPIC_AUTH_TOKEN" not in changed
+
+
+def test_opencode_gets_the_gateway_for_every_provider_and_its_own_configuration_stays():
+    own = {"OPENCODE_CONFIG_CONTENT": '{"theme": "x", "provider": {"mine": {}}}'}
+    config = json.loads(connect("opencode", own)["OPENCODE_CONFIG_CONTENT"])
+    assert (config["theme"], config["provider"]["mine"]) == ("x", {})
+    for name in ("anthropic", "openai", "quire"):
+        options = config["provider"][name]["options"]
+        assert options == {"baseURL": "http://127.0.0.1:9/v1", "apiKey": "quire_k"}
+    assert list(config["provider"]["quire"]["models"]) == ["a", "b"]
+    with pytest.raises(InvalidConfiguration, match="OPENCODE_CONFIG_CONTENT"):
+        connect("opencode", {"OPENCODE_CONFIG_CONTENT": "{"})
+
+
+def test_any_other_program_gets_the_variables_of_both_providers():
+    changed = connect("python", {"OPENAI_API_KEY": "sk-own"})
+    assert changed["OPENAI_BASE_URL"] == "http://127.0.0.1:9/v1"
+    assert changed["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
+    assert {changed[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "QUIRE_KEY")} == {"quire_k"}
+    assert "ANTHROPIC_AUTH_TOKEN" not in connect("python", {"ANTHROPIC_AUTH_TOKEN": "sk-own"})
+    assert "ANTHROPIC_AUTH_TOKEN" in connect("python", {"ANTHROPIC_AUTH_TOKEN": "sk-own"}, passes_credentials=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "environ", "expected"),
+    [
+        ("claude", {"ANTHROPIC_API_KEY": "k"}, {"*": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", "operator")}),
+        ("claude", {}, {"*": ("https://api.anthropic.com", None, "client")}),
+        ("claude", {"ANTHROPIC_BASE_URL": "http://g"}, {"*": ("http://g", None, "client")}),
+        ("codex", {"OPENAI_API_KEY": "k"}, {"*": ("https://api.openai.com/v1", "OPENAI_API_KEY", "operator")}),
+        ("codex", {}, {"*": (CHATGPT_URL, None, "client")}),
+        ("opencode", {}, {}),
+        ("opencode", {"ANTHROPIC_API_KEY": "k", "OPENAI_API_KEY": "k"}, {
+            "claude-*": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", "operator"),
+            "*": ("https://api.openai.com/v1", "OPENAI_API_KEY", "operator"),
+        }),
+    ],
+)  # fmt: skip
+def test_without_settings_the_upstream_is_the_programs_provider(
+    program: str, environ: dict[str, str], expected: dict[str, tuple[str, str | None, str]]
+):
+    added = add_default_upstreams(Settings(), AGENT_PROGRAMS[program], environ).upstreams
+    assert {name: (each.base_url, each.api_key_env, each.credentials) for name, each in added.items()} == expected
+
+
+def test_upstreams_of_the_settings_come_first():
+    claude: AgentProgram = AGENT_PROGRAMS["claude"]
+    own = Upstream(base_url="http://own/v1")
+    added = add_default_upstreams(Settings(upstreams={"claude-*": own}), claude, {}).upstreams
+    assert (list(added), added["claude-*"]) == (["claude-*", "*"], own)
+    for complete in (Settings(base_url="http://own/v1"), Settings(upstreams={"*": own})):
+        assert add_default_upstreams(complete, claude, {}) is complete
+
+
+@pytest.mark.parametrize(
+    ("program", "model", "patterns"),
+    [
+        ("claude", "qwen3", ["claude-*"]),
+        ("codex", "qwen3", ["gpt-*", "codex-*"]),
+        ("codex", "gpt-oss", ["codex-*"]),
+        ("claude", None, []),
+        ("python", "qwen3", []),
+    ],
+)
+def test_the_model_of_the_settings_answers_for_those_of_the_provider(
+    program: str, model: str | None, patterns: list[str]
+):
+    own = Upstream(base_url="http://own/v1")
+    chosen = {} if model is None else {"model": model}
+    settings = Settings(base_url="http://local/v1", upstreams={"mine": own}, **chosen)
+    added = add_default_upstreams(settings, AGENT_PROGRAMS.get(program, OTHER_PROGRAM), {"OPENAI_API_KEY": "k"})
+    answering = Upstream(base_url="http://local/v1", model=model)
+    assert added.upstreams == {"mine": own, **dict.fromkeys(patterns, answering)}
+
+
+@pytest.mark.parametrize(
+    ("upstreams", "expected"),
+    [
+        ({"*": Upstream(base_url="u", model="qwen3")}, ['model="qwen3"']),
+        ({"gpt-*": Upstream(base_url="u", model="qwen3")}, ['model="qwen3"']),
+        ({"*": Upstream(base_url="u", model="qwen3", speaks=("responses", "chat"))}, []),
+        ({"*": Upstream(base_url="u")}, []),
+        ({"mine": Upstream(base_url="u", model="qwen3")}, []),
+    ],
+)
+def test_codex_names_the_model_that_answers_in_another_format(upstreams: dict[str, Upstream], expected: list[str]):
+    codex = AGENT_PROGRAMS["codex"]
+    gateway = replace(make_gateway(), answering_model=find_answering_model(Settings(upstreams=upstreams), codex))
+    assert [word for word in codex.connect(gateway, {}).options if word.startswith("model=")] == expected
+
+
+# running servers
+
+
+def test_servers_differ_by_settings_database_and_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = (
+        Settings(model=name, upstreams={"*": Upstream(base_url="", api_key_env="UP_KEY")}) for name in "ab"
+    )
+    digests = {digest_configuration(each, "sqlite:///q.db", {"X": "1"}) for each in (first, second)}
+    digests.add(digest_configuration(first, "sqlite:///q.db", {"UP_KEY": "k"}))
+    monkeypatch.chdir(tmp_path)
+    digests |= {digest_configuration(first, url, {}) for url in ("sqlite:///q.db", "postgresql://x/y")}
+    assert len(digests) == 5
+    assert digest_configuration(first, f"sqlite:///{tmp_path}/q.db", {"X": "2"}) in digests
+
+
+def test_a_server_runs_where_it_cannot_be_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "quire").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with register_server(LocalServer(url="http://127.0.0.1:1", token="t", configuration="c")):
+        assert find_server("c") is None
+
+
+def test_another_program_on_the_port_is_not_the_server(run_home: RunHome):
+    url = run_home.upstream_url.removesuffix("/v1")
+    assert not LocalServer(url=url, token="t", configuration="c").is_running()
+    assert not LocalServer(url="http://127.0.0.1:1", token="t", configuration="c").is_running()

@@ -1,0 +1,223 @@
+"""Real agents as processes: Claude Code and Codex, each with a home of its own, against a server on loopback.
+
+`just install-agents` installs both: Claude Code's binary is in the wheel `claude-agent-sdk`, Codex is an npm package.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+IS_FULL_SIZE = bool(os.environ.get("QUIRE_AGENTS_FULL_SIZE"))
+"""Whether tests with agents run at full size: all turns and windows."""
+
+CODEX_FOLDER = Path(__file__).parents[2] / ".cache" / "codex"
+RUN_TIMEOUT_SECONDS = 120.0
+
+CLAUDE_MODEL = "claude-sonnet-5-5"
+"""A name that Claude Code knows: it sends the newest forms, such as messages of the system's in the middle."""
+CODEX_MODEL = "local-model"
+"""A name that Codex does not know: it sends its own default prompt and tools."""
+
+_PASSED_VARIABLES = ("PATH", "LANG", "TERM", "TMPDIR")
+
+
+def find_claude() -> Path | None:
+    """Finds Claude Code's binary without importing the package that holds it."""
+    spec = importlib.util.find_spec("claude_agent_sdk")
+    places = spec.submodule_search_locations if spec else None
+    return next((path for place in places or () if (path := Path(place) / "_bundled" / "claude").is_file()), None)
+
+
+def find_codex() -> Path | None:
+    path = CODEX_FOLDER / "node_modules" / ".bin" / "codex"
+    return path if path.exists() and shutil.which("node") else None
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """A finished run. `events` are the JSON lines of its output."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    events: tuple[dict[str, Any], ...]
+    session_id: str | None
+    answer: str
+    """Text of the final reply."""
+
+
+@dataclass(frozen=True)
+class McpServer:
+    """An MCP server that an agent starts and speaks with through pipes."""
+
+    name: str
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+HARBOUR_SERVER = McpServer(
+    "harbour", (sys.executable, "-m", "infra.mcp_echo_server"), {"PYTHONPATH": str(Path(__file__).parents[1])}
+)
+"""An MCP server with the one tool `measure_tide`."""
+
+
+@dataclass
+class _Agent:
+    """An agent with a home and a working folder of its own, both under `folder`."""
+
+    folder: Path
+    base_url: str
+    """Of the server, without `/v1`."""
+    key: str = "test-key"
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        for each in (self.home, self.work):
+            each.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def make_environment(self) -> dict[str, str]:
+        passed = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+        return {**passed, "HOME": str(self.home), "NO_PROXY": "*", **self.env}
+
+    async def start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
+        """Starts the agent in a process group of its own, without a terminal or any input."""
+        return await asyncio.create_subprocess_exec(
+            *command,
+            cwd=self.work,
+            env=self.make_environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    async def _finish(self, command: Sequence[str], timeout_seconds: float) -> tuple[str, str, int]:
+        process = await self.start(command)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                stdout, stderr = await process.communicate()
+        finally:
+            # The agent's own children, such as MCP servers, end with it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        assert process.returncode is not None
+        return stdout.decode(), stderr.decode(), process.returncode
+
+
+@dataclass
+class Claude(_Agent):
+    """Claude Code in print mode. Of the tools that act, it may run only `allowed_tools`."""
+
+    allowed_tools: str = "Bash(echo:*),Bash(seq:*)"
+    model: str = CLAUDE_MODEL
+
+    def make_environment(self) -> dict[str, str]:
+        return {
+            **super().make_environment(),
+            "ANTHROPIC_BASE_URL": self.base_url,
+            "ANTHROPIC_API_KEY": self.key,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "IS_SANDBOX": "1",
+            **self.env,
+        }
+
+    def make_command(self, prompt: str, *flags: str) -> list[str]:
+        binary = find_claude()
+        assert binary is not None, "Claude Code is not installed"
+        options = ["--model", self.model, "--output-format", "json", "--allowed-tools", self.allowed_tools]
+        return [str(binary), "-p", prompt, *options, *flags]
+
+    async def run(self, prompt: str, *flags: str, timeout_seconds: float = RUN_TIMEOUT_SECONDS) -> AgentRun:
+        """Runs one prompt to its end. `--continue` and `--resume ID` continue a session; `/compact` is a prompt."""
+        stdout, stderr, exit_code = await self._finish(self.make_command(prompt, *flags), timeout_seconds)
+        parsed = json.loads(stdout) if stdout.startswith(("{", "[")) else {}
+        events: list[dict[str, Any]] = parsed if isinstance(parsed, list) else [parsed]
+        result = events[-1] if events else {}
+        return AgentRun(
+            stdout, stderr, exit_code, tuple(events), result.get("session_id"), str(result.get("result") or "")
+        )
+
+
+SMALL_PROMPT_FLAGS = ("--bare", "--system-prompt", "Be brief.", "--tools", "Bash")
+"""Make Claude Code's request 2.5 kB instead of 47 kB, for a small model."""
+
+
+@dataclass
+class Codex(_Agent):
+    """`codex exec` in its read-only sandbox, with a configuration of its own."""
+
+    mcp_servers: Sequence[McpServer] = ()
+    context_window_tokens: int | None = None
+    config: Sequence[str] = ()
+    """Further settings as `key=value`, in TOML."""
+    model: str = CODEX_MODEL
+
+    def make_environment(self) -> dict[str, str]:
+        return {**super().make_environment(), "CODEX_HOME": str(self.home), "QUIRE_TEST_KEY": self.key, **self.env}
+
+    def make_config(self) -> list[str]:
+        provider = "model_providers.quire"
+        lines = [
+            'model_provider="quire"',
+            f'{provider}.name="quire"',
+            f'{provider}.base_url="{self.base_url}/v1"',
+            f'{provider}.env_key="QUIRE_TEST_KEY"',
+            f'{provider}.wire_api="responses"',
+        ]
+        if self.context_window_tokens is not None:
+            lines.append(f"model_context_window={self.context_window_tokens}")
+        for server in self.mcp_servers:
+            table = f"mcp_servers.{server.name}"
+            command, *arguments = server.command
+            lines += [f"{table}.command={json.dumps(command)}", f"{table}.args={json.dumps(arguments)}"]
+            lines += [f"{table}.env.{name}={json.dumps(value)}" for name, value in server.env.items()]
+            # Else the first request may leave before the server has listed its tools.
+            lines += [f'{table}.default_tools_approval_mode="approve"', f"{table}.required=true"]
+        return [*lines, *self.config]
+
+    def make_command(self, prompt: str, *flags: str, resume: str | None = None) -> list[str]:
+        binary = find_codex()
+        assert binary is not None, "Codex is not installed"
+        config = [word for line in self.make_config() for word in ("-c", line)]
+        common = ["--json", "--skip-git-repo-check", "--model", self.model, *config, *flags]
+        if resume is not None:
+            return [str(binary), "exec", "resume", *common, resume, prompt]
+        return [str(binary), "exec", *common, prompt]
+
+    async def run(
+        self,
+        prompt: str,
+        *flags: str,
+        resume: str | None = None,
+        timeout_seconds: float = RUN_TIMEOUT_SECONDS,
+    ) -> AgentRun:
+        """Runs one prompt to its end, in a new session or in the one to resume."""
+        command = self.make_command(prompt, *flags, resume=resume)
+        stdout, stderr, exit_code = await self._finish(command, timeout_seconds)
+        events = tuple(json.loads(line) for line in stdout.splitlines() if line.startswith("{"))
+        threads = [event["thread_id"] for event in events if event.get("type") == "thread.started"]
+        texts = [
+            event["item"]["text"]
+            for event in events
+            if event.get("type") == "item.completed" and event["item"]["type"] == "agent_message"
+        ]
+        return AgentRun(stdout, stderr, exit_code, events, threads[0] if threads else None, texts[-1] if texts else "")

@@ -1,0 +1,63 @@
+/** Blocks that an agent adds to its user's messages: reminders, the environment, project rules, output of its own commands. */
+
+import type { Message, Part } from "../api/types";
+
+/** Start of such a block. src/quire/log/titles.py has the same list. */
+const BLOCK_START =
+  /\s*(?:<(system-reminder|environment_context|user_instructions|local-command-caveat|local-command-stdout|command-name|command-message|command-args)>|# AGENTS\.md instructions )/y;
+
+export interface SplitText {
+  blocks: string[];
+  rest: string;
+}
+
+/** Separates the blocks at the start of a text from the rest; one that is not closed extends to its end. */
+export function splitContextBlocks(text: string): SplitText {
+  const blocks: string[] = [];
+  let position = 0;
+  for (;;) {
+    BLOCK_START.lastIndex = position;
+    const match = BLOCK_START.exec(text);
+    if (!match) return { blocks, rest: text.slice(position) };
+    const closing = `</${match[1] ?? "INSTRUCTIONS"}>`;
+    const end = text.indexOf(closing, BLOCK_START.lastIndex);
+    const next = end < 0 ? text.length : end + closing.length;
+    blocks.push(text.slice(position, next).trim());
+    position = next;
+  }
+}
+
+export interface SplitMessage {
+  /** Texts that the agent added. */
+  blocks: string[];
+  /** The user's own parts. */
+  parts: Part[];
+}
+
+/** Separates what the agent added to a user's message from what the user wrote. */
+export function splitUserMessage(message: Message): SplitMessage {
+  const split: SplitMessage = { blocks: [], parts: [] };
+  for (const part of message.parts) {
+    if (part.type !== "text") {
+      split.parts.push(part);
+      continue;
+    }
+    const { blocks, rest } = splitContextBlocks(part.text);
+    split.blocks.push(...blocks);
+    if (blocks.length === 0) split.parts.push(part);
+    else if (rest.trim()) split.parts.push({ ...part, text: rest.trimStart() });
+  }
+  return split;
+}
+
+/** System messages longer than this are folded to their first line. */
+const MAX_OPEN_SYSTEM_CHARS = 200;
+const MAX_HEADING_CHARS = 80;
+
+/** The first line of a long system message, to fold it under; null if it is short enough to stay open. */
+export function getSystemHeading(message: Message): string | null {
+  const text = message.parts.map((part) => (part.type === "text" ? part.text : "")).join("\n").trim();
+  if (message.role !== "system" || text.length <= MAX_OPEN_SYSTEM_CHARS) return null;
+  const line = (text.split("\n", 1)[0] ?? "").replace(/^#+\s*/, "");
+  return line.length <= MAX_HEADING_CHARS ? line : `${line.slice(0, MAX_HEADING_CHARS - 1)}…`;
+}
