@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import pytest
@@ -218,3 +218,19 @@ async def test_a_list_without_the_newest_reply_forks_though_the_head_is_cached(s
         assert reply.stop_reason in ("end_turn", "tool_use")
         [conversation] = await store.list_conversations()
         assert len(await store.list_branches(conversation.id)) == 2
+
+
+async def test_unsigned_thinking_of_another_model_does_not_reach_a_provider(store: SqlStore):
+    async with run_claude_gateway(store, play(ScriptedReply("Yes.")), "messages") as (client, provider, _):
+        unsigned = {"type": "thinking", "thinking": "hm", "signature": "quire-unsigned"}
+        signed = {"type": "thinking", "thinking": "aha", "signature": "s"}
+        reply = {"role": "assistant", "content": [unsigned, signed, {"type": "text", "text": "Well."}]}
+        answer = await client.messages.with_raw_response.create(
+            model=MODEL, max_tokens=100, messages=[user("Hi"), cast("Any", reply), user("And?")]
+        )
+        assert [block["type"] for block in provider.requests[0].body["messages"][1]["content"]] == ["thinking", "text"]
+        [conversation] = await store.list_conversations()
+        [(_, manifest)] = await store.list_manifests(conversation.id)
+        assert manifest.forwarded is not None
+        assert (manifest.forwarded.form, manifest.forwarded.dropped) == ("edited", ("messages[thinking]",))
+        assert answer.headers["x-quire-dropped"] == "1"

@@ -382,3 +382,22 @@ async def test_input_tokens_are_counted(store: SqlStore, speaks: str):
         count = await client.responses.input_tokens.count(model=MODEL, input="How many tokens are these?")
         assert (count.object, count.input_tokens > 5) == ("response.input_tokens", True)
         assert provider.requests == []
+
+
+async def test_tools_in_an_item_of_the_input_are_offered(store: SqlStore):
+    """As Codex sends them to some models: no `tools`, but an item with a namespace of custom tools."""
+    exec_tool = {"type": "custom", "name": "exec", "description": "Runs code."}
+    item: Any = {
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": [{"type": "namespace", "name": "functions", "description": "", "tools": [exec_tool]}],
+    }
+    call = ScriptedCall("functions__exec", {"input": "1 + 1"})
+    async with run_responses_gateway(store, call_tool(call, text="Two."), "chat") as (client, provider, _):
+        response = await client.responses.create(
+            model=MODEL,
+            input=[item, {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Add."}],
+        )
+        assert provider.requests[0].tool_names == ["functions__exec"]
+        output: Any = response.output[0]
+        assert (output.type, output.name, output.input) == ("custom_tool_call", "exec", "1 + 1")

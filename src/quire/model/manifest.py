@@ -80,9 +80,10 @@ class SlotUsage(FrozenModel):
     overflows: bool | None = None
 
 
-ForwardedForm = Literal["unchanged", "model_renamed", "fitted", "translated", "translated_fitted"]
-"""Pass-through byte for byte, with only the model's name replaced, or with other messages so that it fits; the same two
-in the format of an upstream that does not use the client's."""
+ForwardedForm = Literal["unchanged", "model_renamed", "edited", "fitted", "translated", "translated_fitted"]
+"""Pass-through byte for byte, with only the model's name replaced, without what only Quire's translation had added (it
+is unsigned thinking, which the provider rejects), or with other messages so that it fits; a translation of the client's
+list, or of messages that fit."""
 
 
 class ForwardedRequest(FrozenModel):

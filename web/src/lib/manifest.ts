@@ -185,6 +185,7 @@ const FORM_TEXTS: Record<ForwardedForm, string> = {
   model_renamed: "The gateway replaced the model's name and forwarded the rest unchanged.",
   fitted: "It exceeded the context window; the gateway forwarded it with messages that fit.",
   translated: "The gateway translated it into the upstream's format.",
+  edited: "The gateway forwarded it without thinking that another model had left unsigned.",
   translated_fitted: "It exceeded the context window; the gateway translated it into the upstream's format with messages that fit.",
 };
 

@@ -130,7 +130,7 @@ async def prepare_request(
     rendering = await render_from_log(matched, engine.store)
     size = len(client_request.raw)
     content = await run_sized(size, _encode_listed, matched, rendering.rendered_request, upstream_model)
-    form = ("model_renamed" if upstream_model else "unchanged") if matched.is_native else "translated"
+    form = _choose_native_form(client_request, upstream_model) if matched.is_native else "translated"
     record = _encode_request_record(client_request)
     forwarded = await run_sized(
         len(content), _build_forwarded, form, content, matched, rendering.rendered_request, record
@@ -143,6 +143,12 @@ async def prepare_request(
         conversation=conversation,
         is_recorded=is_recorded,
     )
+
+
+def _choose_native_form(client_request: ClientRequest, upstream_model: str | None) -> ForwardedForm:
+    if client_request.dropped:
+        return "edited"
+    return "model_renamed" if upstream_model else "unchanged"
 
 
 def _check_unrecorded(matched: MatchedRequest) -> None:
@@ -186,7 +192,7 @@ def _build_forwarded(
         replayable=matched.envelope.replayable,
         client_list_tokens=list_tokens,
         unrecorded_messages=matched.match.stored_start or None,
-        dropped=() if matched.is_native else list_dropped(matched, rendered),
+        dropped=matched.client_request.dropped if matched.is_native else list_dropped(matched, rendered),
         request_blob=sha256(record).hexdigest() if record is not None else None,
     )
 

@@ -157,7 +157,7 @@ class ClientRequest:
     overflow: Literal["fit", "refuse"] | None = None
     """What to do if the request exceeds the window, if its format lets the client choose."""
     dropped: tuple[str, ...] = ()
-    """Parts of the messages that only the client's format has."""
+    """Parts of the messages that were removed from `body` and `raw`, because no provider accepts them."""
     carried_items: tuple[WireMessage, ...] = ()
     """Instructions within the messages of the request that this one continues."""
 

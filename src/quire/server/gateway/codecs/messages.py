@@ -33,7 +33,7 @@ from quire.server.problems import error_detail
 from quire.settings.schema import FormatName
 from quire.view.wire_formats import Reply, WireMessage
 from quire.view.wire_formats.anthropic_cache_markers import add_cache_markers
-from quire.view.wire_formats.anthropic_messages import PROVIDER, AnthropicMessagesFormat
+from quire.view.wire_formats.anthropic_messages import PROVIDER, UNSIGNED_SIGNATURE, AnthropicMessagesFormat
 from quire.view.wire_formats.anthropic_messages_parse import parse_messages, parse_reply
 from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
 
@@ -82,6 +82,10 @@ class MessagesCodec(Codec):
     }
 
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
+        is_edited = UNSIGNED_SIGNATURE.encode() in raw
+        if is_edited:
+            body = _drop_unsigned_thinking(body)
+            raw = encode_body(body)
         system = _list_system_blocks(body.get("system"))
         thread = get_object(body, "thread")
         return ClientRequest(
@@ -93,6 +97,7 @@ class MessagesCodec(Codec):
             tools=tuple(filter_objects(body.get("tools"))),
             options=parse_options(body),
             previous_reply=get_text(thread, "previous_message_id") if thread.get("type") == "continue" else None,
+            dropped=("messages[thinking]",) if is_edited else (),
         )
 
     def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
@@ -224,6 +229,21 @@ class MessagesCodec(Codec):
 
 def _get_error_type(status: int) -> str:
     return _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def _drop_unsigned_thinking(body: dict[str, Any]) -> dict[str, Any]:
+    """Drops thinking that Quire gave the client for a model that signs none: the provider rejects it."""
+    messages = [
+        {**message, "content": [block for block in cast("list[object]", content) if not _is_unsigned(block)]}
+        if isinstance(content := cast("object", message.get("content")), list)
+        else message
+        for message in filter_objects(body.get("messages"))
+    ]
+    return {**body, "messages": messages}
+
+
+def _is_unsigned(block: object) -> bool:
+    return is_object(block) and block.get("signature") == UNSIGNED_SIGNATURE
 
 
 def _list_system_blocks(system: object) -> list[WireMessage]:

@@ -49,6 +49,10 @@ SEAL_PREFIX = "quire1."
 _ITEM_FIELDS_WITHOUT_MEANING = frozenset({"id", "status", "annotations", "logprobs"})
 
 
+ADDITIONAL_TOOLS_TYPE = "additional_tools"
+"""Type of an item that offers tools from its place in the input on."""
+
+
 class ResponsesCodec(Codec):
     name: ClassVar[FormatName] = "responses"
     provider: ClassVar[Provider] = PROVIDER
@@ -62,16 +66,16 @@ class ResponsesCodec(Codec):
     }
 
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
-        leading, history = _split_history(body)
+        _, history = _split_history(body)
         text = get_text(body, "instructions")
         field: list[WireMessage] = [{"type": "message", "role": "system", "content": text}] if text else []
         return ClientRequest(
             codec=self,
             raw=raw,
             body=body,
-            instructions=(*field, *leading),
+            instructions=(*field, *_list_instructions(body)),
             messages=tuple(ParsedMessage(message) for message in _parse_items(history)),
-            tools=tuple(filter_objects(body.get("tools"))),
+            tools=(*filter_objects(body.get("tools")), *_list_additional_tools(body)),
             options=parse_options(body),
             previous_reply=get_text(body, "previous_response_id"),
             conversation=_read_conversation(body),
@@ -166,7 +170,7 @@ class ResponsesCodec(Codec):
     def carry_over(self, request: ClientRequest, record: Mapping[str, Any]) -> ClientRequest:
         """Adds messages of the system and the developer; the field `instructions` is not inherited."""
         carried = tuple(filter_objects(record.get("leading")))
-        own = len(request.instructions) - len(_list_leading(request.body))
+        own = len(request.instructions) - len(_list_instructions(request.body))
         instructions = (*request.instructions[:own], *carried, *request.instructions[own:])
         return replace(request, carried_items=carried, instructions=instructions)
 
@@ -219,8 +223,18 @@ def _read_item_reference(item: WireMessage) -> str | None:
 
 
 def _list_leading(body: Mapping[str, Any]) -> Sequence[WireMessage]:
-    """The instructions among the items."""
+    """The items before the history: instructions, and tools among them."""
     return _split_history(body)[0]
+
+
+def _list_instructions(body: Mapping[str, Any]) -> list[WireMessage]:
+    return [item for item in _list_leading(body) if item.get("type") != ADDITIONAL_TOOLS_TYPE]
+
+
+def _list_additional_tools(body: Mapping[str, Any]) -> list[WireMessage]:
+    """Tools in items of the input, where Codex sends all of its tools to some models."""
+    items = [item for item in filter_objects(body.get("input")) if item.get("type") == ADDITIONAL_TOOLS_TYPE]
+    return [tool for item in items for tool in filter_objects(item.get("tools"))]
 
 
 def _split_history(body: Mapping[str, Any]) -> tuple[Sequence[WireMessage], Sequence[WireMessage]]:
