@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import page
-from infra.agents import SMALL_PROMPT_FLAGS, find_claude
 from infra.llama import LocalModel
+from infra.real_agents import SMALL_PROMPT_FLAGS, find_claude
 
 QUIRE = str(Path(sys.executable).with_name("quire"))
 PROMPTS = ("Say hi and name a river.", "Which sea does it reach?")

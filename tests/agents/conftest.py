@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agents import Claude, Codex, find_claude, find_codex
+from infra.real_agents import Claude, Codex, find_claude, find_codex
 from infra.scripted_provider import ScriptedProvider, run_scripted_provider
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))

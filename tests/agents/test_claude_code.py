@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.agents import SMALL_PROMPT_FLAGS, Claude
+from infra.real_agents import SMALL_PROMPT_FLAGS, Claude
 from infra.scripted_provider import (
     ProviderRequest,
     Script,

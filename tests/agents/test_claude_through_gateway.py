@@ -7,8 +7,8 @@ from gateway_fixtures import run_gateway
 from gateway_records import assert_all_recorded, get_address, load_sessions
 from test_claude_code import ECHO, SUMMARY
 
-from infra.agents import IS_FULL_SIZE, SMALL_PROMPT_FLAGS, Claude
 from infra.llama import LocalModelAddress
+from infra.real_agents import IS_FULL_SIZE, SMALL_PROMPT_FLAGS, Claude
 from infra.recording_relay import run_recording_relay
 from infra.scripted_provider import (
     FormatName,

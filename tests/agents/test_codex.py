@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.agents import HARBOUR_SERVER, Codex
+from infra.real_agents import HARBOUR_SERVER, Codex
 from infra.scripted_provider import (
     ProviderRequest,
     ScriptedCall,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.agents import SMALL_PROMPT_FLAGS, find_claude, find_codex
+from infra.real_agents import SMALL_PROMPT_FLAGS, find_claude, find_codex
 from infra.scripted_provider import (
     FormatName,
     ProviderRequest,

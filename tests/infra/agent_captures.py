@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from infra.agents import Claude, Codex
+from infra.real_agents import Claude, Codex
 from infra.scripted_provider import (
     Script,
     ScriptedCall,
