@@ -1,5 +1,6 @@
 """State of OpenAI's Responses that the log has: chains by `previous_response_id`, reads, deletes."""
 
+import os
 from typing import Any
 
 import openai
@@ -24,7 +25,8 @@ from infra.scripted_provider import (
 )
 from quire.log import SqlStore
 
-CHAIN_TURNS = 300
+CHAIN_TURNS = int(os.environ.get("RESPONSE_CHAIN_TURNS", "30"))
+"""Turns of a chain on the local model; `RESPONSE_CHAIN_TURNS=300` runs the full size, a quarter of an hour."""
 CONTEXT_TOKENS = 1_024
 UPSTREAMS = ("chat", "messages", "responses")
 CUTS = {"chat": 2, "messages": 4, "responses": 6}
@@ -348,6 +350,7 @@ async def test_an_unknown_reference_to_an_item_passes_to_a_native_upstream(store
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_a_chain_on_a_real_model_survives_a_restart(store: SqlStore, local_model: LocalModelAddress):
     """Many times the model's window, by `previous_response_id` alone; the second half on another server."""
     settings: Any = {"timeout_seconds": 600, "model": local_model.name, "context_limit": CONTEXT_TOKENS}
