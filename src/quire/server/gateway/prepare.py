@@ -108,6 +108,8 @@ async def prepare_request(
     the log would have to have its messages first.
     """
     may_fit = may_fit and is_recorded
+    if variant.target is client_request.codec:
+        client_request = await run_sized(len(client_request.raw), client_request.codec.drop_unsendable, client_request)
     envelope = await variant.load_envelope(client_request)
     engine = variant.engine.with_changes(agent=envelope.agent, spending_key=spending_key)
     await engine.check_spend_cap(match.conversation)

@@ -54,9 +54,7 @@ def list_dropped(matched: MatchedRequest, rendered: RenderedRequest) -> tuple[st
     messages = [each.message for each in request.messages]
     options = matched.variant.target.translate_options(request.options).dropped
     parts = [*_list_dropped_thinking(messages, rendered), *_list_dropped_parts(messages, matched.message_counter)]
-    return tuple(
-        dict.fromkeys((*request.options.other_fields, *options, *matched.envelope.dropped, *request.dropped, *parts))
-    )
+    return tuple(dict.fromkeys((*request.options.other_fields, *options, *matched.envelope.dropped, *parts)))
 
 
 def _list_dropped_thinking(messages: Sequence[Message], rendered: RenderedRequest) -> Iterator[str]:

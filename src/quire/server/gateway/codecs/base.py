@@ -253,6 +253,10 @@ class Codec(ABC):
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
         """Parses a body; raises `UnreadableBody` if it has no messages that Quire can store."""
 
+    def drop_unsendable(self, request: ClientRequest) -> ClientRequest:
+        """The request without what only Quire's translation had added, for an upstream of this format."""
+        return request
+
     @abstractmethod
     def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
         """Names and IDs of tools, messages and calls, each with its maximum length."""

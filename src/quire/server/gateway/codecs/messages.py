@@ -1,6 +1,7 @@
 """Codec of Anthropic's Messages."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from starlette.responses import JSONResponse, Response
@@ -82,10 +83,6 @@ class MessagesCodec(Codec):
     }
 
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
-        is_edited = UNSIGNED_SIGNATURE.encode() in raw
-        if is_edited:
-            body = _drop_unsigned_thinking(body)
-            raw = encode_body(body)
         system = _list_system_blocks(body.get("system"))
         thread = get_object(body, "thread")
         return ClientRequest(
@@ -97,8 +94,13 @@ class MessagesCodec(Codec):
             tools=tuple(filter_objects(body.get("tools"))),
             options=parse_options(body),
             previous_reply=get_text(thread, "previous_message_id") if thread.get("type") == "continue" else None,
-            dropped=("messages[thinking]",) if is_edited else (),
         )
+
+    def drop_unsendable(self, request: ClientRequest) -> ClientRequest:
+        if UNSIGNED_SIGNATURE.encode() not in request.raw:
+            return request
+        body = _drop_unsigned_thinking(request.body)
+        return replace(request, body=body, raw=encode_body(body), dropped=("messages[thinking]",))
 
     def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
         for tool in filter_objects(body.get("tools")):
