@@ -24,13 +24,8 @@ from quire.log.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.server.gateway import engine_variants, exchange, passthrough, prepare, recognition, relay, reply_recorder
 from quire.server.gateway.codecs import CHAT
-from quire.server.gateway.codecs.base import (
-    MAX_CALL_ID_CHARS,
-    MAX_NAME_CHARS,
-    MAX_REQUEST_MESSAGES,
-    MAX_REQUEST_TOOLS,
-    RequestLimitExceeded,
-)
+from quire.server.gateway.codecs.base import MAX_CALL_ID_CHARS, MAX_NAME_CHARS, MAX_REQUEST_MESSAGES, MAX_REQUEST_TOOLS
+from quire.server.gateway.codecs.bodies import RequestLimitExceeded
 from quire.server.gateway.codecs.chat import ChatCodec
 from quire.server.gateway.codecs.chat_stream import MAX_REQUEST_CHOICES, ChatStreamDecoder
 from quire.server.gateway.codecs.sse import MAX_DELTA_ITEMS, MAX_EVENT_BYTES

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from fake_upstream import respond_with_text, run_fake_upstream
 from quire.log import SqlStore
 from quire.model import CHAIN_ROOT, Message, ThinkingPart, ToolCallPart, iter_paths
-from quire.server.gateway import recognition
+from quire.server.gateway import overlap, recognition
 from quire.server.gateway.codecs.chat import ChatMessage
 from quire.server.gateway.codecs.normal_form import normalize_message
-from quire.server.gateway.recognition import MAX_OVERLAP_MESSAGES, compute_client_paths, find_overlap
+from quire.server.gateway.overlap import MAX_OVERLAP_MESSAGES, find_overlap
+from quire.server.gateway.recognition import compute_client_paths
 from quire.testing.strategies import messages
 from quire.view.rendered import encode_wire_messages
 from quire.view.wire_formats.openai_chat import TOKENS_PER_REQUEST, OpenAIChatFormat
@@ -308,12 +309,12 @@ class CountingKey(bytes):
 
 
 def count_line_events(function: Callable[[], object]) -> int:
-    """Counts the executed lines of `recognition`: the work of a run, independent of the machine."""
+    """Counts the executed lines of `overlap`: the work of a run, independent of the machine."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal count
-        if frame.f_globals.get("__name__") != recognition.__name__:
+        if frame.f_globals.get("__name__") != overlap.__name__:
             return None
         count += event == "line"
         return trace
@@ -343,14 +344,15 @@ def test_the_search_for_an_overlap_is_quadratic_and_compares_digests():
 
 
 async def test_no_more_messages_are_compared_than_the_limit(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recognition, "MAX_OVERLAP_MESSAGES", 4)
+    for module in (overlap, recognition):
+        monkeypatch.setattr(module, "MAX_OVERLAP_MESSAGES", 4)
     compared = list[tuple[int, int]]()
 
     def find(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Sequence[bool]) -> object:
         compared.append((len(sent), len(stored)))
         return find_overlap(sent, stored, is_reply=is_reply)
 
-    monkeypatch.setattr(recognition, "find_overlap", find)
+    monkeypatch.setattr(overlap, "find_overlap", find)
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
         history = list[dict[str, Any]]()
         for number in range(5):

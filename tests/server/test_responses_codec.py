@@ -8,14 +8,8 @@ from responses_helpers import Json, check_events, check_response, parse_events
 
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart, Usage
 from quire.server.gateway.codecs import RESPONSES
-from quire.server.gateway.codecs.base import (
-    MAX_REQUEST_TOOLS,
-    ClientRequest,
-    ReplyContext,
-    RequestLimitExceeded,
-    RequestOptions,
-    UnreadableBody,
-)
+from quire.server.gateway.codecs.base import MAX_REQUEST_TOOLS, ClientRequest, ReplyContext, RequestOptions
+from quire.server.gateway.codecs.bodies import RequestLimitExceeded, UnreadableBody
 from quire.server.gateway.codecs.deltas import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
 from quire.server.gateway.codecs.normal_form import normalize_message
 from quire.server.gateway.codecs.responses_encoder import ResponsesEncoder

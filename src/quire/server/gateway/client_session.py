@@ -18,6 +18,8 @@ ROOT_AGENT = "/root"
 """Codex's name of the agent that the user talks to."""
 MAX_SEARCHED_MESSAGES = 3
 """Messages at the start of a list in which an agent describes its environment."""
+MAX_SIDE_CALL_MESSAGES = 3
+"""Messages of a call for a title and the like."""
 
 _AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent", "x-parent-session-id")
 """Headers that mark a sub-agent: its ID, its kind, or its parent."""
@@ -51,10 +53,10 @@ def find_session(headers: Headers, scopes: Mapping[str, str]) -> tuple[str, str]
 
 
 def _find_purpose(request: ClientRequest, agent: str | None) -> str | None:
-    """Agents offer tools in every request of a user's conversation; titles and the like are asked for without."""
+    """Agents offer tools in every request of a user's conversation, and none in calls for titles and the like."""
     if agent is not None:
         return "subagent"
-    return None if request.tools or len(request.messages) > MAX_SEARCHED_MESSAGES else "side"
+    return None if request.tools or len(request.messages) > MAX_SIDE_CALL_MESSAGES else "side"
 
 
 def _read_turn_metadata(headers: Headers) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from quire.model import Entry, Message
 from quire.server.auth import Caller
 from quire.server.dependencies import AdminCaller, ChatCaller, StateDep, engine_for_caller
 from quire.server.gateway.codecs import RESPONSES
-from quire.server.gateway.codecs.base import RequestLimitExceeded, UnreadableBody
+from quire.server.gateway.codecs.bodies import RequestLimitExceeded, UnreadableBody
 from quire.server.gateway.codecs.responses import CONVERSATION_ID_PREFIX
 from quire.server.gateway.response_items import (
     build_entry_items,

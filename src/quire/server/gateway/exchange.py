@@ -22,9 +22,8 @@ from quire.log.worker_threads import run_sized
 from quire.server.auth import Caller, check_model
 from quire.server.gateway.client_session import find_origin, find_session
 from quire.server.gateway.codecs import choose_target
-from quire.server.gateway.codecs.base import (
-    ClientRequest,
-    Codec,
+from quire.server.gateway.codecs.base import ClientRequest, Codec
+from quire.server.gateway.codecs.bodies import (
     RequestLimitExceeded,
     UnreadableBody,
     encode_body,

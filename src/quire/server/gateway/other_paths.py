@@ -9,7 +9,7 @@ from quire.errors import AccessDenied, ModelError, QuireError
 from quire.server.auth import Caller, check_model
 from quire.server.dependencies import ChatCaller, get_server_state
 from quire.server.gateway.codecs import CHAT
-from quire.server.gateway.codecs.base import UnreadableBody, get_model_name, parse_body
+from quire.server.gateway.codecs.bodies import UnreadableBody, get_model_name, parse_body
 from quire.server.gateway.exchange import relay_unrecorded
 from quire.server.gateway.relay import UNRECORDED_HEADERS
 from quire.server.gateway.response import CancellableResponse, ResponseWriter

@@ -12,7 +12,8 @@ from quire.log import LogStore
 from quire.log.worker_threads import run_sized
 from quire.model import Decision, ForwardedRequest, Message, Slot, Span
 from quire.model.lazy import lazy_property
-from quire.server.gateway.codecs.base import ClientMessage, ClientRequest
+from quire.server.gateway.codecs.base import ClientRequest
+from quire.server.gateway.codecs.client_messages import ClientMessage
 from quire.server.gateway.codecs.normal_form import extend_path
 from quire.server.gateway.engine_variants import EngineVariant, RequestEnvelope
 from quire.server.gateway.recognition import HistoryMatch

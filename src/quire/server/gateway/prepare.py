@@ -21,7 +21,9 @@ from quire.log.ids import new_id, now
 from quire.log.worker_threads import run_sized
 from quire.model import Entry, ForwardedRequest, Message
 from quire.model.manifest import ForwardedForm
-from quire.server.gateway.codecs.base import ClientMessage, ClientRequest, Codec, encode_body
+from quire.server.gateway.codecs.base import ClientRequest, Codec
+from quire.server.gateway.codecs.bodies import encode_body
+from quire.server.gateway.codecs.client_messages import ClientMessage
 from quire.server.gateway.codecs.normal_form import extend_path, normalize_message
 from quire.server.gateway.engine_variants import EngineVariant
 from quire.server.gateway.passthrough import MatchedRequest, build_listed_request, render_from_log

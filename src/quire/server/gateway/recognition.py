@@ -18,13 +18,12 @@ from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin, Stor
 from quire.log.ids import new_id
 from quire.log.worker_threads import run_sized
 from quire.model import CHAIN_ROOT, Entry
-from quire.server.gateway.codecs.base import ClientMessage, ClientRequest
-from quire.server.gateway.codecs.normal_form import normalize_message
+from quire.server.gateway.codecs.base import ClientRequest
+from quire.server.gateway.codecs.client_messages import ClientMessage
+from quire.server.gateway.overlap import MAX_OVERLAP_MESSAGES, find_window_overlap
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
-MAX_OVERLAP_MESSAGES = 200
-"""Maximum number of newest messages, of the client and of the log, that are compared to find an overlap."""
 MAX_SESSION_CONVERSATIONS = 20
 """Maximum number of a session's conversations that are searched for the messages after a client's own summary."""
 MAX_SESSION_BRANCHES = 4
@@ -67,14 +66,6 @@ class RequestedConversation:
 
     conversation: str | None = None
     branch: int | None = None
-
-
-class Overlap(NamedTuple):
-    """Messages `first` to `last` of the client's list equal the stored messages that end at `stored_last`."""
-
-    first: int
-    last: int
-    stored_last: int
 
 
 class HeadScope(NamedTuple):
@@ -300,7 +291,7 @@ async def _match_overlap(store: Store, branch: Branch, request: ClientRequest) -
     count = min(MAX_OVERLAP_MESSAGES, len(messages) + OVERLAP_MARGIN_MESSAGES)
     stored = await store.read_tail(branch.conversation, count, branch=branch.number, kinds=["message"])
     size = len(request.raw) + sum(len(entry.raw) for entry in stored)
-    overlap = await run_sized(size, _find_window_overlap, messages, stored)
+    overlap = await run_sized(size, find_window_overlap, messages, stored)
     if overlap is None:
         return None
     run = stored[overlap.stored_last - (overlap.last - overlap.first) : overlap.stored_last + 1]
@@ -323,43 +314,6 @@ async def _to_match(store: Store, overlap: _BranchOverlap) -> HistoryMatch:
         entries=tuple(overlap.run),
         client_path=None,
     )
-
-
-def _find_window_overlap(messages: Sequence[ClientMessage], stored: Sequence[Entry]) -> Overlap | None:
-    newest = messages[-MAX_OVERLAP_MESSAGES:]
-    dropped = len(messages) - len(newest)
-    keys = [normalize_message(entry.message).canonical_json().encode() for entry in stored]
-    overlap = find_overlap(
-        [each.match_key for each in newest], keys, is_reply=[each.role == "assistant" for each in newest]
-    )
-    return overlap and Overlap(overlap.first + dropped, overlap.last + dropped, overlap.stored_last)
-
-
-def find_overlap(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Sequence[bool]) -> Overlap | None:
-    """Finds a run from the client's first message to the log's head, else the run that ends last in the client's list.
-
-    A run to the head is preferred because it continues the conversation: repeated identical turns would otherwise match
-    an earlier place and fork. `sent` and `stored` are match keys, oldest first; `is_reply` marks assistant messages in
-    `sent`. A run counts only if it contains a reply, because users often repeat their own words. The work is the
-    product of the two lengths: digests are compared, and each run extends the one that ends a message earlier.
-    """
-    sent_digests, stored_digests = ([sha256(key).digest() for key in keys] for keys in (sent, stored))
-    head, last_reply = len(stored) - 1, -1
-    to_head: Overlap | None = None
-    latest: Overlap | None = None
-    # One row of the table of runs: runs[n + 1] is the length of the run that ends at `last` and at stored message n.
-    runs = [0] * (len(stored) + 1)
-    for last, digest in enumerate(sent_digests):
-        last_reply = last if is_reply[last] else last_reply
-        found: Overlap | None = None
-        for stored_last in range(head, -1, -1):
-            run = runs[stored_last + 1] = runs[stored_last] + 1 if digest == stored_digests[stored_last] else 0
-            if found is None and last_reply > last - run:
-                found = Overlap(last - run + 1, last, stored_last)
-        if found is not None:
-            latest = found
-            to_head = found if (found.first, found.stored_last) == (0, head) else to_head
-    return to_head or latest
 
 
 def _parse_recorded_tokens(manifest: str | None) -> tuple[int, str] | None:

@@ -15,7 +15,7 @@ from quire.log.worker_threads import run_sized
 from quire.model import Usage
 from quire.server.auth import check_model
 from quire.server.gateway.codecs import RESPONSES, choose_target
-from quire.server.gateway.codecs.base import RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
+from quire.server.gateway.codecs.bodies import RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
 from quire.server.gateway.codecs.responses_encoder import MICROSECONDS_PER_SECOND
 from quire.server.gateway.codecs.responses_object import (
     build_started_response,

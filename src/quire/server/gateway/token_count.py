@@ -6,7 +6,7 @@ from quire.errors import InvalidRequest, ModelError, QuireError
 from quire.log.worker_threads import run_sized
 from quire.server.auth import check_model
 from quire.server.gateway.codecs import choose_target
-from quire.server.gateway.codecs.base import UnreadableBody, get_model_name, parse_body
+from quire.server.gateway.codecs.bodies import UnreadableBody, get_model_name, parse_body
 from quire.server.gateway.exchange import Exchange, relay_unrecorded
 from quire.server.gateway.passthrough import MatchedRequest
 from quire.server.gateway.recognition import HistoryMatch

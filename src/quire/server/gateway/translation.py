@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from quire.model import FilePart, ImagePart, Message, TextPart, ThinkingPart
 from quire.model.messages import Part, ToolResultPart
-from quire.server.gateway.codecs.base import RequestOptions, encode_body
+from quire.server.gateway.codecs.base import RequestOptions
+from quire.server.gateway.codecs.bodies import encode_body
 from quire.server.gateway.codecs.normal_form import get_content_substitutes, get_placeholder_type
 from quire.server.gateway.passthrough import MatchedRequest
 from quire.view.layout import RenderedRequest

@@ -6,12 +6,12 @@ messages are between the two.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from quire.errors import (
@@ -26,16 +26,14 @@ from quire.errors import (
 )
 from quire.model import Message, ToolDefinition
 from quire.model.base import JsonObject
-from quire.model.lazy import lazy_property
-from quire.model.messages import Role
 from quire.model.policy import MAX_MODEL_NAME_CHARS, Provider
+from quire.server.gateway.codecs.bodies import RequestLimitExceeded, count_items, get_model_name
+from quire.server.gateway.codecs.client_messages import ClientMessage
 from quire.server.gateway.codecs.deltas import ReplyDelta
-from quire.server.gateway.codecs.normal_form import normalize_message
 from quire.server.gateway.codecs.sse import StreamDecoder
 from quire.server.problems import error_code, error_detail, error_to_response
 from quire.settings.schema import FormatName
 from quire.view.wire_formats import Reply, WireMessage
-from quire.view.wire_formats.fields import is_object
 
 MAX_REQUEST_MESSAGES = 10_000
 """Maximum messages of a request; each one costs time and memory, however short it is."""
@@ -48,53 +46,6 @@ MAX_CALL_ID_CHARS = 16_000
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 """Why a reply ended, in the words of chat completions."""
-
-
-class UnreadableBody(Exception):
-    """Quire cannot parse the body. It is passed through to the upstream, and not recorded."""
-
-
-class RequestLimitExceeded(Exception):
-    """The request exceeds a limit of the gateway. It is refused, and not forwarded."""
-
-
-class ClientMessage(ABC):
-    """One message of a client's list: as the log stores it, and normalized for matching."""
-
-    is_plain_text = False
-    """Whether this is a user or assistant message of text alone whose JSON is known without rendering it."""
-    wire_json = b""
-    """Wire format of a plain text message, as it enters a request's digest."""
-
-    @property
-    def role(self) -> Role:
-        return self.message.role
-
-    @lazy_property
-    def message(self) -> Message:
-        return self.parse()
-
-    @abstractmethod
-    def parse(self) -> Message: ...
-
-    @lazy_property
-    def normalized(self) -> Message:
-        return normalize_message(self.message)
-
-    @property
-    def match_key(self) -> bytes:
-        """Canonical JSON of `normalized`."""
-        return self.normalized.canonical_json().encode()
-
-
-class ParsedMessage(ClientMessage):
-    """A message that was parsed together with those around it."""
-
-    def __init__(self, message: Message) -> None:
-        self._parsed = message
-
-    def parse(self) -> Message:
-        return self._parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,8 +302,8 @@ class Codec(ABC):
         return self.encode_error_event(error_detail(error), code=error_code(error))
 
     def build_envelope(self, system: str, tools: Sequence[ToolDefinition]) -> dict[str, Any]:
-        """Fields of a body with these instructions and tools, for a format that carries them over."""
-        raise NotImplementedError
+        """Fields of a body with these instructions and tools; none in a format that does not carry them over."""
+        return {}
 
     def list_item_references(self, body: Mapping[str, Any]) -> Sequence[str]:
         """IDs of recorded items that the messages refer to."""
@@ -363,8 +314,8 @@ class Codec(ABC):
         return None
 
     def insert_items(self, body: dict[str, Any], items: Mapping[str, Sequence[WireMessage]]) -> dict[str, Any]:
-        """Replaces each of these references by its items."""
-        raise NotImplementedError
+        """Replaces each of these references by its items, in a format that has references."""
+        return body
 
     def build_request_record(self, request: ClientRequest) -> dict[str, Any] | None:
         """The fields of a request that a read of its response repeats, and what a request that continues it needs."""
@@ -403,65 +354,6 @@ class Codec(ABC):
     def read_response_id(self, response: object) -> str | None:
         """ID of an upstream's reply that a later request may refer to."""
         return None
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    try:
-        body: object = from_json(raw)
-    except ValueError as error:
-        raise UnreadableBody(f"The body is not valid JSON: {error}.") from error
-    if not is_object(body):
-        raise UnreadableBody("The body is not a JSON object.")
-    return body
-
-
-def encode_body(body: dict[str, Any]) -> bytes:
-    return to_json(body, inf_nan_mode="constants")
-
-
-def get_model_name(body: Mapping[str, Any]) -> str:
-    model = body.get("model")
-    return model if isinstance(model, str) else ""
-
-
-def count_items(body: Mapping[str, Any], *names: str) -> int:
-    return sum(len(cast("list[object]", value)) for name in names if isinstance(value := body.get(name), list))
-
-
-def get_token_limit(body: Mapping[str, Any], *names: str) -> int | None:
-    """The first of these fields that is a number of tokens."""
-    limits = (body.get(name) for name in names)
-    return next((each for each in limits if isinstance(each, int) and not isinstance(each, bool) and each >= 0), None)
-
-
-def get_number(body: Mapping[str, Any], name: str) -> float | None:
-    value = body.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def list_other_fields(body: Mapping[str, Any], known: Iterable[str]) -> tuple[str, ...]:
-    """Names of the fields that have a value and are not in `known`."""
-    names = frozenset(known)
-    return tuple(name for name, value in body.items() if name not in names and value is not None)
-
-
-def merge_user_messages(messages: Iterable[Message]) -> list[Message]:
-    """Merges adjacent messages of the user: for the model they are one, and clients join and split them."""
-    merged: list[Message] = []
-    for message in messages:
-        if merged and message.role == merged[-1].role == "user" and message.name == merged[-1].name:
-            merged[-1] = merged[-1].model_copy(update={"parts": (*merged[-1].parts, *message.parts)})
-        else:
-            merged.append(message)
-    return merged
-
-
-def split_instructions(
-    messages: Sequence[WireMessage], *, roles: frozenset[str]
-) -> tuple[Sequence[WireMessage], Sequence[WireMessage]]:
-    """Splits instructions from history. If all messages are instructions, the last one is the history."""
-    first = next((index for index, each in enumerate(messages) if each.get("role") not in roles), len(messages) - 1)
-    return messages[:first], messages[first:]
 
 
 def _check_length(label: str, text: object, max_chars: int) -> None:

@@ -13,16 +13,17 @@ from quire.model.policy import Provider
 from quire.server.gateway.codecs.base import (
     MAX_CALL_ID_CHARS,
     MAX_NAME_CHARS,
-    ClientMessage,
     ClientRequest,
     Codec,
     FinishReason,
     ReplyContext,
     ReplyEncoder,
-    RequestLimitExceeded,
     RequestOptions,
     TranslatedFields,
     TranslatedTools,
+)
+from quire.server.gateway.codecs.bodies import (
+    RequestLimitExceeded,
     UnreadableBody,
     encode_body,
     get_number,
@@ -36,6 +37,7 @@ from quire.server.gateway.codecs.chat_stream import (
     ChatStreamDecoder,
     parse_choice,
 )
+from quire.server.gateway.codecs.client_messages import ClientMessage
 from quire.server.gateway.codecs.sse import encode_event
 from quire.server.problems import problem_response
 from quire.settings.schema import FormatName

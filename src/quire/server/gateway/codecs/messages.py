@@ -16,17 +16,14 @@ from quire.server.gateway.codecs.base import (
     ClientRequest,
     Codec,
     FinishReason,
-    ParsedMessage,
     ReplyContext,
     ReplyEncoder,
     RequestOptions,
     TranslatedFields,
     TranslatedTools,
-    UnreadableBody,
-    encode_body,
-    list_other_fields,
-    merge_user_messages,
 )
+from quire.server.gateway.codecs.bodies import UnreadableBody, encode_body, list_other_fields
+from quire.server.gateway.codecs.client_messages import ParsedMessage, merge_user_messages
 from quire.server.gateway.codecs.messages_options import parse_options, translate_options
 from quire.server.gateway.codecs.messages_stream import MessagesEncoder, MessagesStreamDecoder
 from quire.server.gateway.codecs.sse import encode_event

@@ -4,13 +4,8 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, cast
 
-from quire.server.gateway.codecs.base import (
-    RequestOptions,
-    TranslatedFields,
-    get_number,
-    get_token_limit,
-    list_other_fields,
-)
+from quire.server.gateway.codecs.base import RequestOptions, TranslatedFields
+from quire.server.gateway.codecs.bodies import get_number, get_token_limit, list_other_fields
 from quire.view.wire_formats.fields import get_object, get_text, is_object
 
 MAX_USER_CHARS = 64

@@ -15,17 +15,15 @@ from quire.server.gateway.codecs.base import (
     ClientRequest,
     Codec,
     FinishReason,
-    ParsedMessage,
     ReplyContext,
     ReplyEncoder,
     RequestOptions,
     TranslatedFields,
     TranslatedTools,
-    UnreadableBody,
-    encode_body,
-    split_instructions,
 )
+from quire.server.gateway.codecs.bodies import UnreadableBody, encode_body, split_instructions
 from quire.server.gateway.codecs.chat import build_error_object
+from quire.server.gateway.codecs.client_messages import ParsedMessage
 from quire.server.gateway.codecs.responses_encoder import ResponsesEncoder, encode_error_event
 from quire.server.gateway.codecs.responses_object import select_request_fields
 from quire.server.gateway.codecs.responses_options import parse_options, translate_options

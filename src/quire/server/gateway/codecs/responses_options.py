@@ -3,13 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
-from quire.server.gateway.codecs.base import (
-    RequestOptions,
-    TranslatedFields,
-    get_number,
-    get_token_limit,
-    list_other_fields,
-)
+from quire.server.gateway.codecs.base import RequestOptions, TranslatedFields
+from quire.server.gateway.codecs.bodies import get_number, get_token_limit, list_other_fields
 from quire.server.gateway.codecs.responses_tools import join_name
 from quire.view.wire_formats import WireMessage
 from quire.view.wire_formats.fields import get_object, get_text, is_object

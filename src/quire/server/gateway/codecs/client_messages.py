@@ -1,0 +1,59 @@
+"""Messages of a client's list: as the log stores them, and normalized for matching."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from quire.model import Message
+from quire.model.lazy import lazy_property
+from quire.model.messages import Role
+from quire.server.gateway.codecs.normal_form import normalize_message
+
+
+class ClientMessage(ABC):
+    """One message of a client's list: as the log stores it, and normalized for matching."""
+
+    is_plain_text = False
+    """Whether this is a user or assistant message of text alone whose JSON is known without rendering it."""
+    wire_json = b""
+    """Wire format of a plain text message, as it enters a request's digest."""
+
+    @property
+    def role(self) -> Role:
+        return self.message.role
+
+    @lazy_property
+    def message(self) -> Message:
+        return self.parse()
+
+    @abstractmethod
+    def parse(self) -> Message: ...
+
+    @lazy_property
+    def normalized(self) -> Message:
+        return normalize_message(self.message)
+
+    @property
+    def match_key(self) -> bytes:
+        """Canonical JSON of `normalized`."""
+        return self.normalized.canonical_json().encode()
+
+
+class ParsedMessage(ClientMessage):
+    """A message that was parsed together with those around it."""
+
+    def __init__(self, message: Message) -> None:
+        self._parsed = message
+
+    def parse(self) -> Message:
+        return self._parsed
+
+
+def merge_user_messages(messages: Iterable[Message]) -> list[Message]:
+    """Merges adjacent messages of the user: for the model they are one, and clients join and split them."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == merged[-1].role == "user" and message.name == merged[-1].name:
+            merged[-1] = merged[-1].model_copy(update={"parts": (*merged[-1].parts, *message.parts)})
+        else:
+            merged.append(message)
+    return merged
