@@ -32,7 +32,7 @@ test *ARGS:
 hostile *ARGS:
     QUIRE_HOSTILE_LOAD=1 {{ bin }}/pytest tests/test_hostile_load.py -k full_size -s {{ ARGS }}
 
-# Install the agents that tests/agents runs: Claude Code from PyPI, Codex from npm; needs Node.js and about 800 MB.
+# Install the agents that tests/coding_agents runs: Claude Code from PyPI, Codex from npm; needs Node.js and about 800 MB.
 install-agents:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group agents
     mkdir -p .cache/codex
@@ -45,7 +45,7 @@ install-agents:
 
 # Install the agents and run their tests at full size.
 agents *ARGS: install-agents
-    QUIRE_AGENTS_FULL_SIZE=1 {{ bin }}/pytest tests/agents {{ ARGS }}
+    QUIRE_AGENTS_FULL_SIZE=1 {{ bin }}/pytest tests/coding_agents {{ ARGS }}
 
 # Run the server's tests with PostgreSQL behind PgBouncer in transaction mode.
 pooled *ARGS:

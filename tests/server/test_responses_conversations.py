@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import agents
 import openai
 import pytest
 from agents.memory import OpenAIResponsesCompactionSession
@@ -12,7 +13,6 @@ from server_helpers import create_key_for
 from test_gateway_responses import MODEL, ask, run_responses_gateway
 from test_responses_state import echo, list_texts, run_chain
 
-import agents
 from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedReply, play
 from quire.log import SqlStore
 
