@@ -460,3 +460,32 @@ async def test_the_chat_proposes_a_compaction_once_and_waits_for_the_user(store:
     agreed = await handle_lines(session, "/compact")
     assert any("archived" in line for line in agreed)
     assert "Compact the history?" not in " ".join(await handle_lines(session, "Go on"))
+
+
+async def test_calls_lists_every_call_of_the_last_turn(store: SqlStore):
+    @tool
+    def read_module(path: str) -> str:
+        """Read a module."""
+        return f"text of {path}"
+
+    calls = [
+        Message(role="assistant", parts=(ToolCallPart(id=str(n), name="read_module", arguments=f'{{"path": "{n}"}}'),))
+        for n in range(12)
+    ]
+
+    async def allow(call: ToolCallPart) -> Allow:
+        return Allow()
+
+    session = await make_session(
+        store,
+        *calls,
+        "Read.",
+        tools=[read_module.definition],
+        runners=[FunctionToolRunner([read_module])],
+        approvals=Approvals(allow),
+    )
+    answered = await handle_lines(session, "Read them all")
+    assert "… 4 more calls: read_module 4; list them with /calls" in answered
+    listed = await handle_lines(session, "/calls")
+    assert [line.split()[1:3] for line in listed] == [["✓", f'read_module(path="{n}")'] for n in range(12)]
+    assert [line.split()[0] for line in listed] == [f"#{3 + 2 * n}" for n in range(12)]

@@ -13,6 +13,7 @@ from quire.cli.chat.renderables import (
     render_meter,
 )
 from quire.cli.chat.screen import Screen
+from quire.cli.tool_calls import MAX_CALL_LINES
 from quire.errors import ModelRateLimited, ModelUnavailable
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart, Usage
 from quire.model.entries import Author
@@ -129,6 +130,42 @@ def test_a_turn_with_documents_and_a_tool():
             Not found: no note is called 'Nowhere'.
           • [[Mill]] (places/Mill.md, found by a tool)
             The mill at the ford.""")
+
+
+def test_a_long_turn_folds_its_calls_except_those_that_failed():
+    def complete(name: str, *, is_error: bool = False) -> ToolCompleted:
+        content = (TextPart(text="No such file."),) if is_error else ()
+        return ToolCompleted(
+            call=ToolCallPart(id="1", name=name, arguments="{}"),
+            result=ToolResultPart(call_id="1", content=content, is_error=is_error),
+        )
+
+    calls = [complete("read")] * 40 + [complete("grep")] * 5
+    lines = render_events(
+        TurnStarted(message=Message.user("?")),
+        *calls,
+        complete("read", is_error=True),
+        *calls,
+        TextChunk("Done."),
+        ReplyRecorded(entry=make_entry(2, Message.assistant("Done.")), usage=USAGE, finish_reason="stop"),
+        make_turn_ended(),
+    ).splitlines()
+    first = 45 - MAX_CALL_LINES
+    assert lines == [
+        *["✓ read() 0 characters"] * MAX_CALL_LINES,
+        f"… {first} more calls: read {40 - MAX_CALL_LINES}, grep 5; list them with /calls",
+        "✗ read() No such file.",
+        "… 45 more calls: read 40, grep 5; list them with /calls",
+        "Done.",
+    ]
+
+
+def test_the_next_turn_prints_its_first_calls_again():
+    done = ToolCompleted(call=CALL, result=ToolResultPart(call_id="1"))
+    turn = [TurnStarted(message=Message.user("?")), *[done] * 10, make_turn_ended()]
+    lines = render_events(*turn, *turn).splitlines()
+    assert sum(line.startswith("✓") for line in lines) == 2 * MAX_CALL_LINES
+    assert sum(line.startswith("… 2 more calls") for line in lines) == 2
 
 
 def test_a_tool_that_failed_says_why_in_one_line():

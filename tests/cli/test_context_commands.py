@@ -306,11 +306,13 @@ def test_a_transcript_shows_calls_results_thoughts_and_what_was_changed(home: Cl
             Restore(compaction=8),
         )
     )
+    full = invoke_cli("conversation", "show", "--full").stdout
+    assert '→ tide({"day": 18})\n' in full
+    assert "✗ no such day\n" in full
     output = invoke_cli("conversation", "show").stdout
     for line in (
-        "(thinking) Let me look.",
-        '→ tide({"day": 18})',
-        "✗ no such day",
+        "(thinking) Let me look.\nLooking.\n",
+        "✗ tide(day=18) no such day",
         "user Ada",
         "[image https://example.org/a.png]",
         "Unpinned #4",

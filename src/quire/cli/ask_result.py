@@ -6,9 +6,10 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from quire.cli.chat.input import stop_on_interrupt
-from quire.cli.chat.renderables import deduplicate_references, format_compaction_stats, format_tool_call
+from quire.cli.chat.renderables import deduplicate_references, format_compaction_stats
 from quire.cli.mcp_servers import format_server_problem
 from quire.cli.output import pluralize, print_note, to_one_line
+from quire.cli.tool_calls import format_tool_call
 from quire.model import Decision, Manifest, Usage
 from quire.model.base import FrozenModel
 from quire.model.entry_metadata import DocumentReference

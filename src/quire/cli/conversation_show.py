@@ -1,7 +1,9 @@
 """`quire conversation show`: the transcript, including archived messages, with a marker at each compaction."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, assert_never
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
 
@@ -22,17 +24,20 @@ from quire.cli.output import (
     print_result,
     to_one_line,
 )
+from quire.cli.tool_calls import MAX_CALL_LINES, CompletedCall, format_folded_calls, pair_calls, render_tool_result
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
-    from quire.log import Branch
+    from quire.log import Branch, LogStore
     from quire.model import BranchState, Entry, Message, Part
 
 app = create_group("")
 
 DEFAULT_ENTRY_LIMIT = 20
-"""Entries that are printed without `--limit`."""
+"""Entries that are printed without `--limit`, or more if the newest turn has more."""
+MAX_TURN_ENTRIES = 2_000
+"""Entries of the newest turn that are read without `--limit`, from its end."""
 
 
 @branch_command(app, "quire conversation show --first 1")
@@ -42,20 +47,29 @@ def show(
     first: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=1, help="Start at this entry; default: the newest entries.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = DEFAULT_ENTRY_LIMIT,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Maximum number of entries; default: {DEFAULT_ENTRY_LIMIT}, or the whole newest turn."
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print every tool call and the text of its result.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the messages; archived messages and compactions are marked."""
+    """Print the messages; archived messages and compactions are marked, and long runs of tool calls are folded."""
     from quire.schemas.entries import entry_to_schema
 
     branch, entries, title = run_async(_load_entries(target, first, limit))
 
-    def draw(_: Any) -> "Iterable[RenderableType]":
+    def draw(console: "Console") -> "Iterable[RenderableType]":
         yield make_text(
             f"{branch.conversation}{f' ({to_one_line(title)})' if title else ''}, branch {branch.number}", style="bold"
         )
-        for entry in entries:
-            yield from _render_entry(entry, branch.state)
+        if full:
+            for entry in entries:
+                yield from _render_entry(entry, branch.state, full=True)
+        else:
+            yield from _render_folded(entries, branch.state, width=console.width)
         if entries and entries[-1].seq < branch.head_seq:
             next_seq = entries[-1].seq + 1
             yield make_text(f"\n… up to #{branch.head_seq:,}; continue with --first {next_seq}", style="dim")
@@ -71,19 +85,80 @@ def show(
     print_result(document, draw, as_json=as_json)
 
 
-async def _load_entries(target: CommandTarget, first: int | None, limit: int) -> "tuple[Branch, list[Entry], str]":
+async def _load_entries(
+    target: CommandTarget, first: int | None, limit: int | None
+) -> "tuple[Branch, list[Entry], str]":
     async with open_store(target) as store:
         conversation_id = await resolve_conversation_id(store, target.conversation)
         branch = await store.get_branch(conversation_id, target.branch)
-        if first is None:
+        if first is not None:
+            entries = await store.read_range(
+                conversation_id, branch=branch.number, first=first, limit=limit or DEFAULT_ENTRY_LIMIT
+            )
+        elif limit is not None:
             entries = await store.read_tail(conversation_id, limit, branch=branch.number)
         else:
-            entries = await store.read_range(conversation_id, branch=branch.number, first=first, limit=limit)
+            entries = await _read_newest_turn(store, branch)
         [record] = await store.fill_titles(await store.get_conversation(conversation_id))
         return branch, entries, record.title
 
 
-def _render_entry(entry: "Entry", state: "BranchState") -> "Iterable[RenderableType]":
+async def _read_newest_turn(store: "LogStore", branch: "Branch") -> "list[Entry]":
+    """The newest entries; with those, the newest question and all that follows it."""
+    target, number = branch.conversation, branch.number
+    question = await store.read_tail(target, 1, branch=number, kinds=["message"], roles=["user"])
+    length = branch.head_seq - question[0].seq + 1 if question else 0
+    entries = await store.read_tail(target, min(MAX_TURN_ENTRIES, max(DEFAULT_ENTRY_LIMIT, length)), branch=number)
+    return [*question, *entries] if question and question[0].seq < entries[0].seq else entries
+
+
+def _render_folded(entries: "Sequence[Entry]", state: "BranchState", *, width: int) -> "Iterable[RenderableType]":
+    """Prints a line for the first calls of each turn and for those that failed, and one line for each run of others."""
+    completed = {each.call.id: each for each in pair_calls(each for each in entries if each.kind == "message")}
+    fold = _CallFold()
+    previous = 0
+    for entry in entries:
+        message = entry.message if entry.kind == "message" else None
+        calls = [] if message is None else [each for call in message.tool_calls if (each := completed.get(call.id))]
+        is_step = message is not None and (
+            len(calls) == len(message.tool_calls) > 0
+            or (message.role == "tool" and all(result.call_id in completed for result in message.tool_results))
+        )
+        if message is None or not is_step or message.text.strip():
+            yield from fold.flush()
+            if previous and entry.seq > previous + 1:
+                yield make_text(f"\n… #{previous + 1} to #{entry.seq - 1}; print them with --first", style="dim")
+            fold.lines = 0 if message is not None and message.role == "user" else fold.lines
+            yield from _render_entry(entry, state, with_calls=not is_step)
+        for each in calls if is_step else ():
+            if fold.lines < MAX_CALL_LINES or each.result.is_error:
+                yield from fold.flush()
+                fold.lines += 1
+                yield render_tool_result(each.call, each.result, width=width, prefix=f"#{each.seq} ")
+            else:
+                fold.calls.append(each)
+        previous = entry.seq
+    yield from fold.flush()
+
+
+@dataclass
+class _CallFold:
+    """Calls that are folded into the next line, and the number of lines that calls of this turn have."""
+
+    lines: int = 0
+    calls: list[CompletedCall] = field(default_factory=list[CompletedCall])
+
+    def flush(self) -> "Iterable[RenderableType]":
+        if self.calls:
+            counts = Counter(each.call.name for each in self.calls)
+            span = f"#{self.calls[0].seq} to #{self.calls[-1].seq}"
+            yield make_text(f"… {format_folded_calls(counts)} ({span}); print them with --full", style="dim")
+            self.calls.clear()
+
+
+def _render_entry(
+    entry: "Entry", state: "BranchState", *, with_calls: bool = True, full: bool = False
+) -> "Iterable[RenderableType]":
     if entry.kind != "message":
         yield make_text(f"\n── #{entry.seq} {_format_event(entry)} ──", style="yellow")
         return
@@ -102,7 +177,7 @@ def _render_entry(entry: "Entry", state: "BranchState") -> "Iterable[RenderableT
         f"\n#{entry.seq} {speaker}  {format_local_time(entry.created_at)}{suffix}",
         style="dim" if archived else "bold",
     )
-    yield make_text(format_message(message), style="dim" if archived else "")
+    yield make_text(_format_message(message, full=full, with_calls=with_calls), style="dim" if archived else "")
     if metadata.references:
         links = ", ".join(each.link for each in metadata.references)
         yield make_text(f"refers to {links}{_format_written_tokens(entry)}", style="cyan")
@@ -115,22 +190,23 @@ def _format_written_tokens(entry: "Entry") -> str:
     return f": {pluralize(written_tokens, 'token')} as written, {entry.tokens:,} with the documents"
 
 
-def format_message(message: "Message") -> str:
-    return "\n".join(_format_part(part) for part in message.parts)
+def _format_message(message: "Message", *, full: bool, with_calls: bool) -> str:
+    parts = [part for part in message.parts if with_calls or part.type != "tool_call"]
+    return "\n".join(_format_part(part, full=full) for part in parts)
 
 
-def _format_part(part: "Part") -> str:
+def _format_part(part: "Part", *, full: bool) -> str:
     from quire.model import FilePart, ImagePart, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 
     match part:
         case TextPart(text=text):
             return text
         case ThinkingPart(text=text):
-            return f"(thinking) {to_one_line(text)}"
+            return f"(thinking) {text if full else to_one_line(text)}"
         case ToolCallPart(name=name, arguments=arguments):
-            return f"→ {name}({to_one_line(arguments)})"
+            return f"→ {name}({arguments if full else to_one_line(arguments)})"
         case ToolResultPart(is_error=is_error):
-            return f"{'✗' if is_error else '←'} {to_one_line(part.text)}"
+            return f"{'✗' if is_error else '←'} {part.text if full else to_one_line(part.text)}"
         case ImagePart() | FilePart():
             return f"[{part.type} {part.media_type or part.url or ''}]"
     assert_never(part)

@@ -16,6 +16,7 @@ from quire.cli.chat.completion import CompletionItem
 from quire.cli.context_window import render_window
 from quire.cli.models import describe_window
 from quire.cli.output import pluralize, to_one_line
+from quire.cli.tool_calls import pair_calls, render_tool_result
 from quire.context.items import index_agent_items
 from quire.engine import Conversation
 from quire.errors import ContextOverflow, InvalidRequest
@@ -79,6 +80,23 @@ def parse_command(line: str) -> CommandCall | None:
 async def _context(session: CommandSession, argument: str) -> None:
     manifest = await session.runtime.conversation.preview()
     session.screen.show_block(Group(*render_window(manifest, session.screen.console)))
+
+
+async def _calls(session: CommandSession, argument: str) -> None:
+    conversation, store = session.runtime.conversation, session.runtime.engine.store
+    questions = await store.read_tail(conversation.id, 1, branch=conversation.branch, kinds=["message"], roles=["user"])
+    first = questions[0].seq if questions else 1
+    entries = await store.read_range(
+        conversation.id, branch=conversation.branch, first=first, kinds=["message"], roles=["assistant", "tool"]
+    )
+    width = session.screen.console.width
+    lines = [
+        render_tool_result(each.call, each.result, width=width, prefix=f"#{each.seq} ") for each in pair_calls(entries)
+    ]
+    if lines:
+        session.screen.show_block(Group(*lines))
+    else:
+        session.screen.show_note("The last turn has no tool calls.")
 
 
 async def _compact(session: CommandSession, argument: str) -> None:
@@ -252,6 +270,7 @@ COMMANDS = (
     SlashCommand("add", "NAME", "add a rule, reference or tool of the agent to the session", _add),
     SlashCommand("remove", "NAME", "remove an item from the session", _remove),
     SlashCommand("pin", "N", "pin message N, so that no compaction archives it", _pin),
+    SlashCommand("calls", "", "list all tool calls of the last turn", _calls),
     SlashCommand("unpin", "N", "unpin message N", _unpin),
     SlashCommand("priority", "N PRIORITY", "set the priority of message N, 1 to 10; 0 resets it", _priority),
     SlashCommand("branch", "[N]", "fork a branch at message N, or here", _branch),

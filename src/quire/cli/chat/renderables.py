@@ -1,8 +1,8 @@
-"""Renderables of the chat: compaction markers, the usage meter, tool calls and document references."""
+"""Renderables of the chat: compaction markers, the usage meter, approval requests and document references."""
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -10,7 +10,8 @@ from rich.rule import Rule
 from rich.text import Text
 
 from quire.cli.output import pluralize, sanitize, to_one_line
-from quire.model import Compaction, ToolCallPart, ToolResultPart, Usage
+from quire.cli.tool_calls import parse_arguments
+from quire.model import Compaction, ToolCallPart, Usage
 from quire.model.entry_metadata import DocumentReference
 from quire.model.events import RequestPrepared
 from quire.view.budget import UsageReport, UsageStatus
@@ -26,8 +27,7 @@ MAX_LISTED_REFERENCES = 5
 """Documents that are listed below a reply; the rest is counted, so that the answer of a long turn stays visible."""
 
 _STATUS_COLORS: dict[UsageStatus, str] = {"ok": "green", "near": "yellow", "over": "red"}
-_MAX_ARGUMENT_CHARS = 60
-_MAX_CALL_LINES = 20
+_MAX_ARGUMENT_LINES = 20
 """Lines of an approval request that are printed; the rest is counted."""
 
 
@@ -135,50 +135,15 @@ def _render_meter_bar(report: UsageReport) -> Text:
     return Text.assemble(full, rest)
 
 
-def format_tool_call(call: ToolCallPart, *, max_chars: int = 120) -> str:
-    """Formats a call on one line: `read_document(path="places/Mill.md")`."""
-    arguments = _parse_object(call.arguments)
-    if arguments is None:
-        return to_one_line(f"{call.name}({call.arguments})", max_chars)
-    pairs = [f"{name}={to_one_line(_to_json(value), _MAX_ARGUMENT_CHARS)}" for name, value in arguments.items()]
-    return to_one_line(f"{call.name}({', '.join(pairs)})", max_chars)
-
-
-def render_tool_result(call: ToolCallPart, result: ToolResultPart, *, width: int) -> Text:
-    sign, style = ("✗", "red") if result.is_error else ("✓", "green")
-    head = format_tool_call(call, max_chars=max(20, width // 2))
-    tail = to_one_line(result.text, max(20, width - len(head) - 6)) if result.is_error else _format_result_size(result)
-    return Text.assemble((f"{sign} ", style), (head, "cyan"), (f" {tail}", "dim"))
-
-
-def _format_result_size(result: ToolResultPart) -> str:
-    others = len(result.content) - sum(part.type == "text" for part in result.content)
-    size = pluralize(len(result.text), "character") if result.text or not others else ""
-    files = pluralize(others, "file") if others else ""
-    return " and ".join(filter(None, (size, files)))
-
-
 def render_approval_request(call: ToolCallPart) -> Group:
     """Renders a call with its arguments, because the user must see what it does before approving it."""
-    arguments = _parse_object(call.arguments)
+    arguments = parse_arguments(call)
     text = call.arguments if arguments is None else json.dumps(arguments, ensure_ascii=False, indent=2)
     lines = sanitize(text).splitlines()
-    hidden = len(lines) - _MAX_CALL_LINES
+    hidden = len(lines) - _MAX_ARGUMENT_LINES
     more = [Text(f"… and {hidden} more lines", style="bold red")] if hidden > 0 else []
     head = Text.assemble(("Run ", "bold yellow"), (sanitize(call.name), "bold cyan"), ("?", "bold yellow"))
-    return Group(head, *(Padding(Text(line), (0, 0, 0, 2)) for line in lines[:_MAX_CALL_LINES]), *more)
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _parse_object(arguments: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+    return Group(head, *(Padding(Text(line), (0, 0, 0, 2)) for line in lines[:_MAX_ARGUMENT_LINES]), *more)
 
 
 def deduplicate_references(*groups: Iterable[DocumentReference]) -> tuple[DocumentReference, ...]:

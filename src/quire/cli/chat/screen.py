@@ -3,6 +3,7 @@
 Events are drawn in the order in which they come; this module loads nothing.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
@@ -20,9 +21,9 @@ from quire.cli.chat.renderables import (
     render_compaction_marker,
     render_meter,
     render_references,
-    render_tool_result,
 )
 from quire.cli.output import format_local_time, sanitize, to_one_line
+from quire.cli.tool_calls import MAX_CALL_LINES, format_folded_calls, render_tool_result
 from quire.model.events import (
     ApprovalRequested,
     CompactionFailed,
@@ -70,6 +71,10 @@ class Screen:
         self._reference_groups: list[Sequence[DocumentReference]] = []
         self._incomplete_reply_seq: int | None = None
         """The number of an incomplete reply."""
+        self._call_lines = 0
+        """Calls of this turn that have a line of their own."""
+        self._folded_calls: Counter[str] = Counter()
+        """Calls since the last printed line, by tool: they become one line."""
 
     def show(self, event: TurnEvent | ContextEvent) -> None:
         match event:
@@ -95,6 +100,7 @@ class Screen:
         match event:
             case TurnStarted():
                 self._reference_groups, self._incomplete_reply_seq = [], None
+                self._call_lines = 0
                 self._stream.show_status("…")
             case QuestionRecorded(entry=entry):
                 self._reference_groups.append(entry.metadata.references or ())
@@ -106,6 +112,7 @@ class Screen:
     def _show_reply(self, event: TextChunk | ThinkingChunk | RetryScheduled | ReplyRecorded) -> None:
         match event:
             case TextChunk(text=text):
+                self._print_folded_calls()
                 self._stream.write(text)
             case ThinkingChunk():
                 self._stream.show_status("thinking")
@@ -125,14 +132,30 @@ class Screen:
                 self._stream.show_status(f"running {call.name}")
             case ApprovalRequested(call=call):
                 self._print(render_approval_request(call))
-            case ToolCompleted(call=call, result=result):
-                self._print(render_tool_result(call, result, width=self.console.width))
-                self._stream.show_status("continuing")
+            case ToolCompleted():
+                self._show_result(event)
             case _:
                 assert_never(event)
 
+    def _show_result(self, event: ToolCompleted) -> None:
+        """Prints a line for the first calls of a turn and for those that failed, and counts the others."""
+        if self._call_lines < MAX_CALL_LINES or event.result.is_error:
+            self._print(render_tool_result(event.call, event.result, width=self.console.width))
+            self._call_lines += 1
+            self._stream.show_status("continuing")
+        else:
+            self._folded_calls[event.call.name] += 1
+            self._stream.show_status(f"{format_folded_calls(self._folded_calls)} · continuing")
+
+    def _print_folded_calls(self) -> None:
+        if self._folded_calls:
+            self._stream.finish()
+            line = f"… {format_folded_calls(self._folded_calls)}; list them with /calls"
+            self.console.print(Text(line, style="dim"))
+            self._folded_calls.clear()
+
     def _show_end(self, event: TurnEnded | TurnFailed) -> None:
-        self._stream.finish()
+        self.finish()
         references = deduplicate_references(*self._reference_groups)
         if references:
             self.show_block(render_references(references))
@@ -152,6 +175,7 @@ class Screen:
 
     def finish(self) -> None:
         """Ends the stream and its status, however the turn ended."""
+        self._print_folded_calls()
         self._stream.finish()
 
     def print_blank_line(self) -> None:
@@ -192,7 +216,7 @@ class Screen:
         self.show_note(f"Resumed {conversation_id}{branch_note}, {position}. Type /help for the commands.")
 
     def _print(self, renderable: "RenderableType") -> None:
-        self._stream.finish()
+        self.finish()
         self.console.print(renderable)
 
 

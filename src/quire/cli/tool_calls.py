@@ -1,0 +1,84 @@
+"""Tool calls in the terminal: one line for each, and the fold of a long run of them."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from rich.text import Text
+
+from quire.cli.output import pluralize, to_one_line
+from quire.model import ToolCallPart, ToolResultPart
+
+if TYPE_CHECKING:
+    from quire.model import Entry
+
+MAX_CALL_LINES = 8
+"""Calls of a turn that have a line each; the others are counted, except those that failed."""
+MAX_NAMED_TOOLS = 4
+"""Tools that the line of folded calls names."""
+_MAX_ARGUMENT_CHARS = 60
+
+
+class CompletedCall(NamedTuple):
+    seq: int
+    """Entry number of the result."""
+    call: ToolCallPart
+    result: ToolResultPart
+
+
+def pair_calls(entries: "Iterable[Entry]") -> Iterator[CompletedCall]:
+    """The calls of these entries with their results, in the order of the results."""
+    pending: dict[str, ToolCallPart] = {}
+    for entry in entries:
+        message = entry.message
+        pending.update((call.id, call) for call in message.tool_calls)
+        for result in message.tool_results:
+            if (call := pending.pop(result.call_id, None)) is not None:
+                yield CompletedCall(entry.seq, call, result)
+
+
+def format_tool_call(call: ToolCallPart, *, max_chars: int = 120) -> str:
+    """Formats a call on one line: `read_document(path="places/Mill.md")`."""
+    arguments = parse_arguments(call)
+    if arguments is None:
+        return to_one_line(f"{call.name}({call.arguments})", max_chars)
+    pairs = [f"{name}={to_one_line(_to_json(value), _MAX_ARGUMENT_CHARS)}" for name, value in arguments.items()]
+    return to_one_line(f"{call.name}({', '.join(pairs)})", max_chars)
+
+
+def parse_arguments(call: ToolCallPart) -> dict[str, Any] | None:
+    """The arguments of a call; None if the model wrote no JSON object."""
+    try:
+        value = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def render_tool_result(call: ToolCallPart, result: ToolResultPart, *, width: int, prefix: str = "") -> Text:
+    """A call with the size of its result, or with the error, on one line."""
+    sign, style = ("✗", "red") if result.is_error else ("✓", "green")
+    head = format_tool_call(call, max_chars=max(20, width // 2))
+    rest = max(20, width - len(prefix) - len(head) - 6)
+    tail = to_one_line(result.text, rest) if result.is_error else _format_result_size(result)
+    return Text.assemble((prefix, "dim"), (f"{sign} ", style), (head, "cyan"), (f" {tail}", "dim"))
+
+
+def format_folded_calls(counts: Mapping[str, int]) -> str:
+    """`56 more calls: read_module 50, grep 6`, the most frequent tools first."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    names = [f"{to_one_line(name, _MAX_ARGUMENT_CHARS)} {count:,}" for name, count in ranked[:MAX_NAMED_TOOLS]]
+    if others := len(ranked) - len(names):
+        names.append(pluralize(others, "other tool"))
+    return f"{pluralize(sum(counts.values()), 'more call')}: {', '.join(names)}"
+
+
+def _format_result_size(result: ToolResultPart) -> str:
+    others = len(result.content) - sum(part.type == "text" for part in result.content)
+    size = pluralize(len(result.text), "character") if result.text or not others else ""
+    files = pluralize(others, "file") if others else ""
+    return " and ".join(filter(None, (size, files)))
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,55 @@
+"""`quire conversation show`: a long turn fits a screen, with its question, its failures and its answer."""
+
+import asyncio
+
+from cli_fixtures import CliHome, invoke_cli, run_json
+
+from quire.cli.conversation_show import DEFAULT_ENTRY_LIMIT
+from quire.cli.tool_calls import MAX_CALL_LINES
+from quire.engine import open_engine
+from quire.model import Message, ToolCallPart, ToolResultPart
+from quire.model.messages import TextPart
+
+CALLS = 60
+FAILED_CALL = 41
+SCREEN_LINES = 40
+
+
+async def append_long_turn(url: str) -> None:
+    async with open_engine(url, model="gpt-4o") as engine:
+        conversation = await engine.conversation("audit")
+        await conversation.append(Message.user("Hello."), Message.assistant("Hello to you."))
+        await conversation.append(Message.user("Which module is the oldest?"))
+        for number in range(CALLS):
+            call = ToolCallPart(id=f"c{number}", name="read_module", arguments=f'{{"path": "m{number}.py"}}')
+            result = ToolResultPart(
+                call_id=call.id, content=(TextPart(text=f"text of m{number}"),), is_error=number == FAILED_CALL
+            )
+            await conversation.append(Message(role="assistant", parts=(call,)), Message(role="tool", parts=(result,)))
+        await conversation.append(Message.assistant("The oldest is m7.py."))
+
+
+def test_a_turn_with_sixty_calls_fits_a_screen(home: CliHome):
+    asyncio.run(append_long_turn(home.url))
+    lines = invoke_cli("conversation", "show", "audit").stdout.splitlines()
+    assert len(lines) < SCREEN_LINES
+    assert "Which module is the oldest?" in lines
+    assert "The oldest is m7.py." in lines
+    assert sum("✓ read_module" in line for line in lines) == MAX_CALL_LINES
+    [failure] = [line for line in lines if "✗ read_module" in line]
+    assert "text of m41" in failure
+    folds = [line for line in lines if line.startswith("… ")]
+    assert folds == [
+        "… 33 more calls: read_module 33 (#21 to #85); print them with --full",
+        "… 18 more calls: read_module 18 (#89 to #123); print them with --full",
+    ]
+
+
+def test_the_whole_turn_opens_on_demand(home: CliHome):
+    asyncio.run(append_long_turn(home.url))
+    text = invoke_cli("conversation", "show", "audit", "--full").stdout
+    assert all(f"text of m{number}\n" in text for number in range(CALLS))
+    part = invoke_cli("conversation", "show", "audit", "--first", "10").stdout
+    assert f"up to #124; continue with --first {10 + DEFAULT_ENTRY_LIMIT}" in part
+    newest = run_json("conversation", "show", "audit", "--limit", "3")["entries"]
+    assert [entry["seq"] for entry in newest] == [122, 123, 124]
