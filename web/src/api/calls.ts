@@ -48,7 +48,8 @@ export const entries = {
 };
 
 export const turns = {
-  send: ({ conversation, branch }: BranchRef, message: Message) => {
+  /** Sends a question; null answers the newest one of the log. */
+  send: ({ conversation, branch }: BranchRef, message: Message | null) => {
     const body: SendBody = { message, branch };
     return sendRequest("POST", path(conversation, "/send"), { body });
   },

@@ -24,6 +24,9 @@ const ALLOWED_TAGS = [
   "li", "ol", "p", "pre", "s", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul",
 ];
 
+/** How long a button says that its code was copied. */
+const COPIED_MS = 1_500;
+
 export interface LinkHandlers {
   /** Called for [#12]. */
   openEntry?: (seq: number) => void;
@@ -45,6 +48,13 @@ export function renderMarkdown(text: string, handlers: LinkHandlers = {}): Docum
   fragment.querySelectorAll("pre, table").forEach(wrapScrollable);
   fragment.querySelectorAll("h1, h2, h3, h4, h5, h6").forEach(replaceHeading);
   replaceLinks(fragment, handlers);
+  return fragment;
+}
+
+/** Renders text as it is written; only links to notes and citations become buttons. */
+export function renderLinks(text: string, handlers: LinkHandlers = {}): DocumentFragment {
+  const fragment = document.createDocumentFragment();
+  fragment.append(...parseLinks(text).map((piece) => createNode(piece, handlers)));
   return fragment;
 }
 
@@ -77,6 +87,22 @@ function wrapScrollable(block: Element): void {
   frame.setAttribute("aria-label", block.localName === "pre" ? "Code" : "Table");
   block.replaceWith(frame);
   frame.append(block);
+  if (block.localName === "pre") frame.before(createCopyButton(block));
+}
+
+/** A button before a code block that copies its text. */
+function createCopyButton(block: Element): HTMLElement {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy-code";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", "Copy the code");
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(block.textContent ?? "");
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
+  });
+  return button;
 }
 
 /** Replaces a heading by a styled paragraph, so that messages do not change the page's outline. */

@@ -45,6 +45,15 @@ export function formatLabel(name: string): string {
   return LABELS[name] ?? text.charAt(0).toUpperCase() + text.slice(1);
 }
 
+/** The values that a field takes, for a sentence: "a number from 0.1 to 0.95". */
+export function describeRange(field: FieldType): string {
+  if (field.type !== "number") return "a value";
+  const kind = field.isInteger ? "a whole number" : "a number";
+  if (field.minimum !== null && field.maximum !== null) return `${kind} from ${field.minimum} to ${field.maximum}`;
+  if (field.minimum !== null) return `${kind} of at least ${field.minimum}`;
+  return field.maximum !== null ? `${kind} of at most ${field.maximum}` : kind;
+}
+
 /** Parses a field's text; undefined if it is not a valid value. */
 export function parseValue(field: FieldType, text: string): unknown {
   const trimmed = text.trim();

@@ -1,7 +1,7 @@
 /** The open conversation: transcript, turn in progress, context usage, and live events of other windows. */
 
 import { blobs, context, conversations as calls, turns, type BranchRef } from "../api/calls";
-import { ApiError, isAborted } from "../api/client";
+import { ApiError } from "../api/client";
 import type { Branch, ContextUsage, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
 import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
@@ -14,6 +14,8 @@ import { TurnStore } from "./turn.svelte";
 /** Exponential backoff of reconnections to the event stream. */
 const MIN_RECONNECT_MS = 500;
 const MAX_RECONNECT_MS = 10_000;
+/** How long after a reconnection the events of a running turn may take to arrive. */
+const REPLAY_WAIT_MS = 3_000;
 /** Debounce of usage requests. */
 const USAGE_DEBOUNCE_MS = 60;
 
@@ -29,6 +31,8 @@ export class ConversationStore {
   /** Whether the stream of live events is connected. */
   connected = $state(true);
   #closing = new AbortController();
+  /** Ends the current connection to the event stream; the next one replays a running turn from its start. */
+  #connection = new AbortController();
   #sending = false;
   #usageTimer: ReturnType<typeof setTimeout> | null = null;
 
@@ -102,6 +106,16 @@ export class ConversationStore {
     return message !== undefined && (await this.#runTurn(message));
   }
 
+  /** Answers the newest question of the log, whose turn failed or was stopped. */
+  async retry(): Promise<void> {
+    await this.#runTurn(null);
+  }
+
+  /** Answers question `seq` again, on a new branch; the earlier answer stays on this one. */
+  async regenerate(seq: number): Promise<void> {
+    await this.#openFork(seq, null);
+  }
+
   async #buildMessage(text: string, files: File[]): Promise<Message> {
     const parts: FilePart[] = [];
     for (const file of files) {
@@ -112,21 +126,36 @@ export class ConversationStore {
     return { role: "user", parts: [...(text ? [{ type: "text" as const, text }] : []), ...parts] };
   }
 
-  async #runTurn(message: Message): Promise<boolean> {
+  async #runTurn(message: Message | null): Promise<boolean> {
     this.#sending = true;
     this.turn.start(message);
+    let connected = false;
     try {
       const response = await turns.send(this.branchRef, message);
+      connected = true;
       if (response.body) for await (const { data } of readEvents(response.body)) this.turn.handleEvent(JSON.parse(data));
     } catch (error) {
-      notices.showError(error);
+      if (!connected) notices.showError(error);
     } finally {
       this.#sending = false;
-      this.turn.stop();
+      if (connected && this.turn.running) this.#followInterruptedTurn();
+      else this.turn.stop();
       conversations.moveToTop(this.branchRef.conversation);
       void this.refreshUsage();
     }
     return this.turn.question === null;
+  }
+
+  /** The turn continues on the server: what has arrived stays, and the event stream delivers the rest. */
+  #followInterruptedTurn(): void {
+    this.turn.interrupt();
+    this.#connection.abort();
+  }
+
+  /** After a reconnection: a turn that still runs is replayed at once, so one that is not has ended meanwhile. */
+  #endInterruptedTurn(): void {
+    if (this.transcript.endsTurn) this.turn.stop();
+    else setTimeout(() => this.turn.interrupted && this.connected && this.turn.stop(), REPLAY_WAIT_MS);
   }
 
   async stop(): Promise<void> {
@@ -139,7 +168,12 @@ export class ConversationStore {
 
   /** Sends another version of message `seq` on a new branch. */
   async resend(seq: number, text: string): Promise<void> {
-    const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq - 1, this.branchRef.branch));
+    await this.#openFork(seq - 1, text);
+  }
+
+  /** Opens a new branch after entry `seq`, and sends this text there, or answers its newest question. */
+  async #openFork(seq: number, text: string | null): Promise<void> {
+    const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq, this.branchRef.branch));
     if (!branch) return;
     queuedMessage = { branchRef: { conversation: this.branchRef.conversation, branch: branch.number }, text };
     route.openConversation(this.branchRef.conversation, branch.number);
@@ -156,16 +190,18 @@ export class ConversationStore {
     let delay = MIN_RECONNECT_MS;
     while (!this.#closing.signal.aborted) {
       try {
-        const response = await turns.events(this.branchRef, this.#closing.signal);
+        this.#connection = new AbortController();
+        const response = await turns.events(this.branchRef, AbortSignal.any([this.#closing.signal, this.#connection.signal]));
         this.connected = true;
         delay = MIN_RECONNECT_MS;
         if (response.body) for await (const { data } of readEvents(response.body)) await this.#handleEvent(JSON.parse(data));
       } catch (error) {
-        if (isAborted(error)) return;
+        if (this.#closing.signal.aborted) return;
         if (error instanceof ApiError && error.status === 401) return notices.showError(error);
       }
       if (this.#closing.signal.aborted) return;
       this.connected = false;
+      if (this.turn.running && !this.#sending) this.turn.interrupt();
       await new Promise((resolve) => setTimeout(resolve, delay));
       delay = Math.min(MAX_RECONNECT_MS, delay * 2);
     }
@@ -179,6 +215,7 @@ export class ConversationStore {
     } else if (event.event === "branch_changed") {
       const previousHead = this.transcript.head;
       await this.transcript.loadUpTo(event.head);
+      if (this.turn.interrupted) this.#endInterruptedTurn();
       if (this.transcript.head === previousHead || this.#sending) return;
       void this.refreshUsage();
       if (!this.detail?.title) void this.loadDetail();
@@ -187,7 +224,7 @@ export class ConversationStore {
 }
 
 /** Message to send as soon as its new branch is open. */
-let queuedMessage: { branchRef: BranchRef; text: string } | null = null;
+let queuedMessage: { branchRef: BranchRef; text: string | null } | null = null;
 
 class CurrentConversation {
   store = $state.raw<ConversationStore | null>(null);
@@ -206,7 +243,7 @@ class CurrentConversation {
     const queued = queuedMessage;
     if (queued && queued.branchRef.conversation === conversation && queued.branchRef.branch === branch) {
       queuedMessage = null;
-      await store.send(queued.text);
+      await (queued.text === null ? store.retry() : store.send(queued.text));
     }
   }
 }

@@ -49,6 +49,30 @@ export class TranscriptStore {
     this.branchRef = branchRef;
   }
 
+  /** The newest message, if its page is loaded. */
+  newestMessage: Entry | null = $derived.by(() => {
+    const page = this.pages.get(this.geometry.pageOf(this.head));
+    return page?.findLast((entry) => entry.kind === "message") ?? null;
+  });
+  /** Whether the newest message is an answer, so that no turn can be running. */
+  endsTurn: boolean = $derived.by(() => {
+    const message = this.newestMessage?.kind === "message" ? this.newestMessage.body : null;
+    return message?.role === "assistant" && !message.parts.some((part) => part.type === "tool_call");
+  });
+  /** Number of the newest question, if nothing answers it yet. */
+  unansweredQuestion: number | null = $derived.by(() => {
+    const newest = this.newestMessage;
+    return newest?.kind === "message" && newest.body.role === "user" ? newest.seq : null;
+  });
+
+  /** The last question before an entry, among the loaded pages around it. */
+  findQuestion(seq: number): number | null {
+    const page = this.geometry.pageOf(seq);
+    const loaded = [...(this.pages.get(page - 1) ?? []), ...(this.pages.get(page) ?? [])];
+    const question = loaded.findLast((entry) => entry.seq < seq && entry.kind === "message" && entry.body.role === "user");
+    return question?.seq ?? null;
+  }
+
   async open(): Promise<void> {
     const newest = await calls.list(this.branchRef, { newest: true, limit: PAGE_SIZE });
     this.#applyState(newest);

@@ -29,6 +29,8 @@ export class TurnStore {
   calls = $state.raw<LiveToolCall[]>([]);
   /** What the turn waits for. */
   statusText = $state("");
+  /** Whether the connection was lost; the turn continues on the server. */
+  interrupted = $state(false);
   error = $state<string | null>(null);
   /** Why the last turn ended, unless it was answered. */
   endText = $state<string | null>(null);
@@ -47,6 +49,7 @@ export class TurnStore {
     this.running = true;
     this.question = question;
     this.#clear();
+    this.interrupted = false;
     this.error = this.endText = null;
     this.statusText = "Preparing the request";
   }
@@ -126,9 +129,15 @@ export class TurnStore {
     this.#callbacks.onEnded();
   }
 
+  /** Keeps what has arrived: the turn continues on the server, and its events come again from the start. */
+  interrupt(): void {
+    this.interrupted = true;
+    this.statusText = "Connection lost; the reply continues on the server";
+  }
+
   /** Ends the turn on the page; no further event is expected. */
   stop(): void {
-    this.running = false;
+    this.running = this.interrupted = false;
     this.statusText = "";
     this.#clear();
   }
