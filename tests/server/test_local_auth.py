@@ -324,6 +324,19 @@ async def test_another_token_opens_nothing(client: httpx2.AsyncClient, wrong: st
         assert "set-cookie" not in answer.headers
 
 
+async def test_a_person_with_an_outdated_address_gets_a_page_and_a_program_gets_json(client: httpx2.AsyncClient):
+    visit = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for params in ({"token": "outdated"}, {}):
+        page = await client.get("/", params=params, headers=visit)
+        assert (page.status_code, page.headers["content-type"]) == (401, "text/html; charset=utf-8")
+        assert "quire serve --open" in page.text
+        assert "set-cookie" not in page.headers
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+    for answer in (await client.get("/", params={"token": "outdated"}), await client.get("/api/x", headers=visit)):
+        assert answer.status_code == 401
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
 async def test_the_token_leaves_the_other_headers_to_the_client_if_it_has_its_own(client: httpx2.AsyncClient):
     own = {"Authorization": "Bearer sk-own", "x-api-key": "sk-other"}
     assert (await client.get("/api/x", headers=own)).status_code == 401

@@ -4,7 +4,7 @@ import type { ContextUsage, Decision, Manifest, ReferencedDocument, RequestSumma
 import { layOutChart, roundUp } from "../src/lib/chart";
 import { layOutGraph } from "../src/lib/graph";
 import { countDocumentTokens, formatBadge, formatItemCounts, formatName, listExcluded, listIncluded } from "../src/lib/manifest";
-import { buildSegments, computeLevel, formatTokens } from "../src/lib/meter";
+import { buildSegments, computeLevel, describeUsage, formatTokens } from "../src/lib/meter";
 
 const USAGE: ContextUsage = {
   slots: [
@@ -31,6 +31,14 @@ test("an overfull window is drawn full", () => {
 test("the meter warns before and at the threshold", () => {
   const levelAt = (total_tokens: number) => computeLevel({ ...USAGE, total_tokens });
   expect([levelAt(700), levelAt(800), levelAt(851)]).toEqual(["calm", "near", "over"]);
+});
+
+test("above the trigger the sentence names the whole history, and no share of the window", () => {
+  expect(describeUsage(USAGE)).toBe("500 of 1,000 tokens, 50 %");
+  expect(describeUsage({ ...USAGE, exact: false, document_tokens: 30 })).toBe("about 500 of 1,000 tokens, 50 %, 30 in documents");
+  const over = { ...USAGE, total_tokens: 2_606 };
+  expect(describeUsage(over)).toBe("The history has 2,606 tokens, the window 1,000; the next request compacts it first");
+  expect(describeUsage({ ...over, proposes_compaction: true })).toContain("omits the oldest messages");
 });
 
 test("bars fit into the chart, and compactions are marked where the active compaction changes", () => {

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.errors import AccessDenied, CrossOriginRequest, InvalidConfiguration, InvalidKey
 from quire.log import DEFAULT_TENANT
 from quire.server.auth import ALL_SCOPES, CALLER_SCOPE_KEY, Caller, key_from_headers
+from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
 
 HEALTH_PATHS = ("/healthz", "/readyz")
@@ -55,7 +56,8 @@ class LocalAuthMiddleware:
         try:
             return await self._authenticate(scope) or self._app
         except AccessDenied as error:
-            return error_to_response(error)
+            is_outdated = isinstance(error, InvalidKey) and _is_page_visit(scope)
+            return make_denied_page(str(error)) if is_outdated else error_to_response(error)
 
     async def _authenticate(self, scope: Scope) -> Response | None:
         """Stores the caller in the scope; returns a response if the request needs no application."""
@@ -107,6 +109,11 @@ def check_same_site(headers: Headers) -> None:
         )
     if any(site not in _TRUSTED_FETCH_SITES for site in sites):
         raise CrossOriginRequest("The browser reports a request from another site; open this server directly.")
+
+
+def _is_page_visit(scope: Scope) -> bool:
+    """Whether a person opens the page in a browser, for whom the reason is a page and not JSON."""
+    return scope["path"] == "/" and scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", "")
 
 
 def _token_in_url(scope: Scope) -> str | None:

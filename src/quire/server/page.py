@@ -3,6 +3,7 @@
 The files are public and contain no data: the page loads all data through `/api`, which authenticates.
 """
 
+from html import escape
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,22 @@ _NOT_BUILT_HTML: Final = """<!doctype html>
 <code>just web</code> builds it; that needs Node.js. The API under <code>/api</code> works without it.</p>
 </main></body></html>
 """
+
+
+_DENIED_HTML: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Quire</title></head>
+<body><main><h1>This address is not valid any more</h1>
+<p>{reason}</p>
+<p>The server prints a new address at each start. <code>quire serve --open</code> opens it in the browser.</p>
+</main></body></html>
+"""
+
+
+def make_denied_page(reason: str) -> HTMLResponse:
+    """The page for an address whose token is missing, wrong or expired."""
+    headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
+    return HTMLResponse(_DENIED_HTML.format(reason=escape(reason)), status_code=401, headers=headers)
 
 
 class _ImmutableFiles(StaticFiles):

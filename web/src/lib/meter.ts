@@ -1,7 +1,7 @@
 /** Context meter: the window's tokens by slot, the reserve for the reply, and the compaction trigger. */
 
 import type { ContextUsage, MessageEntry, SlotName } from "../api/types";
-import { formatCompact } from "./format";
+import { formatCompact, formatNumber, formatPercent } from "./format";
 
 export const SLOTS: readonly SlotName[] = [
   "system", "tools", "memory", "references", "summary", "messages", "recall", "newest",
@@ -61,6 +61,18 @@ export function computeLevel(usage: ContextUsage, streamedTokens = 0): UsageLeve
   const total = usage.total_tokens + streamedTokens;
   if (total > usage.trigger_tokens) return "over";
   return total > NEAR_TRIGGER * usage.trigger_tokens ? "near" : "calm";
+}
+
+/** The meter in one sentence. Above the trigger the figure is the whole history, which no request will contain. */
+export function describeUsage(usage: ContextUsage, streamedTokens = 0): string {
+  const total = usage.total_tokens + streamedTokens;
+  const tokens = `${usage.exact ? "" : "about "}${formatNumber(total)}`;
+  if (computeLevel(usage, streamedTokens) !== "over") {
+    const documents = usage.document_tokens ? `, ${formatNumber(usage.document_tokens)} in documents` : "";
+    return `${tokens} of ${formatNumber(usage.window)} tokens, ${formatPercent(total, usage.window)}${documents}`;
+  }
+  const effect = usage.proposes_compaction ? "the next request omits the oldest messages" : "the next request compacts it first";
+  return `The history has ${tokens} tokens, the window ${formatNumber(usage.window)}; ${effect}`;
 }
 
 /** " · 1.2k tokens (40 as written)": as sent, and as written where documents were added; empty for purged messages. */
