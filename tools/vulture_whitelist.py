@@ -8,11 +8,14 @@ DataSnapshot, ModelInfo, ModelPrice, PostgresInsert, SqliteInsert
 # procrastinate.
 __annotations__, __getattr__, cache_ok, capture_signals, check_config, complete_event, down_revision
 field_title_should_be_set, get_col_spec, get_completions, get_retry_decision, ignored_warning_kinds, model_config
-prepare_threshold, revision, scheme_name, timestamp
+prepare_threshold, revision, scheme_name, text_factory, timestamp
 
 # Public API.
 FunctionToolRunner, ScriptedModel, StoreContract, after_compaction, before_compaction, histories, remaining_replies
 to_anthropic, to_openai, to_openai_responses
+
+# The protocol of the Claude Agent SDK, which calls it.
+list_session_summaries, open_session_store
 
 # Fields of values that are stored, or returned as JSON.
 compaction_seq, first_message, forwarding, has_more, invalidated_tokens, json_schema, memory_enabled, renderer

@@ -405,3 +405,11 @@ class MissingExtra(QuireError):
 
     def __init__(self, *, extra: str, feature: str) -> None:
         super().__init__(f'{feature} needs an extra package: pip install "quire[{extra}]"')
+
+
+def error_detail(error: QuireError) -> str:
+    """The message for a caller of a server. That of a database error is fixed, because drivers name host, port and
+    role."""
+    if isinstance(error, StoreError) and not isinstance(error, SchemaOutdated):
+        return inspect.cleandoc(type(error).__doc__ or "")
+    return str(error)

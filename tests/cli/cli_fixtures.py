@@ -133,6 +133,7 @@ class CliHome:
         self.agent.write_text(AGENT_TOML)
         (self.project / "AGENTS.md").write_text(PROJECT_MEMORY)
         (self.project / "preferences.md").write_text(PREFERENCES)
+        (self.project / "leaked-key.txt").write_text("not-in-any-conversation\n")
 
     def activate(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Makes commands run in this home."""

@@ -216,6 +216,16 @@ SCHEMAS: dict[str, Schema] = {
         conversations=array_schema(TEXT),
         faults=array_schema(model_schema(IntegrityFaultSchema, conversation=TEXT)),
     ),
+    "conversation secrets": object_schema(
+        conversations=COUNT,
+        secrets=array_schema(object_schema(conversation=TEXT, branch=COUNT, seq=POSITIVE, kind=TEXT, mask=TEXT)),
+    ),
+    "conversation share": object_schema(conversation=TEXT, path=TEXT, masked_secrets=COUNT),
+    "conversation purge-value": object_schema(
+        purged=array_schema(object_schema(conversation=TEXT, branch=COUNT, seq=POSITIVE)),
+        rows={"type": "object", "additionalProperties": COUNT},
+        remaining=array_schema(TEXT),
+    ),
     "conversation purge": object_schema(
         conversation=TEXT, purged=array_schema(object_schema(branch=COUNT, seq=POSITIVE))
     ),

@@ -52,7 +52,7 @@ def test_the_commands_are_those_expected():
         "memory": "import search relevance list retire",
         "config": "get set list path",
         "agent": "list show config new",
-        "conversation": "list show search fork rename verify purge",
+        "conversation": "list show search fork rename verify purge purge-value secrets share",
         "key": "create list revoke",
         "db": "upgrade status",
     }

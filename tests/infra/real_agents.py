@@ -194,13 +194,15 @@ class Codex(_Agent):
             lines += [f'{table}.default_tools_approval_mode="approve"', f"{table}.required=true"]
         return [*lines, *self.config]
 
-    def make_command(self, prompt: str, *flags: str, resume: str | None = None) -> list[str]:
+    def make_command(self, prompt: str, *flags: str, resume: str | None = None, fork: str | None = None) -> list[str]:
         binary = find_codex()
         assert binary is not None, "Codex is not installed"
         config = [word for line in self.make_config() for word in ("-c", line)]
         common = ["--json", "--skip-git-repo-check", "--model", self.model, *config, *flags]
         if resume is not None:
             return [str(binary), "exec", "resume", *common, resume, prompt]
+        if fork is not None:
+            return [str(binary), "exec", "fork", *common, fork, prompt]
         return [str(binary), "exec", *common, prompt]
 
     async def run(
@@ -208,10 +210,11 @@ class Codex(_Agent):
         prompt: str,
         *flags: str,
         resume: str | None = None,
+        fork: str | None = None,
         timeout_seconds: float = RUN_TIMEOUT_SECONDS,
     ) -> AgentRun:
-        """Runs one prompt to its end, in a new session or in the one to resume."""
-        command = self.make_command(prompt, *flags, resume=resume)
+        """Runs one prompt to its end, in a new session, in the one to resume, or in a fork of one."""
+        command = self.make_command(prompt, *flags, resume=resume, fork=fork)
         stdout, stderr, exit_code = await self._finish(command, timeout_seconds)
         events = tuple(json.loads(line) for line in stdout.splitlines() if line.startswith("{"))
         threads = [event["thread_id"] for event in events if event.get("type") == "thread.started"]

@@ -7,6 +7,7 @@ is therefore tested, or listed in `OUTSIDE` with a reason.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import psycopg
@@ -21,6 +22,7 @@ from quire.log import (
     Blob,
     Citation,
     ConversationOrigin,
+    ConversationRecord,
     IndexedDocument,
     IntegrityFault,
     Passage,
@@ -29,6 +31,7 @@ from quire.log import (
     memory_scope,
     vault_scope,
 )
+from quire.log.imports import ImportBatch, ImportItem
 from quire.model import Compaction, Draft, FilePart, Message, Pin, Span, TextPart, TokenCount, Usage
 from quire.model.agents import Agent
 from quire.testing.builders import make_messages, make_turn
@@ -99,6 +102,13 @@ def list_columns(database_url: str, admin_url: str) -> list[ColumnName]:
         ]
 
 
+def make_import(conversation: str, *, parent: tuple[int, int]) -> ImportBatch:
+    """An item that becomes the entry after another one."""
+    raw = Message.user("imported word").canonical_json()
+    item = ImportItem("item", "before", raw, "user", at=5, digest=sha256(raw.encode()).digest())
+    return ImportBatch(ConversationRecord(conversation, "", 5, 5), [item], {"before": parent})
+
+
 async def write_everything(store: SqlStore) -> None:
     """Rows in every table that a conversation, an agent and a server write."""
     # Older than the conversation, so that every request contains it.
@@ -113,6 +123,7 @@ async def write_everything(store: SqlStore) -> None:
     await store.record_reply("c", turn._replace(request_id="request", response_id="response"))
     await store.fork("c", at=5, name="fork")
     await store.append("c", *make_messages(2, start=11), branch=1)
+    await store.import_items([make_import("c", parent=(1, 7))])
     await store.rename_conversation("c", "Title")
     old = await store.add_memory("agent", "an old word", citation=Citation("c", 0, 1))
     await store.replace_memory(old.id, "a new word", source="a source")

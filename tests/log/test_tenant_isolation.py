@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ from quire.errors import (
 from quire.log import (
     Citation,
     ConversationOrigin,
+    ConversationRecord,
     IndexedDocument,
     Passage,
     PassageVector,
@@ -31,10 +33,14 @@ from quire.log import (
     pack_vector,
 )
 from quire.log.costs import SpendCaps
+from quire.log.imports import ImportBatch, ImportItem
+from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import FilePart, Message, TextPart
 from quire.testing.builders import make_turn
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+
+TRANSCRIPT = TranscriptKey("project", "session", "subagents/agent-1")
 
 # Enough for rows of both tenants in every partition.
 CONVERSATIONS = 80
@@ -65,6 +71,13 @@ Session = psycopg.Connection[tuple[Any, ...]]
 Rows = list[tuple[Any, ...]]
 
 
+def make_import(conversation: str) -> ImportBatch:
+    raw = Message.user("imported").canonical_json()
+    item = ImportItem("an item", None, raw, "user", at=1, digest=sha256(raw.encode()).digest())
+    origin = ConversationOrigin(client="a client", session="an imported session")
+    return ImportBatch(ConversationRecord(conversation, "", 1, 1, origin), [item], {})
+
+
 async def fill_store(store: SqlStore) -> None:
     """Writes the same rows for every tenant, so that ids, digests and paths are equal in each partition."""
     file = FilePart(blob=await store.put_blob(b"a document"))
@@ -74,9 +87,11 @@ async def fill_store(store: SqlStore) -> None:
         await store.append(name, Message(role="user", parts=(TextPart(text=name), file)))
         await store.record_reply(name, make_turn(Message.user("a question"), Message.assistant("an answer")))
         await store.put_segment(name, SegmentRow(0, 0, 1, b"index", (Passage("0:1", name),)))
+        await store.import_items([make_import(f"imported {number}")])
     await store.add_memory("agent", "a memory", citation=Citation("conversation 0", 0, 1))
     note = VaultDocument("note.md", b"digest", 1, 1)
     await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
+    await store.append_transcript(TRANSCRIPT, [TranscriptLine("id", "{}")])
     await store.create_key("a key", ["read"])
     await store.reserve_spend("conversation 0", 1.0, SpendCaps(tenant=100.0))
 
@@ -239,8 +254,10 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
 WITHOUT_CONVERSATION = {
     "create_conversation",
     "list_conversations",
+    "list_origins",
     "list_session",
     "fill_titles",
+    "sum_tokens",
     "find_longest_prefix",
     "match_history",
     "get_request",
@@ -254,6 +271,17 @@ WITHOUT_CONVERSATION = {
     "put_blob",
     "get_blob",
     "import_conversation",
+    "import_items",
+    "list_imported",
+    "find_live_sessions",
+    "append_transcript",
+    "load_transcript",
+    "list_transcripts",
+    "list_transcript_subpaths",
+    "delete_transcript",
+    "link_transcript",
+    "purge_value",
+    "find_value",
     "verify_tenant",
     "close",
     "search",
@@ -288,13 +316,14 @@ def test_every_method_of_a_store_is_accounted_for() -> None:
 async def other_store(store: SqlStore) -> SqlStore:
     """The store of tenant `a`, which has a conversation and a blob."""
     other = store.for_tenant("a")
-    await other.create_conversation("theirs", origin=ConversationOrigin(session="a's session"))
+    await other.create_conversation("theirs", origin=ConversationOrigin(client="a client", session="a's session"))
     file = FilePart(blob=await other.put_blob(b"a's document"))
     await other.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
     turn = make_turn(Message.user("a question"), Message.assistant("an answer"))
     await other.record_reply("theirs", turn._replace(request_id="a's request", response_id="a's response"))
     await other.put_segment("theirs", SEGMENT)
     await other.add_memory("agent", "a's memory", citation=Citation("theirs", 0, 1))
+    await other.append_transcript(TRANSCRIPT, [TranscriptLine("id", "a's line")])
     await other.put_documents("vault", [NOTE])
     return other
 
@@ -307,11 +336,31 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
         with pytest.raises(ConversationNotFound):
             pytest.fail(f"{name} gave {await call(mine)}")
     assert await mine.list_conversations() == []
-    [record] = await other_store.list_conversations()
+    assert await mine.list_origins() == []
+    assert [each.client for each in await other_store.list_origins()] == ["a client"]
+    assert await mine.find_live_sessions("a client", ["a's session"]) == set()
+    assert await other_store.find_live_sessions("a client", ["a's session"]) == {"a's session"}
+    await other_store.import_items([make_import("imported")])
+    assert list(await other_store.list_imported(["imported"])) == ["imported"]
+    assert await mine.list_imported(["imported"]) == {}
+    await mine.import_items([make_import("imported")])
+    assert [(await each.get_branch("imported")).head_seq for each in (mine, other_store)] == [1, 1]
+    record = await other_store.get_conversation("theirs")
     [titled] = await other_store.fill_titles(record)
     assert titled.title
     assert await mine.fill_titles(record) == [record]
+    assert await mine.sum_tokens(["theirs"]) == {}
+    assert await other_store.sum_tokens(["theirs"]) != {}
     assert await mine.get_calibration("test") is None
+    assert await mine.find_value("a's document") == {}
+    await mine.delete_transcript(TRANSCRIPT)
+    await mine.link_transcript(TRANSCRIPT, "mine")
+    assert await mine.load_transcript(TRANSCRIPT) is None
+    assert await mine.list_transcripts("project") == []
+    assert await mine.list_transcript_subpaths("project", "session") == []
+    assert await other_store.load_transcript(TRANSCRIPT) == ["a's line"]
+    assert (await mine.purge_value("a's document")).entries == ()
+    assert await other_store.find_value("a's document")
     assert await mine.get_cost("theirs") == 0
     assert await mine.find_longest_prefix([MESSAGE]) is None
     assert await mine.find_longest_prefix([MESSAGE], conversation="theirs") is None

@@ -57,7 +57,9 @@ async def create_long_session(store: SqlStore) -> None:
     for number in range(60):
         side = origin.model_copy(update={"purpose": "side"})
         await store.create_conversation(f"side-{number}", title=f"Title {number}", origin=side if number else origin)
-    await store.append("side-0", Message.user("Which way does the wheel turn?"))
+        if number == 0:
+            # Before the others, so that it is the oldest however long they take.
+            await store.append("side-0", Message.user("Which way does the wheel turn?"))
 
 
 def test_the_next_page_of_the_list_joins_the_session_it_continues(page: Page, tmp_path: Path) -> None:

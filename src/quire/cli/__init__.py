@@ -10,6 +10,12 @@ def main() -> None:
 
         sys.stdout.write(f"quire {__version__}\n")
         return
+    # An agent waits for its hooks, which need nothing of what other commands import.
+    if len(sys.argv) == 3 and sys.argv[1] == "hook" and sys.argv[2] in ("claude-code", "codex"):
+        from quire.cli.hook_client import run_hook
+
+        run_hook(sys.argv[2])
+        return
     import gc
 
     # Imported objects live until the end; collecting among them again and again would only slow a short command.

@@ -5,6 +5,7 @@ Errors of the library end here, as one line on standard error and an exit code (
 
 from importlib import import_module
 from importlib.util import find_spec
+from keyword import iskeyword
 from typing import Annotated, Any, cast
 
 import typer
@@ -25,7 +26,11 @@ SINGLE_COMMANDS = {
     "serve": "quire serve --open",
     "run": "quire run claude",
     "worker": "quire worker",
+    "import": "quire import claude-code",
+    "hook": "quire hook install claude-code",
     "models": "quire models gpt-4o",
+    "mcp": "quire mcp",
+    "handover": "quire handover --max-tokens 2000",
 }
 """Modules with one function, `command`, and an example of it."""
 
@@ -35,7 +40,7 @@ class LazyCommandGroup(TyperGroup):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        installed = [name for name in SINGLE_COMMANDS if find_spec(f"quire.cli.{name}") is not None]
+        installed = [name for name in SINGLE_COMMANDS if find_spec(_get_module(name)) is not None]
         self._module_names = (*installed, *COMMAND_GROUPS)
         self.commands = cast(Any, {**dict.fromkeys(self._module_names), **self.commands})
 
@@ -57,8 +62,13 @@ class LazyCommandGroup(TyperGroup):
             raise typer.Exit(to_exit_code(error)) from error
 
 
+def _get_module(name: str) -> str:
+    """The module of a command; a keyword of Python has an underscore after it."""
+    return f"quire.cli.{name}_" if iskeyword(name) else f"quire.cli.{name}"
+
+
 def _load_command(name: str) -> Any:
-    module = import_module(f"quire.cli.{name}")
+    module = import_module(_get_module(name))
     if name in COMMAND_GROUPS:
         command: Any = typer.main.get_command(module.app)
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli import conversation_search, conversation_show
+from quire.cli import conversation_search, conversation_secrets, conversation_show
 from quire.cli.common import (
     EXIT_FAILED,
     MAIN_BRANCH,
@@ -232,5 +232,5 @@ async def _purge_messages(target: CommandTarget, numbers: Sequence[int] | None) 
         return [(entry.branch, entry.seq) for entry in purged]
 
 
-for _part in (conversation_show, conversation_search):
+for _part in (conversation_show, conversation_search, conversation_secrets):
     app.add_typer(_part.app)

@@ -36,6 +36,11 @@ def get_servers_folder() -> Path:
     return _get_data_folder() / "servers"
 
 
+def get_hook_backups_folder() -> Path:
+    """Returns the folder with the settings of agents as they were before Quire's hooks."""
+    return _get_data_folder() / "hooks"
+
+
 def _get_data_folder() -> Path:
     return platformdirs.user_data_path(APP_NAME, appauthor=False)
 

@@ -81,6 +81,8 @@ class ScoredLine:
     template: str
     """The line with an ellipsis for each value; empty if it cannot be restored from them."""
     template_values: tuple[str, ...]
+    decision_weight: float = 0.0
+    """2 for a line with a word of a decision, 1 for an obligation, else 0."""
     estimated_tokens: int = 0
 
     @property
@@ -149,6 +151,7 @@ class LineScorer:
             values,
             _build_template(fragments, line_values),
             tuple(line_values),
+            decision_weight,
         )
 
     def _keyword_score(self, text: str) -> float:

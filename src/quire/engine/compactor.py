@@ -1,9 +1,9 @@
 """Compactions of one branch: execute a plan, emit its events, undo it, edit its summary."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from quire.agent.cancellation import run_shielded
 from quire.compaction.citations import check_citations
@@ -21,6 +21,9 @@ from quire.view.assembly import ViewAssembly
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens
 from quire.view.counted_input import count_summary
 from quire.view.strategies import get_strategy
+
+if TYPE_CHECKING:
+    from quire.compaction.model_summary import ModelSummary
 
 SUMMARIZED_QUESTION_SHARE = 0.75
 """Length of a summarized question relative to the longest excerpt that fits; a summary may have more tokens than the
@@ -108,6 +111,30 @@ class Compactor:
             return None
         plan = assembly.plan_truncations(summaries.truncations)
         return await self.execute(plan, assembly, current.window, trigger="overflow")
+
+    async def summarize(self, entries: Sequence[Entry], *, previous: str | None, target_tokens: int) -> "ModelSummary":
+        """Summarizes messages without a compaction, under the spend caps; raises `SummaryFailed`."""
+        from quire.compaction.model_summary import summarize
+
+        engine, summarizer = self._engine, await self._load_summarizer()
+        if summarizer is None:
+            raise SummaryFailed("unavailable", "No model is named that writes summaries; set `summarizer`.")
+        await engine.check_spend_cap(self._conversation)
+        async with self._reserve_spend(sum(entry.tokens or 0 for entry in entries) + 1, target_tokens):
+            try:
+                summary = await summarize(
+                    summarizer,
+                    entries,
+                    previous=previous,
+                    instructions=None,
+                    target_tokens=target_tokens,
+                    counter=engine.message_counter.token_counter,
+                )
+            except SummaryFailed as failure:
+                await self._report_failure(failure)
+                raise
+            await self._record_cost(summary.usage or Usage(), summary.model)
+        return summary
 
     async def _load_summarizer(self) -> Summarizer | None:
         """The summarizer with what is known about its provider: the ratio of reported to counted tokens, and a smaller

@@ -121,6 +121,24 @@ class MemoryWriter:
         return documents
 
 
+async def write_cited_memory(engine: EngineContext, text: str, *, citation: Citation) -> Memory:
+    """Stores a memory that cites a given message. Refuses a text that repeats a memory, or of which the message says
+    nothing."""
+    from quire.context.memory import is_repeated_in, measure_overlap, validate_new_memory
+
+    namespace = memory_namespace(engine.agent)
+    memories = await engine.store.list_memories(namespace, limit=MAX_COMPARED_MEMORIES)
+    fact = validate_new_memory(text, existing=[each.text for each in memories])
+    entry = await engine.store.get_entry(citation.conversation, citation.seq, branch=citation.branch)
+    stated = message_to_text(entry.message)[:MAX_SOURCE_CHARS] if entry.kind == "message" else ""
+    if not await run_in_worker(measure_overlap, fact, stated):
+        raise InvalidRequest(f"#{citation.seq} says nothing of this; cite the message that states it.")
+    for memory in memories:
+        if is_repeated_in(fact, memory.text):
+            raise InvalidRequest(f"The memory {memory.id} says nearly the same: {memory.text!r}.")
+    return await engine.store.add_memory(namespace, fact, citation=citation)
+
+
 def _choose_source(fact: str, sources: Sequence[MemorySource]) -> MemorySource:
     """The text that shares most terms with the fact; in case of a tie, the newest of the user's own.
 

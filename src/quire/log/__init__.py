@@ -3,6 +3,7 @@
 from quire.log.keys import KEY_SCOPES, ApiKey, KeyScope, contains_key
 from quire.log.protocol import (
     DocumentStore,
+    ImportStore,
     KeyStore,
     LedgerStore,
     LogStore,
@@ -60,6 +61,7 @@ __all__ = [
     "ConversationRecord",
     "DocumentFingerprint",
     "DocumentStore",
+    "ImportStore",
     "IndexedDocument",
     "IntegrityFault",
     "KeyScope",

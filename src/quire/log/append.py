@@ -6,22 +6,20 @@ from sqlalchemy import Connection, select
 
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
-from quire.log.dialects import insert_rows
+from quire.log.dialects import insert_rows, insert_tuples
 from quire.log.ids import now
 from quire.log.raw_sql import pipeline, yield_to_event_loop
 from quire.log.schema import blob_uses, blobs, entries, paths
 from quire.log.types import Branch
 from quire.model import (
     ActiveCompaction,
+    ChainHead,
     Compaction,
     Draft,
     Entry,
     Message,
     apply_entry,
-    chain_digest,
-    compute_content_digest,
     iter_paths,
-    next_path,
 )
 from quire.model.entry_bodies import kind_of
 
@@ -103,56 +101,48 @@ def _chain_drafts(
 
     chained: list[Entry] = []
     uninterrupted = 0
-    seq, digest, path, state = branch.head_seq, branch.head_digest, branch.head_path, branch.state
+    head, state = ChainHead(branch.head_seq, branch.head_digest, branch.head_path), branch.state
     for draft in drafts:
-        seq += 1
-        state = apply_entry(state, seq, draft.body, compaction_at=compaction_at)
-        entry = _build_entry(branch, seq, digest, path, draft)
-        digest, path = entry.digest, entry.path
+        state = apply_entry(state, head.seq + 1, draft.body, compaction_at=compaction_at)
+        entry = _build_entry(branch, head, draft)
+        head = ChainHead(entry.seq, entry.digest, entry.path)
         chained.append(entry)
         uninterrupted += MIN_ENTRY_BYTES + len(entry.raw)
         if uninterrupted > MAX_UNINTERRUPTED_BYTES:
             uninterrupted = 0
             yield_to_event_loop(connection)
-    return chained, branch._replace(head_seq=seq, head_digest=digest, head_path=path, state=state)
+    return chained, branch.move_to(head, state)
 
 
-def _build_entry(branch: Branch, seq: int, previous: bytes, path: bytes, draft: Draft) -> Entry:
+def _build_entry(branch: Branch, head: ChainHead, draft: Draft) -> Entry:
     body = draft.body
-    is_message = isinstance(body, Message)
-    raw = body.canonical_json()
-    entry = Entry(
+    return Entry.chain(
+        head,
         conversation=branch.conversation,
         branch=branch.number,
-        seq=seq,
         kind=kind_of(body),
-        role=body.role if is_message else None,
+        role=body.role if isinstance(body, Message) else None,
         author=draft.resolve_author(),
         created_at=now() if draft.created_at is None else draft.created_at,
-        digest=b"",
-        path=next_path(path, raw) if is_message else path,
-        tokens=draft.tokens.tokens if draft.tokens else None,
-        counter=draft.tokens.counter if draft.tokens else None,
-        raw=raw,
+        tokens=draft.tokens,
+        raw=body.canonical_json(),
         raw_metadata=draft.metadata_json(),
-        purged_at=None,
     )
-    content_digest = compute_content_digest(metadata=entry.digest_metadata(), body=raw)
-    return entry._replace(digest=chain_digest(previous, content_digest), content_digest=content_digest)
 
 
 def insert_entries(connection: Connection, tenant: str, new_entries: Sequence[Entry]) -> None:
-    insert_rows(connection, entries, [_to_row(tenant, entry) for entry in new_entries])
-    path_rows = [_to_key(tenant, entry) | {"path": entry.path} for entry in new_entries if entry.kind == "message"]
+    insert_tuples(connection, entries, _ENTRY_COLUMNS, [(tenant, *entry) for entry in new_entries])
+    path_rows = [
+        (tenant, entry.path, entry.conversation, entry.branch, entry.seq)
+        for entry in new_entries
+        if entry.kind == "message"
+    ]
     if path_rows:
-        insert_rows(connection, paths, path_rows)
+        insert_tuples(connection, paths, _PATH_COLUMNS, path_rows)
 
 
-def _to_row(tenant: str, entry: Entry) -> dict[str, object]:
-    return {"tenant": tenant, **dict(zip(_COLUMN_NAMES, entry, strict=True))}
-
-
-_COLUMN_NAMES = tuple(column.name for column in reads.ENTRY_COLUMNS)
+_ENTRY_COLUMNS = ("tenant", *(column.name for column in reads.ENTRY_COLUMNS))
+_PATH_COLUMNS = ("tenant", "path", "conversation", "branch", "seq")
 
 
 def insert_blob_uses(connection: Connection, tenant: str, entry_digests: Iterable[tuple[Entry, set[str]]]) -> None:

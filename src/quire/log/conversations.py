@@ -1,10 +1,10 @@
 """Conversations and branches: create, list, rename, lock, fork."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
@@ -13,7 +13,7 @@ from quire.log.ids import now
 from quire.log.raw_sql import execute, fetch
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
 from quire.log.schema import branches, conversations
-from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord
+from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
 
 TOUCH_INTERVAL_MICROS = 1_000_000
@@ -49,7 +49,12 @@ def create_conversation(connection: Connection, tenant: str, conversation: Conve
         connection.execute(insert(conversations), to_conversation_row(tenant, conversation))
     except IntegrityError as error:
         raise ConversationExists(f"A conversation {conversation.id!r} exists already; choose another id.") from error
-    main = Branch(
+    insert_branch(connection, tenant, build_main_branch(conversation))
+
+
+def build_main_branch(conversation: ConversationRecord) -> Branch:
+    """The main branch of a new conversation, without entries."""
+    return Branch(
         conversation.id,
         MAIN_BRANCH,
         "main",
@@ -61,7 +66,6 @@ def create_conversation(connection: Connection, tenant: str, conversation: Conve
         BranchState(),
         conversation.updated_at,
     )
-    insert_branch(connection, tenant, main)
 
 
 def insert_branch(connection: Connection, tenant: str, branch: Branch) -> None:
@@ -139,6 +143,24 @@ def list_conversations(
     return [_to_conversation(row) for row in connection.execute(query.limit(limit), {"tenant": tenant})]
 
 
+def list_origins(connection: Connection, tenant: str, *, limit: int) -> list[OriginCount]:
+    """Clients and projects of conversations without a purpose, the most recently used first."""
+    latest = func.max(conversations.c.updated_at)
+    query = (
+        select(conversations.c.client, conversations.c.project, func.count(), latest)
+        .where(
+            conversations.c.tenant == tenant,
+            conversations.c.client.is_not(None),
+            conversations.c.purpose.is_(None),
+            conversations.c.purged_at.is_(None) | (conversations.c.purged_at < conversations.c.updated_at),
+        )
+        .group_by(conversations.c.client, conversations.c.project)
+        .order_by(latest.desc(), conversations.c.client, conversations.c.project)
+        .limit(limit)
+    )
+    return [OriginCount(*row) for row in connection.execute(query)]
+
+
 def list_session(connection: Connection, tenant: str, session: str, *, limit: int) -> list[ConversationRecord]:
     """The conversations of a client's session, most recently updated first."""
     origin = ConversationOrigin(session=session)
@@ -169,12 +191,34 @@ def clear_conversation(connection: Connection, tenant: str, conversation: str) -
     cleared_texts = {"title": "", "project": None, "agent": None, "parent_agent": None}
     _update_conversation(connection, tenant, conversation, **cleared_texts, purged_at=now())
     for branch in list_branches(connection, tenant, conversation):
-        name = "main" if branch.number == MAIN_BRANCH else f"branch {branch.number}"
+        name = _default_branch_name(branch.number)
         # Without a time, the next append updates the conversation's `updated_at`, even within `TOUCH_INTERVAL_MICROS`.
-        cleared = branch._replace(name=name, updated_at=0)
+        overwrite_branch(connection, tenant, branch._replace(name=name, updated_at=0))
+    fold_session_items(connection, tenant, conversation)
+
+
+def fold_session_items(connection: Connection, tenant: str, conversation: str) -> None:
+    """Computes the states that name session items again, after the changes that named them were purged."""
+    for branch in list_branches(connection, tenant, conversation):
         if branch.state.items or branch.state.removed_items:
-            cleared = cleared._replace(state=fold_state(connection, tenant, branch, branch.head_seq))
-        _overwrite_branch(connection, tenant, cleared)
+            state = fold_state(connection, tenant, branch, branch.head_seq)
+            overwrite_branch(connection, tenant, branch._replace(state=state))
+
+
+def clear_texts(connection: Connection, tenant: str, conversation: str, columns: Iterable[str]) -> None:
+    """Clears these of the texts `title`, `project`, `agent` and `parent_agent` of a conversation."""
+    _update_conversation(
+        connection, tenant, conversation, **{name: "" if name == "title" else None for name in columns}
+    )
+
+
+def reset_branch_name(connection: Connection, tenant: str, conversation: str, number: int) -> None:
+    branch = get_branch(connection, tenant, conversation, number, lock=True)
+    overwrite_branch(connection, tenant, branch._replace(name=_default_branch_name(number)))
+
+
+def _default_branch_name(number: int) -> str:
+    return "main" if number == MAIN_BRANCH else f"branch {number}"
 
 
 def is_purged(connection: Connection, tenant: str, conversation: str) -> bool:
@@ -219,10 +263,10 @@ def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
     if at - updated_at > TOUCH_INTERVAL_MICROS:
         updated_at = at
         touch_conversation(connection, tenant, branch.conversation, at)
-    _overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at))
+    overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at))
 
 
-def _overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> None:
+def overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> None:
     row = to_branch_row(tenant, branch)
     key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch")}
     execute(connection, OVERWRITE_BRANCH, key | {name: row[name] for name in _MUTABLE_BRANCH_COLUMNS})

@@ -1,5 +1,6 @@
 """SQL that differs between SQLite and PostgreSQL: upserts, bulk inserts, path look-up; and opening a database URL."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,26 @@ def insert_rows(
     return inserted
 
 
+def insert_tuples(
+    connection: Connection, table: Table, names: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """Inserts many rows like `insert_rows`, each given as the values of these columns: without a dictionary per row."""
+    backend = connection.dialect.name
+    if backend == "postgresql" and len(rows) <= MAX_VALUES_ROWS:
+        insert_rows(connection, table, [dict(zip(names, row, strict=True)) for row in rows])
+        return
+    statement = _insert_tuples_statement(table, names, backend)
+    for start in range(0, len(rows), MAX_INSERT_ROWS):
+        if start:
+            yield_to_event_loop(connection)
+        some = rows[start : start + MAX_INSERT_ROWS]
+        with open_cursor(connection) as cursor:
+            if backend == "sqlite":
+                cursor.executemany(statement, some)
+            else:
+                cursor.execute(statement, [list(column) for column in zip(*some, strict=True)])
+
+
 def append_bytes(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], column: str) -> None:
     """Inserts many rows; where the key exists, appends the bytes of this column to the stored ones."""
     key = ", ".join(each.name for each in table.primary_key)
@@ -159,6 +180,15 @@ def _insert_statement(table: Table, names: tuple[str, ...], backend: str) -> str
         return f"{into} VALUES ({', '.join(f':{name}' for name in names)})"
     arrays = ", ".join(f"%({name})s::{_POSTGRES_ARRAY_TYPES[str(table.c[name].type)]}" for name in names)
     return f"{into} SELECT * FROM unnest({arrays})"  # noqa: S608 (our names)
+
+
+@cache
+def _insert_tuples_statement(table: Table, names: tuple[str, ...], backend: str) -> str:
+    statement = _insert_statement(table, names, backend)
+    for name in names:
+        placeholder, position = (f":{name}", "?") if backend == "sqlite" else (f"%({name})s", "%s")
+        statement = re.sub(rf"{re.escape(placeholder)}(?!\w)", position, statement)
+    return statement
 
 
 def find_longest_path_sqlite(

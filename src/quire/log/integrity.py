@@ -5,6 +5,7 @@ Entries have a hash chain and a digest of their content, blobs the digest of the
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
 from math import isclose
 from typing import Any
 
@@ -23,6 +24,7 @@ from quire.log.schema import (
     calibrations,
     costs,
     entries,
+    imports,
     manifests,
     memories,
     paths,
@@ -77,6 +79,7 @@ def verify_conversation(connection: Connection, tenant: str, conversation: str) 
         faults += _verify_branch(connection, tenant, row)
     faults += _verify_stray_rows(connection, tenant, conversation, branch_rows)
     faults += _verify_manifests(connection, tenant, conversation)
+    faults += _verify_imports(connection, tenant, conversation)
     return faults
 
 
@@ -257,6 +260,26 @@ def _verify_manifests(connection: Connection, tenant: str, conversation: str) ->
     for row in ledger.list_manifest_rows(connection, tenant, conversation):
         if not has_row_digest(manifests, row):
             yield IntegrityFault(row["branch"], row["seq"], f"has a manifest that {_CHANGED_ROW}")
+
+
+def _verify_imports(connection: Connection, tenant: str, conversation: str) -> Iterator[IntegrityFault]:
+    """Faults of the ledger of imports: a row must name the entry that its item became."""
+    query = (
+        select(imports.c.branch, imports.c.seq, imports.c.digest, entries.c.kind, entries.c.body, entries.c.purged_at)
+        .outerjoin(
+            entries,
+            (entries.c.tenant == imports.c.tenant)
+            & (entries.c.conversation == imports.c.conversation)
+            & (entries.c.branch == imports.c.branch)
+            & (entries.c.seq == imports.c.seq),
+        )
+        .where(imports.c.tenant == tenant, imports.c.conversation == conversation)
+        .execution_options(yield_per=_BATCH_SIZE)
+    )
+    for branch, seq, digest, kind, body, purged_at in connection.execute(query):
+        is_recorded = kind == "message" and purged_at is None
+        if kind is None or (is_recorded and sha256(body.encode()).digest() != digest):
+            yield IntegrityFault(branch, seq, "is not the entry that the ledger of imports recorded")
 
 
 def _parse_role(entry: Entry) -> str | None:

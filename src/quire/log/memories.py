@@ -3,7 +3,7 @@
 Each cites the message that it came from and is purged with it; a search finds only memories that are not retired.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
@@ -96,12 +96,17 @@ def purge_memories(
     Returns them as they were before.
     """
     to_purge = [memory for memory in _list_citing(connection, tenant, conversation) if _cites_any(memory, purged)]
+    erase_memories(connection, tenant, to_purge)
+    return to_purge
+
+
+def erase_memories(connection: Connection, tenant: str, to_purge: Iterable[Memory]) -> None:
+    """Erases the text and the source of these memories, which are retired by it."""
     for memory in sorted(to_purge, key=lambda memory: memory.namespace):
         passages.delete_passages(connection, tenant, memory_scope(memory.namespace), [memory.id])
         _overwrite_memory(
             connection, tenant, memory._replace(text=PURGED_TEXT, source=None, retired_at=memory.retired_at or now())
         )
-    return to_purge
 
 
 def _lock_citation(

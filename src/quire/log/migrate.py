@@ -20,9 +20,9 @@ SCHEMA_VERSION = "0001"
 VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
-    "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "calibrations", "costs",
-    "spending", "spend_reservations", "passages", "terms", "search_scopes", "recall_segments", "memories", "documents",
-    "api_keys",
+    "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "imports", "transcripts",
+    "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "passages", "terms", "search_scopes",
+    "recall_segments", "memories", "documents", "api_keys",
 )  # fmt: skip
 _DERIVED_TABLES = ("passages", "terms", "search_scopes", "recall_segments", "documents")
 _UPDATABLE_COLUMNS = {
@@ -40,6 +40,7 @@ _UPDATABLE_COLUMNS = {
     "manifests": ("manifest", "response_id", "row_digest"),
     "blobs": ("uploaded_at",),
     "calibrations": ("calibration", "row_digest"),
+    "transcripts": ("conversation", "line_count", "modified_at", "summary"),
     "costs": ("cost_usd",),
     "spending": ("cost_usd",),
     # A memory can only be retired, or lose its text to a purge.
@@ -148,7 +149,8 @@ def _grant_statements(role: str) -> list[str]:
             f"GRANT UPDATE ({', '.join(columns)}) ON quire_{table} TO {role}"
             for table, columns in _UPDATABLE_COLUMNS.items()
         ),
-        f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations TO {role}",
+        f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, "
+        f"quire_transcripts, quire_transcript_lines TO {role}",
         # The search index is derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
         # For the sweep over the conversations of all tenants.

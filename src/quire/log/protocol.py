@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from quire.log.costs import NO_KEY, SpendCaps
+from quire.log.imports import ImportBatch, ImportLedger, Position
 from quire.log.keys import ApiKey, KeyPosition
+from quire.log.transcripts import SummaryFold, TranscriptKey, TranscriptLine, TranscriptRecord
 from quire.log.types import (
     MAIN_BRANCH,
     Blob,
@@ -21,6 +23,7 @@ from quire.log.types import (
     IndexedDocument,
     IntegrityFault,
     Memory,
+    OriginCount,
     Passage,
     PassageVector,
     PrefixMatch,
@@ -30,6 +33,7 @@ from quire.log.types import (
     SegmentRef,
     SegmentRow,
     UnembeddedPassage,
+    ValuePurge,
     VaultDocument,
     Window,
 )
@@ -55,8 +59,10 @@ class LogStore(Protocol):
         origin: ConversationOrigin | None = None,
         main_only: bool = False,
     ) -> list[ConversationRecord]: ...
+    async def list_origins(self, *, limit: int = 200) -> list[OriginCount]: ...
     async def list_session(self, session: str, *, limit: int = 50) -> list[ConversationRecord]: ...
     async def fill_titles(self, *items: ConversationRecord) -> list[ConversationRecord]: ...
+    async def sum_tokens(self, conversations: Collection[str]) -> dict[str, int]: ...
     async def rename_conversation(self, conversation: str, title: str) -> None: ...
     async def get_branch(self, conversation: str, number: int = MAIN_BRANCH) -> Branch: ...
     async def list_branches(self, conversation: str) -> list[Branch]: ...
@@ -106,6 +112,8 @@ class LogStore(Protocol):
     async def purge(
         self, conversation: str, seqs: Collection[int] | None = None, *, branch: int = MAIN_BRANCH
     ) -> list[Entry]: ...
+    async def purge_value(self, value: str) -> ValuePurge: ...
+    async def find_value(self, value: str) -> dict[str, int]: ...
     async def is_purged(self, conversation: str) -> bool: ...
     async def verify_conversation(self, conversation: str) -> list[IntegrityFault]: ...
     async def verify_tenant(self) -> list[IntegrityFault]: ...
@@ -189,7 +197,38 @@ class DocumentStore(Protocol):
     async def list_documents(self, vault: str, *, paths: Collection[str] | None = None) -> list[VaultDocument]: ...
 
 
-class Store(LogStore, LedgerStore, SearchStore, SegmentStore, MemoryStore, DocumentStore, Protocol):
+class ImportStore(Protocol):
+    """Bulk import of messages that another program stored."""
+
+    async def list_imported(self, conversation_ids: Collection[str]) -> dict[str, ImportLedger]: ...
+    async def find_live_sessions(self, client: str, sessions: Collection[str]) -> set[str]: ...
+    async def import_items(self, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]: ...
+
+
+class TranscriptStore(Protocol):
+    """Transcripts of agents as they wrote them."""
+
+    async def append_transcript(
+        self, key: TranscriptKey, lines: Sequence[TranscriptLine], *, fold_summary: SummaryFold | None = None
+    ) -> int: ...
+    async def load_transcript(self, key: TranscriptKey) -> list[str] | None: ...
+    async def list_transcripts(self, project: str) -> list[TranscriptRecord]: ...
+    async def list_transcript_subpaths(self, project: str, session: str) -> list[str]: ...
+    async def delete_transcript(self, key: TranscriptKey) -> None: ...
+    async def link_transcript(self, key: TranscriptKey, conversation: str) -> None: ...
+
+
+class Store(
+    LogStore,
+    LedgerStore,
+    SearchStore,
+    SegmentStore,
+    MemoryStore,
+    DocumentStore,
+    ImportStore,
+    TranscriptStore,
+    Protocol,
+):
     """Everything that an engine needs."""
 
     @property

@@ -4,12 +4,12 @@ The digests stay, so the hash chain still verifies.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from sqlalchemy import Connection, bindparam, delete, select, text, update
 
 from quire.errors import InvalidEntry
-from quire.log import blobs, conversations, ledger, memories, reads
+from quire.log import blobs, conversations, ledger, memories, reads, transcripts
 from quire.log.blobs import delete_unused_blobs
 from quire.log.ids import now
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
@@ -41,15 +41,44 @@ def purge_entries(
         to_purge = [reads.get_entry(connection, tenant, target, seq) for seq in sorted(set(seqs))]
         _check_has_content(to_purge)
         to_purge += _find_summaries(connection, tenant, all_branches, to_purge)
+    purged = _purge(connection, tenant, all_branches, to_purge, whole=seqs is None)
+    if seqs is None:
+        conversations.clear_conversation(connection, tenant, conversation)
+    return purged
+
+
+def purge_own_entries(
+    connection: Connection, tenant: str, conversation: str, entry_keys: Collection[tuple[int, int]]
+) -> list[Entry]:
+    """Like `purge_entries`, for entries of any kind and branch: each key is the owning branch and the number."""
+    all_branches = conversations.list_branches(connection, tenant, conversation, lock=True)
+    to_purge = [
+        entry
+        for branch in all_branches
+        for entry in reads.read_entries(
+            connection, tenant, branch, [seq for owner, seq in entry_keys if owner == branch.number]
+        )
+        if entry.branch == branch.number
+    ]
+    to_purge += _find_summaries(connection, tenant, all_branches, to_purge)
+    purged = _purge(connection, tenant, all_branches, to_purge, whole=False)
+    if any(entry.kind == "context_change" for entry in purged):
+        conversations.fold_session_items(connection, tenant, conversation)
+    return purged
+
+
+def _purge(
+    connection: Connection, tenant: str, all_branches: Sequence[Branch], to_purge: Sequence[Entry], *, whole: bool
+) -> list[Entry]:
+    """Erases the content of these entries and what was derived from it."""
     # Without the digest, content that was changed can be purged too.
     to_purge = [entry._replace(content_digest=None) for entry in to_purge]
     purged = [_erase_content(entry) for entry in to_purge]
     _overwrite(connection, tenant, purged)
     _delete_blob_uses(connection, tenant, purged)
-    _purge_manifests(connection, tenant, conversation, None if seqs is None else _list_document_names(to_purge))
-    _delete_derived(connection, tenant, all_branches, purged, whole=seqs is None)
-    if seqs is None:
-        conversations.clear_conversation(connection, tenant, conversation)
+    conversation = all_branches[0].conversation
+    _purge_manifests(connection, tenant, conversation, None if whole else _list_document_names(to_purge))
+    _delete_derived(connection, tenant, all_branches, purged, whole=whole)
     blobs.delete_orphan_blobs(connection, tenant)
     return purged
 
@@ -64,11 +93,21 @@ def _purge_manifests(
     connection: Connection, tenant: str, conversation: str, document_names: Collection[str] | None
 ) -> None:
     """Erases these documents' names from the conversation's manifests (None: the names of all items)."""
-    if document_names is not None and not document_names:
-        return
+    if document_names is None:
+        erase_decision_names(connection, tenant, conversation, lambda row: True)
+    elif document_names:
+        erase_decision_names(
+            connection, tenant, conversation, lambda row: row.kind == "document" and row.name in document_names
+        )
+
+
+def erase_decision_names(
+    connection: Connection, tenant: str, conversation: str, is_purged: Callable[[Decision], bool]
+) -> None:
+    """Erases the names in these decisions of the conversation's manifests."""
     rows: list[dict[str, object]] = []
     for stored in ledger.list_manifest_rows(connection, tenant, conversation, lock=True):
-        manifest = _without_names(Manifest.parse(stored["manifest"]), document_names).canonical_json()
+        manifest = _without_names(Manifest.parse(stored["manifest"]), is_purged).canonical_json()
         if manifest != stored["manifest"]:
             row = with_row_digest(manifests, {**stored, "manifest": manifest})
             key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch", "seq")}
@@ -77,13 +116,11 @@ def _purge_manifests(
         connection.execute(_OVERWRITE_MANIFEST, rows)
 
 
-def _without_names(manifest: Manifest, document_names: Collection[str] | None) -> Manifest:
-    def is_purged(row: Decision) -> bool:
-        if document_names is None:
-            return row.name is not None
-        return row.kind == "document" and row.name in document_names
-
-    decisions = (row.model_copy(update={"name": PURGED_TEXT}) if is_purged(row) else row for row in manifest.decisions)
+def _without_names(manifest: Manifest, is_purged: Callable[[Decision], bool]) -> Manifest:
+    decisions = (
+        row.model_copy(update={"name": PURGED_TEXT}) if row.name is not None and is_purged(row) else row
+        for row in manifest.decisions
+    )
     return manifest.model_copy(update={"decisions": tuple(decisions)})
 
 
@@ -115,6 +152,7 @@ def _delete_derived(
     recall_segments.delete_segments(connection, tenant, conversation, entry_keys)
     purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
     purge_memory_quotes(connection, tenant, purged_memories)
+    transcripts.delete_linked(connection, tenant, conversation)
 
 
 def _read_own_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:

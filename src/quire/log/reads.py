@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from sqlalchemy import Connection, Select, bindparam, literal_column, select
+from sqlalchemy import Connection, Select, bindparam, func, literal_column, select
 
 from quire.errors import EntryNotFound
 from quire.log.database import check_inline_rows
@@ -257,3 +257,22 @@ def _read_ranges(
 
 _FIXED_QUERIES = {RANGE, CONTROL_ENTRIES}
 _to_entry: Callable[[tuple[Any, ...]], Entry] = partial(cast(Any, tuple).__new__, Entry)
+
+
+_TOKEN_SUMS = (
+    select(entries.c.conversation, func.sum(entries.c.tokens))
+    .where(
+        entries.c.tenant == bindparam("tenant"),
+        entries.c.conversation.in_(bindparam("conversations", expanding=True)),
+        entries.c.kind == "message",
+    )
+    .group_by(entries.c.conversation)
+)
+
+
+def sum_tokens(connection: Connection, tenant: str, conversations: Collection[str]) -> dict[str, int]:
+    """Tokens of all messages of each conversation, on all branches; messages that were not counted add none."""
+    if not conversations:
+        return {}
+    rows = connection.execute(_TOKEN_SUMS, {"tenant": tenant, "conversations": list(conversations)})
+    return {conversation: int(tokens or 0) for conversation, tokens in rows}

@@ -128,6 +128,46 @@ manifests = Table(
 
 `response_id` is the id by which a client may refer to the reply; an upstream may repeat one."""
 
+imports = Table(
+    "quire_imports",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("item", Text, primary_key=True),
+    Column("digest", Bytes, primary_key=True),
+    Column("branch", Integer, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+)
+"""Ledger of imported messages: the id and the digest of each in its source, and the entry that it became."""
+
+transcripts = Table(
+    "quire_transcripts",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("project", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("subpath", Text, primary_key=True),
+    Column("conversation", Text),
+    Column("line_count", BigInteger, nullable=False),
+    Column("modified_at", BigInteger, nullable=False),
+    Column("summary", Text),
+)
+"""Transcripts of agents, which resume their sessions from them. `subpath` is empty for the session's own one;
+`conversation` was made from it."""
+
+transcript_lines = Table(
+    "quire_transcript_lines",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("project", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("subpath", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("uuid", Text),
+    Column("line", Text, nullable=False),
+)
+"""Lines of a transcript, opaque and in order; `uuid` identifies a line that may be appended again."""
+
 calibrations = Table(
     "quire_calibrations",
     metadata,

@@ -22,13 +22,16 @@ from quire.log import (
     purge,
     reads,
     titles,
+    value_purge,
 )
 from quire.log.costs import SqlCostStore
 from quire.log.database import Database
 from quire.log.ids import new_id, now
+from quire.log.imports import SqlImportStore
 from quire.log.keys import SqlKeyStore
 from quire.log.search_store import SqlSearchStore
-from quire.log.store_base import DEFAULT_TENANT, with_branch
+from quire.log.store_base import DEFAULT_TENANT, P, StoreFunction, T, with_branch
+from quire.log.transcripts import SqlTranscriptStore
 from quire.log.types import (
     MAIN_BRANCH,
     Blob,
@@ -37,16 +40,18 @@ from quire.log.types import (
     ConversationOrigin,
     ConversationRecord,
     IntegrityFault,
+    OriginCount,
     PrefixMatch,
     RecordedRequest,
     ReplyRecord,
+    ValuePurge,
     Window,
 )
 from quire.log.worklist import SqlWorklist
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, iter_paths
 
 
-class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
+class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore):
     """The log in SQLite or PostgreSQL."""
 
     def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
@@ -99,6 +104,10 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
             conversations.list_conversations, limit=limit, before=before, origin=origin, main_only=main_only
         )
 
+    async def list_origins(self, *, limit: int = 200) -> list[OriginCount]:
+        """Clients and projects with the number of their conversations, the most recently used first."""
+        return await self._read(conversations.list_origins, limit=limit)
+
     async def list_session(self, session: str, *, limit: int = 50) -> list[ConversationRecord]:
         """The conversations of a client's session, most recently updated first."""
         return await self._read(conversations.list_session, session, limit=limit)
@@ -106,6 +115,10 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
     async def fill_titles(self, *items: ConversationRecord) -> list[ConversationRecord]:
         """Fills missing titles with the first words of the first question."""
         return await self._read(titles.fill_titles, items)
+
+    async def sum_tokens(self, conversations: Collection[str]) -> dict[str, int]:
+        """Tokens of all messages of each of these conversations, on all branches."""
+        return await self._read(reads.sum_tokens, conversations)
 
     async def rename_conversation(self, conversation: str, title: str) -> None:
         await self._write(conversations.rename_conversation, conversation, title)
@@ -266,13 +279,25 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore):
     ) -> list[Entry]:
         """Erases the content of these entries, or of the whole conversation, and everything derived from it: summaries,
         memories and the search index. Returns the purged entries."""
+        return await self._purge(purge.purge_entries, conversation, seqs, branch=branch)
+
+    async def purge_value(self, value: str) -> ValuePurge:
+        """Erases this text, such as a leaked key, from every row of the tenant: see `quire.log.value_purge`."""
+        return await self._purge(value_purge.erase_value, value)
+
+    async def find_value(self, value: str) -> dict[str, int]:
+        """The number of rows that contain this text, by table."""
+        found = await self._read(value_purge.find_value, value)
+        return {name.removeprefix("quire_"): len(rows) for name, rows in found.items()}
+
+    async def _purge(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            purged = await self._write(purge.purge_entries, conversation, seqs, branch=branch)
+            purged = await self._write(function, *args, **kwargs)
         except StoreError as error:
             if not blobs.is_missing_blob(error):
                 raise
             # A concurrent append referenced a blob that was being deleted; the retry sees the reference and retains it.
-            purged = await self._write(purge.purge_entries, conversation, seqs, branch=branch)
+            purged = await self._write(function, *args, **kwargs)
         await self._database.scrub()
         return purged
 

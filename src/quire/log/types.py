@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from quire.log.dialects import sanitize_text
-from quire.model import BranchState, Draft, Entry, Manifest, Span
+from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
 
 MAIN_BRANCH = 0
@@ -45,6 +45,16 @@ class ConversationOrigin(FrozenModel):
         default=None,
         description="`subagent`, `title`, `classifier`, `compaction` or `side`; null for a main conversation.",
     )
+
+
+class OriginCount(NamedTuple):
+    """Number of the conversations of one client and project."""
+
+    client: str
+    project: str | None
+    conversations: int
+    updated_at: int
+    """Time of the last append to one of them."""
 
 
 class ConversationRecord(NamedTuple):
@@ -84,6 +94,10 @@ class Branch(NamedTuple):
     def fork_seq(self) -> int:
         """The last entry that the branch shares with its parent; 0 without one."""
         return self.lineage[-1][1] if self.lineage else 0
+
+    def move_to(self, head: ChainHead, state: BranchState) -> "Branch":
+        """The branch with a new head and the state after it."""
+        return self._replace(head_seq=head.seq, head_digest=head.digest, head_path=head.path, state=state)
 
     def split_ranges(self, first: int = 1, last: int | None = None) -> Iterator[BranchRange]:
         """The ranges of own rows, per branch, that hold the entries `first` to `last` of this branch; newest first."""
@@ -175,6 +189,17 @@ class IntegrityFault(NamedTuple):
     branch: int | None
     seq: int | None
     problem: str
+
+
+class ValuePurge(NamedTuple):
+    """What a purge by value erased, and what it could not."""
+
+    entries: tuple[tuple[str, int, int], ...]
+    """Conversation, branch and number of the purged entries."""
+    rows: dict[str, int]
+    """Other rows that were erased or cleared, by table."""
+    remaining: tuple[str, ...]
+    """Tables that still contain the value, because it is in an id."""
 
 
 class Blob(NamedTuple):

@@ -3,6 +3,7 @@
 from quire.model.entries import (
     CHAIN_ROOT,
     Author,
+    ChainHead,
     Draft,
     Entry,
     chain_digest,
@@ -47,6 +48,7 @@ __all__ = [
     "Author",
     "Body",
     "BranchState",
+    "ChainHead",
     "Compaction",
     "ContextChange",
     "ContextItem",

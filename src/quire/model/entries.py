@@ -50,6 +50,14 @@ def referenced_blobs(body: Body, references: Iterable[DocumentReference]) -> set
     return {*from_body, *(reference.blob for reference in references if reference.blob is not None)}
 
 
+class ChainHead(NamedTuple):
+    """The last entry of a branch, which the next one is chained to: its number, digest and path."""
+
+    seq: int
+    digest: bytes
+    path: bytes
+
+
 class Entry(NamedTuple):
     """One row of the log. `raw` is the body's canonical JSON; `body` decodes it.
 
@@ -125,7 +133,35 @@ class Entry(NamedTuple):
 
     def digest_metadata(self) -> str:
         """Everything recorded except the body, for the hash chain: one line, since JSON has no raw line breaks."""
-        return f"{self.kind} {self.author} {self.created_at} {self.tokens} {self.counter} {self.raw_metadata}"
+        return _format_digest_metadata(
+            self.kind, self.author, self.created_at, self.tokens, self.counter, self.raw_metadata
+        )
+
+    @classmethod
+    def chain(
+        cls,
+        head: "ChainHead",
+        *,
+        conversation: str,
+        branch: int,
+        kind: EntryKind,
+        role: str | None,
+        author: Author,
+        created_at: int,
+        raw: str,
+        raw_metadata: str | None,
+        tokens: TokenCount | None = None,
+    ) -> "Entry":
+        """A new entry after the head of a branch, with its digests."""
+        count, counter = tokens or (None, None)
+        metadata = _format_digest_metadata(kind, author, created_at, count, counter, raw_metadata)
+        content_digest = compute_content_digest(metadata=metadata, body=raw)
+        path = next_path(head.path, raw) if kind == "message" else head.path
+        digest = chain_digest(head.digest, content_digest)
+        return cls(
+            conversation, branch, head.seq + 1, kind, role, author, created_at, digest, path, count, counter, raw,
+            raw_metadata, None, content_digest,
+        )  # fmt: skip
 
     @property
     def time(self) -> datetime:
@@ -137,6 +173,12 @@ class Entry(NamedTuple):
     @property
     def token_count(self) -> TokenCount | None:
         return None if self.tokens is None or self.counter is None else TokenCount(self.tokens, self.counter)
+
+
+def _format_digest_metadata(
+    kind: str, author: str, created_at: int, tokens: int | None, counter: str | None, raw_metadata: str | None
+) -> str:
+    return f"{kind} {author} {created_at} {tokens} {counter} {raw_metadata}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,3 +62,7 @@ class EntryMetadata(FrozenModel):
     """The reply was interrupted, by the user or by an error; the message holds what had arrived."""
     turn: TurnTotals | None = None
     """Totals of the turn that this reply ends: it calls no tools."""
+    cost_usd: float | None = None
+    """Cost that the source of an imported message states for it, in US dollars."""
+    dropped: tuple[str, ...] | None = None
+    """Names of what an import could not carry over, from this message or just before it."""

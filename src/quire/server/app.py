@@ -8,6 +8,7 @@ from quire.server.gateway.error_format import ErrorFormatMiddleware
 from quire.server.lifecycle import StreamRegistry, StreamShutdownMiddleware
 from quire.server.limits import LimitsMiddleware
 from quire.server.local_auth import LocalAuthMiddleware
+from quire.server.mcp_endpoint import add_mcp
 from quire.server.page import add_page
 from quire.server.problems import ERROR_RESPONSES, add_exception_handlers
 from quire.server.routes import ROUTERS
@@ -32,6 +33,7 @@ def create_app(server_state: ServerState, *, token: str | None = None) -> FastAP
     gateway_routers = (gateway.router, gateway.responses_router, gateway.conversations_router)
     for router in (*gateway_routers, *ROUTERS, gateway.other_paths_router):
         app.include_router(router)
+    add_mcp(app, server_state)
     add_page(app)
     app.add_middleware(StreamShutdownMiddleware, streams=app.state.streams)
     app.add_middleware(AuthMiddleware)

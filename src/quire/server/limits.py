@@ -25,7 +25,11 @@ BODY_TIMEOUT_SECONDS = 60.0
 """Total seconds that the server waits for a request body."""
 DRAIN_SECONDS = 5.0
 """Seconds that the rest of a too large body is read and dropped, so that the client gets the error response."""
-RAW_BODY_PATHS = ("/api/blobs", "/api/import")
+UPLOAD_PATH = "/api/imports"
+"""Path of uploads that are streamed to a file, which have limits of their own."""
+MAX_UPLOAD_BYTES = 4_000_000_000
+UPLOAD_TIMEOUT_SECONDS = 3_600.0
+RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH)
 """Paths whose bodies are not parsed as one JSON text; every other body is checked by `JsonSeparatorCounter`."""
 RATE_LIMIT_SCOPE_KEY = "quire.rate"
 """ASGI scope key of the caller's `RateLimitStatus`."""
@@ -86,7 +90,10 @@ class LimitsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _LimitedExchange(scope, receive, send, max_bytes=self._max_bytes(), timeout=self._body_timeout)
+        max_bytes, timeout = self._max_bytes(), self._body_timeout
+        if scope["path"] == UPLOAD_PATH:
+            max_bytes, timeout = MAX_UPLOAD_BYTES, UPLOAD_TIMEOUT_SECONDS
+        exchange = _LimitedExchange(scope, receive, send, max_bytes=max_bytes, timeout=timeout)
         try:
             exchange.check_content_length()
             await self._app(scope, exchange.receive, exchange.send)

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from quire import errors
-from quire.errors import QuireError
+from quire.errors import QuireError, error_detail
 from quire.schemas.turn_events import Problem
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -50,13 +50,6 @@ def http_status(error: QuireError) -> HTTPStatus:
 
 def error_code(error: QuireError) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-
-
-def error_detail(error: QuireError) -> str:
-    """The message for the caller. That of a database error is fixed, because drivers name host, port and role."""
-    if isinstance(error, errors.StoreError) and not isinstance(error, errors.SchemaOutdated):
-        return type(error).__doc__ or UNEXPECTED_DETAIL
-    return str(error)
 
 
 def error_to_problem(error: QuireError) -> Problem:

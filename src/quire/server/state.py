@@ -20,6 +20,7 @@ from quire.llm.embeddings import Embedder
 from quire.log import SqlStore
 from quire.model.agents import Agent
 from quire.model.events import ContextEvent
+from quire.server.import_jobs import ImportJobs
 from quire.server.turn_registry import TurnRegistry
 from quire.settings import Settings
 from quire.settings.schema import Upstream, upstream_for
@@ -48,6 +49,7 @@ class ServerState:
         self.environ = environ or {}
         self.turns = TurnRegistry()
         self.turns.limits = build_turn_limits(settings)
+        self.imports = ImportJobs()
         self.instrument_model: Callable[[Model], Model] = lambda model: model
         """Wraps a model with tracing and metrics."""
         self.jobs: Jobs | None = None
@@ -146,4 +148,5 @@ async def open_server_state(
             yield state
         finally:
             await state.turns.stop_all()
+            await state.imports.stop_all()
             await state.wait_for_background()

@@ -253,6 +253,14 @@ class Settings(FrozenModel):
         default=(),
         description="Tenants whose API keys use the server's vault, agent and MCP servers; others have none of these.",
     )
+    mask_secrets: bool = Field(
+        default=True,
+        description="Mask keys and passwords of known formats in answers of the MCP server and in hand-overs.",
+    )
+    mcp_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Host names under which the server serves /mcp, such as quire.example.org; always localhost.",
+    )
     max_request_bytes: int = Field(default=20_000_000, gt=0, description="Maximum size of a request body, in bytes.")
     retention_days: int | None = Field(
         default=None, gt=0, description="Erase conversations permanently after this many days without use."

@@ -41,10 +41,12 @@ from quire.model import (
 )
 from quire.testing.builders import export_lines, make_messages, property_settings
 from quire.testing.contract_conversations import ConversationContract, TransferContract
+from quire.testing.contract_imports import ImportContract
 from quire.testing.contract_recall import RecallContract
 from quire.testing.contract_requests import ManifestContract, WindowContract
 from quire.testing.contract_search import SearchContract
 from quire.testing.contract_sessions import ResponseContract, SessionContract
+from quire.testing.contract_transcripts import TranscriptContract
 from quire.testing.strategies import drafts, messages
 
 
@@ -55,8 +57,10 @@ class StoreContract(
     ManifestContract,
     ResponseContract,
     TransferContract,
+    ImportContract,
     SearchContract,
     RecallContract,
+    TranscriptContract,
 ):
     async def test_appended_messages_read_back_in_order(self, store: Store) -> None:
         await store.create_conversation("c")

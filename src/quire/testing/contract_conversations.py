@@ -14,12 +14,14 @@ from quire.errors import (
 from quire.log import Blob, Store
 from quire.model import (
     Compaction,
+    Draft,
     ImagePart,
     Message,
     Pin,
     Restore,
     Span,
     TextPart,
+    TokenCount,
 )
 from quire.testing.builders import export_lines, make_messages, make_turn
 
@@ -71,6 +73,18 @@ class ConversationContract:
         [long] = await store.fill_titles(await store.get_conversation("long"))
         assert long.title == " ".join(["wheel"] * 13) + "…"
         assert (await store.get_conversation("long")).title == ""
+
+    async def test_tokens_of_conversations_are_added_up_over_all_branches(self, store: Store) -> None:
+        for name in ("a", "b", "empty"):
+            await store.create_conversation(name)
+        counted = Draft(body=Message.user("x"), tokens=TokenCount(7, "test"))
+        await store.append("a", counted, Message.user("not counted"), Pin(message=1))
+        branch = await store.fork("a", at=1)
+        await store.append("a", counted, branch=branch.number)
+        await store.append("b", counted)
+        assert await store.sum_tokens(["a", "b", "empty", "unknown"]) == {"a": 14, "b": 7}
+        assert await store.sum_tokens(["b"]) == {"b": 7}
+        assert await store.sum_tokens([]) == {}
 
     async def test_what_an_agent_puts_before_a_question_is_not_its_title(self, store: Store) -> None:
         reminder = "<system-reminder>\nBe kind.\n</system-reminder>\n"

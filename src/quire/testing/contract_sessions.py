@@ -72,6 +72,20 @@ class SessionContract:
         [rest] = await store.list_conversations(before=newest, origin=ConversationOrigin(session="session-1"))
         assert (newest.id, rest.id) == ("agent", "main")
 
+    async def test_clients_and_projects_are_counted(self, store: Store) -> None:
+        main = ORIGIN.model_copy(update={"purpose": None})
+        await store.create_conversation("plain")
+        await store.create_conversation("one", origin=main)
+        await store.create_conversation("two", origin=main)
+        await store.create_conversation("agent", origin=ORIGIN)
+        await store.create_conversation("other", origin=ConversationOrigin(client="codex"))
+        counts = await store.list_origins()
+        assert [each[:3] for each in counts] == [("codex", None, 1), (main.client, main.project, 2)]
+        assert counts[1].updated_at == (await store.get_conversation("two")).updated_at
+        assert await store.list_origins(limit=1) == counts[:1]
+        await store.purge("other")
+        assert await store.list_origins() == counts[1:]
+
     async def test_a_session_lists_its_conversations_newest_first(self, store: Store) -> None:
         for name in ("first", "second", "third"):
             await store.create_conversation(name, origin=ORIGIN)

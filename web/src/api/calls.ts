@@ -4,7 +4,7 @@ import { requestJson, sendRequest } from "./client";
 import type {
   AddItemBody, AddPinBody, AgentList, ApprovalBody, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, ConversationDetail, ConversationPage, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
-  ForkBody, Manifest, Message, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
+  ForkBody, ImportJob, ImportSourceList, Manifest, Message, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, StopBody, StoredBlob,
 } from "./types";
 
@@ -14,14 +14,21 @@ export interface BranchRef {
   branch: number;
 }
 
+/** Which conversations are listed: those of one program, and of one project. */
+export interface ConversationFilter {
+  client?: string | null;
+  project?: string | null;
+}
+
 /** Maximum results of a search and of a completion. */
 const SEARCH_LIMIT = 12;
 
 const path = (conversation: string, rest = "") => `/api/conversations/${encodeURIComponent(conversation)}${rest}`;
 
 export const conversations = {
-  list: (limit: number, cursor: string | null, signal?: AbortSignal) =>
-    requestJson<ConversationPage>("GET", "/api/conversations", { query: { cursor, limit }, signal }),
+  list: (limit: number, cursor: string | null, filter: ConversationFilter = {}, signal?: AbortSignal) =>
+    requestJson<ConversationPage>("GET", "/api/conversations", { query: { cursor, limit, ...filter }, signal }),
+  origins: () => requestJson<OriginList>("GET", "/api/origins"),
   create: (title = "") => requestJson<ConversationDetail>("POST", "/api/conversations", { body: { title } }),
   get: (id: string) => requestJson<ConversationDetail>("GET", path(id)),
   rename: (id: string, title: string) => requestJson<ConversationDetail>("PATCH", path(id), { body: { title } }),
@@ -30,6 +37,13 @@ export const conversations = {
     const body: ForkBody = { fork_seq: forkSeq, branch };
     return requestJson<Branch>("POST", path(id, "/branches"), { body });
   },
+};
+
+export const imports = {
+  sources: () => requestJson<ImportSourceList>("GET", "/api/import-sources"),
+  start: (source: string, name: string, file: File, signal?: AbortSignal) =>
+    requestJson<ImportJob>("POST", "/api/imports", { query: { source, file: name }, file, signal }),
+  get: (id: string) => requestJson<ImportJob>("GET", `/api/imports/${encodeURIComponent(id)}`),
 };
 
 export interface EntryQuery {

@@ -82,7 +82,18 @@ function isWithin(node: ConversationNode, root: ConversationNode): boolean {
   return node === root || root.subAgents.some((child) => isWithin(node, child));
 }
 
-const CLIENT_NAMES: Record<string, string> = { "claude-code": "Claude Code", codex: "Codex", opencode: "OpenCode" };
+const CLIENT_NAMES: Record<string, string> = {
+  "claude-code": "Claude Code",
+  codex: "Codex",
+  opencode: "OpenCode",
+  cursor: "Cursor",
+  chatgpt: "ChatGPT",
+  claude: "Claude.ai",
+  librechat: "LibreChat",
+  "open-webui": "Open WebUI",
+  "openai-agents": "OpenAI Agents",
+  "openai-jsonl": "OpenAI JSON Lines",
+};
 
 /** "Claude Code" for `claude-code`; a name that is not known stays as it is. */
 export function formatClient(client: string | null | undefined): string {

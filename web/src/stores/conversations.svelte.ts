@@ -1,7 +1,7 @@
-/** List of conversations, most recently used first, with cursor pagination and a filter by title. */
+/** List of conversations, most recently used first, with cursor pagination and filters by title, program and project. */
 
-import { conversations as calls } from "../api/calls";
-import type { Conversation } from "../api/types";
+import { conversations as calls, type ConversationFilter } from "../api/calls";
+import type { Conversation, OriginCount } from "../api/types";
 import { notices } from "./notices.svelte";
 
 const PAGE_SIZE = 50;
@@ -18,6 +18,9 @@ class ConversationListStore {
   items = $state.raw<Conversation[]>([]);
   nextCursor = $state<string | null>(null);
   query = $state("");
+  filter = $state.raw<ConversationFilter>({});
+  /** Programs and projects that conversations come from. */
+  origins = $state.raw<OriginCount[]>([]);
   loading = $state(false);
   loaded = $state(false);
   #request: AbortController | null = null;
@@ -28,7 +31,7 @@ class ConversationListStore {
     this.loading = true;
     await notices.run(async () => {
       const query = this.query.trim();
-      const page = await calls.list(query ? TITLE_SEARCH_LIMIT : PAGE_SIZE, null, request.signal);
+      const page = await calls.list(query ? TITLE_SEARCH_LIMIT : PAGE_SIZE, null, this.filter, request.signal);
       this.items = query ? page.items.filter((each) => matchesTitle(each.title, query)) : page.items;
       this.nextCursor = query ? null : page.next_cursor;
       this.loaded = true;
@@ -36,11 +39,21 @@ class ConversationListStore {
     if (this.#request === request) this.loading = false;
   }
 
+  async setFilter(filter: ConversationFilter): Promise<void> {
+    this.filter = filter;
+    await this.load();
+  }
+
+  async loadOrigins(): Promise<void> {
+    const list = await notices.run(() => calls.origins());
+    if (list) this.origins = list.items;
+  }
+
   async loadMore(): Promise<void> {
     if (!this.nextCursor || this.loading) return;
     this.loading = true;
     await notices.run(async () => {
-      const page = await calls.list(PAGE_SIZE, this.nextCursor);
+      const page = await calls.list(PAGE_SIZE, this.nextCursor, this.filter);
       const known = new Set(this.items.map((each) => each.id));
       this.items = [...this.items, ...page.items.filter((each) => !known.has(each.id))];
       this.nextCursor = page.next_cursor;

@@ -19,6 +19,7 @@ from quire.errors import (
     ModelUnavailable,
     QuireError,
     StoreError,
+    error_detail,
 )
 from quire.llm.error_mapping import classify_error
 from quire.log.worker_threads import run_sized
@@ -34,7 +35,7 @@ from quire.server.gateway.reply_translation import ReplyTranslator
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.upstream import UpstreamCall, map_http_errors
 from quire.server.json_limits import MAX_JSON_SEPARATORS, exceeds_json_limit
-from quire.server.problems import error_code, error_detail
+from quire.server.problems import error_code
 from quire.server.telemetry import Telemetry
 from quire.server.telemetry.tracer import ModelCallSpan
 from quire.view.wire_formats import Reply

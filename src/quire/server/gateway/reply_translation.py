@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import ModelUnavailable, QuireError
+from quire.errors import ModelUnavailable, QuireError, error_detail
 from quire.log.ids import now
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart
 from quire.model.base import JsonObject
@@ -11,7 +11,7 @@ from quire.model.messages import Part
 from quire.server.gateway.codecs.base import FinishReason, ReplyContext, ReplyEncoder
 from quire.server.gateway.codecs.deltas import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
 from quire.server.gateway.prepare import PreparedRequest
-from quire.server.problems import error_code, error_detail
+from quire.server.problems import error_code
 from quire.view.wire_formats import Reply
 from quire.view.wire_formats.fields import get_object, get_text, to_safe_name
 

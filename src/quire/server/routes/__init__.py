@@ -7,6 +7,7 @@ from quire.server.routes import (
     conversations,
     entries,
     health,
+    imports,
     keys,
     memory,
     references,
@@ -19,6 +20,7 @@ from quire.server.routes import (
 
 ROUTERS = (
     conversations.router,
+    conversations.origins_router,
     entries.router,
     turns.router,
     context.router,
@@ -31,5 +33,6 @@ ROUTERS = (
     keys.router,
     search.router,
     transfer.router,
+    imports.router,
     health.router,
 )

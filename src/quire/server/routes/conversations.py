@@ -24,6 +24,7 @@ from quire.server.dependencies import (
 )
 
 router = APIRouter(prefix="/api/conversations", tags=["conversations"])
+origins_router = APIRouter(prefix="/api/origins", tags=["conversations"])
 
 
 class ConversationDetailSchema(ConversationSchema):
@@ -44,6 +45,17 @@ class ForkBody(BaseModel):
     fork_seq: int = Field(ge=0, le=2**62, description="Last entry that both branches share; 0 for none.")
     branch: int = Field(default=MAIN_BRANCH, ge=0, le=2**31 - 1)
     name: str | None = Field(default=None, max_length=200)
+
+
+class OriginCountSchema(BaseModel):
+    client: str = Field(description="Program that the conversations come from, such as `claude-code`.")
+    project: str | None
+    conversations: int = Field(description="Number of conversations without a purpose.")
+    updated_at: int
+
+
+class OriginListSchema(BaseModel):
+    items: list[OriginCountSchema] = Field(description="The most recently used first; at most 200.")
 
 
 class VerificationSchema(BaseModel):
@@ -97,6 +109,13 @@ async def list_conversations(
     records = await store.fill_titles(*found)
     last = {"id": records[-1].id, "updated_at": records[-1].updated_at} if len(records) == limit else None
     return Page(items=[ConversationSchema.from_record(each) for each in records], next_cursor=encode_cursor(last))
+
+
+@origins_router.get("")
+async def list_origins(caller: ReadCaller, server_state: StateDep) -> OriginListSchema:
+    """Clients and projects that conversations come from, for the filters of their list."""
+    counts = await engine_for_caller(server_state, caller).store.list_origins()
+    return OriginListSchema(items=[OriginCountSchema(**each._asdict()) for each in counts])
 
 
 @router.post("", status_code=201)

@@ -206,15 +206,18 @@ def _merge_sendable(wire_message: WireMessage, fields: WireMessage) -> WireMessa
 
 
 def _count_message(message: WireMessage, counter: TokenCounter, model: str) -> int:
-    content: str | list[WireMessage] | None = message.get("content")
+    content: object = message.get("content")
+    known = ["role", "tool_calls", "tool_call_id"]
+    tokens = 0
     if isinstance(content, str):
         tokens = counter.count(content)
-    else:
-        tokens = sum(_count_piece(piece, counter, model) for piece in content or ())
+    elif isinstance(content, list):
+        tokens = sum(_count_piece(piece, counter, model) for piece in cast("list[WireMessage]", content))
+    # Another type, which only a provider's own field can have, counts like any other field.
+    known += ["content"] if content is None or isinstance(content, str | list) else []
     calls: list[WireMessage] = message.get("tool_calls") or []
     tokens += sum(_count_call(call, counter) for call in calls) + (TOKENS_PER_PARALLEL_CALLS if len(calls) > 1 else 0)
     tokens += TOKENS_PER_RESULT if message["role"] == "tool" else 0
-    known = ["role", "content", "tool_calls", "tool_call_id"]
     if isinstance(name := message.get("name"), str):
         known.append("name")
         tokens += TOKENS_PER_NAME + counter.count(name)

@@ -99,14 +99,15 @@ def _parse_item(index: int, raw: Any) -> dict[str, Any]:
 
 
 def _group_items(items: Sequence[dict[str, Any]]) -> Iterator[Message]:
-    for is_assistant, group in groupby(items, _is_assistant_item):
+    for is_assistant, group in groupby(items, is_assistant_item):
         if is_assistant:
             yield Message(role="assistant", parts=tuple(part for item in group for part in _parse_assistant_item(item)))
         else:
             yield from map(_parse_client_item, group)
 
 
-def _is_assistant_item(item: dict[str, Any]) -> bool:
+def is_assistant_item(item: dict[str, Any]) -> bool:
+    """Whether an item with a type is part of the assistant's message."""
     if item["type"] == "message":
         return item["role"] == "assistant"
     if item["type"] == "tool_search_output":

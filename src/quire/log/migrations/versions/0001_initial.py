@@ -16,6 +16,7 @@ PARTITIONED_TABLES = {
     "entries": "conversation",
     "paths": "path",
     "manifests": "conversation",
+    "imports": "conversation",
     "passages": "scope",
     "terms": "scope",
     "recall_segments": "conversation",
@@ -27,6 +28,8 @@ UNPARTITIONED_TABLES = (
     "branches",
     "blobs",
     "blob_uses",
+    "transcripts",
+    "transcript_lines",
     "calibrations",
     "costs",
     "spending",
@@ -136,6 +139,12 @@ _INDEXES = (
     """
     CREATE INDEX quire_manifests_by_response_id ON quire_manifests (tenant, response_id)
     WHERE response_id IS NOT NULL""",
+    """
+    CREATE INDEX quire_transcripts_by_conversation ON quire_transcripts (tenant, conversation)
+    WHERE conversation IS NOT NULL""",
+    """
+    CREATE UNIQUE INDEX quire_transcript_lines_by_uuid
+    ON quire_transcript_lines (tenant, project, session, subpath, uuid) WHERE uuid IS NOT NULL""",
     "CREATE UNIQUE INDEX quire_passages_by_number ON quire_passages (tenant, scope, number)",
     "CREATE INDEX quire_passages_by_embedder ON quire_passages (tenant, scope, embedder, number)",
     "CREATE INDEX quire_memories_by_namespace ON quire_memories (tenant, namespace, created_at, memory)",
@@ -209,6 +218,24 @@ def _ledger_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
             manifest TEXT NOT NULL, request_id {key}, response_id {key}, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation, branch, seq)
+        )""",
+        "imports": f"""
+        CREATE TABLE quire_imports (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, item {key} NOT NULL, digest {bytes_} NOT NULL,
+            branch INTEGER NOT NULL, seq {big} NOT NULL,
+            PRIMARY KEY (tenant, conversation, item, digest)
+        ) {_clustered(big)}""",
+        "transcripts": f"""
+        CREATE TABLE quire_transcripts (
+            tenant {key} NOT NULL, project {key} NOT NULL, session {key} NOT NULL, subpath {key} NOT NULL,
+            conversation {key}, line_count {big} NOT NULL, modified_at {big} NOT NULL, summary TEXT,
+            PRIMARY KEY (tenant, project, session, subpath)
+        )""",
+        "transcript_lines": f"""
+        CREATE TABLE quire_transcript_lines (
+            tenant {key} NOT NULL, project {key} NOT NULL, session {key} NOT NULL, subpath {key} NOT NULL,
+            number {big} NOT NULL, uuid {key}, line TEXT NOT NULL,
+            PRIMARY KEY (tenant, project, session, subpath, number)
         )""",
         "calibrations": f"""
         CREATE TABLE quire_calibrations (

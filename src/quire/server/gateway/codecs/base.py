@@ -23,6 +23,7 @@ from quire.errors import (
     NotFound,
     QuireError,
     ResponseNotFound,
+    error_detail,
 )
 from quire.model import Message, ToolDefinition
 from quire.model.base import JsonObject
@@ -31,7 +32,7 @@ from quire.server.gateway.codecs.bodies import RequestLimitExceeded, count_items
 from quire.server.gateway.codecs.client_messages import ClientMessage
 from quire.server.gateway.codecs.deltas import ReplyDelta
 from quire.server.gateway.codecs.sse import StreamDecoder
-from quire.server.problems import error_code, error_detail, error_to_response
+from quire.server.problems import error_code, error_to_response
 from quire.settings.schema import FormatName
 from quire.view.wire_formats import Reply, WireMessage
 

@@ -6,7 +6,15 @@ from typing import Any, ClassVar, cast
 
 from starlette.responses import JSONResponse, Response
 
-from quire.errors import ContextOverflow, InvalidEntry, ModelContextOverflow, ModelError, NotFound, QuireError
+from quire.errors import (
+    ContextOverflow,
+    InvalidEntry,
+    ModelContextOverflow,
+    ModelError,
+    NotFound,
+    QuireError,
+    error_detail,
+)
 from quire.log.ids import new_id
 from quire.model import Message, ToolDefinition
 from quire.model.policy import Provider
@@ -27,7 +35,6 @@ from quire.server.gateway.codecs.client_messages import ParsedMessage, merge_use
 from quire.server.gateway.codecs.messages_options import parse_options, translate_options
 from quire.server.gateway.codecs.messages_stream import MessagesEncoder, MessagesStreamDecoder
 from quire.server.gateway.codecs.sse import encode_event
-from quire.server.problems import error_detail
 from quire.settings.schema import FormatName
 from quire.view.wire_formats import Reply, WireMessage
 from quire.view.wire_formats.anthropic_cache_markers import add_cache_markers

@@ -1,0 +1,184 @@
+"""`SessionStore` of the Claude Agent SDK: sessions of Claude Code in Quire's log, with search and retention.
+
+Entries are stored as they are, so that the SDK resumes a session from them on any machine. The messages made from them
+are appended to the log as an import of the same transcript would, shortly after the entries.
+"""
+
+import asyncio
+import json
+import os
+import re
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from quire.engine import Engine, open_engine
+from quire.engine.import_reader import make_conversation_id
+from quire.engine.import_writer import import_files
+from quire.errors import ConversationNotFound, MissingExtra
+from quire.importers.base import SourceConversation
+from quire.importers.claude_code import ClaudeCodeSource
+from quire.log import MAIN_BRANCH
+from quire.log.transcripts import TranscriptKey, TranscriptLine
+from quire.log.worker_threads import run_in_worker
+
+IMPORT_DELAY_SECONDS = 1.0
+"""Time after an append when its messages are written to the log, together with those of later appends."""
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+
+SessionKey = Mapping[str, Any]
+"""`project_key`, `session_id` and, for a sub-agent, `subpath`."""
+SessionEntry = dict[str, Any]
+"""A line of the transcript: opaque JSON, with a `uuid` in most of them."""
+
+
+@asynccontextmanager
+async def open_session_store(url: str, **options: Any) -> AsyncGenerator["QuireSessionStore"]:
+    """Opens the log at `url` as a session store; `options` are those of `quire.open`."""
+    async with open_engine(url, **options) as engine:
+        store = QuireSessionStore(engine)
+        try:
+            yield store
+        finally:
+            await store.flush()
+
+
+class QuireSessionStore:
+    """Give it to `ClaudeAgentOptions(session_store=…)`.
+
+    `delete` removes the entries and the summary of a session, and with `purge_on_delete` also the content of its
+    messages in the log, which stays otherwise. A purge of a message deletes the entries of its session.
+    """
+
+    def __init__(self, engine: Engine, *, purge_on_delete: bool = False) -> None:
+        self._engine, self._store, self._purge_on_delete = engine, engine.store, purge_on_delete
+        self._pending: dict[TranscriptKey, asyncio.Task[None]] = {}
+
+    async def append(self, key: SessionKey, entries: Sequence[SessionEntry]) -> None:
+        """Stores the entries whose `uuid` is not stored yet, and those without one."""
+        if not entries:
+            return
+        transcript = _to_key(key)
+        lines = [TranscriptLine(_get_uuid(entry), json.dumps(entry)) for entry in entries]
+        fold = None if transcript.subpath else _make_fold(key)
+        if (
+            await self._store.append_transcript(transcript, lines, fold_summary=fold)
+            and transcript not in self._pending
+        ):
+            self._pending[transcript] = asyncio.ensure_future(self._import_later(transcript))
+
+    async def load(self, key: SessionKey) -> list[SessionEntry] | None:
+        """The entries in their order, equal to what was appended; None for an unknown key."""
+        lines = await self._store.load_transcript(_to_key(key))
+        return None if lines is None else [json.loads(line) for line in lines]
+
+    async def list_sessions(self, project_key: str) -> list[dict[str, Any]]:
+        found = await self._store.list_transcripts(project_key)
+        return [{"session_id": each.session, "mtime": each.modified_at // 1_000} for each in found]
+
+    async def list_session_summaries(self, project_key: str) -> list[dict[str, Any]]:
+        found = await self._store.list_transcripts(project_key)
+        return [json.loads(each.summary) for each in found if each.summary is not None]
+
+    async def list_subkeys(self, key: SessionKey) -> list[str]:
+        return await self._store.list_transcript_subpaths(key["project_key"], key["session_id"])
+
+    async def delete(self, key: SessionKey) -> None:
+        """Deletes a transcript; that of a session with those of its sub-agents."""
+        transcript = _to_key(key)
+        subpaths = [] if transcript.subpath else await self.list_subkeys(key)
+        deleted = [transcript, *(transcript._replace(subpath=each) for each in subpaths)]
+        await self._cancel(deleted)
+        await self._store.delete_transcript(transcript)
+        if self._purge_on_delete:
+            for each in deleted:
+                await self._purge(make_conversation_id(ClaudeCodeSource.name, _make_source_id(each)))
+
+    async def flush(self) -> None:
+        """Writes the messages of all entries to the log now."""
+        keys = list(self._pending)
+        await self._cancel(keys)
+        for key in keys:
+            await self._import(key, is_complete=True)
+        await self._engine.wait_for_background()
+
+    async def _import_later(self, key: TranscriptKey) -> None:
+        await asyncio.sleep(IMPORT_DELAY_SECONDS)
+        del self._pending[key]
+        await self._import(key, is_complete=False)
+
+    async def _import(self, key: TranscriptKey, *, is_complete: bool) -> None:
+        """Imports the transcript from a temporary file, as Claude Code would have written it."""
+        source = ClaudeCodeSource()
+        lines = await self._store.load_transcript(key) or []
+        with tempfile.TemporaryDirectory(prefix="quire-transcript-") as folder:
+            path = await run_in_worker(_write_transcript, Path(folder), key, lines, is_complete=is_complete)
+            await import_files(self._engine, source, [path])
+            found = await run_in_worker(
+                lambda: [each for each in source.read(path) if isinstance(each, SourceConversation)]
+            )
+        for conversation in found[:1]:
+            await self._store.link_transcript(key, make_conversation_id(source.name, conversation.id))
+
+    async def _cancel(self, keys: Sequence[TranscriptKey]) -> None:
+        tasks = [self._pending.pop(key) for key in keys if key in self._pending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _purge(self, conversation: str) -> None:
+        try:
+            await self._store.purge(conversation, branch=MAIN_BRANCH)
+        except ConversationNotFound:
+            return
+
+
+def _to_key(key: SessionKey) -> TranscriptKey:
+    return TranscriptKey(key["project_key"], key["session_id"], key.get("subpath") or "")
+
+
+def _get_uuid(entry: SessionEntry) -> str | None:
+    uuid = entry.get("uuid")
+    return uuid if isinstance(uuid, str) and uuid else None
+
+
+def _make_fold(key: SessionKey) -> Any:
+    """The SDK's fold of a session's summary, for the transaction that appends its entries."""
+    try:
+        sdk: Any = import_module("claude_agent_sdk")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(extra="claude-agent-sdk", feature="The session store of the Claude Agent SDK") from error
+
+    def fold(previous: str | None, lines: Sequence[str], at: int) -> str:
+        before = None if previous is None else json.loads(previous)
+        summary = sdk.fold_session_summary(before, dict(key), [json.loads(line) for line in lines])
+        return json.dumps({**summary, "mtime": at // 1_000})
+
+    return fold
+
+
+def _write_transcript(folder: Path, key: TranscriptKey, lines: Sequence[str], *, is_complete: bool) -> Path:
+    """Writes the file where Claude Code has it; `is_complete` says that its last reply has no more parts."""
+    name = _make_safe_name(key.session)
+    path = folder / f"{name}.jsonl"
+    if key.subpath:
+        path = folder / name / "subagents" / f"{_make_safe_name(key.subpath.rsplit('/', 1)[-1])}.jsonl"
+        path.parent.mkdir(parents=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    if is_complete:
+        os.utime(path, (0, 0))
+    return path
+
+
+def _make_source_id(key: TranscriptKey) -> str:
+    name = _make_safe_name(key.session)
+    return f"{name}/{_make_safe_name(key.subpath.rsplit('/', 1)[-1])}" if key.subpath else name
+
+
+def _make_safe_name(name: str) -> str:
+    return name if _SAFE_NAME.fullmatch(name) else sha256(name.encode(errors="replace")).hexdigest()

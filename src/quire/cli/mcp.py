@@ -1,0 +1,33 @@
+"""`quire mcp`: the MCP server through pipes, which an agent starts."""
+
+from typing import Annotated
+
+import typer
+
+from quire.cli.common import SetOptions, run_async
+from quire.errors import MissingExtra
+
+
+def command(
+    *,
+    write: Annotated[bool, typer.Option("--write", help="Offer memory_write, which stores memories.")] = False,
+    overrides: SetOptions = None,
+) -> None:
+    """Serve the stored conversations to an agent as an MCP server on standard input and output.
+
+    An agent starts this command itself: `claude mcp add quire -- quire mcp`. It reads what is stored and, with --write,
+    adds memories. Secrets are masked in all answers.
+    """
+    import signal
+    from functools import partial
+    from importlib.util import find_spec
+
+    if find_spec("mcp") is None:
+        raise MissingExtra(extra="mcp", feature="The MCP server")
+    from quire.cli.engine_setup import open_engine_from_settings, to_overrides
+    from quire.mcp_server.stdio import serve_stdio
+
+    # Agents stop the server by a signal, while a thread waits for input that no cancellation reaches.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    opener = partial(open_engine_from_settings, to_overrides(overrides or ()))
+    run_async(serve_stdio(opener, writes_memories=write))

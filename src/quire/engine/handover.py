@@ -1,0 +1,143 @@
+"""Hand-over: what another agent needs to continue a conversation, within a token budget.
+
+It has the task, the state, the decisions, the open ends, the last turns and where to read more; each statement cites
+its message (`[#12]`). A summarizer that the settings name writes the state; without one, all lines are extracted, and
+the same conversation always gives the same text.
+"""
+
+from typing import TYPE_CHECKING
+
+from quire.compaction.citations import find_cited_entries
+from quire.engine.compactor import Compactor
+from quire.engine.context import EngineContext
+from quire.errors import InvalidRequest, ModelError, SpendCapReached, SpendReserved, SummaryFailed, UnknownPrice
+from quire.log import MAIN_BRANCH
+from quire.log.worker_threads import run_in_worker
+from quire.model import Compaction, Entry
+from quire.model.base import FrozenModel
+from quire.view.secrets import mask_message, mask_secrets
+
+if TYPE_CHECKING:
+    from quire.compaction.handover_text import HandoverMaterial
+
+DEFAULT_HANDOVER_TOKENS = 4_000
+MIN_HANDOVER_TOKENS, MAX_HANDOVER_TOKENS = 200, 50_000
+MAX_READ_MESSAGES = 2_000
+"""Newest messages that are read; older ones are in the summary, or can be read by number."""
+MAX_FIRST_MESSAGES = 4
+"""User messages that are searched for the first request: an agent's own context may precede it."""
+SUMMARY_SHARE = 0.45
+"""Share of the tokens for a summary by a model."""
+
+
+class Handover(FrozenModel):
+    """A hand-over: its Markdown text, and what it is about."""
+
+    conversation: str
+    branch: int
+    title: str
+    source: str | None
+    """Program that the conversation comes from."""
+    project: str | None
+    messages: int
+    """Number of the newest entry."""
+    text: str
+    tokens: int
+    max_tokens: int
+    model: str | None
+    """Model that wrote the state; None for an extract."""
+    sources: tuple[int, ...]
+    """Messages that the text cites."""
+
+
+async def write_handover(
+    engine: EngineContext,
+    conversation: str,
+    *,
+    branch: int = MAIN_BRANCH,
+    max_tokens: int = DEFAULT_HANDOVER_TOKENS,
+    mask: bool = True,
+    calls_model: bool = True,
+) -> Handover:
+    """Writes the hand-over of a branch in at most `max_tokens`, without changing the branch.
+
+    Secrets are masked unless `mask` is false. The summarizer is called only if the settings name one; if it fails, the
+    state is an extract.
+    """
+    if not MIN_HANDOVER_TOKENS <= max_tokens <= MAX_HANDOVER_TOKENS:
+        raise InvalidRequest(
+            f"A hand-over has {MIN_HANDOVER_TOKENS:,} to {MAX_HANDOVER_TOKENS:,} tokens, not {max_tokens:,}."
+        )
+    material = await _read_material(engine, conversation, branch, mask=mask)
+    summary, model = None, None
+    if calls_model and engine.document_summarizer is not None:
+        summary, model = await _summarize(engine, material, target_tokens=int(max_tokens * SUMMARY_SHARE))
+        summary = mask_secrets(summary) if mask and summary is not None else summary
+    from quire.compaction.handover_text import write_handover_text
+
+    counter = engine.message_counter.token_counter
+    text = await run_in_worker(write_handover_text, material, summary=summary, max_tokens=max_tokens, counter=counter)
+    origin = material.record.origin
+    return Handover(
+        conversation=conversation,
+        branch=branch,
+        title=material.record.title,
+        source=origin.client if origin is not None else None,
+        project=origin.project if origin is not None else None,
+        messages=material.head,
+        text=text,
+        tokens=counter.count(text),
+        max_tokens=max_tokens,
+        model=model,
+        sources=tuple(sorted(find_cited_entries(text, last_entry=material.head))),
+    )
+
+
+async def _read_material(engine: EngineContext, conversation: str, branch: int, *, mask: bool) -> "HandoverMaterial":
+    from quire.compaction.handover_text import HandoverMaterial, find_request
+
+    store = engine.store
+    window = await store.read_window(conversation, branch=branch, max_tokens=0)
+    [record] = await store.fill_titles(await store.get_conversation(conversation))
+    newest = await store.read_tail(conversation, MAX_READ_MESSAGES, branch=branch, kinds=["message"])
+    first = await store.read_range(
+        conversation, branch=branch, kinds=["message"], roles=["user"], limit=MAX_FIRST_MESSAGES
+    )
+    body = window.compaction.body if window.compaction is not None else None
+    compaction = body if isinstance(body, Compaction) else None
+    last_covered = compaction.covers.last if compaction is not None and compaction.covers is not None else 0
+    summary = compaction.summary if compaction is not None else None
+    if mask:
+        newest, first = [mask_entry(each) for each in newest], [mask_entry(each) for each in first]
+        record = record._replace(title=mask_secrets(record.title))
+        summary = mask_secrets(summary) if summary is not None else None
+    return HandoverMaterial(
+        record,
+        branch,
+        window.branch.head_seq,
+        next((entry for entry in first if find_request(entry)), None),
+        summary,
+        tuple(entry for entry in newest if entry.seq > last_covered),
+        tuple(newest),
+    )
+
+
+def mask_entry(entry: Entry) -> Entry:
+    """The entry with the secrets of its message masked; it is no longer what the log has recorded."""
+    message = entry.message
+    masked = mask_message(message)
+    return entry if masked == message else entry._replace(raw=masked.canonical_json(), content_digest=None)
+
+
+async def _summarize(
+    engine: EngineContext, material: "HandoverMaterial", *, target_tokens: int
+) -> tuple[str | None, str | None]:
+    """The summarizer's text and name; None for both if it cannot be called or fails, and an extract takes its place."""
+    compactor = Compactor(engine, material.record.id, material.branch)
+    try:
+        summary = await compactor.summarize(
+            material.unsummarized, previous=material.summary, target_tokens=target_tokens
+        )
+    except (SummaryFailed, ModelError, SpendCapReached, SpendReserved, UnknownPrice):
+        return None, None
+    return summary.text, summary.model

@@ -1,0 +1,114 @@
+"""A transcript to share with other people: readable, with secrets masked.
+
+A shared transcript is Markdown or JSON and not the export of `quire context export`: a masked message has another
+digest, so a log with masks could not be verified. It cannot be imported, and it says that it was masked. Thinking and
+attachments are left out, because neither can be masked reliably.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Literal
+
+from quire.log import Branch, ConversationRecord, LogStore
+from quire.log.export_import import EXPORT_BATCH_SIZE
+from quire.model import (
+    Compaction,
+    Entry,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
+from quire.view.secrets import find_secrets, mask_secrets
+
+ShareFormat = Literal["markdown", "json"]
+
+_BACKTICKS = re.compile(r"`{3,}+")
+_MASK_NOTE = "Secrets of known formats are masked; thinking and attachments are left out."
+
+
+class SharedTranscript:
+    """Writes one branch in pieces; `masked_count` is complete after the last one."""
+
+    def __init__(self, store: LogStore, record: ConversationRecord, branch: Branch, *, format: ShareFormat) -> None:
+        self._store, self._record, self._branch, self._format = store, record, branch, format
+        self.masked_count = 0
+
+    async def write(self) -> AsyncIterator[str]:
+        is_first = True
+        yield self._write_start()
+        for first in range(1, self._branch.head_seq + 1, EXPORT_BATCH_SIZE):
+            last = min(first + EXPORT_BATCH_SIZE - 1, self._branch.head_seq)
+            for entry in await self._store.read_range(
+                self._record.id, branch=self._branch.number, first=first, last=last, kinds=["message", "compaction"]
+            ):
+                text = self._write_entry(entry)
+                if text:
+                    yield text if is_first or self._format == "markdown" else f",\n{text}"
+                    is_first = False
+        yield self._write_end()
+
+    def _write_start(self) -> str:
+        title = self._mask(self._record.title) or self._record.id
+        if self._format == "markdown":
+            return f"# {' '.join(title.split())}\n\n_{_MASK_NOTE}_\n"
+        head = {"format": "quire-transcript", "masked": True, "conversation": self._record.id, "title": title}
+        return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n'
+
+    def _write_end(self) -> str:
+        if self._format == "markdown":
+            return f"\n---\n\n_{self.masked_count} secrets masked._\n"
+        return f'\n], "masked_secrets": {self.masked_count}}}\n'
+
+    def _write_entry(self, entry: Entry) -> str:
+        body = entry.body
+        if isinstance(body, Compaction):
+            speaker, pieces = "summary", [self._mask(body.summary or "")]
+        elif isinstance(body, Message):
+            speaker, pieces = body.name or body.role, list(self._write_parts(body))
+        else:
+            return ""
+        text = "\n\n".join(piece for piece in pieces if piece)
+        if not text:
+            return ""
+        at = entry.time.isoformat(timespec="seconds")
+        speaker = " ".join(self._mask(speaker).split())
+        if self._format == "markdown":
+            return f"\n## #{entry.seq} {speaker}, {at}\n\n{text}\n"
+        return json.dumps({"seq": entry.seq, "speaker": speaker, "at": at, "text": text}, ensure_ascii=False)
+
+    def _write_parts(self, message: Message) -> Iterator[str]:
+        for part in message.parts:
+            yield self._write_part(part)
+
+    def _write_part(self, part: Part) -> str:
+        match part:
+            case TextPart(text=text):
+                return self._mask(text)
+            case ToolCallPart(name=name, arguments=arguments):
+                return f"Called `{self._mask(name)}`:\n\n{_fence(self._mask(arguments))}"
+            case ToolResultPart(content=content):
+                texts = [self._mask(piece.text) for piece in content if isinstance(piece, TextPart)]
+                return _fence("\n".join(texts)) if texts else ""
+            case FilePart(name=name):
+                return f"[file {self._mask(name)}]" if name else "[file]"
+            case ImagePart():
+                return "[image]"
+            case ThinkingPart():
+                return ""
+
+    def _mask(self, text: str) -> str:
+        count = len(find_secrets(text))
+        self.masked_count += count
+        return mask_secrets(text) if count else text
+
+
+def _fence(text: str) -> str:
+    """A code block whose fence is longer than any in the text."""
+    fence = "`" * max([3, *(len(run) + 1 for run in _BACKTICKS.findall(text))])
+    return f"{fence}\n{text}\n{fence}"

@@ -1,0 +1,1 @@
+"""Readers of conversations that other programs stored."""

@@ -1,0 +1,103 @@
+"""What a source of conversations yields: conversations, their messages as a tree, and errors of single items.
+
+A source reads files of another program and writes nothing. It yields the items in a stable order and under stable ids,
+so that a second import recognizes every message.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from quire.log.types import ConversationOrigin
+from quire.model import Message, Usage
+
+MAX_ERROR_ITEM_CHARS = 200
+MAX_ERROR_REASON_CHARS = 500
+"""Maximum lengths of the texts of a `SourceError`, which may quote a file."""
+
+
+class SourceCompaction(NamedTuple):
+    """A compaction that the source made: its summary replaces every message before it, except `preserved` ones."""
+
+    summary: str
+    trigger: Literal["threshold", "manual"] = "threshold"
+    tokens_before: int = 0
+    tokens_after: int = 0
+    preserved: tuple[str, ...] = ()
+    """Ids of earlier messages that remain in the context of the source verbatim."""
+
+
+class SourceMessage(NamedTuple):
+    """One message of a source. A message comes after its parent."""
+
+    id: str
+    """Id in the source, stable over imports and unique in the conversation: a UUID, a digest, or `line:N`."""
+    parent: str | None
+    """Id of the message before it; None for the first one. A second child of one parent begins a branch."""
+    message: Message
+    """Thinking is a `ThinkingPart`; binary data is a data URL, which the writer stores as a blob."""
+    at: int | None = None
+    """Microseconds since 1970, UTC."""
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    compaction: SourceCompaction | None = None
+    """Set if the message is a summary; it then becomes a compaction instead of a message."""
+    dropped: tuple[str, ...] = ()
+    """Names of what could not be carried over, such as `toolUseResult`."""
+
+
+class SourceConversation(NamedTuple):
+    """One conversation of a source.
+
+    `messages` is read once, in order. Of the children of a message, the first one read continues its branch, so a
+    reader of a tree yields the path to the current leaf first (`order_tree`).
+    """
+
+    id: str
+    """Id in the source, unique among all conversations of that source."""
+    messages: Iterable["SourceMessage | SourceError"]
+    title: str = ""
+    origin: ConversationOrigin = ConversationOrigin()
+    """`client` is the source's name; `session`, `project`, `agent`, `parent_agent` and `purpose` if known."""
+    created_at: int | None = None
+    """Microseconds since 1970, UTC; without it, the time of the first message."""
+    dropped: tuple[str, ...] = ()
+    """Names of what could not be carried over for the whole conversation."""
+
+
+class SourceError(NamedTuple):
+    """An item that was not read; the import continues with the next one."""
+
+    item: str
+    """Where it is: `file:line`, `file` or an id."""
+    reason: str
+    """A sentence that states what is wrong with it."""
+
+    @classmethod
+    def of(cls, item: object, reason: object) -> "SourceError":
+        """An error with both texts cut to their maximum lengths."""
+        return cls(str(item)[-MAX_ERROR_ITEM_CHARS:], str(reason)[:MAX_ERROR_REASON_CHARS])
+
+
+class Source(Protocol):
+    """A program whose conversations can be imported."""
+
+    name: str
+    """Name on the command line and in the origin of its conversations, such as `claude-code`."""
+    title: str
+    """Name for people, such as `Claude Code`."""
+
+    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
+        """Existing files or directories where the program stores its conversations; `env` is the environment."""
+        ...
+
+    def find_files(self, path: Path) -> Iterator[Path]:
+        """The files to read at `path`, in a stable order; `path` itself if it is a file."""
+        ...
+
+    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
+        """Conversations of one file from `find_files`.
+
+        With `since` (microseconds since 1970), conversations whose last change is earlier may be skipped.
+        """
+        ...

@@ -1,0 +1,168 @@
+"""Reads the export of Claude.ai: `conversations.json` in a zip archive.
+
+Messages name the message before them, so that branches are read too. A reply holds the calls and the results of its
+tools in one list of blocks; it becomes several messages.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.importers.attachments import make_media_part
+from quire.importers.base import SourceConversation, SourceError
+from quire.importers.export_files import AttachmentReader, ExportFiles
+from quire.importers.exports import find_export_files, read_export
+from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
+from quire.importers.source_fields import read_id, read_title, read_usage
+from quire.importers.times import parse_time
+from quire.importers.tool_turns import ToolTurn
+from quire.log.types import ConversationOrigin
+from quire.model import Message, Part, TextPart, ThinkingPart
+from quire.model.messages import ToolResultContent
+from quire.view.labels import label_text
+from quire.view.wire_formats.fields import filter_objects, get_object, get_text
+
+ROOT_PARENT = "00000000-0000-4000-8000-000000000000"
+"""Parent of a first message."""
+_FILES = re.compile(r"conversations[^/\\]{0,40}\.json")
+_SKIPPED_BLOCKS = frozenset({"token_budget", "flag"})
+"""Blocks about the account or the window, not of the conversation."""
+
+
+class ClaudeSource:
+    name = "claude"
+    title = "Claude.ai export"
+
+    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
+        return []
+
+    def find_files(self, path: Path) -> Iterator[Path]:
+        return find_export_files(path, _FILES)
+
+    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
+        def read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation | None:
+            updated_at = parse_time(raw.get("updated_at"))
+            is_old = since is not None and updated_at is not None and updated_at < since
+            return None if is_old else _read_conversation(raw, AttachmentReader(files))
+
+        return read_export(path, pattern=_FILES, read_conversation=read_conversation)
+
+
+def _read_conversation(raw: dict[str, Any], attachments: AttachmentReader) -> SourceConversation:
+    id_ = read_id(raw.get("uuid"))
+    if id_ is None or not isinstance(raw.get("chat_messages"), list):
+        raise ValueError("it has no uuid or no chat_messages")
+    project = get_object(raw, "project")
+    nodes = list(_read_nodes(filter_objects(raw["chat_messages"]), attachments, model=raw.get("model")))
+    leaf = read_id(raw.get("current_leaf_message_uuid")) or (nodes[-1].id if nodes else None)
+    return SourceConversation(
+        id=id_,
+        messages=order_nodes(nodes, leaf=leaf),
+        title=read_title(raw.get("name")),
+        origin=ConversationOrigin(
+            client=ClaudeSource.name, session=id_, project=get_text(project, "name") or get_text(raw, "project_uuid")
+        ),
+        created_at=parse_time(raw.get("created_at")),
+        dropped=("summary",) if raw.get("summary") else (),
+    )
+
+
+def _read_nodes(
+    raw_messages: list[dict[str, Any]], attachments: AttachmentReader, *, model: object
+) -> Iterator[MessageNode]:
+    """Messages in order; in an export without parents, each follows the one before it."""
+    is_tree = any(raw.get("parent_message_uuid") for raw in raw_messages)
+    previous: str | None = None
+    for index, raw in enumerate(raw_messages):
+        id_ = read_id(raw.get("uuid")) or f"message:{index}"
+        parent = read_id(raw.get("parent_message_uuid")) if is_tree else previous
+        dropped: list[str] = []
+        messages = tuple(_read_messages(id_, raw, attachments, dropped))
+        is_reply = raw.get("sender") == "assistant"
+        messages = mark_missing(messages, role="assistant" if is_reply else "user", dropped=dropped)
+        yield MessageNode(
+            id_,
+            None if parent == ROOT_PARENT else parent,
+            messages,
+            at=parse_time(raw.get("created_at")),
+            usage=read_usage({}, model=raw.get("model") or model) if is_reply else None,
+            dropped=tuple(dropped),
+        )
+        previous = id_
+
+
+def _read_messages(
+    id_: str, raw: dict[str, Any], attachments: AttachmentReader, dropped: list[str]
+) -> Iterator[Message]:
+    blocks = filter_objects(raw.get("content"))
+    text = get_text(raw, "text")
+    if not any(block.get("type") != "text" or block.get("text") for block in blocks) and text:
+        blocks = [{"type": "text", "text": text}]
+    if raw.get("sender") == "assistant":
+        turn = ToolTurn(id_)
+        for block in blocks:
+            _add_block(turn, block, dropped)
+        turn.add(*_read_files(raw, attachments, dropped))
+        yield from turn.finish()
+        return
+    own = [TextPart(text=piece) for block in blocks if (piece := get_text(block, "text"))]
+    dropped += [f"block {block.get('type')}" for block in blocks if get_text(block, "text") is None]
+    parts = (*_read_files(raw, attachments, dropped), *own)
+    if parts:
+        yield Message(role="user", parts=parts)
+
+
+def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> None:
+    match block:
+        case {"type": "text", "text": str(text)}:
+            if text:
+                turn.add(TextPart(text=text))
+        case {"type": "thinking", "thinking": str(text)}:
+            turn.add(ThinkingPart(text=text, signature=get_text(block, "signature") or None))
+        case {"type": "redacted_thinking", "data": str(data)}:
+            turn.add(ThinkingPart(redacted=data))
+        case {"type": "tool_use", "name": str(name)}:
+            turn.call(name, block.get("input"), call_id=read_id(block.get("id")))
+        case {"type": "tool_result"}:
+            turn.answer(
+                _read_result(block.get("content")),
+                call_id=read_id(block.get("tool_use_id")),
+                is_error=block.get("is_error") is True,
+            )
+        case {"type": str(kind)} if kind not in _SKIPPED_BLOCKS:
+            dropped.append(f"block {kind}")
+        case _:
+            return
+
+
+def _read_result(content: object) -> list[ToolResultContent]:
+    if isinstance(content, str):
+        return [TextPart(text=content)]
+    parts: list[ToolResultContent] = []
+    for piece in filter_objects(content):
+        text = get_text(piece, "text")
+        parts.append(TextPart(text=text) if text is not None else _describe_piece(piece))
+    return parts
+
+
+def _describe_piece(piece: dict[str, Any]) -> TextPart:
+    title = " ".join(text for name in ("title", "url") if (text := get_text(piece, name)))
+    return TextPart(text=title or f"[{piece.get('type')}]", provider_fields={ClaudeSource.name: piece})
+
+
+def _read_files(raw: dict[str, Any], attachments: AttachmentReader, dropped: list[str]) -> Iterator[Part]:
+    """The text of attachments, and the bytes of files if they are in the export."""
+    for attachment in filter_objects(raw.get("attachments")):
+        name = get_text(attachment, "file_name")
+        if content := get_text(attachment, "extracted_content"):
+            yield TextPart(text=label_text("document", content, name=name))
+        else:
+            dropped.append(f"attachment {name}")
+    for file in [*filter_objects(raw.get("files")), *filter_objects(raw.get("files_v2"))]:
+        name = get_text(file, "file_name")
+        data = attachments.read(read_id(file.get("file_uuid")) or "")
+        if data is None:
+            dropped.append(f"file {name}")
+        else:
+            yield make_media_part(data, name=name)

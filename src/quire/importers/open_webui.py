@@ -1,0 +1,175 @@
+"""Reads chats that Open WebUI exported: a JSON array, or one chat a line as its API streams them.
+
+A chat is a tree of messages with a current leaf. Newer versions store a reply as items of the Responses format
+(`output`); older ones write thinking and tool calls as HTML into its text.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidEntry
+from quire.importers.attachments import make_url_part
+from quire.importers.base import SourceConversation, SourceError
+from quire.importers.export_files import ExportFiles
+from quire.importers.exports import find_export_files, read_export
+from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
+from quire.importers.source_fields import read_id, read_title, read_usage
+from quire.importers.times import parse_time
+from quire.importers.tool_turns import ToolTurn
+from quire.log.types import ConversationOrigin
+from quire.model import Message, Part, TextPart, ThinkingPart
+from quire.view.labels import label_text
+from quire.view.wire_formats import openai_responses_parse
+from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
+
+_FILES = re.compile(r"[^/\\]{1,200}\.(?:json|jsonl|ndjson)")
+_DETAILS = "<details "
+_DETAILS_END = "</details>"
+_SUMMARY_END = "</summary>"
+_ATTRIBUTE = re.compile(r'([a-z_]{1,40})="([^"]*)"')
+
+
+class OpenWebUiSource:
+    name = "open-webui"
+    title = "Open WebUI export"
+
+    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
+        return []
+
+    def find_files(self, path: Path) -> Iterator[Path]:
+        return find_export_files(path, _FILES)
+
+    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
+        def read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation | None:
+            updated_at = parse_time(raw.get("updated_at"))
+            is_old = since is not None and updated_at is not None and updated_at < since
+            return None if is_old else _read_conversation(raw)
+
+        return read_export(path, pattern=_FILES, read_conversation=read_conversation)
+
+
+def _read_conversation(raw: dict[str, Any]) -> SourceConversation:
+    chat = get_object(raw, "chat")
+    history = get_object(chat, "history")
+    id_ = read_id(raw.get("id")) or read_id(chat.get("id"))
+    raw_nodes = _list_nodes(chat, history)
+    if id_ is None or raw_nodes is None:
+        raise ValueError("it has no id or no messages")
+    nodes = [_read_node(node_id, parent, message) for node_id, parent, message in raw_nodes]
+    if isinstance(system := chat.get("system"), str) and system:
+        nodes = _put_system_first(nodes, system)
+    leaf = read_id(raw.get("current_message_id")) or read_id(history.get("currentId"))
+    return SourceConversation(
+        id=id_,
+        messages=order_nodes(nodes, leaf=leaf or (nodes[-1].id if nodes else None)),
+        title=read_title(raw.get("title") or chat.get("title")),
+        origin=ConversationOrigin(client=OpenWebUiSource.name, session=id_, project=get_text(raw, "folder_id")),
+        created_at=parse_time(raw.get("created_at")) or parse_time(chat.get("timestamp")),
+        dropped=tuple(name for name in ("params", "files") if chat.get(name)),
+    )
+
+
+def _list_nodes(chat: dict[str, Any], history: dict[str, Any]) -> list[tuple[str, str | None, dict[str, Any]]] | None:
+    """Id, parent and message of each node; of a list without a tree, each follows the one before it."""
+    if is_object(messages := history.get("messages")):
+        return [
+            (id_, read_id(raw.get("parentId")), raw)
+            for key, raw in messages.items()
+            if (id_ := read_id(key)) is not None and is_object(raw)
+        ]
+    if not isinstance(chat.get("messages"), list):
+        return None
+    nodes: list[tuple[str, str | None, dict[str, Any]]] = []
+    for index, raw in enumerate(filter_objects(chat["messages"])):
+        nodes.append((read_id(raw.get("id")) or f"message:{index}", nodes[-1][0] if nodes else None, raw))
+    return nodes
+
+
+def _put_system_first(nodes: list[MessageNode], system: str) -> list[MessageNode]:
+    first = MessageNode("system", None, (Message.system(system),))
+    return [first, *(node._replace(parent=first.id) if node.parent is None else node for node in nodes)]
+
+
+def _read_node(id_: str, parent: str | None, raw: dict[str, Any]) -> MessageNode:
+    dropped = [name for name in ("error", "sources", "code_executions", "annotation") if raw.get(name)]
+    role = raw.get("role")
+    files = list(_read_files(raw, dropped))
+    if role == "assistant":
+        messages = _read_reply(id_, raw, files)
+    else:
+        text = get_text(raw, "content")
+        parts = (*files, *((TextPart(text=text),) if text else ()))
+        messages = (Message(role="system" if role == "system" else "user", parts=parts),) if parts else ()
+    usage = {**get_object(raw, "info"), **get_object(raw, "usage")}
+    return MessageNode(
+        id_,
+        parent,
+        mark_missing(messages, role="assistant" if role == "assistant" else "user", dropped=dropped),
+        at=parse_time(raw.get("timestamp")),
+        usage=read_usage(usage, model=raw.get("model")) if role == "assistant" else None,
+        dropped=tuple(dropped),
+    )
+
+
+def _read_reply(id_: str, raw: dict[str, Any], files: list[Part]) -> tuple[Message, ...]:
+    items = filter_objects(raw.get("output"))
+    if items:
+        try:
+            messages = openai_responses_parse.parse_messages(items)
+        except InvalidEntry:
+            messages = []
+        if messages:
+            return (*messages, *((Message(role="assistant", parts=tuple(files)),) if files else ()))
+    turn = ToolTurn(id_)
+    turn.add(*files)
+    for piece in _split_details(get_text(raw, "content") or ""):
+        _add_piece(turn, piece)
+    return tuple(turn.finish())
+
+
+def _split_details(text: str) -> Iterator[str]:
+    """The text in pieces: each `<details>` element, and what is between them."""
+    position = 0
+    while (start := text.find(_DETAILS, position)) >= 0 and (end := text.find(_DETAILS_END, start)) >= 0:
+        yield text[position:start]
+        position = end + len(_DETAILS_END)
+        yield text[start:position]
+    yield text[position:]
+
+
+def _add_piece(turn: ToolTurn, piece: str) -> None:
+    """Adds a text, or the thinking or the tool call that a `<details>` element of Open WebUI shows."""
+    head, closing, body = piece.removesuffix(_DETAILS_END).partition(">")
+    attributes = {name: unescape(value) for name, value in _ATTRIBUTE.findall(head)} if closing else {}
+    is_details = piece.startswith(_DETAILS) and piece.endswith(_DETAILS_END)
+    match attributes.get("type") if is_details else None:
+        case "reasoning":
+            _, _, quoted = body.rpartition(_SUMMARY_END)
+            lines = (line.removeprefix(">").removeprefix(" ") for line in unescape(quoted).strip().split("\n"))
+            turn.add(ThinkingPart(text="\n".join(lines)))
+        case "tool_calls":
+            call_id = read_id(attributes.get("id"))
+            turn.call(attributes.get("name") or "tool", attributes.get("arguments") or "{}", call_id=call_id)
+            if "result" in attributes:
+                turn.answer([TextPart(text=attributes["result"])], call_id=call_id)
+        case _:
+            if text := piece.strip("\n"):
+                turn.add(TextPart(text=text))
+
+
+def _read_files(raw: dict[str, Any], dropped: list[str]) -> Iterator[Part]:
+    """Images with their data, and the text that Open WebUI extracted from documents."""
+    for file in filter_objects(raw.get("files")):
+        inner = get_object(file, "file")
+        name = get_text(file, "name") or get_text(inner, "filename")
+        text = get_text(get_object(inner, "data"), "content")
+        part = make_url_part(file.get("url"), name=name) if file.get("type") == "image" else None
+        if part is not None:
+            yield part
+        elif text:
+            yield TextPart(text=label_text("document", text, name=name))
+        else:
+            dropped.append(f"file {name or file.get('id') or file.get('type')}")

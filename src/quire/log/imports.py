@@ -1,0 +1,331 @@
+"""Bulk import of messages that another program stored, and the ledger of what was imported.
+
+The ledger has a row for each imported item: its id in the source and the digest of its content. It is written in the
+transaction that writes the message, so an import that is interrupted or repeated writes each message once.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from sqlalchemy import Connection, exists, select
+
+from quire.errors import StoreError
+from quire.log import append, blobs, conversations
+from quire.log.dialects import insert_rows, insert_tuples
+from quire.log.raw_sql import yield_to_event_loop
+from quire.log.schema import branches as branches_table
+from quire.log.schema import conversations as conversations_table
+from quire.log.schema import imports
+from quire.log.store_base import SqlStoreBase
+from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
+from quire.model import ActiveCompaction, Author, ChainHead, Compaction, Entry, EntryKind, Span, apply_entry
+
+MAX_ITEM_ID_CHARS = 100
+"""Maximum length of an item's id in the ledger; a longer one is replaced by its digest."""
+MAX_LISTED_CONVERSATIONS = 500
+"""Conversations whose ledger one statement reads."""
+
+_LEDGER_COLUMNS = ("tenant", "conversation", "item", "digest", "branch", "seq")
+_AUTHORS: dict[str, Author] = {"user": "user", "system": "user", "assistant": "assistant", "tool": "tool"}
+
+Position = tuple[int, int]
+"""Branch and number of an entry; the branch is the one that owns the entry."""
+
+
+class ImportItem(NamedTuple):
+    """A message to import, as the log stores it."""
+
+    id: str
+    parent: str | None
+    """Id of the item before it; None for the first message of a branch."""
+    raw: str
+    """Canonical JSON of the message."""
+    role: str
+    at: int
+    digest: bytes
+    """SHA-256 of `raw`, with which a second version of the same item is recognized."""
+    metadata: str | None = None
+    """Canonical JSON of the entry's metadata."""
+    blobs: Mapping[str, Blob] = {}
+    """Blobs that the message references, by digest."""
+    compaction: Compaction | None = None
+    """The compaction that the item becomes instead of a message, without numbers of entries."""
+    preserved: tuple[str, ...] = ()
+    """Ids of the items that remain in the view after the compaction."""
+
+    @property
+    def key(self) -> tuple[str, bytes]:
+        return self.id, self.digest
+
+
+class ImportBatch(NamedTuple):
+    """Items of one conversation, in order, which is created if it does not exist."""
+
+    conversation: ConversationRecord
+    items: Sequence[ImportItem]
+    positions: Mapping[str, Position]
+    """Positions of items that were imported before and may be parents."""
+
+
+ImportLedger = dict[tuple[str, bytes], Position]
+"""The imported items of a conversation: id and digest, and where each is stored."""
+
+
+_ITEM_ID = re.compile(rf"[a-zA-Z0-9_:#/-]{{1,{MAX_ITEM_ID_CHARS}}}")
+
+
+def make_item_id(text: str) -> str:
+    """The id as the ledger stores it. The ledger outlives a purge, so anything but an id is replaced by its digest."""
+    return text if _ITEM_ID.fullmatch(text) else sha256(text.encode(errors="replace")).hexdigest()
+
+
+class SqlImportStore(SqlStoreBase):
+    """The methods of the store for imports."""
+
+    async def list_imported(self, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
+        """The imported items of these conversations, by conversation; one without any is absent."""
+        return await self._read(list_imported, conversation_ids)
+
+    async def find_live_sessions(self, client: str, sessions: Collection[str]) -> set[str]:
+        """Those of these sessions of a client with a conversation that was recorded as it happened, not imported."""
+        return await self._read(find_live_sessions, client, sessions)
+
+    async def import_items(self, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
+        """Appends the items that are not imported yet, in one transaction; returns the position of each item.
+
+        An item whose parent is not the last entry of its branch begins a new branch."""
+        try:
+            return await self._write(import_items, batches)
+        except StoreError as error:
+            if not _is_key_conflict(error):
+                raise
+            # A concurrent import created the same conversation; the second attempt appends to it.
+            return await self._write(import_items, batches)
+
+
+def _is_key_conflict(error: StoreError) -> bool:
+    cause = error.__cause__
+    driver_error: object = getattr(cause, "orig", cause)
+    return any(kind.__name__ == "IntegrityError" for kind in type(driver_error).__mro__)
+
+
+def list_imported(connection: Connection, tenant: str, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
+    ledgers: dict[str, ImportLedger] = {}
+    for ids in _split(sorted(conversation_ids)):
+        query = select(imports.c.conversation, imports.c.item, imports.c.digest, imports.c.branch, imports.c.seq).where(
+            imports.c.tenant == tenant, imports.c.conversation.in_(ids)
+        )
+        for conversation, item, digest, branch, seq in connection.execute(query):
+            ledgers.setdefault(conversation, {})[item, digest] = (branch, seq)
+    return ledgers
+
+
+def find_live_sessions(connection: Connection, tenant: str, client: str, sessions: Collection[str]) -> set[str]:
+    is_imported = exists().where(
+        imports.c.tenant == conversations_table.c.tenant,
+        imports.c.conversation == conversations_table.c.conversation,
+    )
+    live: set[str] = set()
+    for ids in _split(sorted(sessions)):
+        query = select(conversations_table.c.session).where(
+            conversations_table.c.tenant == tenant,
+            conversations_table.c.client == client,
+            conversations_table.c.session.in_(ids),
+            ~is_imported,
+        )
+        live.update(connection.execute(query).scalars())
+    return live
+
+
+def _split(values: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (
+        values[start : start + MAX_LISTED_CONVERSATIONS] for start in range(0, len(values), MAX_LISTED_CONVERSATIONS)
+    )
+
+
+def import_items(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
+    existing = _list_existing(connection, tenant, [batch.conversation.id for batch in batches])
+    writer = _RowWriter(connection, tenant)
+    added: list[dict[str, Position]] = []
+    for batch in batches:
+        if batch.conversation.id in existing:
+            # The lock comes before the ledger is read, so that a concurrent import cannot add to it in between.
+            locked = conversations.list_branches(connection, tenant, batch.conversation.id, lock=True)
+            ledger = list_imported(connection, tenant, [batch.conversation.id]).get(batch.conversation.id, {})
+            writer.open_conversation(locked)
+        else:
+            ledger = {}
+            writer.create_conversation(batch.conversation)
+        added.append(_import_batch(writer, batch, ledger))
+        yield_to_event_loop(connection)
+    writer.flush()
+    return added
+
+
+def _list_existing(connection: Connection, tenant: str, ids: Sequence[str]) -> set[str]:
+    existing: set[str] = set()
+    for some in _split(ids):
+        query = select(conversations_table.c.conversation).where(
+            conversations_table.c.tenant == tenant, conversations_table.c.conversation.in_(some)
+        )
+        existing.update(connection.execute(query).scalars())
+    return existing
+
+
+def _import_batch(writer: "_RowWriter", batch: ImportBatch, ledger: ImportLedger) -> dict[str, Position]:
+    added: dict[str, Position] = {}
+    for item in batch.items:
+        position = ledger.get(item.key)
+        if position is None:
+            parent = None
+            if item.parent is not None:
+                parent = added.get(item.parent) or batch.positions.get(item.parent)
+            preserved = (added.get(id_) or batch.positions.get(id_) for id_ in item.preserved)
+            position = writer.append(item, parent, [each[1] for each in preserved if each] if item.preserved else ())
+            ledger[item.key] = position
+        added[item.id] = position
+    return added
+
+
+class _BranchWriter:
+    """A branch that grows in memory; `build_branch` gives the row that is written."""
+
+    def __init__(self, branch: Branch, *, is_new: bool) -> None:
+        self.conversation, self.number, self.is_new = branch.conversation, branch.number, is_new
+        self.head = ChainHead(branch.head_seq, branch.head_digest, branch.head_path)
+        self.state, self.updated_at = branch.state, branch.updated_at
+        self._branch = branch
+
+    def append(self, item: ImportItem, preserved: Sequence[int]) -> Entry:
+        kind: EntryKind = "message"
+        role: str | None = item.role
+        author, raw = _AUTHORS[item.role], item.raw
+        if item.compaction is not None:
+            compaction = self._number_compaction(item.compaction, preserved)
+            self.state = apply_entry(self.state, self.head.seq + 1, compaction, compaction_at=_refuse_undo)
+            kind, role, author, raw = "compaction", None, "engine", compaction.canonical_json()
+        entry = Entry.chain(
+            self.head,
+            conversation=self.conversation,
+            branch=self.number,
+            kind=kind,
+            role=role,
+            author=author,
+            created_at=item.at,
+            raw=raw,
+            raw_metadata=item.metadata,
+        )
+        self.head = ChainHead(entry.seq, entry.digest, entry.path)
+        self.updated_at = max(self.updated_at, item.at)
+        return entry
+
+    def _number_compaction(self, template: Compaction, preserved: Sequence[int]) -> Compaction:
+        active, last = self.state.active_compaction, self.head.seq
+        return template.model_copy(
+            update={
+                "number": self.state.compaction_count + 1,
+                "covers": Span(first=1, last=last) if last else None,
+                "supersedes": active.seq if active else None,
+                "preserved": tuple(sorted({seq for seq in preserved if seq <= last})) or None,
+            }
+        )
+
+    def build_branch(self) -> Branch:
+        return self._branch.move_to(self.head, self.state)._replace(updated_at=self.updated_at)
+
+
+class _RowWriter:
+    """Chains the entries of several conversations in memory and writes their rows together."""
+
+    def __init__(self, connection: Connection, tenant: str) -> None:
+        self._connection, self._tenant = connection, tenant
+        self._branches: dict[int, _BranchWriter] = {}
+        """Branches of the open conversation."""
+        self._created: list[ConversationRecord] = []
+        self._changed: dict[tuple[str, int], _BranchWriter] = {}
+        """Branches to be written."""
+        self._entries: list[Entry] = []
+        self._ledger_rows: list[tuple[object, ...]] = []
+        self._blobs: dict[str, Blob] = {}
+        self._blob_uses: list[tuple[Entry, set[str]]] = []
+
+    def create_conversation(self, record: ConversationRecord) -> None:
+        self._created.append(record)
+        self._branches = {MAIN_BRANCH: _BranchWriter(conversations.build_main_branch(record), is_new=True)}
+
+    def open_conversation(self, branches: Iterable[Branch]) -> None:
+        self._branches = {branch.number: _BranchWriter(branch, is_new=False) for branch in branches}
+
+    def append(self, item: ImportItem, parent: Position | None, preserved: Sequence[int]) -> Position:
+        branch = self._find_branch(item, parent or (MAIN_BRANCH, 0))
+        entry = branch.append(item, preserved)
+        self._changed[branch.conversation, branch.number] = branch
+        self._entries.append(entry)
+        if item.blobs and item.compaction is None:
+            self._blobs.update(item.blobs)
+            self._blob_uses.append((entry, set(item.blobs)))
+        self._ledger_rows.append((self._tenant, branch.conversation, item.id, item.digest, branch.number, entry.seq))
+        return branch.number, entry.seq
+
+    def _find_branch(self, item: ImportItem, parent: Position) -> _BranchWriter:
+        """The branch whose head is the parent, or a new one that forks there."""
+        number, seq = parent
+        origin = self._branches[number]
+        if origin.head.seq == seq:
+            return origin
+        # A fork reads the entries before it from the database.
+        self.flush()
+        number = 1 + max(self._branches)
+        fork = conversations.build_fork(
+            self._connection,
+            self._tenant,
+            origin.build_branch(),
+            at=seq,
+            number=number,
+            name=f"branch {number}",
+            created_at=item.at,
+        )
+        self._branches[number] = _BranchWriter(fork, is_new=True)
+        return self._branches[number]
+
+    def flush(self) -> None:
+        """Writes all rows that are not written yet."""
+        connection, tenant = self._connection, self._tenant
+        self._write_conversations()
+        new = [branch for branch in self._changed.values() if branch.is_new]
+        if new:
+            rows = [conversations.to_branch_row(tenant, branch.build_branch()) for branch in new]
+            insert_rows(connection, branches_table, rows)
+        for branch in self._changed.values():
+            if not branch.is_new:
+                conversations.overwrite_branch(connection, tenant, branch.build_branch())
+            branch.is_new = False
+        if self._blobs:
+            blobs.insert_blobs(connection, tenant, self._blobs.values())
+            append.insert_blob_uses(connection, tenant, self._blob_uses)
+        if self._entries:
+            append.insert_entries(connection, tenant, self._entries)
+            insert_tuples(connection, imports, _LEDGER_COLUMNS, self._ledger_rows)
+        self._created, self._changed = [], {}
+        self._entries, self._ledger_rows, self._blobs, self._blob_uses = [], [], {}, []
+
+    def _write_conversations(self) -> None:
+        latest: dict[str, int] = {}
+        for (conversation, _), branch in self._changed.items():
+            latest[conversation] = max(latest.get(conversation, 0), branch.updated_at)
+        if self._created:
+            rows = [
+                conversations.to_conversation_row(
+                    self._tenant, each._replace(updated_at=max(each.updated_at, latest.pop(each.id)))
+                )
+                for each in self._created
+            ]
+            insert_rows(self._connection, conversations_table, rows)
+        for conversation, updated_at in latest.items():
+            conversations.touch_conversation(self._connection, self._tenant, conversation, updated_at)
+
+
+def _refuse_undo(seq: int) -> ActiveCompaction:
+    raise LookupError(f"an import undoes no compaction, but #{seq} was looked up")

@@ -1,0 +1,189 @@
+"""Transcripts of agents as they wrote them: opaque lines, returned as they were stored.
+
+An agent resumes a session from its lines, while the messages made from them are entries of a conversation. A purge in
+that conversation deletes its transcript, because a line may repeat the purged text anywhere.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, delete, select, update
+
+from quire.errors import InvalidRequest
+from quire.log.dialects import insert_or_ignore, insert_rows
+from quire.log.ids import now
+from quire.log.schema import transcript_lines, transcripts
+from quire.log.store_base import SqlStoreBase
+
+MAX_KEY_BYTES = 500
+"""Maximum length of each part of a key and of a line's id: PostgreSQL indexes them."""
+_LOOKUP_BATCH_SIZE = 500
+
+
+class TranscriptKey(NamedTuple):
+    project: str
+    session: str
+    subpath: str = ""
+    """Path of a sub-agent's transcript within the session; empty for the session's own."""
+
+
+class TranscriptLine(NamedTuple):
+    id: str | None
+    """Idempotency key: a line whose id is stored is not stored again."""
+    text: str
+
+
+class TranscriptRecord(NamedTuple):
+    session: str
+    modified_at: int
+    """Microseconds since 1970."""
+    summary: str | None
+
+
+SummaryFold = Callable[[str | None, Sequence[str], int], str]
+"""Computes the summary from the one before, the new lines and the time of the change."""
+
+
+class SqlTranscriptStore(SqlStoreBase):
+    """The methods of the store for transcripts."""
+
+    async def append_transcript(
+        self, key: TranscriptKey, lines: Sequence[TranscriptLine], *, fold_summary: SummaryFold | None = None
+    ) -> int:
+        """Appends the lines whose ids are not stored yet; returns their number."""
+        _check_key(key, lines)
+        return await self._write(append_lines, key, lines, fold_summary=fold_summary)
+
+    async def load_transcript(self, key: TranscriptKey) -> list[str] | None:
+        """The lines in their order; None if there never were any."""
+        return await self._read(load_lines, key)
+
+    async def list_transcripts(self, project: str) -> list[TranscriptRecord]:
+        """The sessions of a project, without the transcripts of sub-agents."""
+        return await self._read(list_sessions, project)
+
+    async def list_transcript_subpaths(self, project: str, session: str) -> list[str]:
+        return await self._read(list_subpaths, project, session)
+
+    async def delete_transcript(self, key: TranscriptKey) -> None:
+        """Deletes a transcript; that of a session with those of its sub-agents. Messages in the log stay."""
+        await self._write(delete_transcript, key)
+        await self._database.scrub()
+
+    async def link_transcript(self, key: TranscriptKey, conversation: str) -> None:
+        """Records the conversation that was made from this transcript, so that a purge finds the transcript."""
+        await self._write(link_transcript, key, conversation)
+
+
+def append_lines(
+    connection: Connection,
+    tenant: str,
+    key: TranscriptKey,
+    lines: Sequence[TranscriptLine],
+    *,
+    fold_summary: SummaryFold | None,
+) -> int:
+    at = now()
+    row = {"tenant": tenant, **key._asdict(), "line_count": 0, "modified_at": at}
+    connection.execute(insert_or_ignore(connection, transcripts), row)
+    # The lock serializes the writers of a transcript, for its line numbers and its summary.
+    stored = connection.execute(select(transcripts).where(*_match(transcripts, tenant, key)).with_for_update()).one()
+    known = _find_known(connection, tenant, key, [line.id for line in lines if line.id is not None])
+    new: list[TranscriptLine] = []
+    for line in lines:
+        if line.id is None or line.id not in known:
+            new.append(line)
+            known.add(line.id or "")
+    if new:
+        insert_rows(
+            connection,
+            transcript_lines,
+            [
+                {"tenant": tenant, **key._asdict(), "number": number, "uuid": line.id, "line": line.text}
+                for number, line in enumerate(new, stored.line_count + 1)
+            ],
+        )
+    summary = stored.summary
+    if fold_summary is not None:
+        summary = fold_summary(summary, [line.text for line in new], at)
+    connection.execute(
+        update(transcripts)
+        .where(*_match(transcripts, tenant, key))
+        .values(line_count=stored.line_count + len(new), modified_at=at, summary=summary)
+    )
+    return len(new)
+
+
+def load_lines(connection: Connection, tenant: str, key: TranscriptKey) -> list[str] | None:
+    if connection.execute(select(transcripts.c.session).where(*_match(transcripts, tenant, key))).first() is None:
+        return None
+    query = select(transcript_lines.c.line).where(*_match(transcript_lines, tenant, key))
+    return list(connection.execute(query.order_by(transcript_lines.c.number)).scalars())
+
+
+def list_sessions(connection: Connection, tenant: str, project: str) -> list[TranscriptRecord]:
+    query = select(transcripts.c.session, transcripts.c.modified_at, transcripts.c.summary).where(
+        transcripts.c.tenant == tenant, transcripts.c.project == project, transcripts.c.subpath == ""
+    )
+    return [TranscriptRecord._make(row) for row in connection.execute(query)]
+
+
+def list_subpaths(connection: Connection, tenant: str, project: str, session: str) -> list[str]:
+    query = select(transcripts.c.subpath).where(
+        transcripts.c.tenant == tenant,
+        transcripts.c.project == project,
+        transcripts.c.session == session,
+        transcripts.c.subpath != "",
+    )
+    return list(connection.execute(query.order_by(transcripts.c.subpath)).scalars())
+
+
+def delete_transcript(connection: Connection, tenant: str, key: TranscriptKey) -> None:
+    for table in (transcript_lines, transcripts):
+        conditions = _match(table, tenant, key)
+        connection.execute(delete(table).where(*(conditions if key.subpath else conditions[:-1])))
+
+
+def link_transcript(connection: Connection, tenant: str, key: TranscriptKey, conversation: str) -> None:
+    connection.execute(update(transcripts).where(*_match(transcripts, tenant, key)).values(conversation=conversation))
+
+
+def delete_linked(connection: Connection, tenant: str, conversation: str) -> None:
+    """Deletes the transcripts that this conversation was made from."""
+    query = select(transcripts.c.project, transcripts.c.session, transcripts.c.subpath).where(
+        transcripts.c.tenant == tenant, transcripts.c.conversation == conversation
+    )
+    delete_exact(connection, tenant, [TranscriptKey._make(row) for row in connection.execute(query)])
+
+
+def delete_exact(connection: Connection, tenant: str, keys: Collection[TranscriptKey]) -> None:
+    """Deletes these transcripts, and not those of their sub-agents."""
+    for key in keys:
+        for table in (transcript_lines, transcripts):
+            connection.execute(delete(table).where(*_match(table, tenant, key)))
+
+
+def _match(table: Any, tenant: str, key: TranscriptKey) -> tuple[ColumnElement[bool], ...]:
+    return (
+        table.c.tenant == tenant,
+        table.c.project == key.project,
+        table.c.session == key.session,
+        table.c.subpath == key.subpath,
+    )
+
+
+def _find_known(connection: Connection, tenant: str, key: TranscriptKey, ids: Sequence[str]) -> set[str]:
+    known: set[str] = set()
+    for start in range(0, len(ids), _LOOKUP_BATCH_SIZE):
+        query = select(transcript_lines.c.uuid).where(
+            *_match(transcript_lines, tenant, key),
+            transcript_lines.c.uuid.in_(ids[start : start + _LOOKUP_BATCH_SIZE]),
+        )
+        known.update(connection.execute(query).scalars())
+    return known
+
+
+def _check_key(key: TranscriptKey, lines: Sequence[TranscriptLine]) -> None:
+    for text in (*key, *(line.id or "" for line in lines)):
+        if len(text.encode(errors="replace")) > MAX_KEY_BYTES or "\x00" in text:
+            raise InvalidRequest(f"A key of a transcript has at most {MAX_KEY_BYTES} bytes and no NUL: {text[:80]!r}…")

@@ -1,0 +1,168 @@
+"""Secrets are found by their formats in text, in JSON and in JSON within JSON; ordinary text has none."""
+
+import base64
+import json
+import random
+import sys
+import time
+import uuid
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.model import FilePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from quire.view.secrets import find_secrets, mask_message, mask_secret_values, mask_secrets
+from secret_samples import SecretSample, list_samples
+
+SAMPLES = list_samples()
+ORDINARY_WORDS = (
+    "See",
+    "token",
+    "the password",
+    "\n",
+    "key: ",
+    "=",
+    '"',
+    "\\",
+    "https://example.com/a:b@c",
+    "{",
+    "é",
+    "İ",
+)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.kind}-{sample.text[:12]!r}")
+def test_each_format_is_found_and_masked(sample: SecretSample):
+    for text in (sample.text, f"see {sample.text} now", f"({sample.text})", f"x=1\n{sample.text}\ny=2"):
+        [match] = [match for match in find_secrets(text) if sample.value in text[match.start : match.end]]
+        assert match.kind == sample.kind
+        masked = mask_secrets(text)
+        assert sample.value not in masked
+        assert f"…[masked {sample.kind}]" in masked
+        assert mask_secrets(masked) == masked
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.kind}-{sample.text[:12]!r}")
+def test_secrets_in_json_strings_are_masked_and_the_json_stays_valid(sample: SecretSample):
+    document = {"command": f"first\n{sample.text}\nlast", "quoted": f'a "{sample.text}" b'}
+    once = json.dumps(document)
+    for text in (once, json.dumps({"arguments": once}), once.replace("/", "\\/")):
+        masked = mask_secrets(text)
+        assert not any(line in json.dumps(json.loads(masked)) for line in sample.value.split("\n") if len(line) > 8)
+        assert masked.count("[masked ") == 2
+    assert sample.value not in json.dumps(mask_secret_values(document))
+
+
+def test_there_are_twenty_formats():
+    assert len({sample.kind for sample in SAMPLES}) >= 20
+
+
+def test_a_key_cut_from_a_tool_result_hides_only_the_key():
+    body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
+    masked = mask_secrets(f"-----BEGIN PRIVATE KEY-----\n{body}\n[truncated] The tests pass now.")
+    assert masked == "-----BEGIN PRIVATE KEY-----…[masked private key]\n[truncated] The tests pass now."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The token count is 128000 and the password is in the vault; ask for the secret sauce: paprika.",
+        "max_tokens=4096, token_count: 1234567890123456789, tokenizer: cl100k_base",
+        "password: string; secret: Optional[str] = None; api_key=os.environ['OPENAI_API_KEY']",
+        "token = request.headers.get('Authorization') or get_token_from_keyring_v2()",
+        "PASSWORD=$DB_PASSWORD TOKEN=${TOKEN} SECRET=<your-secret> API_KEY=************************",
+        "password = 'xxxxxxxxxxxxxxxx', secret: {{ vault_secret }}",
+        "The bearer token authentication-mechanism is described in RFC 6750. Basic authentication too.",
+        "postgres://user:$PASSWORD@localhost, https://host:8080/a@b, http://[::1]:80/x",
+        "task-force risk-assessment-of-the-projects-and-more, desk-something-long-and-wide-enough",
+        "-----BEGIN CERTIFICATE-----\nMIIDdzCCAl+gAwIBAgIEAgAAuTANBgkqhkiG9w0BAQUFADBa\n-----END CERTIFICATE-----",
+        "-----BEGIN PUBLIC KEY-----\nMIIDdzCCAl+gAwIBAgIEAgAAuTANBgkqhkiG9w0BAQUFADBa\n-----END PUBLIC KEY-----",
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl ada@host",
+        "key=value, sort_key: created_at, primary_key=conversation, keys: ['a', 'b']",
+    ],
+)
+def test_ordinary_text_has_no_secret(text: str):
+    assert find_secrets(text) == []
+    assert mask_secrets(text) is text
+
+
+def test_identifiers_hashes_and_images_have_no_secret():
+    source = random.Random(3)
+    uuids = [str(uuid.UUID(int=source.getrandbits(128))) for _ in range(500)]
+    hashes = [sha256(each.encode()).hexdigest() for each in uuids]
+    image = base64.b64encode(source.randbytes(300_000)).decode()
+    text = "\n".join([*uuids, *hashes, *(f"sha256:{each}" for each in hashes), f"data:image/png;base64,{image}"])
+    assert find_secrets(text) == []
+
+
+def test_source_code_has_few_false_positives():
+    """The package's own source, which speaks of tokens, keys and passwords throughout."""
+    source = Path(__file__).parents[2] / "src/quire"
+    found = [
+        (path.name, text[match.start : match.end])
+        for path in source.rglob("*.py")
+        for text in [path.read_text()]
+        for match in find_secrets(text)
+    ]
+    assert found == []
+
+
+@given(st.lists(st.sampled_from([*ORDINARY_WORDS, *(sample.text for sample in SAMPLES)]) | st.text(max_size=5)))
+def test_masks_are_idempotent_and_matches_do_not_overlap(words: list[str]):
+    text = " ".join(words)
+    matches = find_secrets(text)
+    assert all(match.start < match.end <= len(text) for match in matches)
+    assert all(left.end <= right.start for left, right in pairwise(matches))
+    masked = mask_secrets(text)
+    assert mask_secrets(masked) == masked
+
+
+@given(st.text(), st.sampled_from(SAMPLES), st.text())
+def test_a_secret_between_any_texts_is_masked(before: str, sample: SecretSample, after: str):
+    assert sample.value not in mask_secrets(f"{before}\n{sample.text}\n{after}")
+
+
+def test_one_letter_alone_has_a_longer_lower_case():
+    """Otherwise positions in the lower-case text would differ from those in the text."""
+    assert [chr(code) for code in range(sys.maxunicode + 1) if len(chr(code).lower()) != 1] == ["\u0130"]
+
+
+def test_a_message_is_masked_in_every_part():
+    sample = SAMPLES[1]
+    message = Message(
+        role="assistant",
+        parts=(
+            TextPart(text=sample.text, provider_fields={"x": [sample.text]}),
+            ThinkingPart(text=sample.text, signature="signed"),
+            ToolCallPart(id="c", name="bash", arguments=json.dumps({"command": f"\n{sample.text}"})),
+            ToolResultPart(call_id="c", content=(TextPart(text=sample.text),)),
+            FilePart(url=f"https://example.com/{sample.text}"),
+        ),
+        provider_fields={sample.text: 1},
+        name=sample.text,
+    )
+    assert message.canonical_json().count(sample.value) == 8
+    masked = mask_message(message)
+    assert sample.value not in masked.canonical_json()
+    assert isinstance(masked.parts[1], ThinkingPart)
+    assert masked.parts[1].signature is None
+    ordinary = Message(role="assistant", parts=(ThinkingPart(text="why", signature="signed"), TextPart(text="because")))
+    assert mask_message(ordinary) == ordinary
+
+
+@pytest.mark.parametrize(
+    "unit", ["sk-", "eyJ-", "eyJa.", "://a:", "-----BEGIN PRIVATE KEY-----", "token=", "a.b-", "\\n", "Aa1-"]
+)
+def test_a_hostile_text_takes_linear_time(unit: str):
+    def measure(chars: int) -> float:
+        text = unit * (chars // len(unit))
+        started = time.thread_time()
+        find_secrets(text)
+        return time.thread_time() - started
+
+    measure(1_000)
+    assert any(measure(400_000) < 3.5 * measure(200_000) for _ in range(3))
