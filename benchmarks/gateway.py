@@ -22,6 +22,7 @@ from psycopg.rows import dict_row
 
 from infra.postgres import Cluster
 from quire.engine import Engine, EngineConfig
+from quire.engine.message_index import index_messages
 from quire.log import SqlStore, migrate, schema
 from quire.log.ids import new_id
 from quire.log.row_digests import with_row_digest
@@ -341,9 +342,9 @@ async def create_long_conversations(url: str, admin: str, size: int, *, copies: 
         await store.append(names[0], Compaction(number=1, covers=covers, summary=SENTENCE * 10))
         # As after a background compaction: the recall index of the archive is built.
         engine = Engine(store, EngineConfig.create(Settings(model="gpt-4o")))
-        await engine.recall.index_cache.update(await store.get_branch(names[0]))
+        await index_messages(engine)
     async with await psycopg.AsyncConnection.connect(admin, autocommit=True) as connection:
-        for table in ("conversations", "branches", "entries", "paths", "recall_segments"):
+        for table in ("conversations", "branches", "entries", "paths", "message_segments"):
             found = await connection.execute(
                 "SELECT column_name FROM information_schema.columns WHERE table_name = %s", (f"quire_{table}",)
             )

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.context.recall import IndexedMessage
+from quire.search.segments import IndexedMessage
 from quire.view.tokens import counter_for
 
 BUDGETS = (1_000, 2_000, 4_000, 8_000)

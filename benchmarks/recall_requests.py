@@ -4,12 +4,14 @@ import statistics
 import time
 from collections.abc import Collection, Iterable
 
-from quire.context.recall import IndexedMessage
 from quire.engine import Engine, EngineConfig
+from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
 from quire.llm.embeddings import Embedder
 from quire.log import SqlStore
 from quire.model import Compaction, Draft, Manifest, Message, Span, TokenCount
+from quire.search.segments import IndexedMessage
 from quire.settings import Settings
+from quire.settings.schema import ModelEntry
 from recall_data import BUDGETS, DatasetChat, RecallScores
 
 BATCH_SIZE = 500
@@ -26,7 +28,9 @@ class RecallBenchmark:
         self.excerpt_count = 0
 
     def _create_engine(self, budget: int, embedder: Embedder | None) -> Engine:
-        settings = Settings(model="gpt-4", context_limit=64_000, strategy="hybrid", recall_tokens=budget)
+        # The counter of gpt-4, in a window with space for every budget; its own has 8,192 tokens.
+        models = {"gpt-4": ModelEntry(window=64_000)}
+        settings = Settings(model="gpt-4", models=models, strategy="hybrid", recall_tokens=budget)
         return Engine(self.store, EngineConfig.create(settings, embedder=embedder))
 
     async def measure(self, chats: Iterable[DatasetChat], prefix: str) -> RecallScores:
@@ -49,7 +53,7 @@ class RecallBenchmark:
         for start in range(0, len(drafts), BATCH_SIZE):
             await self.store.append(name, *drafts[start : start + BATCH_SIZE])
         await self.store.append(name, Compaction(number=1, covers=Span(first=1, last=len(drafts))))
-        await engine.recall.index_cache.update(await self.store.get_branch(name))
+        await index_messages(engine, conversations=[name], batch_entries=BULK_BATCH_ENTRIES)
 
     def _make_draft(self, engine: Engine, spoken: IndexedMessage) -> Draft:
         make = Message.user if spoken.role == "user" else Message.assistant

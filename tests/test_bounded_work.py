@@ -9,18 +9,13 @@ import pytest
 from quire.compaction import line_scorer
 from quire.compaction.document_summaries import extract_first_paragraph, extract_leading_sentences
 from quire.compaction.line_scorer import LineScorer
-from quire.context import selection
-from quire.context.recall import tokenizer as recall_tokenizer
-from quire.context.recall.query import MAX_EDGE_CHARS, find_time_ranges, parse_query
-from quire.context.recall.tokenizer import tokenize_word
 from quire.context.selection import extract_keywords
 from quire.engine.runtime import MAX_CALIBRATIONS, EngineRuntime
 from quire.errors import ModelContextOverflow, ModelError, ModelRateLimited
 from quire.llm.error_mapping import MAX_BODY_DEPTH, MAX_CLASSIFIED_CHARS, classify_error
-from quire.log.search import tokenizer as search_tokenizer
-from quire.log.search.tokenizer import count_terms
 from quire.model import Message
 from quire.model.policy import MAX_MODEL_NAME_CHARS
+from quire.search.query import MAX_EDGE_CHARS, find_time_ranges, parse_query
 from quire.view import rendered
 from quire.view.calibration import Calibration
 from quire.view.model_specs import MAX_PROVIDER_PREFIXES, UNKNOWN_MODEL, model_spec_for
@@ -136,18 +131,9 @@ def test_rendered_messages_are_cached_up_to_a_number_of_bytes(monkeypatch: pytes
 
 def test_long_words_are_not_cached():
     word = "q" * 100_000
-    caches = (
-        search_tokenizer._stem_unless_stop_word,  # pyright: ignore[reportPrivateUsage]
-        recall_tokenizer._tokenize_short_word,  # pyright: ignore[reportPrivateUsage]
-        line_scorer._score_short_word,  # pyright: ignore[reportPrivateUsage]
-        selection._stem,  # pyright: ignore[reportPrivateUsage]
-    )
-    for cache in caches:
-        cache.cache_clear()
-    assert list(count_terms(word)) == list(count_terms(word[:48])) == list(count_terms(word[:60]))
-    assert len(tokenize_word("漢" * 1_000)) == 999
-    assert tokenize_word(word) == (word[:40],)
-    assert extract_keywords(word) == [word]
+    cache = line_scorer._score_short_word  # pyright: ignore[reportPrivateUsage]
+    cache.cache_clear()
     list(LineScorer(None).score_message(1, Message.user(word)))
-    # The search tokenizer caches the word as cut, the scorer the ellipsis of a truncated message.
-    assert [cache.cache_info().currsize for cache in caches] == [1, 0, 1, 0]
+    # The ellipsis of a truncated message.
+    assert cache.cache_info().currsize == 1
+    assert extract_keywords(word) == [word[:40]]

@@ -27,7 +27,9 @@ def read_requirements() -> list[str]:
     """The dependencies of `quire[all]`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    listed = [*project["dependencies"], *(each for extra in extras.values() for each in extra)]
+    [everything] = extras["all"]
+    chosen = everything.removeprefix("quire[").removesuffix("]").split(",")
+    listed = [*project["dependencies"], *(each for extra in chosen for each in extras[extra])]
     return sorted({each for each in listed if not each.startswith("quire[")})
 
 

@@ -10,6 +10,9 @@ __annotations__, __getattr__, cache_ok, capture_signals, check_config, complete_
 field_title_should_be_set, get_col_spec, get_completions, get_retry_decision, ignored_warning_kinds, model_config
 prepare_threshold, revision, scheme_name, text_factory, timestamp
 
+# Options that onnxruntime reads, and a field of features that segments store by name.
+directive, inter_op_num_threads, intra_op_num_threads, log_severity_level
+
 # Public API.
 FunctionToolRunner, ScriptedModel, StoreContract, after_compaction, before_compaction, histories, remaining_replies
 to_anthropic, to_openai, to_openai_responses

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from quire.engine import Conversation, Document, Engine, Request
     from quire.engine import open_engine as open  # noqa: A004 (quire.open is the entry point)
     from quire.engine.agent_loop import TurnResult
+    from quire.engine.search import MessageFilter
     from quire.errors import ContextOverflow, QuireError
     from quire.model import (
         Compaction,
@@ -37,6 +38,7 @@ _EXPORTS = {
     "quire.agent.function_tools": ("tool",),
     "quire.engine": ("Conversation", "Document", "Engine", "Request"),
     "quire.engine.agent_loop": ("TurnResult",),
+    "quire.engine.search": ("MessageFilter",),
     "quire.errors": ("ContextOverflow", "QuireError"),
     "quire.model": (
         "Compaction", "Decision", "Entry", "FilePart", "ImagePart", "Manifest", "Message", "TextPart", "ThinkingPart",
@@ -60,6 +62,7 @@ __all__ = [
     "ImagePart",
     "Manifest",
     "Message",
+    "MessageFilter",
     "QuireError",
     "Request",
     "Settings",

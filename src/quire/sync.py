@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequ
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire import engine as asynchronous
 from quire.agent.approvals import ApprovalFunction
@@ -20,6 +20,7 @@ from quire.context.vault import Vault
 from quire.engine import Document, Request
 from quire.engine.agent_loop import TurnResult
 from quire.engine.request import ToolOutcome
+from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult
 from quire.engine.vault_index import IndexProgress
 from quire.errors import InvalidRequest, ModelContextOverflow
 from quire.ledger import ManifestChange, Replay
@@ -34,6 +35,9 @@ from quire.model.events import ContextEvent, TurnEvent
 from quire.settings import Settings
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
+
+if TYPE_CHECKING:
+    from quire.search.catalog import SearchOrder
 
 T = TypeVar("T")
 
@@ -120,6 +124,18 @@ class SyncEngine:
         """Calls `listener` with every event, on the event loop's thread."""
         self._engine.subscribe(listener)
 
+    def search(
+        self,
+        query: str,
+        *,
+        where: MessageFilter = EVERY_MESSAGE,
+        order: "SearchOrder" = "relevance",
+        min_score: float = 0.0,
+        limit: int = 20,
+    ) -> MessageSearchResult:
+        """Searches the messages of all conversations, archived or not, by words and, with an embedder, by meaning."""
+        return self._loop.run(self._engine.search(query, where=where, order=order, min_score=min_score, limit=limit))
+
     def index_vault(self) -> Generator[IndexProgress]:
         """Updates the search index of the vault, and yields the progress after every note."""
         steps = self._engine.index_vault()
@@ -191,6 +207,20 @@ class SyncConversation:
                 yield event
         finally:
             self._loop.run(events.aclose())
+
+    def search(
+        self,
+        query: str,
+        *,
+        where: MessageFilter = EVERY_MESSAGE,
+        order: "SearchOrder" = "relevance",
+        min_score: float = 0.0,
+        limit: int = 20,
+    ) -> MessageSearchResult:
+        """Searches the messages of this conversation, archived or not, on all its branches."""
+        return self._loop.run(
+            self._conversation.search(query, where=where, order=order, min_score=min_score, limit=limit)
+        )
 
     def cost(self) -> float:
         return self._loop.run(self._conversation.cost())

@@ -11,7 +11,7 @@ import pytest
 
 from quire.adapters.claude_agent_sdk import QuireSessionStore, open_session_store
 from quire.engine import Engine, open_engine
-from quire.engine.search import search_conversations
+from quire.engine.search import search_messages
 from quire.errors import InvalidRequest
 from quire.log import SqlStore
 from quire.log.transcripts import MAX_KEY_BYTES
@@ -71,7 +71,7 @@ async def test_a_session_is_loaded_as_it_was_and_its_messages_are_searchable(eng
     assert record.origin.client == "claude-code"
     stored = await engine.store.read_range(record.id)
     assert any(entry.kind == "compaction" for entry in stored)
-    found = await search_conversations(engine, "ahoy", limit=5)
+    found = await search_messages(engine, "ahoy", limit=5)
     assert any(hit.entry.conversation == record.id for hit in found.messages)
     count = len(stored)
     await store.append(KEY, [{**entries[0], "note": "again"}])

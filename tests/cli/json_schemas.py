@@ -15,7 +15,7 @@ from quire.schemas.context import (
     ReplaySchema,
     RequestDiffSchema,
 )
-from quire.schemas.entries import EntrySchema, MessageHitSchema
+from quire.schemas.entries import EntrySchema
 from quire.schemas.records import (
     BranchSchema,
     ConversationSchema,
@@ -209,7 +209,6 @@ SCHEMAS: dict[str, Schema] = {
         state=model_schema(BranchState),
         entries=array_schema(model_schema(EntrySchema)),
     ),
-    "conversation search": object_schema(query=TEXT, messages=array_schema(model_schema(MessageHitSchema))),
     "conversation fork": model_schema(BranchSchema, conversation=TEXT),
     "conversation rename": object_schema(conversation=TEXT, title=TEXT),
     "conversation verify": object_schema(

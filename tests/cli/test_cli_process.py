@@ -38,7 +38,7 @@ HEAVY_MODULES = (
     "sqlalchemy.dialects.postgresql",
     "quire.compaction.model_summary",
     "quire.compaction.extractive_summary",
-    "quire.context.recall",
+    "quire.search.segments",
 )
 
 
@@ -53,7 +53,6 @@ LEADING_ARGUMENTS = {
     "context why": ["2"],
     "context priority": ["2", "9"],
     "conversation rename": ["title"],
-    "conversation search": ["x"],
 }
 TRAILING_OPTIONS = {
     "conversation fork": ["--at", "1"],
@@ -224,7 +223,7 @@ def test_the_same_commands_work_on_postgresql(
     assert newest["title"] == "Tides"
     assert on_postgres("context", "show")["manifest"]["slots"] == run_json("context", "show")["manifest"]["slots"]
     assert on_postgres("conversation", "verify", "--all")["faults"] == []
-    assert on_postgres("conversation", "search", "spring tide")["messages"]
+    assert on_postgres("search", "spring tide")["messages"]
     assert on_postgres("memory", "relevance")["enabled"]
     assert on_postgres("context", "clear")["entry"]
     assert on_postgres("context", "undo")["active"]["compaction"]["number"] == 1

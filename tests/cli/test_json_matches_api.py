@@ -56,7 +56,7 @@ def test_entries_and_the_state_of_their_branch(home: CliHome):
     assert {each["kind"] for each in page["items"]} == {"message", "compaction", "pin", "context_change"}
     assert printed["entries"] == page["items"]
     assert (printed["head"], printed["state"]) == (page["head"], page["state"])
-    [hit] = run_json("conversation", "search", "spring tide", "--limit", "1")["messages"]
+    [hit] = run_json("search", "spring tide", "--conversation", TIDES_ID, "--limit", "1")["messages"]
     [found] = get_json("/api/search", query="spring tide", conversation=TIDES_ID, limit=1)["messages"]
     assert hit == found
 

@@ -211,9 +211,9 @@ def test_one_is_told_when_the_environment_goes_before_the_file(home: CliHome, mo
 
 
 def test_passwords_are_not_shown_in_lists(home: CliHome):
-    url = "postgresql://ada:secret@db.example/log"
-    assert "secret" not in invoke_cli("config", "list", "--set", f"database_url={url}", "--json").stdout
-    assert "secret" not in invoke_cli("config", "path", "--set", f"database_url={url}").stdout
+    url = "postgresql://ada:hunter2@db.example/log"
+    assert "hunter2" not in invoke_cli("config", "list", "--set", f"database_url={url}", "--json").stdout
+    assert "hunter2" not in invoke_cli("config", "path", "--set", f"database_url={url}").stdout
     assert invoke_cli("config", "get", "database_url", "--set", f"database_url={url}").stdout == f"{url}\n"
 
 
@@ -357,14 +357,6 @@ def test_a_transcript_can_be_read_in_pieces(home: CliHome):
     assert "continue" not in invoke_cli("conversation", "show", "--first", "4").stdout
     newest = run_json("conversation", "show", "--limit", "2")["entries"]
     assert [each["seq"] for each in newest] == [11, 12]
-
-
-def test_every_conversation_can_be_searched_at_once(home: CliHome):
-    found = run_json("conversation", "search", "hello", "--all")["messages"]
-    assert [(each["conversation"], each["entry"]["seq"]) for each in found] == [(GREETING_ID, 2)]
-    assert GREETING_ID in invoke_cli("conversation", "search", "hello", "--all").stdout
-    assert run_json("conversation", "search", "hello")["messages"] != found
-    assert run_json("conversation", "search", "hello", "--all", "--limit", "1")["messages"] == found
 
 
 def test_without_a_conversation_the_message_says_how_to_start_one(home: CliHome):

@@ -11,7 +11,7 @@ from infra.real_agents import CLAUDE_MODEL, Claude, find_claude
 from infra.scripted_provider import ScriptedProvider, ScriptedReply
 from quire.adapters.claude_agent_sdk import QuireSessionStore
 from quire.engine import open_engine
-from quire.engine.search import search_conversations
+from quire.engine.search import search_messages
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ async def test_a_session_continues_on_another_machine(
         store = QuireSessionStore(engine)
         session = await ask(make_claude(provider.url), f"Remember: {FACT}")
         await store.flush()
-        found = await search_conversations(engine, "lighthouse keeper cat", limit=3)
+        found = await search_messages(engine, "lighthouse keeper cat", limit=3)
         assert any(FACT in hit.entry.raw for hit in found.messages)
         provider.requests.clear()
         assert await ask(make_claude(provider.url), "What is the cat called?", resume=session) == session

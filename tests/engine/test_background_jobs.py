@@ -33,7 +33,7 @@ async def test_of_the_same_job_one_runs_and_one_waits():
         jobs.enqueue("compact", "c", 0, recorder.work(f"compact {number}"))
         await asyncio.sleep(0)
     jobs.enqueue("compact", "c", 1, recorder.work("other branch"))
-    jobs.enqueue("index_recall", "c", 0, recorder.work("other kind"))
+    jobs.enqueue("index_messages", "c", 0, recorder.work("other kind"))
     await asyncio.sleep(0)
     assert recorder.started == ["compact 0", "other branch", "other kind"]
     recorder.release.set()

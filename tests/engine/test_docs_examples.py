@@ -23,9 +23,10 @@ from quire.agent.tool_results import MAX_RESULT_CHARS
 from quire.context.imports import ImportLimits
 from quire.context.vault.paths import MAX_FILE_BYTES
 from quire.engine.config import DEFAULT_CONTEXT_WINDOW
-from quire.engine.recall_index import MAX_INDEXED_CHARS
+from quire.engine.message_index import MAX_INLINE_ENTRIES
 from quire.engine.reported_windows import MIN_REPORTED_WINDOW_TOKENS
 from quire.model.state import MAX_BRANCH_PRIORITIES
+from quire.search.segments import MAX_INDEXED_CHARS
 from quire.settings import Settings
 from quire.settings.schema import ModelEntry
 from quire.view.wire_formats.media import PDF_PAGE_TOKENS
@@ -124,6 +125,13 @@ def test_the_page_on_strategies_runs_and_prints_what_it_says(tmp_path: Path):
     assert len(blocks) >= 4
     for block, output in zip(blocks, run_blocks([each["code"] for each in blocks], tmp_path), strict=True):
         assert_printed(output, block["printed"] or "")
+
+
+def test_the_page_on_search_runs_and_prints_what_it_says(tmp_path: Path):
+    [block] = PYTHON.finditer((DOCS / "search.md").read_text())
+    [printed] = run_blocks([block["code"]], tmp_path)
+    assert printed == block["printed"]
+    assert f"up to {MAX_INLINE_ENTRIES:,} entries" in (DOCS / "search.md").read_text()
 
 
 def test_the_page_on_models_runs_and_has_every_field(tmp_path: Path):

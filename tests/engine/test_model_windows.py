@@ -22,6 +22,7 @@ from quire.model import Message, Policy, Usage
 from quire.model.events import RequestPrepared, TurnEnded, TurnFailed
 from quire.settings import Settings
 from quire.testing.scripted_model import ScriptedModel
+from quire.view.tokens import warn_once
 
 TEXT = "Road dry, weather held, and we met no one until noon. "
 
@@ -97,6 +98,7 @@ async def test_the_savings_of_a_compaction_use_the_price_of_the_table(store: Sql
 async def test_an_unknown_tokenizer_and_an_unknown_model_give_an_estimate_that_says_so(
     store: SqlStore, caplog: pytest.LogCaptureFixture
 ):
+    warn_once.cache_clear()
     engine = make_engine(store, model="never-heard-of", tokenizer="no-such-vocabulary")
     request = await (await engine.conversation("c")).prepare("Hello")
     assert not request.manifest.exact

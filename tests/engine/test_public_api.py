@@ -83,6 +83,10 @@ def test_the_synchronous_api_does_all_that_the_other_does(tmp_path: Path):
         assert conversation.why(1, reply=second.seq).included
         other = conversation.fork(2)
         assert (other.id, other.branch, len(other.messages())) == ("c", 1, 2)
+        [hit] = opened.search("code", where=quire.MessageFilter(role="user")).messages
+        assert (hit.conversation.id, hit.entry.seq) == ("c", 1)
+        assert conversation.search("code").messages == [hit]
+        assert opened.conversation("d").search("code").messages == []
         with pytest.raises(quire.QuireError):
             conversation.manifest(99)
 
@@ -115,9 +119,9 @@ def test_the_public_names_are_pinned():
 def public_names() -> list[str]:
     return [
         "Compaction", "ContextOverflow", "Conversation", "Decision", "Deny", "Document", "Engine", "Entry", "FilePart",
-        "ImagePart", "Manifest", "Message", "QuireError", "Request", "Settings", "Strategy", "TextPart", "ThinkingPart",
-        "ToolCallPart", "ToolDefinition", "ToolResultPart", "TurnResult", "Usage", "open", "register_strategy",
-        "tool",
+        "ImagePart", "Manifest", "Message", "MessageFilter", "QuireError", "Request", "Settings", "Strategy",
+        "TextPart", "ThinkingPart", "ToolCallPart", "ToolDefinition", "ToolResultPart", "TurnResult", "Usage", "open",
+        "register_strategy", "tool",
     ]  # fmt: skip
 
 

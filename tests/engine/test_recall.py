@@ -3,14 +3,17 @@
 import json
 
 import pytest
+from engine_fixtures import set_index_format
 
-from quire.context.recall import RecallIndex
 from quire.engine import Conversation, Engine, EngineConfig, runtime
+from quire.engine.message_index import index_messages
 from quire.engine.recall_index import RecallIndexCache
+from quire.engine.search import search_messages
 from quire.llm.embeddings import load_local_embedder
 from quire.log import SqlStore
-from quire.log.types import SegmentRow
 from quire.model import Compaction, Manifest, Message, Span, ToolCallPart
+from quire.search.format import FORMAT_VERSION
+from quire.search.index import RecallIndex
 from quire.settings import Settings
 
 FACTS = {
@@ -101,7 +104,7 @@ async def test_several_segments_are_ranked_as_one(store: SqlStore):
     ):
         scores = recalled_scores((await conversation.prepare(question)).manifest)
         assert max(scores, key=lambda seq: scores[seq]) == number
-    assert [each.last_seq for each in await store.list_segments("c")] == [512, 1_024, 1_200]
+    assert [each.last_seq for each in await store.list_segments("c")] == [512, 1_024, 1_201]
 
 
 async def test_a_fork_recalls_what_it_shares_and_not_what_came_after(store: SqlStore):
@@ -125,12 +128,14 @@ async def test_a_purged_message_is_never_recalled_again(store: SqlStore):
     request = await conversation.prepare("Where is the spare key of the boathouse?")
     assert 40 not in recalled_scores(request.manifest)
     assert "flowerpot" not in str(request.to_openai())
-    assert await store.search("flowerpot", scopes=["conversation:c"]) == []
+    assert (await search_messages(engine, "flowerpot")).messages == []
 
 
-async def test_segments_of_another_version_are_rebuilt(store: SqlStore):
-    await make_archived_conversation(make_engine(store))
-    await store.put_segment("c", SegmentRow(branch=0, segment=0, last_seq=61, data=b"of another version"))
+async def test_segments_of_another_version_are_rebuilt(store: SqlStore, admin_url: str):
+    engine = make_engine(store)
+    await make_archived_conversation(engine)
+    await index_messages(engine)
+    set_index_format(admin_url, FORMAT_VERSION - 1)
     conversation = await make_engine(store).conversation("c")
     assert 40 in recalled_scores((await conversation.prepare("Where is the spare key of the boathouse?")).manifest)
 
@@ -175,7 +180,9 @@ async def test_the_model_searches_the_history_itself(store: SqlStore):
 async def test_the_index_cache_evicts_the_least_recently_used_branch_and_holds_one_that_exceeds_it(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(runtime, "MAX_INDEXED_MESSAGES", 130)
+    monkeypatch.setattr(runtime, "MAX_RECALL_INDEX_BYTES", 2.5)
+    # Counts an index of 60 messages as 1.
+    monkeypatch.setattr(runtime.CachedIndex, "nbytes", property(lambda cached: len(cached.merged) / 60))
     engine = make_engine(store)
     cache = RecallIndexCache(engine)
     for name, messages in (("a", 60), ("b", 60), ("c", 60), ("large", 200)):

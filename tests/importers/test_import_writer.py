@@ -410,22 +410,27 @@ IMPORT_SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from quire.engine import import_reader
-from importers.transcript_files import import_path
+from quire.engine.import_writer import import_files
+from quire.importers.registry import SOURCES
+from importers.transcript_files import make_engine
 from quire.log import SqlStore
 
 import_reader.BATCH_MESSAGES = 20
 
 async def main(url, folder, tenant):
     async with SqlStore.open(url, tenant=tenant) as store:
+        engine, source = make_engine(store), SOURCES["claude-code"]
         print("started", flush=True)
-        await import_path(store, "claude-code", Path(folder))
+        await import_files(engine, source, list(source.find_files(Path(folder))))
+        print("written", flush=True)
+        await engine.runtime.jobs.wait()
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
 async def run_import(url: str, folder: Path, *, tenant: str, kill_after: float | None) -> float:
-    """Imports in another process, and kills it that many seconds after it began to; returns the seconds it ran."""
+    """Imports in another process, and kills it that many seconds after it began to; returns the seconds it wrote."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", IMPORT_SCRIPT, url, str(folder), tenant,
         stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(DATA.parents[1])},
@@ -437,8 +442,11 @@ async def run_import(url: str, folder: Path, *, tenant: str, kill_after: float |
         await asyncio.sleep(kill_after)
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGKILL)
+    else:
+        assert await process.stdout.readline() == b"written\n"
+    seconds = time.perf_counter() - started
     await process.wait()
-    return time.perf_counter() - started
+    return seconds
 
 
 async def test_a_killed_import_that_is_repeated_writes_each_message_once(

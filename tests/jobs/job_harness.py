@@ -76,7 +76,7 @@ class JobHarness:
         return conversation
 
     async def create_unindexed(self, id: str = "c", *, tenant: str = "default") -> Conversation:
-        """A conversation with archived messages that are not in the recall index."""
+        """A conversation with archived messages that are not in the message index."""
         conversation = await self.create_overfull(id, tenant=tenant)
         await conversation.compact()
         return conversation
@@ -97,8 +97,9 @@ def compaction_triggers(entries: Sequence[Entry]) -> list[str]:
     return [entry.body.trigger for entry in entries if isinstance(entry.body, Compaction)]
 
 
-async def count_without_vectors(store: SqlStore, conversation: str = "c") -> int:
-    return len(await store.list_unembedded(f"conversation:{conversation}", embedder=LetterCountEmbedder.name))
+async def list_embedders(store: SqlStore, conversation: str = "c") -> list[str | None]:
+    """The embedder of each segment of the message index."""
+    return [ref.embedder for ref in await store.list_segments(conversation)]
 
 
 async def wait_until(condition: Callable[[], Awaitable[Any]], *, seconds: float = 20.0) -> Any:

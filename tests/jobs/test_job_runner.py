@@ -9,8 +9,8 @@ from job_harness import (
     LIST_DOCUMENT,
     JobHarness,
     compaction_triggers,
-    count_without_vectors,
     list_compactions,
+    list_embedders,
 )
 
 from quire.engine import Conversation, Engine, EngineRuntime
@@ -35,7 +35,7 @@ async def test_a_conversation_over_the_mark_is_compacted_once(harness: JobHarnes
     await harness.create_overfull()
     outcome = await harness.runner.run(Job("compact", "default", "c"))
     assert outcome.item_count == 1
-    assert outcome.follow_ups == (Job("embed", "default", "c"),)
+    assert outcome.follow_ups == ()
     calls = len(harness.model.prompts)
     assert await harness.runner.run(Job("compact", "default", "c")) == (0, ())
     assert compaction_triggers(await list_compactions(harness.store)) == ["background"]
@@ -66,7 +66,9 @@ async def test_the_window_is_that_of_the_model_that_answered_last(store: SqlStor
 class LostJobs:
     """Loses every job."""
 
-    def enqueue(self, kind: EngineJobKind, conversation: str, branch: int, work: Work) -> None:
+    def enqueue(
+        self, kind: EngineJobKind, conversation: str, branch: int, work: Work, *, delay_seconds: float = 0.0
+    ) -> None:
         pass
 
     async def wait(self) -> None:
@@ -76,19 +78,15 @@ class LostJobs:
 async def test_archived_messages_are_indexed_and_embedded(harness: JobHarness):
     await harness.create_unindexed()
     assert await harness.store.list_segments("c") == []
-    outcome = await harness.runner.run(Job("index_recall", "default", "c"))
-    assert outcome == (1, (Job("embed", "default", "c"),))
-    assert await count_without_vectors(harness.store) == 24
-    assert (await harness.runner.run(Job("embed", "default", "c"))).item_count == 24
-    assert await count_without_vectors(harness.store) == 0
-    assert await harness.runner.run(Job("index_recall", "default", "c")) == (0, ())
-    assert await harness.runner.run(Job("embed", "default", "c")) == (0, ())
+    assert await harness.runner.run(Job("index_messages", "default")) == (25, ())
+    assert await list_embedders(harness.store) == ["letters"]
+    assert await harness.runner.run(Job("index_messages", "default")) == (0, ())
 
 
 async def test_memories_get_vectors_too(harness: JobHarness):
     await harness.engine().conversation("c")
     await harness.store.add_memory("sailor", "the boat draws one metre eighty", source="by hand")
-    assert (await harness.runner.run(Job("embed", "default", "c"))).item_count == 1
+    assert (await harness.runner.run(Job("embed", "default"))).item_count == 1
     assert await harness.store.list_unembedded("memory:sailor", embedder="letters") == []
 
 
@@ -170,20 +168,20 @@ async def test_what_was_used_meanwhile_is_not_purged(store: SqlStore):
     assert await harness.runner.run(Job("purge", "default", "c")) == (0, ())
 
 
-@pytest.mark.parametrize("kind", ["compact", "index_recall", "embed", "purge"])
+@pytest.mark.parametrize("kind", ["compact", "index_messages", "embed", "purge"])
 async def test_a_job_for_what_is_gone_does_nothing(store: SqlStore, kind: str):
     harness = JobHarness(store, retention_days=1)
     assert await harness.runner.run(UNKNOWN_CONVERSATION_JOB._replace(kind=kind)) == (0, ())  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("kind", ["compact", "index_recall", "embed", "purge"])
+@pytest.mark.parametrize("kind", ["compact", "index_messages", "embed", "purge"])
 async def test_a_job_touches_its_own_tenant_alone(store: SqlStore, kind: str):
     """Both tenants have a conversation of the same name that needs the same work."""
     harness = JobHarness(store, retention_days=1)
     for tenant in ("a", "b"):
         conversation = await (harness.create_overfull if kind == "compact" else harness.create_unindexed)(tenant=tenant)
         if kind == "embed":
-            await harness.engine(tenant).recall.index_cache.update(await harness.engine(tenant).store.get_branch("c"))
+            await store.for_tenant(tenant).add_memory("sailor", "the boat draws one metre eighty", source="by hand")
         assert isinstance(conversation, Conversation)
     harness.clock.offset = 2 * DAY_MICROSECONDS
     before = await _dump_store(store.for_tenant("b"))
@@ -199,7 +197,7 @@ async def _dump_store(store: SqlStore) -> object:
         [line async for line in store.export_conversation("c") if '"created_at"' not in line and '"at"' not in line],
         [(entry.seq, entry.raw, entry.purged_at) for entry in await store.read_range("c")],
         [mark[:3] for mark in await store.list_segments("c")],
-        await count_without_vectors(store),
+        await store.list_unembedded("memory:sailor", embedder="letters"),
     )
 
 

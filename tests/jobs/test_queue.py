@@ -17,8 +17,8 @@ from job_harness import (
     SECOND_MICROSECONDS,
     JobHarness,
     compaction_triggers,
-    count_without_vectors,
     list_compactions,
+    list_embedders,
     wait_until,
 )
 from psycopg.rows import dict_row
@@ -87,14 +87,14 @@ async def test_a_job_of_each_kind_goes_from_the_queue_to_done(
     await harness.create_overfull("full")
     await harness.create_unindexed("archived")
     async with JobQueue.open(queue_url) as queue:
-        await queue.defer([Job("compact", "default", "full"), Job("index_recall", "default", "archived")])
+        await queue.defer([Job("compact", "default", "full"), Job("index_messages", "default")])
         await queue.defer([Job("index_vault", "default")])
         counts = await make_worker(harness, queue).run_once()
-        assert set(counts.done) == {"compact", "index_recall", "embed", "index_vault", "summarize_documents"}
+        assert set(counts.done) == {"compact", "index_messages", "index_vault", "summarize_documents"}
         assert counts.failed.total() == 0
     assert compaction_triggers(await list_compactions(store, "full")) == ["background"]
     assert await store.list_segments("archived") != []
-    assert await count_without_vectors(store, "archived") == 0
+    assert await list_embedders(store, "archived") == ["letters"]
     vault = harness.engine().vault
     assert vault is not None
     assert [each.summary for each in await store.list_documents(vault.name)] == [
@@ -120,7 +120,7 @@ async def test_a_job_carries_ids_and_nothing_else(queue: JobQueue, harness: JobH
 async def test_the_same_job_waits_once(queue: JobQueue, admin_url: str):
     await queue.defer([JOB, JOB])
     await asyncio.gather(*(queue.defer([JOB]) for _ in range(5)))
-    await queue.defer([JOB._replace(tenant="other"), JOB._replace(branch=1), JOB._replace(kind="index_recall")])
+    await queue.defer([JOB._replace(tenant="other"), JOB._replace(branch=1), JOB._replace(kind="index_messages")])
     assert len(read_queue_rows(admin_url)) == 4
 
 
@@ -158,7 +158,8 @@ async def test_an_engine_with_the_queue_does_nothing_itself(queue: JobQueue, har
     await conversation.record("so.", request=request)
     await engine.wait_for_background()
     assert await list_compactions(harness.store) == []
-    assert [row["task_name"] for row in read_queue_rows(admin_url)] == ["quire.compact"]
+    names = sorted(row["task_name"] for row in read_queue_rows(admin_url))
+    assert names == ["quire.compact", "quire.index_messages"]
     await make_worker(harness, queue).run_once()
     assert compaction_triggers(await list_compactions(harness.store)) == ["background"]
 
@@ -283,8 +284,7 @@ async def test_stopping_lets_a_job_end(queue: JobQueue, store: SqlStore, admin_u
     async with _compacting_worker(harness, queue) as worker:
         worker.stop()
     assert compaction_triggers(await list_compactions(store)) == ["background"]
-    # Its follow-up waits for another worker.
-    assert [row["task_name"] for row in read_queue_rows(admin_url)] == ["quire.embed"]
+    assert read_queue_rows(admin_url) == []
 
 
 async def test_stopping_gives_a_long_job_back(

@@ -5,15 +5,15 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.log.search.inverted_index import (
-    PASSAGES_PER_BLOCK,
+from quire.search.postings import (
+    NUMBERS_PER_BLOCK,
     PostingRow,
     build_postings,
     rank_by_bm25,
     remove_postings,
 )
 
-NUMBERS = st.integers(0, 3 * PASSAGES_PER_BLOCK)
+NUMBERS = st.integers(0, 3 * NUMBERS_PER_BLOCK)
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1)
 PASSAGES = st.dictionaries(NUMBERS, COUNTS, min_size=1, max_size=30)
 
@@ -58,7 +58,7 @@ def test_removing_postings_equals_never_adding_them(passages: dict[int, dict[str
     remaining = {number: counts for number, counts in passages.items() if number not in removed}
     expected = build_postings(remaining.items())
     for (block, word), postings in build_postings(passages.items()).items():
-        in_block = {number for number in removed if number // PASSAGES_PER_BLOCK == block}
+        in_block = {number for number in removed if number // NUMBERS_PER_BLOCK == block}
         assert remove_postings(postings, in_block) == expected.get((block, word), b"")
 
 

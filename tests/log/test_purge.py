@@ -13,22 +13,20 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from infra.database_dump import contains_text, dump_database
-from quire.engine import Document, Engine, open_engine
+from quire.engine import Document, Engine, EngineConfig, open_engine
+from quire.engine.message_index import index_messages
+from quire.engine.search import search_messages
 from quire.errors import BlobNotFound
 from quire.log import (
-    ENTRIES_PER_SEGMENT,
     Blob,
     Citation,
     ConversationOrigin,
     IndexedDocument,
     Passage,
     ReplyRecord,
-    SegmentRow,
     SqlStore,
     VaultDocument,
-    conversation_scope,
     memory_scope,
-    message_key,
 )
 from quire.log.blobs import ORPHAN_BLOB_MICROS
 from quire.model import (
@@ -48,6 +46,9 @@ from quire.model import (
     ToolResultPart,
     Usage,
 )
+from quire.search.postings import ENTRIES_PER_SEGMENT
+from quire.search.segment_codec import decode_segment
+from quire.settings import Settings
 from quire.testing.builders import export_lines, make_messages, make_turn
 
 SECRET = "xylophone"
@@ -83,13 +84,13 @@ def build_reply_with_recall(seq: int) -> ReplyRecord:
     return turn._replace(build_manifest=build_manifest)
 
 
-async def put_full_segment(store: SqlStore, conversation: str) -> None:
-    """Stores a segment over all messages; its bytes contain their texts, as a real segment contains their words."""
-    found = await store.read_range(conversation, kinds=["message"])
-    passages = tuple(Passage(message_key(0, entry.seq), entry.message.text, at=entry.created_at) for entry in found)
-    data = b" ".join(passage.text.encode() for passage in passages)
-    purged = sum(entry.purged_at is not None for entry in await store.read_range(conversation))
-    await store.put_segment(conversation, SegmentRow(0, 0, found[-1].seq, data, passages, purged))
+async def index_all(store: SqlStore) -> None:
+    await index_messages(Engine(store, EngineConfig.create(Settings())))
+
+
+async def find_messages(store: SqlStore, query: str) -> list[tuple[str, int]]:
+    found = await search_messages(Engine(store, EngineConfig.create(Settings())), query)
+    return [(hit.entry.conversation, hit.entry.seq) for hit in found.messages]
 
 
 async def write_secret(store: SqlStore) -> None:
@@ -106,7 +107,7 @@ async def write_secret(store: SqlStore) -> None:
     await store.record_reply("c", build_reply_with_memory(f"- {MEMORY}\n- Ann likes tea"))
     await store.record_reply("elsewhere", build_reply_with_memory(MEMORY))
     await store.record_reply("c", build_reply_with_recall(3))
-    await put_full_segment(store, "c")
+    await index_all(store)
 
 
 def read_sqlite_rows(path: Path) -> Iterator[tuple[str, str]]:
@@ -145,7 +146,7 @@ def find_tables_with(trace: str, admin_url: str) -> set[str]:
     return {table.rstrip("_0123456789") for table, row_text in rows if trace in row_text.lower()}
 
 
-TABLES_WITH_CONTENT = {"entries", "passages", "terms", "recall_segments", "memories", "blobs"}
+TABLES_WITH_CONTENT = {"entries", "passages", "terms", "memories", "blobs"}
 
 
 @pytest.mark.every_backend
@@ -157,11 +158,12 @@ async def test_no_table_retains_a_purged_text(store: SqlStore, admin_url: str, s
     await store.purge("c", seqs)
     assert find_tables_with(SECRET_STEM, admin_url) == set()
     assert await store.verify_conversation("c") == []
-    assert await store.search(SECRET, scopes=[conversation_scope("c"), memory_scope("agent")]) == []
+    assert await store.search(SECRET, scopes=[memory_scope("agent")]) == []
+    assert await find_messages(store, SECRET) == []
     if seqs is not None:
-        await put_full_segment(store, "c")
+        await index_all(store)
         assert find_tables_with(SECRET_STEM, admin_url) == set()
-        assert len(await store.search("message", scopes=[conversation_scope("c")])) > 3
+        assert len(await find_messages(store, "message")) > 3
 
 
 async def test_a_purge_does_not_touch_equal_text_elsewhere(store: SqlStore):
@@ -172,11 +174,12 @@ async def test_a_purge_does_not_touch_equal_text_elsewhere(store: SqlStore):
     document = Blob("text/plain", MEMORY.encode() + b" is the title of a book")
     await store.record_reply("elsewhere", make_turn(*make_messages(2), blobs=(document,)))
     await store.append("elsewhere", Message.user(f"I play the {SECRET}"))
-    await put_full_segment(store, "elsewhere")
+    await index_all(store)
     other = await store.add_memory("agent", f"Bob plays the {SECRET} too", citation=Citation("elsewhere", 0, 5))
     await store.purge("c", [3])
-    hits = await store.search(SECRET, scopes=["vault:notes", conversation_scope("elsewhere"), memory_scope("agent")])
-    assert sorted(hit.key for hit in hits) == sorted(["n.md", "0:5", other.id])
+    hits = await store.search(SECRET, scopes=["vault:notes", memory_scope("agent")])
+    assert sorted(hit.key for hit in hits) == sorted(["n.md", other.id])
+    assert await find_messages(store, SECRET) == [("elsewhere", 5)]
     [*_, (_, manifest)] = await store.list_manifests("elsewhere")
     assert await store.get_blob(manifest.decisions[0].blob) == document
 
@@ -273,8 +276,10 @@ async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
         await engine.store.purge("c")
         assert find_canaries(admin_url) == {}
         assert not contains_text(dump_database(admin_url), CANARY)
-        # Their bytes are compressed, so that a scan proves nothing.
-        assert not find_tables_with("", admin_url) & {"quire_recall_segments"}
+        # The bytes of segments are compressed, so that a scan proves nothing.
+        refs = await engine.store.list_segments("c")
+        blobs = await engine.store.read_segments("c", refs)
+        assert [len(decode_segment(*each)) for each in blobs] == [0] * len(refs) != []
         assert await engine.store.verify_conversation("c") == []
         lines = await export_lines(engine.store, "c")
         assert CANARY not in "".join(lines)

@@ -13,14 +13,25 @@ import psycopg
 import pytest
 from psycopg.sql import Literal
 
-from quire.log import ConversationOrigin, IndexedDocument, Passage, SegmentRow, SqlStore, VaultDocument
+from quire.log import (
+    ConversationOrigin,
+    IndexedDocument,
+    MessageKey,
+    Passage,
+    SegmentData,
+    SegmentUpdate,
+    SqlStore,
+    VaultDocument,
+)
 from quire.model import Compaction, Message, Span, iter_paths
+from quire.search.tokenizer import count_terms
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
 
 NAME = "this one"
 SESSION = "this session"
+SCOPE = "vault:this vault"
 MESSAGES = [Message.user(f"{'some words ' * 20}{number}") for number in range(50)]
 PATHS = list(iter_paths(message.canonical_json() for message in MESSAGES))
 UNKNOWN = [Message.user(f"never stored {number}") for number in range(20)]
@@ -41,10 +52,12 @@ COPY_SQL = f"""
     INSERT INTO quire_passages SELECT tenant, n || scope, key, part, number, title, text, digest, at, embedder, vector
     FROM quire_passages, copies;
     INSERT INTO quire_terms SELECT tenant, n || scope, term, block, postings FROM quire_terms, copies;
-    INSERT INTO quire_search_scopes SELECT tenant, n || scope, next_number, passage_count
+    INSERT INTO quire_search_scopes SELECT tenant, n || scope, next_number, passage_count, revision, format
     FROM quire_search_scopes, copies;
-    INSERT INTO quire_recall_segments SELECT tenant, n || conversation, branch, next, last_seq, version, data
-    FROM quire_recall_segments, copies, generate_series(0, 50) AS next;
+    INSERT INTO quire_message_segments SELECT tenant, n || conversation, branch, next, number, revision, last_seq,
+    erasures, format, embedder, columns, terms FROM quire_message_segments, copies, generate_series(0, 50) AS next;
+    INSERT INTO quire_unindexed_branches SELECT tenant, n || conversation, branch, last_seq
+    FROM quire_unindexed_branches, copies;
     INSERT INTO quire_documents SELECT tenant, n || vault, path, digest, size, modified_ns, title, summary, aliases,
     headings, row_digest FROM quire_documents, copies;
     INSERT INTO quire_memories SELECT tenant, n || '-' || next || memory, n || namespace, text, conversation,
@@ -69,9 +82,12 @@ READS: dict[str, Call] = {
     "retried append": lambda store: store.append(NAME, MESSAGES[20], after=PATHS[19]),
     "segments": lambda store: store.list_segments(NAME),
     "read segments": lambda store: read_all_segments(store),
-    "search": lambda store: store.search("some words 20", scopes=[f"conversation:{NAME}"]),
-    "passages": lambda store: store.get_passages(f"conversation:{NAME}", "0:20"),
-    "unembedded": lambda store: store.list_unembedded(f"conversation:{NAME}", embedder="e", limit=5),
+    "unindexed": lambda store: store.has_unindexed(conversations=[NAME]),
+    "message index": lambda store: store.read_message_index(["word", "20"], after_revision=1 << 60),
+    "messages": lambda store: store.read_messages([MessageKey(NAME, 0, 20)]),
+    "search": lambda store: store.search("some words 20", scopes=[SCOPE]),
+    "passages": lambda store: store.get_passages(SCOPE, "0:20"),
+    "unembedded": lambda store: store.list_unembedded(SCOPE, embedder="e", limit=5),
     "memories": lambda store: store.list_memories("agent"),
     "document fingerprints": lambda store: store.list_document_fingerprints("vault"),
     "session": lambda store: store.list_session(SESSION),
@@ -80,7 +96,7 @@ READS: dict[str, Call] = {
 
 async def read_all_segments(store: SqlStore) -> None:
     refs = await store.list_segments(NAME)
-    assert await store.read_segments(NAME, refs) == [b"index"]
+    assert await store.read_segments(NAME, refs) == [SegmentData(b"columns", b"terms")]
 
 
 @pytest.fixture
@@ -88,7 +104,10 @@ async def filled_store(store: SqlStore, admin_url: str) -> SqlStore:
     await store.create_conversation(NAME, origin=ConversationOrigin(session=SESSION))
     await store.append(NAME, *MESSAGES)
     await store.append(NAME, Compaction(number=1, covers=Span(first=1, last=30), summary="short"))
-    await store.put_segment(NAME, SegmentRow(0, 0, 50, b"index", PASSAGES))
+    counts = tuple(enumerate(count_terms(message.text) for message in MESSAGES))
+    data = SegmentData(b"columns", b"terms")
+    await store.put_segments([SegmentUpdate(NAME, 0, 0, 1, 50, None, 0, data, None, counts)])
+    await store.put_passages(SCOPE, PASSAGES)
     await store.add_memory("agent", "some words", source="import")
     await store.put_documents("vault", DOCUMENTS)
     if admin_url.startswith("postgresql"):
@@ -186,8 +205,11 @@ async def test_hot_reads_use_an_index_of_one_partition(filled_store: SqlStore, p
         "control entries": entries | {"quire_conversations"},
         "append": branches,
         "retried append": entries | {paths},
-        "segments": branches | {"quire_recall_segments"},
-        "read segments": branches | {"quire_recall_segments"},
+        "segments": branches | {"quire_message_segments"},
+        "read segments": branches | {"quire_message_segments"},
+        "unindexed": {"quire_unindexed_branches"},
+        "message index": {"quire_search_scopes", "quire_terms"},
+        "messages": {"quire_conversations", "quire_entries"},
         "search": {"quire_search_scopes", "quire_terms", "quire_passages"},
         "passages": {"quire_passages"},
         "unembedded": {"quire_passages"},

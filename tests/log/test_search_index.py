@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.log import Passage, SqlStore, pack_vector
 from quire.log.search.hybrid import TEXT_WEIGHT, VECTOR_WEIGHT, fuse_rankings
-from quire.log.search.inverted_index import PASSAGES_PER_BLOCK, RankedPassage, build_postings
-from quire.log.search.tokenizer import count_terms
+from quire.search.postings import NUMBERS_PER_BLOCK, RankedPassage, build_postings
+from quire.search.tokenizer import count_terms
 from quire.testing.builders import property_settings
 
 WORDS = ["otter", "heron", "badger", "fox", "river"]
@@ -80,12 +80,12 @@ async def test_concurrent_writers_do_not_corrupt_the_index(store: SqlStore, admi
 
 async def test_a_scope_of_several_blocks_is_one(store: SqlStore):
     await store.put_passages(
-        SCOPE, [Passage(str(number), f"otter {number}") for number in range(PASSAGES_PER_BLOCK + 50)]
+        SCOPE, [Passage(str(number), f"otter {number}") for number in range(NUMBERS_PER_BLOCK + 50)]
     )
-    for number in (0, PASSAGES_PER_BLOCK - 1, PASSAGES_PER_BLOCK, PASSAGES_PER_BLOCK + 49):
+    for number in (0, NUMBERS_PER_BLOCK - 1, NUMBERS_PER_BLOCK, NUMBERS_PER_BLOCK + 49):
         [hit, *_] = await store.search(f"otter {number}", scopes=[SCOPE])
         assert hit.key == str(number)
-    assert len(await store.search("otter", scopes=[SCOPE], limit=2 * PASSAGES_PER_BLOCK)) == PASSAGES_PER_BLOCK + 50
+    assert len(await store.search("otter", scopes=[SCOPE], limit=2 * NUMBERS_PER_BLOCK)) == NUMBERS_PER_BLOCK + 50
 
 
 async def test_naming_a_scope_twice_changes_nothing(store: SqlStore):

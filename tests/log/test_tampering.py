@@ -32,6 +32,7 @@ from quire.log import (
     vault_scope,
 )
 from quire.log.imports import ImportBatch, ImportItem
+from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import Compaction, Draft, FilePart, Message, Pin, Span, TextPart, TokenCount, Usage
 from quire.model.agents import Agent
 from quire.testing.builders import make_messages, make_turn
@@ -45,7 +46,8 @@ OUTSIDE = {
     "quire_passages": REBUILT,
     "quire_terms": REBUILT,
     "quire_search_scopes": REBUILT,
-    "quire_recall_segments": REBUILT,
+    "quire_message_segments": REBUILT,
+    "quire_unindexed_branches": "names what to index; without a row, search finds its messages after the next append",
     "quire_documents": REBUILT,
     "quire_sweeps": "time up to which lost work was searched for; an earlier or later one is only more or less work",
     "quire_spend_reservations": "estimated cost of calls in progress, which expires",
@@ -124,6 +126,10 @@ async def write_everything(store: SqlStore) -> None:
     await store.fork("c", at=5, name="fork")
     await store.append("c", *make_messages(2, start=11), branch=1)
     await store.import_items([make_import("c", parent=(1, 7))])
+    transcript = TranscriptKey("word", "word", "subagents/word")
+    lines = [TranscriptLine("word", "a word")]
+    await store.append_transcript(transcript, lines, fold_summary=lambda _, new, at: "a word")
+    await store.link_transcript(transcript, "c")
     await store.rename_conversation("c", "Title")
     old = await store.add_memory("agent", "an old word", citation=Citation("c", 0, 1))
     await store.replace_memory(old.id, "a new word", source="a source")

@@ -23,10 +23,12 @@ from quire.log import (
     ConversationOrigin,
     ConversationRecord,
     IndexedDocument,
+    MessageKey,
     Passage,
     PassageVector,
+    SegmentData,
     SegmentRef,
-    SegmentRow,
+    SegmentUpdate,
     SqlStore,
     Store,
     VaultDocument,
@@ -86,7 +88,8 @@ async def fill_store(store: SqlStore) -> None:
         await store.create_conversation(name)
         await store.append(name, Message(role="user", parts=(TextPart(text=name), file)))
         await store.record_reply(name, make_turn(Message.user("a question"), Message.assistant("an answer")))
-        await store.put_segment(name, SegmentRow(0, 0, 1, b"index", (Passage("0:1", name),)))
+        await store.put_segments([SEGMENT._replace(conversation=name)])
+        await store.put_passages(f"vault:{number}", [Passage("note.md", name)])
         await store.import_items([make_import(f"imported {number}")])
     await store.add_memory("agent", "a memory", citation=Citation("conversation 0", 0, 1))
     note = VaultDocument("note.md", b"digest", 1, 1)
@@ -221,9 +224,9 @@ def test_every_table_is_under_row_level_security(admin_url: str) -> None:
 
 
 MESSAGE = Message.user("a's own")
-SEGMENT = SegmentRow(0, 0, 1, b"index", (Passage("0:1", "a's message"),))
+SEGMENT = SegmentUpdate("theirs", 0, 0, 1, 1, None, 0, SegmentData(b"columns", b"terms"), None, ((0, {"message": 1}),))
 NOTE = IndexedDocument(VaultDocument("note.md", b"digest", 1, 1), (Passage("note.md", "a's note"),))
-SCOPES = ("conversation:theirs", "memory:agent", "vault:vault")
+SCOPES = ("memory:agent", "vault:vault")
 
 REFUSED: dict[str, Callable[[Store], Any]] = {
     "get_conversation": lambda store: store.get_conversation("theirs"),
@@ -247,8 +250,8 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
     "verify_conversation": lambda store: store.verify_conversation("theirs"),
     "export_conversation": lambda store: collect_export(store, "theirs"),
     "list_segments": lambda store: store.list_segments("theirs"),
-    "read_segments": lambda store: store.read_segments("theirs", [SegmentRef(0, 0, 1, "v")]),
-    "put_segment": lambda store: store.put_segment("theirs", SEGMENT),
+    "read_segments": lambda store: store.read_segments("theirs", [SegmentRef(0, 0, 0, 1, 1, 0, 1, None)]),
+    "put_segments": lambda store: store.put_segments([SEGMENT]),
     "add_memory": lambda store: store.add_memory("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
@@ -299,6 +302,13 @@ WITHOUT_CONVERSATION = {
     "touch_documents",
     "list_document_fingerprints",
     "list_documents",
+    "has_unindexed",
+    "read_indexing_batch",
+    "mark_unembedded",
+    "reset_index_format",
+    "read_message_index",
+    "read_messages",
+    "list_conversation_ids",
 }
 
 
@@ -321,7 +331,7 @@ async def other_store(store: SqlStore) -> SqlStore:
     await other.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
     turn = make_turn(Message.user("a question"), Message.assistant("an answer"))
     await other.record_reply("theirs", turn._replace(request_id="a's request", response_id="a's response"))
-    await other.put_segment("theirs", SEGMENT)
+    await other.put_segments([SEGMENT])
     await other.add_memory("agent", "a's memory", citation=Citation("theirs", 0, 1))
     await other.append_transcript(TRANSCRIPT, [TranscriptLine("id", "a's line")])
     await other.put_documents("vault", [NOTE])
@@ -420,11 +430,12 @@ async def search_everything(store: Store) -> object:
     return (
         await store.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e"),
         [await store.list_unembedded(scope, embedder="e") for scope in SCOPES],
-        [
-            await store.get_passages(scope, key)
-            for scope, key in zip(SCOPES, ("0:1", memory.id, "note.md"), strict=True)
-        ],
+        [await store.get_passages(scope, key) for scope, key in zip(SCOPES, (memory.id, "note.md"), strict=True)],
         await store.list_segments("theirs"),
+        await store.read_message_index(["message"], after_revision=0),
+        await store.read_indexing_batch(max_entries=10),
+        await store.read_messages([MessageKey("theirs", 0, 1)]),
+        await store.list_conversation_ids(),
         await store.list_documents("vault"),
         await store.list_document_fingerprints("vault"),
         await store.list_memories("agent", include_retired=True),
@@ -449,6 +460,14 @@ async def test_no_method_finds_or_changes_what_another_tenant_can_find(other_sto
     assert await mine.list_memories("agent", include_retired=True) == []
     assert await mine.list_documents("vault") == []
     assert await mine.list_document_fingerprints("vault") == []
+    assert not await mine.has_unindexed()
+    assert await mine.read_indexing_batch(max_entries=10) == ((), ())
+    read = await mine.read_message_index(["message"], after_revision=0)
+    assert (read.changes, read.postings) == ((), {})
+    assert await mine.read_messages([MessageKey("theirs", 0, 1)]) == ([None], {})
+    assert await mine.list_conversation_ids() == []
+    assert await mine.mark_unembedded("e") == 0
+    await mine.reset_index_format()
     for call in (
         mine.get_memory(memory.id),
         mine.retire_memory(memory.id),

@@ -9,11 +9,10 @@ from psycopg import errors, sql
 from sqlalchemy.engine import make_url
 
 from infra.postgres import PostgresServer
-from quire.log import SegmentRow, SqlStore, migrate
+from quire.log import SqlStore, migrate
 from quire.log.search.vectors import pack_vector
-from quire.log.types import Passage, PassageVector
+from quire.log.types import PassageVector
 from quire.log.worklist import ConversationActivity
-from quire.model import Message
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
 FAR_FUTURE = 1 << 60
@@ -66,26 +65,23 @@ async def test_the_time_of_a_sweep_is_shared_by_all_tenants(store: SqlStore):
 
 
 @pytest.mark.every_backend
-async def test_passages_without_vectors_are_found_in_messages_and_memories(store: SqlStore):
+async def test_passages_without_vectors_are_found_in_memories(store: SqlStore):
     for tenant in ("a", "b"):
         mine = store.for_tenant(tenant)
-        await mine.create_conversation("c")
-        await mine.append("c", Message.user("the mill"))
-        await mine.put_segment("c", SegmentRow(0, 0, 1, b"index", (Passage("0:1", "the mill"),)))
         await mine.add_memory("sailor", "her name is Gannet", source="by hand")
     mine = store.for_tenant("a")
-    assert await mine.list_unembedded_scopes("c", embedder="e") == ["conversation:c", "memory:sailor"]
-    for scope in ("conversation:c", "memory:sailor"):
+    assert await mine.list_unembedded_scopes(embedder="e") == ["memory:sailor"]
+    for scope in ("memory:sailor",):
         lacking = await mine.list_unembedded(scope, embedder="e")
         await mine.put_vectors(
             scope,
             [PassageVector(each.key, each.part, each.digest, pack_vector([1.0])) for each in lacking],
             embedder="e",
         )
-    assert await mine.list_unembedded_scopes("c", embedder="e") == []
+    assert await mine.list_unembedded_scopes(embedder="e") == []
     # Vectors of another embedder do not count.
-    assert await mine.list_unembedded_scopes("c", embedder="d") == ["conversation:c", "memory:sailor"]
-    assert await store.for_tenant("b").list_unembedded_scopes("c", embedder="e") != []
+    assert await mine.list_unembedded_scopes(embedder="d") == ["memory:sailor"]
+    assert await store.for_tenant("b").list_unembedded_scopes(embedder="e") != []
 
 
 @pytest.fixture

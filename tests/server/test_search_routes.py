@@ -6,9 +6,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from quire.engine import search as search_module
-from quire.log import SqlStore
-from quire.model import Message
+from quire.log import ConversationOrigin, SqlStore
+from quire.model import Draft, Message
+from quire.server.routes import search as search_routes
 from quire.server.state import ServerState
 
 
@@ -28,7 +28,7 @@ async def search(client: httpx2.AsyncClient, query: str, **params: Any) -> dict[
 
 
 def hit_locations(answer: dict[str, Any]) -> list[tuple[str, int, int]]:
-    return [(hit["conversation"], hit["entry"]["branch"], hit["entry"]["seq"]) for hit in answer["messages"]]
+    return [(hit["conversation"]["id"], hit["entry"]["branch"], hit["entry"]["seq"]) for hit in answer["messages"]]
 
 
 async def test_messages_of_one_conversation_are_found(client: httpx2.AsyncClient, store: SqlStore, conversation: str):
@@ -81,30 +81,81 @@ async def test_what_was_purged_is_found_no_more(client: httpx2.AsyncClient, stor
     assert (await search(client, "gannet", conversation="c"))["messages"] == []
 
 
-async def test_much_that_is_not_indexed_yet_is_said_and_found_later(
-    client: httpx2.AsyncClient, store: SqlStore, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(search_module, "MAX_INLINE_SEGMENTS", 2)
-    for name in "abcde":
-        await store.create_conversation(name)
-        await store.append(name, Message.user(f"A gannet for {name}."))
-    first = await search(client, "gannet")
-    assert first["complete"] is False
-    assert 2 <= len(first["messages"]) < 5
-    await server_state.wait_for_background()
-    later = await search(client, "gannet")
-    assert later["complete"] is True
-    assert {location[0] for location in hit_locations(later)} == set("abcde")
+async def append_two_conversations(store: SqlStore) -> None:
+    """One of Claude Code in a project, one of a chat, each with a gannet."""
+    code = ConversationOrigin(client="claude-code", project="/home/ada/birds")
+    await store.create_conversation("code", title="Birds", origin=code)
+    await store.append(
+        "code",
+        Draft(body=Message.user("Count the gannets.", name="Ada"), created_at=1_000_000),
+        Draft(body=Message.assistant("There are nine gannets on the cliff."), created_at=2_000_000),
+    )
+    await store.create_conversation("chat")
+    await store.append("chat", Draft(body=Message.user("What does a gannet eat?", name="Bo"), created_at=3_000_000))
 
 
-async def test_the_number_of_searched_conversations_is_bounded(
-    client: httpx2.AsyncClient, store: SqlStore, conversation: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({}, {("code", 1), ("code", 2), ("chat", 1)}),
+        ({"conversation": "chat"}, {("chat", 1)}),
+        ({"conversation": ["chat", "code"], "role": "user"}, {("code", 1), ("chat", 1)}),
+        ({"project": "/home/ada/birds"}, {("code", 1), ("code", 2)}),
+        ({"source": "claude-code"}, {("code", 1), ("code", 2)}),
+        ({"source": "codex"}, set()),
+        ({"role": "assistant"}, {("code", 2)}),
+        ({"person": "Ada"}, {("code", 1)}),
+        ({"since": 2_000_000}, {("code", 2), ("chat", 1)}),
+        ({"until": 2_000_000}, {("code", 1)}),
+        ({"since": 2_000_000, "until": 3_000_000, "role": "user"}, set()),
+    ],
+)
+async def test_messages_are_filtered(
+    filters: dict[str, Any], expected: set[tuple[str, int]], client: httpx2.AsyncClient, store: SqlStore
 ):
-    await store.append("c", Message.user("The gannet of long ago."))
-    monkeypatch.setattr(search_module, "MAX_SEARCHED_CONVERSATIONS", 1)
-    assert hit_locations(await search(client, "gannet"))
-    await store.create_conversation("newer")
-    assert hit_locations(await search(client, "gannet")) == []
+    await append_two_conversations(store)
+    answer = await search(client, "gannet", **filters)
+    assert {(name, seq) for name, _, seq in hit_locations(answer)} == expected
+
+
+async def test_messages_are_ordered_by_time_and_bounded_by_score(client: httpx2.AsyncClient, store: SqlStore):
+    await append_two_conversations(store)
+    oldest = await search(client, "gannet", order="oldest")
+    assert [hit["entry"]["created_at"] for hit in oldest["messages"]] == [1_000_000, 2_000_000, 3_000_000]
+    assert hit_locations(await search(client, "gannet", order="newest")) == hit_locations(oldest)[::-1]
+    [best, *others] = (await search(client, "gannet cliff"))["messages"]
+    assert best["entry"]["seq"] == 2
+    assert 1 >= best["score"] > others[0]["score"] >= 0
+    assert hit_locations(await search(client, "gannet cliff", min_score=best["score"])) == [("code", 0, 2)]
+
+
+async def test_a_hit_has_an_excerpt_with_highlights_and_its_conversation(client: httpx2.AsyncClient, store: SqlStore):
+    await append_two_conversations(store)
+    [hit] = (await search(client, "gannet", role="assistant"))["messages"]
+    assert hit["excerpt"] == "There are nine gannets on the cliff."
+    assert [hit["excerpt"][start:end] for start, end in hit["highlights"]] == ["gannets"]
+    assert (hit["conversation"]["title"], hit["conversation"]["origin"]["client"]) == ("Birds", "claude-code")
+    [untitled] = (await search(client, "gannet", conversation="chat"))["messages"]
+    assert untitled["conversation"]["title"] == "What does a gannet eat?"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"conversation": ["c"] * (search_routes.MAX_SEARCHED_CONVERSATIONS + 1)},
+        {"conversation": "x" * 201},
+        {"project": "x" * (search_routes.MAX_FILTER_CHARS + 1)},
+        {"person": ""},
+        {"role": "nobody"},
+        {"order": "random"},
+        {"min_score": 1.5},
+        {"since": -1},
+        {"until": 2**63},
+        {"limit": 101},
+    ],
+)
+async def test_filters_are_bounded(params: dict[str, Any], client: httpx2.AsyncClient):
+    assert (await client.get("/api/search", params={"query": "x", **params})).status_code == 422
 
 
 @pytest.mark.parametrize("query", ["", "x" * 1_001])

@@ -90,6 +90,25 @@ def test_what_does_not_fit_is_passed_over_for_what_does():
     assert [chosen.entry.seq for chosen, *_ in fit_candidates(candidates, max_tokens=100, counter=COUNTER)] == [2]
 
 
+def make_long_candidate(seq: int, words: int) -> RecallCandidate:
+    """A message whose first word alone is its excerpt."""
+    return RecallCandidate(make_dated_entry(seq, Message.user("word " * words)), 0.9, ((0, 4),))
+
+
+def test_an_excerpt_of_a_message_that_others_crowd_out_comes_after_the_whole_ones():
+    whole = [RecallCandidate(make_dated_entry(seq, Message.user("word " * 60)), 0.5) for seq in (2, 3)]
+    candidates = [make_long_candidate(1, 60), make_long_candidate(4, 230), *whole]
+    chosen = [each.candidate for each in fit_candidates(candidates, max_tokens=330, counter=COUNTER)]
+    assert [each.entry.seq for each in chosen] == [1, 2, 3, 4]
+    assert [each.excerpt_ranges is None for each in chosen] == [True, True, True, False]
+
+
+def test_a_message_that_can_never_fit_whole_is_excerpted_in_its_place():
+    short = RecallCandidate(make_dated_entry(2, Message.user("word " * 60)), 0.5)
+    chosen = fit_candidates([make_long_candidate(1, 900), short], max_tokens=120, counter=COUNTER)
+    assert [each.candidate.entry.seq for each in chosen] == [1]
+
+
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "openai_responses"])
 def test_recall_comes_before_the_question_uses_remaining_tokens_and_has_decisions(provider: str):
     history = make_entries([Message.user("old " * 20), Message.assistant("kept " * 20), Message.user("big " * 3_000)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli import conversation_search, conversation_secrets, conversation_show
+from quire.cli import conversation_secrets, conversation_show
 from quire.cli.common import (
     EXIT_FAILED,
     MAIN_BRANCH,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from quire.log import Branch, ConversationRecord, IntegrityFault
 
-app = create_group("List, read, search and manage conversations.")
+app = create_group("List, read and manage conversations.")
 
 
 @command(app, "quire conversation list", name="list")
@@ -232,5 +232,5 @@ async def _purge_messages(target: CommandTarget, numbers: Sequence[int] | None) 
         return [(entry.branch, entry.seq) for entry in purged]
 
 
-for _part in (conversation_show, conversation_search, conversation_secrets):
+for _part in (conversation_show, conversation_secrets):
     app.add_typer(_part.app)

@@ -105,6 +105,10 @@ async def build_embedder(settings: "Settings") -> "Embedder | None":
         from quire.llm.embeddings import load_local_embedder
 
         return load_local_embedder()
+    from quire.llm.onnx_encoder import ONNX_PREFIX, load_onnx_encoder
+
+    if settings.embeddings.startswith(ONNX_PREFIX):
+        return load_onnx_encoder(settings.embeddings.removeprefix(ONNX_PREFIX))
     from quire.llm.embedding_endpoint import connect_endpoint_embedder
 
     return await connect_endpoint_embedder(settings.embeddings, settings.embeddings_model or "default")

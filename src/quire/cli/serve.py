@@ -252,7 +252,7 @@ def _preload_modules(settings: "Settings") -> None:
     counter_for(settings.model, tokenizer=settings.tokenizer).count(" ")
     for module in (
         "quire.llm.pydantic_ai_model",
-        "quire.context.recall.segments",
+        "quire.search.segments",
         "quire.compaction.extractive_summary",
     ):
         with suppress(ImportError):

@@ -135,7 +135,7 @@ def validate_new_memory(text: str, *, existing: Iterable[str]) -> str:
 def measure_overlap(fact: str, text: str) -> float:
     """Share of the fact's terms that the text contains, from 0 to 1. Terms are stemmed words without stop words."""
     # Every request with memories imports this module, and the tokenizer's package imports numpy.
-    from quire.context.recall.tokenizer import tokenize
+    from quire.search.tokenizer import tokenize
 
     terms = set(tokenize(fact)) - _FRAME_TERMS
     return len(terms.intersection(tokenize(text))) / len(terms) if terms else 0.0

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from itertools import pairwise
 from math import log, sqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -25,6 +24,7 @@ from quire.llm.embeddings import Embedder, embed_texts
 from quire.model import ContextItem
 from quire.model.agents import Agent, AgentTool, Reference, Rule
 from quire.model.base import FrozenModel
+from quire.search.tokenizer import tokenize, tokenize_query
 
 if TYPE_CHECKING:
     from quire.llm.embeddings import Vectors
@@ -39,25 +39,12 @@ RECENT_TURN_WEIGHT = 0.25
 """Weight of the terms of the previous turn, relative to the message's own; halved for each turn before that."""
 MAX_MESSAGE_CHARS = 4_000
 """Characters of a message that are scored."""
-MAX_STEMMED_CHARS = 48
-"""Characters of a word that is stemmed, and whose stem is cached; a longer one is rarely a real word."""
 
 _CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_CJK = "\u2e80-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"[{_CJK}]+|\d+|[^\W\d_{_CJK}]+")
-_CJK_CHAR = re.compile(rf"[{_CJK}]")
-_SUFFIXES = (
-    "izations", "ization", "ations", "ation", "ating", "ators", "ator", "ated", "ates", "ate", "ments", "ment", "ings",
-    "ing", "ions", "ion", "ness", "able", "ible", "ers", "er", "ed", "es", "ly", "s", "e",
-)  # fmt: skip
-_STOP_WORD_LIST = (
-    "a about all also am an and any are as at be been but by can could did do does doing for from get give go good got"
-    " had has have he hello her here hi him his how i if in into is it its just let lets like ll make may me might more"
-    " morning most much must my need new no not now of off ok on one only or our out over own please re s she should"
-    " show so some such t tell than thank thanks that the their them then there these they this those through to too up"
-    " us use ve very want was we were what when where which while who whom why will with would yes you your"
+_REQUEST_TERMS = frozenset(
+    tokenize("give go good make morning need new now one please show tell through use want while")
 )
-_STOP_WORDS = frozenset(_STOP_WORD_LIST.split())
+"""Words of any request, which say nothing about its subject."""
 
 
 class SearchableText(NamedTuple):
@@ -69,30 +56,13 @@ class SearchableText(NamedTuple):
 
 
 def extract_keywords(text: str) -> list[str]:
-    """Stemmed words without stop words; `readFile` and `read_file` are two words each."""
-    keywords: list[str] = []
-    for word in _WORD.findall(_CAMEL_CASE_BOUNDARY.sub(" ", text)):
-        lower = word.lower()
-        if _CJK_CHAR.match(word):
-            keywords += [left + right for left, right in pairwise(word)] or [word]
-        elif lower not in _STOP_WORDS and (len(lower) > 1 or lower.isdigit()):
-            keywords.append(_stem(lower) if len(lower) <= MAX_STEMMED_CHARS else lower)
-    return keywords
+    """Terms of an item's text; `readFile` and `read_file` are two words each."""
+    return [term for term in tokenize(_CAMEL_CASE_BOUNDARY.sub(" ", text)) if term not in _REQUEST_TERMS]
 
 
-@lru_cache(maxsize=20_000)
-def _stem(word: str) -> str:
-    if len(word) < 4 or not word.isascii():
-        return word
-    if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
-    for ending in _SUFFIXES:
-        min_chars = 4 if len(ending) > 2 or ending in ("er", "ly") else 3
-        if word.endswith(ending) and len(word) - len(ending) >= min_chars:
-            word = word.removesuffix(ending)
-            break
-    doubled = len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiouls"
-    return word[:-1] if doubled else word
+def _extract_query_keywords(message: str) -> list[str]:
+    query = _CAMEL_CASE_BOUNDARY.sub(" ", message[:MAX_MESSAGE_CHARS])
+    return [term for term in tokenize_query(query) if term not in _REQUEST_TERMS]
 
 
 def score_keywords(message: str, texts: Sequence[SearchableText], *, recent: Sequence[str] = ()) -> list[float]:
@@ -121,9 +91,9 @@ def _term_weights(text: SearchableText) -> dict[str, float]:
 
 
 def _query_weights(message: str, recent: Sequence[str]) -> dict[str, float]:
-    weights = dict.fromkeys(extract_keywords(message[:MAX_MESSAGE_CHARS]), 1.0)
+    weights = dict.fromkeys(_extract_query_keywords(message), 1.0)
     for age, turn in enumerate(recent):
-        for term in extract_keywords(turn[:MAX_MESSAGE_CHARS]):
+        for term in _extract_query_keywords(turn):
             weights.setdefault(term, RECENT_TURN_WEIGHT / 2**age)
     return weights
 
@@ -279,7 +249,7 @@ class Selector:
             fused = keyword_scores
         else:
             # The vector of a message of stop words alone has no meaning.
-            has_meaning = any(extract_keywords(turn[:MAX_MESSAGE_CHARS]) for turn in (message, *recent[:1]))
+            has_meaning = any(_extract_query_keywords(turn) for turn in (message, *recent[:1]))
             outlier_scores = score_outlier(similarities) if has_meaning else [0.0] * len(items)
             fused = [
                 max(KEYWORD_WEIGHT * keyword + EMBEDDING_WEIGHT * similarity, alone)

@@ -6,6 +6,7 @@ enqueues the job's ids for them (`quire.jobs`). Any job may be lost or repeated:
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -14,7 +15,7 @@ from quire.errors import QuireError
 MAX_CONCURRENT_JOBS = 8
 """Jobs of one engine that run in this process at the same time."""
 
-EngineJobKind = Literal["compact", "index_recall"]
+EngineJobKind = Literal["compact", "index_messages"]
 Work = Callable[[], Coroutine[Any, Any, object]]
 """Does the work of a job in this process."""
 
@@ -22,8 +23,13 @@ Work = Callable[[], Coroutine[Any, Any, object]]
 class BackgroundJobs(Protocol):
     """Accepts the jobs of one engine and its variants."""
 
-    def enqueue(self, kind: EngineJobKind, conversation: str, branch: int, work: Work) -> None:
-        """Enqueues a job unless the same one waits already. An implementation with workers ignores `work`."""
+    def enqueue(
+        self, kind: EngineJobKind, conversation: str, branch: int, work: Work, *, delay_seconds: float = 0.0
+    ) -> None:
+        """Enqueues a job unless the same one waits already; it starts after the delay (debounce).
+
+        An implementation with workers ignores `work`. `conversation` is empty for a job on the whole tenant.
+        """
         ...
 
     async def wait(self) -> None:
@@ -39,18 +45,28 @@ class TaskQueue:
         self._waiting: dict[Hashable, Work] = {}
         self._running: dict[Hashable, asyncio.Task[object]] = {}
         self._failures: list[BaseException] = []
+        self._no_delays = asyncio.Event()
 
-    def submit(self, key: Hashable, work: Work) -> None:
-        self._waiting.setdefault(key, work)
+    def submit(self, key: Hashable, work: Work, *, delay_seconds: float = 0.0) -> None:
+        """Runs work after a delay; the same key in the meantime joins it."""
+        self._waiting.setdefault(key, partial(self._run_later, delay_seconds, work) if delay_seconds else work)
         self._start_waiting()
+
+    async def _run_later(self, seconds: float, work: Work) -> object:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._no_delays.wait(), seconds)
+        return await work()
 
     async def wait(self) -> None:
         """Waits until nothing waits or runs, and raises the first unexpected error since the last call.
 
-        A `QuireError` is expected: the state of the log or of a model, which the next request meets itself.
+        Delays end at once. A `QuireError` is expected: the state of the log or of a model, which the next request meets
+        itself.
         """
+        self._no_delays.set()
         while self._running:
             await asyncio.wait(self._running.values())
+        self._no_delays.clear()
         failures, self._failures = self._failures, []
         if failures:
             raise failures[0]
@@ -64,6 +80,9 @@ class TaskQueue:
 
     def _on_done(self, key: Hashable, task: asyncio.Task[object]) -> None:
         del self._running[key]
+        if task.cancelled():
+            # The event loop is closing: what waits would be destroyed before it runs.
+            self._waiting.clear()
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not isinstance(failure, QuireError):
             self._failures.append(failure)
@@ -76,8 +95,10 @@ class InProcessJobs:
     def __init__(self) -> None:
         self._tasks = TaskQueue(max_concurrent=MAX_CONCURRENT_JOBS)
 
-    def enqueue(self, kind: EngineJobKind, conversation: str, branch: int, work: Work) -> None:
-        self._tasks.submit((kind, conversation, branch), work)
+    def enqueue(
+        self, kind: EngineJobKind, conversation: str, branch: int, work: Work, *, delay_seconds: float = 0.0
+    ) -> None:
+        self._tasks.submit((kind, conversation, branch), work, delay_seconds=delay_seconds)
 
     async def wait(self) -> None:
         await self._tasks.wait()

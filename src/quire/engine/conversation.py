@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.agent.approvals import ApprovalFunction
 from quire.agent.function_tools import FunctionTool, to_function_tools
@@ -17,11 +17,13 @@ from quire.engine.builtin_tools import BuiltinTools, deduplicate_references
 from quire.engine.compactor import Compactor
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import ContextGatherer
+from quire.engine.message_index import index_messages, schedule_indexing
 from quire.engine.recall import Recall
 from quire.engine.recorder import Recorder
 from quire.engine.reference_memory import ReferenceMemory
 from quire.engine.request import Document, PendingMessage, Request, ToolOutcome, parse_reply, to_message
 from quire.engine.request_builder import RequestBuilder
+from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.engine.session_items import SessionItems
 from quire.engine.turn_totals import read_turn_steps
 from quire.errors import ContextOverflow, ModelContextOverflow
@@ -33,7 +35,9 @@ from quire.model.events import TurnEvent
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
-from quire.view.strategies import get_strategy
+
+if TYPE_CHECKING:
+    from quire.search.catalog import SearchOrder
 
 
 class Conversation(BranchRecord):
@@ -117,7 +121,9 @@ class Conversation(BranchRecord):
         pending = [PendingMessage(message) for message in map(to_message, messages)]
         await self.engine.load_blobs([], digests=[digest for each in pending for digest in each.blob_digests()])
         drafts = await self._recorder.make_drafts(pending)
-        return await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after)
+        entries = await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after)
+        schedule_indexing(self.engine)
+        return entries
 
     async def prepare(
         self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
@@ -168,6 +174,7 @@ class Conversation(BranchRecord):
         stored = await self._recorder.record_reply(request, answer, reply, incomplete=incomplete, turn=totals)
         await self._session_items.add_tools(request.tools.added_items if request.tools is not None else ())
         await self._reference_memory.update(stored)
+        schedule_indexing(self.engine)
         self._defer_compaction(request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored))
         return stored[-1]
 
@@ -199,6 +206,7 @@ class Conversation(BranchRecord):
         summarized, if a model is available, and the request is built again.
         """
         entries, recorded = await self._recorder.record_question(request)
+        schedule_indexing(self.engine)
         await self._reference_memory.update(entries)
         assembly = request.assembly
         is_excerpted = isinstance(assembly, ViewAssembly) and assembly.selection.excerpt_chars is not None
@@ -280,10 +288,23 @@ class Conversation(BranchRecord):
         entry = await self._compactor.execute(
             plan, assembly, current.window, trigger=trigger, instructions=instructions
         )
-        if trigger == "background" and get_strategy(self.engine.policy.strategy).recalls:
+        if trigger == "background":
             # No request waits now, so index what was archived for recall.
-            await self._recall.index_cache.update(current.window.branch)
+            await index_messages(self.engine, conversations=[self.id])
         return entry
+
+    async def search(
+        self,
+        query: str,
+        *,
+        where: MessageFilter = EVERY_MESSAGE,
+        order: "SearchOrder" = "relevance",
+        min_score: float = 0.0,
+        limit: int = 20,
+    ) -> MessageSearchResult:
+        """Searches the messages of this conversation, archived or not, on all its branches."""
+        own = where.model_copy(update={"conversations": (self.id,)})
+        return await search_messages(self.engine, query, where=own, order=order, min_score=min_score, limit=limit)
 
     async def usage(self) -> UsageReport:
         """Token usage of the next request, before the user's message, and the number that triggers a compaction; with

@@ -13,6 +13,7 @@ from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import list_application_tools
 from quire.engine.conversation import Conversation
 from quire.engine.recall import Recall
+from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.errors import ConversationNotFound, InvalidRequest
 from quire.llm import Model
 from quire.llm.deferred_model import ModelBuilder
@@ -26,6 +27,7 @@ from quire.settings import Settings
 if TYPE_CHECKING:
     from quire.context.vault import Vault
     from quire.engine.vault_index import IndexProgress
+    from quire.search.catalog import SearchOrder
 
 
 @asynccontextmanager
@@ -91,6 +93,18 @@ class Engine(EngineContext):
         changes = [change for change in build_initial_changes(self.agent) if change.item not in application_tools]
         if changes and (await self.store.get_branch(conversation)).head_seq == 0:
             await self.store.append(conversation, *changes)
+
+    async def search(
+        self,
+        query: str,
+        *,
+        where: MessageFilter = EVERY_MESSAGE,
+        order: "SearchOrder" = "relevance",
+        min_score: float = 0.0,
+        limit: int = 20,
+    ) -> MessageSearchResult:
+        """Searches the messages of all conversations, archived or not, by words and, with an embedder, by meaning."""
+        return await search_messages(self, query, where=where, order=order, min_score=min_score, limit=limit)
 
     def index_vault(self) -> "AsyncGenerator[IndexProgress]":
         """Updates the search index of the vault, and yields the progress after every note."""

@@ -5,14 +5,13 @@ repeated writes each message once. Memory is bounded by two batches and the ids 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from quire.engine.context import EngineContext
 from quire.engine.import_reader import BatchPart, ImportedConversation, ImportOptions, ReadBatch, read_in_processes
-from quire.engine.recall_index import RecallIndexCache
+from quire.engine.message_index import schedule_indexing
 from quire.importers.base import Source, SourceError
 from quire.log import ImportStore
 from quire.log.imports import ImportBatch, ImportItem
@@ -64,23 +63,13 @@ async def import_files(
         while (batch := await reading) is not None:
             # The next batch is read while this one is written.
             reading = asyncio.ensure_future(run_in_worker(next, batches, None))
-            _enqueue_indexing(engine, await writer.write(batch))
+            if await writer.write(batch):
+                schedule_indexing(engine)
             if on_progress is not None:
                 on_progress(report)
     finally:
         await asyncio.wait([reading])
     return report
-
-
-def _enqueue_indexing(engine: EngineContext, branches: Iterable[tuple[str, int]]) -> None:
-    """Enqueues the new messages of these branches for the search index."""
-    for conversation, number in branches:
-        work = partial(_index_branch, engine, conversation, number)
-        engine.runtime.jobs.enqueue("index_recall", conversation, number, work)
-
-
-async def _index_branch(engine: EngineContext, conversation: str, number: int) -> None:
-    await RecallIndexCache(engine).update(await engine.store.get_branch(conversation, number))
 
 
 class _BatchWriter:
@@ -89,21 +78,20 @@ class _BatchWriter:
     def __init__(self, store: ImportStore, source: str, options: ImportOptions, report: ImportReport) -> None:
         self._store, self._source, self._options, self._report = store, source, options, report
 
-    async def write(self, batch: ReadBatch) -> set[tuple[str, int]]:
-        """Writes a batch and returns the conversations and branches that it added to."""
+    async def write(self, batch: ReadBatch) -> bool:
+        """Writes a batch; returns whether it added messages."""
         await self._load_ledgers([part.conversation for part in batch.parts])
         new_parts = [BatchPart(part.conversation, self._select_new(part)) for part in batch.parts]
         new_parts = [part for part in new_parts if part.items]
-        written: set[tuple[str, int]] = set()
-        if new_parts and not self._options.dry_run:
+        is_written = bool(new_parts) and not self._options.dry_run
+        if is_written:
             added = await self._store.import_items(
                 [ImportBatch(each.make_record(), items, each.positions) for each, items in new_parts]
             )
             for (conversation, _), positions in zip(new_parts, added, strict=True):
                 conversation.positions.update(positions)
-                written.update((conversation.id, branch) for branch, _ in positions.values())
         self._update_report(batch, new_parts)
-        return written
+        return is_written
 
     async def _load_ledgers(self, conversations: Sequence[ImportedConversation]) -> None:
         unread = [each for each in conversations if each.ledger is None]

@@ -16,8 +16,10 @@ from quire.view.recalled_messages import RecallCandidate, message_to_text
 from quire.view.strategies import get_strategy
 
 if TYPE_CHECKING:
-    from quire.context.recall import RankedMessage, RecallIndex, RecallQuery
-    from quire.context.recall.segments import FloatArray
+    from quire.search.index import RecallIndex
+    from quire.search.query import RecallQuery
+    from quire.search.ranker import RankedMessage
+    from quire.search.vectors import FloatArray
 
 MIN_RECALL_TOKENS = 256
 """Below this budget, recall is skipped: too little fits to justify tokens that no prompt cache serves."""
@@ -76,7 +78,8 @@ class Recall:
         ranges: Sequence[tuple[int, int]] | None = None,
         exclude: Collection[int] = (),
     ) -> list["RankedMessage"]:
-        from quire.context.recall import parse_query, rank_messages
+        from quire.search.query import parse_query
+        from quire.search.ranker import rank_messages
 
         question = parse_query(text, at=self._engine.config.clock(), speakers=index.speaker_names)
         vector = await self._embed_topic(index, question)
@@ -99,7 +102,7 @@ class Recall:
     async def _load_candidates(
         self, branch: Branch, ranked: Sequence["RankedMessage"], *, query: str
     ) -> tuple[RecallCandidate, ...]:
-        from quire.context.recall.passages import find_excerpts
+        from quire.search.passages import find_excerpts
 
         entries = await self._engine.store.get_entries(
             branch.conversation, [each.seq for each in ranked], branch=branch.number

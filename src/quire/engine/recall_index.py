@@ -1,185 +1,114 @@
-"""Builds the recall index from the log, segment by segment, and caches the merged index of each branch (LRU cache).
+"""Loads the recall index of a branch from the segments of the message index (LRU cache).
 
-Segments are derived data: the log holds the messages, each segment records how far it goes, and what is missing is
-rebuilt. A segment is built in a thread and stored with its search passages, unless one of its messages was purged
-meanwhile.
+What is missing is indexed first. An index in the cache is used again until the branch archives messages that it lacks,
+or until one of its messages is purged: appends alone do not make it stale.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from quire.engine.context import EngineContext
+from quire.engine.message_index import index_inline
 from quire.engine.runtime import CachedIndex
-from quire.errors import StaleSegment, UnreadableSegment
-from quire.log import Branch
-from quire.log.types import ENTRIES_PER_SEGMENT, Passage, SegmentRef, SegmentRow, message_key
+from quire.errors import StaleSegment
+from quire.log import Branch, SegmentRef
 from quire.log.worker_threads import run_in_worker
-from quire.model import Entry
-from quire.view.recalled_messages import message_to_text
+from quire.search.format import FORMAT_VERSION
+from quire.search.postings import ENTRIES_PER_SEGMENT
 
 if TYPE_CHECKING:
-    from quire.context.recall import IndexedMessage, RecallIndex, RecallSegment
-
-MAX_INDEXED_CHARS = 50_000
-"""Characters of one message that are indexed, from its start; the rest is not searchable."""
-MAX_INLINE_SEGMENTS = 4
-"""Segments of 512 messages built while a request waits, which takes about half a second."""
-
-
-class MissingSegment(NamedTuple):
-    """A segment that is absent or ends too early, with the span of entries that it should hold."""
-
-    branch: int
-    number: int
-    first: int
-    last: int
+    from quire.search.index import RecallIndex
+    from quire.search.segments import Segment
 
 
 class RecallIndexCache:
-    """Loads and builds the recall indexes of an engine's conversations, through the LRU cache of its runtime."""
+    """Recall indexes of an engine's conversations, through the LRU cache of its runtime."""
 
     def __init__(self, engine: EngineContext) -> None:
         self._engine, self._cache = engine, engine.runtime.recall_indexes
 
     async def load(self, branch: Branch, *, upto: int) -> "RecallIndex":
-        """The index of a branch, which covers at least the entries up to `upto` unless too many segments are missing.
-
-        Builds `MAX_INLINE_SEGMENTS` of the missing ones now, and the rest in the background.
-        """
-        store = self._engine.store
-        stored = await store.list_segments(branch.conversation, branch=branch.number)
-        missing = find_missing_segments(branch, stored, upto=upto)
-        if missing:
-            async for _ in build_segments(self._engine, branch, missing[:MAX_INLINE_SEGMENTS]):
-                pass
-            if len(missing) > MAX_INLINE_SEGMENTS:
-                self.update_in_background(branch)
-            stored = await store.list_segments(branch.conversation, branch=branch.number)
+        """The index of a branch, which has the entries up to `upto` unless too many are not indexed yet."""
+        refs = await self._list_segments(branch)
+        if not _covers(branch, refs, upto=upto):
+            await self._index(branch, refs)
+            refs = await self._list_segments(branch)
         try:
-            return await self._join_segments(branch, stored)
-        except UnreadableSegment:
-            # Another version of Quire wrote them; rebuild all from the log.
-            async for _ in build_segments(
-                self._engine, branch, find_missing_segments(branch, (), upto=branch.head_seq)
-            ):
-                pass
+            return await self._merge(branch, refs, upto=upto)
         except StaleSegment:
-            pass
-        return await self._join_segments(branch, await store.list_segments(branch.conversation, branch=branch.number))
+            return await self._merge(branch, await self._list_segments(branch), upto=upto)
 
-    def update_in_background(self, branch: Branch) -> None:
-        """Builds the missing segments in a background job."""
-        jobs = self._engine.runtime.jobs
-        jobs.enqueue("index_recall", branch.conversation, branch.number, partial(self.update, branch))
+    async def _list_segments(self, branch: Branch) -> list[SegmentRef]:
+        return await self._engine.store.list_segments(branch.conversation, branch=branch.number)
 
-    async def update(self, branch: Branch) -> None:
-        """Builds all missing segments."""
-        async for _ in self.iter_update(branch):
-            pass
+    async def _index(self, branch: Branch, refs: Sequence[SegmentRef]) -> None:
+        if any(ref.format != FORMAT_VERSION for ref in refs):
+            await self._engine.store.reset_index_format()
+        await index_inline(self._engine, conversations=[branch.conversation])
 
-    async def iter_update(self, branch: Branch) -> AsyncGenerator[tuple[int, int]]:
-        """Builds all missing segments, and yields (done, total) after each."""
-        stored = await self._engine.store.list_segments(branch.conversation, branch=branch.number)
-        missing: list[MissingSegment] = find_missing_segments(branch, stored, upto=branch.head_seq)
-        done = 0
-        async for _ in build_segments(self._engine, branch, missing):
-            done += 1
-            yield done, len(missing)
-
-    async def _join_segments(self, branch: Branch, stored: Sequence[SegmentRef]) -> "RecallIndex":
-        from quire.context.recall import merge_segments
-
-        key, versions = self._cache_key(branch), tuple(each.version for each in stored)
+    async def _merge(self, branch: Branch, refs: Sequence[SegmentRef], *, upto: int) -> "RecallIndex":
+        refs = [ref for ref in refs if ref.format == FORMAT_VERSION]
+        embedder = self._engine.embedder.name if self._engine.embedder is not None else None
+        key = (self._engine.store.tenant, branch.conversation, branch.number, embedder)
         cached = self._cache.get(key)
-        if cached is not None and cached.versions == versions:
+        if cached is not None and _is_current(cached, refs, upto=upto):
             return cached.merged
-        segments = await self._load_segments(branch, stored)
-        index = await run_in_worker(merge_segments, segments, embedder=self._embedder_name)
-        self._cache[key] = CachedIndex(versions, index)
-        return index
-
-    @property
-    def _embedder_name(self) -> str | None:
-        return self._engine.embedder.name if self._engine.embedder is not None else None
-
-    def _cache_key(self, branch: Branch) -> tuple[str, int, str | None]:
-        return branch.conversation, branch.number, self._embedder_name
-
-    async def _load_segments(self, branch: Branch, stored: Sequence[SegmentRef]) -> list["RecallSegment"]:
-        """Loads the segments in order; those of a cached index are not read again."""
-        from quire.context.recall.segments import decode_segment, truncate_segment
-
-        by_version = self._cached_segments(branch, stored)
-        uncached = [each for each in stored if each.version not in by_version]
-        data = await self._engine.store.read_segments(branch.conversation, uncached)
-        decoded = await run_in_worker(lambda: [decode_segment(each) for each in data])
-        by_version |= {each.version: segment for each, segment in zip(uncached, decoded, strict=True)}
+        segments = await self._load_segments(branch, refs, cached)
         # A segment of the parent branch may hold entries after the fork; truncate it there.
         ends = {piece.branch: piece.last for piece in branch.split_ranges()}
-        return [truncate_segment(by_version[each.version], last_seq=ends[each.branch]) for each in stored]
+        index = await run_in_worker(_merge_segments, refs, segments, ends, embedder)
+        self._cache[key] = CachedIndex(tuple(refs), tuple(segments), index)
+        return index
 
-    def _cached_segments(self, branch: Branch, stored: Sequence[SegmentRef]) -> dict[str, "RecallSegment"]:
-        cached = self._cache.get(self._cache_key(branch))
-        if cached is None or len(cached.versions) != len(cached.merged.segments):
-            return {}
-        needed = {each.version for each in stored}
-        segments = zip(cached.versions, cached.merged.segments, strict=True)
-        return {version: segment for version, segment in segments if version in needed}
+    async def _load_segments(
+        self, branch: Branch, refs: Sequence[SegmentRef], cached: CachedIndex | None
+    ) -> list["Segment"]:
+        """The segments in order; those in the cache are not read again."""
+        from quire.search.segment_codec import decode_segment
 
-
-def find_missing_segments(branch: Branch, stored: Sequence[SegmentRef], *, upto: int) -> list[MissingSegment]:
-    """The segments of a branch, and of its parents, that lack entries up to `upto`, oldest first."""
-    last_seqs = {(each.branch, each.segment): each.last_seq for each in stored}
-    return [each for each in _iter_segments(branch, upto) if last_seqs.get((each.branch, each.number), 0) < each.last]
-
-
-def _iter_segments(branch: Branch, upto: int) -> Iterator[MissingSegment]:
-    for piece in reversed(list(branch.split_ranges(last=upto))):
-        for number in range((piece.first - 1) // ENTRIES_PER_SEGMENT, (piece.last - 1) // ENTRIES_PER_SEGMENT + 1):
-            first = max(piece.first, number * ENTRIES_PER_SEGMENT + 1)
-            yield MissingSegment(piece.branch, number, first, min(piece.last, (number + 1) * ENTRIES_PER_SEGMENT))
+        by_revision = (
+            {ref.revision: segment for ref, segment in zip(cached.refs, cached.segments, strict=True)} if cached else {}
+        )
+        unread = [ref for ref in refs if ref.revision not in by_revision]
+        data = await self._engine.store.read_segments(branch.conversation, unread)
+        decoded = await run_in_worker(lambda: [decode_segment(*each) for each in data])
+        by_revision |= {ref.revision: segment for ref, segment in zip(unread, decoded, strict=True)}
+        return [by_revision[ref.revision] for ref in refs]
 
 
-async def build_segments(
-    engine: EngineContext, branch: Branch, segments: Sequence[MissingSegment]
-) -> AsyncGenerator[MissingSegment]:
-    """Builds and stores these segments, and yields each when it is done."""
-    for segment in segments:
-        # A purge during the build makes the segment stale; build it once more without the purged message.
-        for _ in range(2):
-            with suppress(StaleSegment):
-                await _build_segment(engine, branch, segment)
-                break
-        yield segment
+def _merge_segments(
+    refs: Sequence[SegmentRef], segments: Sequence["Segment"], last_seqs: Mapping[int, int], embedder: str | None
+) -> "RecallIndex":
+    from quire.search.index import merge_segments
+    from quire.search.segments import truncate_segment
 
-
-async def _build_segment(engine: EngineContext, branch: Branch, segment: MissingSegment) -> None:
-    entries = await engine.store.read_range(
-        branch.conversation, branch=segment.branch, first=segment.first, last=segment.last
+    truncated = (
+        truncate_segment(segment, last_seq=last_seqs[ref.branch]) for ref, segment in zip(refs, segments, strict=True)
     )
-    messages, passages = await run_in_worker(_extract_messages, engine, entries)
-    from quire.context.recall import build_segment
-
-    data = await run_in_worker(build_segment, messages, embedder=engine.embedder)
-    purged = sum(entry.purged_at is not None for entry in entries)
-    row = SegmentRow(segment.branch, segment.number, segment.last, data, tuple(passages), purged)
-    await engine.store.put_segment(branch.conversation, row)
+    return merge_segments(truncated, embedder=embedder)
 
 
-def _extract_messages(engine: EngineContext, entries: Sequence[Entry]) -> tuple[list["IndexedMessage"], list[Passage]]:
-    from quire.context.recall import IndexedMessage
+def _covers(branch: Branch, refs: Sequence[SegmentRef], *, upto: int) -> bool:
+    """Whether these segments hold every entry of the branch up to `upto`."""
+    last_seqs = {(ref.branch, ref.segment): ref.last_seq for ref in refs if ref.format == FORMAT_VERSION}
+    for piece in branch.split_ranges(last=upto):
+        for segment in range((piece.first - 1) // ENTRIES_PER_SEGMENT, (piece.last - 1) // ENTRIES_PER_SEGMENT + 1):
+            last = min(piece.last, (segment + 1) * ENTRIES_PER_SEGMENT)
+            if last_seqs.get((piece.branch, segment), 0) < last:
+                return False
+    return True
 
-    messages: list[IndexedMessage] = []
-    passages: list[Passage] = []
-    for entry in entries:
-        if entry.kind != "message" or entry.role == "system" or entry.purged_at is not None:
-            continue
-        message = entry.message
-        text = message_to_text(message)[:MAX_INDEXED_CHARS]
-        if text.strip():
-            tokens = entry.tokens if entry.tokens is not None else engine.message_counter.count(message)
-            messages.append(IndexedMessage(entry.seq, message.role, message.name, entry.created_at, text, tokens))
-            passages.append(Passage(key=message_key(entry.branch, entry.seq), text=text, at=entry.created_at))
-    return messages, passages
+
+def _is_current(cached: CachedIndex, refs: Sequence[SegmentRef], *, upto: int) -> bool:
+    """Whether the cached index has what these segments hold up to `upto`: they may only have grown after it."""
+    cached_refs = {(ref.branch, ref.segment): ref for ref in cached.refs}
+    for ref in refs:
+        old = cached_refs.get((ref.branch, ref.segment))
+        if old is None:
+            if ref.segment * ENTRIES_PER_SEGMENT < upto:
+                return False
+        elif old.revision != ref.revision and (
+            old.last_seq < min(ref.last_seq, upto) or (old.erasures, old.embedder) != (ref.erasures, ref.embedder)
+        ):
+            return False
+    return len(refs) >= len(cached.refs)

@@ -6,6 +6,7 @@ parts of the configuration that its values depend on, so that variants can share
 
 import asyncio
 import base64
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,7 @@ from quire.engine.reported_windows import ReportedWindows
 from quire.errors import BlobNotFound
 from quire.llm import get_model
 from quire.llm.embeddings import Embedder
-from quire.log import LogStore
+from quire.log import LogStore, SegmentRef
 from quire.model import Entry, Policy
 from quire.model.events import ContextEvent
 from quire.view.calibration import Calibration
@@ -27,13 +28,17 @@ from quire.view.tokens import counter_for
 from quire.view.wire_formats import wire_format_for
 
 if TYPE_CHECKING:
-    from quire.context.recall import RecallIndex
     from quire.llm.pydantic_ai_model import PydanticAIModel
+    from quire.search.catalog import MessageCatalog
+    from quire.search.index import RecallIndex
+    from quire.search.segments import Segment
 
 MAX_CACHED_BLOBS = 200
 """Blobs in the cache; the cache is cleared when it holds more."""
-MAX_INDEXED_MESSAGES = 400_000
-"""Messages in cached recall indexes, at a few hundred bytes each."""
+MAX_RECALL_INDEX_BYTES = 256_000_000
+"""Bytes of cached recall indexes; a message takes about 900."""
+MAX_CATALOG_BYTES = 512_000_000
+"""Bytes of cached message catalogs; a message takes about 110."""
 MAX_CACHED_SUMMARIES = 10_000
 """Extractive summaries of documents in the LRU cache."""
 MAX_MESSAGE_COUNTERS = 100
@@ -51,10 +56,37 @@ AfterCompaction = Callable[[str, Entry], Awaitable[None]]
 
 
 class CachedIndex(NamedTuple):
-    """The merged recall index of a branch, and the version of each segment that it was merged from."""
+    """The merged recall index of a branch, and the segments that it was merged from."""
 
-    versions: tuple[str, ...]
+    refs: tuple[SegmentRef, ...]
+    segments: tuple["Segment", ...]
     merged: "RecallIndex"
+
+    @property
+    def nbytes(self) -> int:
+        return self.merged.nbytes + sum(segment.nbytes for segment in self.segments)
+
+
+class CatalogCache:
+    """LRU cache of message catalogs by tenant and embedder, bounded by bytes. A catalog is changed under its lock."""
+
+    def __init__(self) -> None:
+        self._catalogs: OrderedDict[tuple[str, str | None], tuple[asyncio.Lock, MessageCatalog]] = OrderedDict()
+
+    def get(self, tenant: str, embedder: str | None) -> "tuple[asyncio.Lock, MessageCatalog]":
+        """The catalog of a tenant, empty at first, and its lock."""
+        from quire.search.catalog import MessageCatalog
+
+        key = (tenant, embedder)
+        if key not in self._catalogs:
+            self._catalogs[key] = asyncio.Lock(), MessageCatalog(embedder)
+        self._catalogs.move_to_end(key)
+        return self._catalogs[key]
+
+    def evict(self) -> None:
+        """Drops the least recently used catalogs above `MAX_CATALOG_BYTES`; one alone may be larger."""
+        while len(self._catalogs) > 1 and sum(each.nbytes for _, each in self._catalogs.values()) > MAX_CATALOG_BYTES:
+            self._catalogs.popitem(last=False)
 
 
 class EngineRuntime:
@@ -68,9 +100,10 @@ class EngineRuntime:
         self.listeners: list[Callable[[ContextEvent], None]] = []
         self.calibrations: LRUCache[str, Calibration] = LRUCache(MAX_CALIBRATIONS)
         self.reported_windows = ReportedWindows()
-        self.recall_indexes: LRUCache[tuple[str, int, str | None], CachedIndex] = LRUCache(
-            MAX_INDEXED_MESSAGES, getsizeof=_count_messages
+        self.recall_indexes: LRUCache[tuple[str, str, int, str | None], CachedIndex] = LRUCache(
+            MAX_RECALL_INDEX_BYTES, getsizeof=_measure_index
         )
+        self.catalogs = CatalogCache()
         self.document_summaries: LRUCache[str, str] = LRUCache(MAX_CACHED_SUMMARIES)
         self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
         self._models: LRUCache[tuple[str, str | None], PydanticAIModel] = LRUCache(MAX_MODELS)
@@ -156,9 +189,9 @@ class BlobCache:
                 continue
 
 
-def _count_messages(cached: CachedIndex) -> int:
+def _measure_index(cached: CachedIndex) -> int:
     """Size of a cached index; one that is larger than the cache fills it alone."""
-    return min(len(cached.merged), MAX_INDEXED_MESSAGES)
+    return min(cached.nbytes, MAX_RECALL_INDEX_BYTES)
 
 
 def _entries_with_blobs(entries: Sequence[Entry]) -> list[Entry]:

@@ -1,73 +1,100 @@
-"""Search: messages of one conversation or of all, vault documents, and memories.
+"""Search: all messages of a tenant in one query, vault documents, and memories.
 
-A few messages that are not indexed yet are indexed before the search; the rest are indexed in the background, and the
-result says that it may be incomplete.
+Messages are found by words and by meaning, archived or not, on all branches; a message that forks share is found once,
+on the branch that owns it. A few messages that are not indexed yet are indexed before the search; the rest in the
+background, and the result says that it may be incomplete.
 """
 
-import asyncio
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import Field
 
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import memory_namespace
 from quire.engine.embeddings import embed_query
-from quire.engine.recall import Recall
-from quire.engine.recall_index import (
-    MAX_INLINE_SEGMENTS,
-    MissingSegment,
-    RecallIndexCache,
-    build_segments,
-    find_missing_segments,
-)
-from quire.errors import EntryNotFound
-from quire.log import MAIN_BRANCH, Branch, SearchHit, conversation_scope, memory_scope, parse_message_key, vault_scope
-from quire.model import Entry
+from quire.engine.message_index import index_inline, schedule_indexing
+from quire.errors import ModelError
+from quire.llm.embeddings import embed_texts
+from quire.log import ConversationRecord, MessageKey, SearchHit, memory_scope, vault_scope
+from quire.log.worker_threads import run_in_worker
+from quire.model import Entry, Role
+from quire.model.base import FrozenModel
+from quire.search.format import FORMAT_VERSION
+from quire.search.highlights import make_excerpt
+from quire.search.query_words import find_query_words
+from quire.view.recalled_messages import message_to_text
 
-MAX_SEARCHED_CONVERSATIONS = 200
-"""Conversations that a search over all of them covers: the most recently used."""
-CONVERSATION_BATCH_SIZE = 8
-"""Conversations whose index is checked concurrently."""
+if TYPE_CHECKING:
+    from quire.search.catalog import CatalogHit, MessageCatalog, SearchOrder
+    from quire.search.vectors import FloatArray
+
+MAX_RESULTS = 1_000
+"""Maximum messages of one search."""
+MAX_REFRESH_READS = 100_000
+"""Reads of changed segments in one search, in case others change as fast as it reads."""
 
 
-class ScoredEntry(NamedTuple):
+class MessageFilter(FrozenModel):
+    """Conditions on the messages of a search; those that are None do not apply."""
+
+    conversations: tuple[str, ...] | None = Field(default=None, description="Ids of the conversations to search.")
+    project: str | None = Field(default=None, description="Project of the conversation's origin.")
+    source: str | None = Field(default=None, description="Client of the conversation's origin.")
+    role: Role | None = Field(default=None, description="Role of the message.")
+    person: str | None = Field(default=None, description="Name of the message's speaker.")
+    since: int | None = Field(default=None, description="Earliest time, in microseconds since 1970.")
+    until: int | None = Field(default=None, description="Time before which the message was written.")
+
+
+EVERY_MESSAGE = MessageFilter()
+
+
+class MessageHit(NamedTuple):
+    """A message that matches a search."""
+
     entry: Entry
     score: float
+    """From 0 to 1: the share of the query's words, by their rarity, and the similarity of meaning."""
+    excerpt: str
+    """About 300 characters around the words of the query, in one line."""
+    highlights: tuple[tuple[int, int], ...]
+    """Start and end of each of those words in the excerpt."""
+    conversation: ConversationRecord
 
 
 class MessageSearchResult(NamedTuple):
-    """Messages, best first."""
-
-    messages: list[ScoredEntry]
+    messages: list[MessageHit]
     complete: bool
     """Whether all messages in scope were indexed."""
 
 
-async def search_conversation(
-    engine: EngineContext, query: str, *, conversation: str, branch: int = MAIN_BRANCH, limit: int
+async def search_messages(
+    engine: EngineContext,
+    query: str,
+    *,
+    where: MessageFilter = EVERY_MESSAGE,
+    order: "SearchOrder" = "relevance",
+    min_score: float = 0.0,
+    limit: int = 20,
 ) -> MessageSearchResult:
-    """Searches the messages of one branch, archived or not."""
-    record = await engine.store.get_branch(conversation, branch)
-    stored = await engine.store.list_segments(conversation, branch=branch)
-    missing = find_missing_segments(record, stored, upto=record.head_seq)
-    candidates = await Recall(engine).search(record, query, limit=limit)
-    return MessageSearchResult(
-        [ScoredEntry(each.entry, each.score) for each in candidates], len(missing) <= MAX_INLINE_SEGMENTS
-    )
+    """Searches the messages of all conversations that meet the conditions.
 
-
-async def search_conversations(
-    engine: EngineContext, query: str, *, conversations: Sequence[str] | None = None, limit: int
-) -> MessageSearchResult:
-    """Searches all branches of these conversations, by default of the most recently used."""
-    ids = (
-        conversations
-        if conversations is not None
-        else [each.id for each in await engine.store.list_conversations(limit=MAX_SEARCHED_CONVERSATIONS)]
-    )
-    complete = await _index_inline(engine, await _find_unindexed(engine, ids))
-    hits = await _search_scopes(engine, query, scopes=[conversation_scope(each) for each in ids], limit=limit)
-    entries = [await _load_hit(engine, hit) for hit in hits]
-    return MessageSearchResult([each for each in entries if each is not None], complete)
+    `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
+    no hit.
+    """
+    ids = await _list_conversations(engine, where)
+    if ids is not None and not ids:
+        return MessageSearchResult([], complete=True)
+    complete = await index_inline(engine, conversations=ids)
+    words = find_query_words(query)
+    vector = await _embed_query(engine, query)
+    hits, is_current = await _search_catalog(
+        engine, words, vector, where=where, conversations=ids, order=order, min_score=min_score,
+        limit=min(limit, MAX_RESULTS),
+    )  # fmt: skip
+    terms = frozenset(term for word in words for term in word)
+    return MessageSearchResult(await _load_hits(engine, hits, terms), complete and is_current)
 
 
 async def search_documents(engine: EngineContext, query: str, *, limit: int) -> list[SearchHit]:
@@ -87,48 +114,88 @@ async def _search_scopes(engine: EngineContext, query: str, *, scopes: Sequence[
     return await engine.store.search(query, scopes=scopes, limit=limit, **embedding)
 
 
-async def _load_hit(engine: EngineContext, hit: SearchHit) -> ScoredEntry | None:
-    """The entry of a hit; None if it was deleted or purged since it was indexed."""
-    branch, seq = parse_message_key(hit.key)
-    try:
-        entry = await engine.store.get_entry(hit.scope.removeprefix(conversation_scope("")), seq, branch=branch)
-    except EntryNotFound:
+async def _list_conversations(engine: EngineContext, where: MessageFilter) -> Collection[str] | None:
+    """The conversations to search; None for all."""
+    if where.project is None and where.source is None:
+        return where.conversations
+    ids = await engine.store.list_conversation_ids(project=where.project, client=where.source)
+    return ids if where.conversations is None else [each for each in ids if each in frozenset(where.conversations)]
+
+
+async def _embed_query(engine: EngineContext, query: str) -> "FloatArray | None":
+    if engine.embedder is None or not query.strip():
         return None
-    return ScoredEntry(entry, hit.score) if entry.purged_at is None else None
+    try:
+        [row] = await embed_texts(engine.embedder, [query])
+    except ModelError:
+        return None
+    return row
 
 
-async def _find_unindexed(
-    engine: EngineContext, conversations: Sequence[str]
-) -> list[tuple[Branch, list[MissingSegment]]]:
-    """Branches with messages that are not indexed yet, and their missing segments."""
-    unindexed: list[tuple[Branch, list[MissingSegment]]] = []
-    for start in range(0, len(conversations), CONVERSATION_BATCH_SIZE):
-        batch = await asyncio.gather(
-            *(_find_unindexed_branches(engine, each) for each in conversations[start : start + CONVERSATION_BATCH_SIZE])
+async def _search_catalog(
+    engine: EngineContext,
+    words: Sequence[tuple[str, ...]],
+    vector: "FloatArray | None",
+    *,
+    where: MessageFilter,
+    conversations: Collection[str] | None,
+    order: "SearchOrder",
+    min_score: float,
+    limit: int,
+) -> tuple[list["CatalogHit"], bool]:
+    """The hits, and whether the index had the current format and all vectors."""
+    from quire.search.catalog import QueryWord, RowFilter
+
+    rows = RowFilter(conversations, where.role, where.person, where.since, where.until)
+    embedder = engine.embedder.name if engine.embedder is not None else None
+    lock, catalog = engine.runtime.catalogs.get(engine.store.tenant, embedder)
+    async with lock:
+        postings, is_current = await _refresh(engine, catalog, [term for word in words for term in word])
+        query_words = [QueryWord(tuple(postings.get(term, ()) for term in word)) for word in words]
+        hits = await run_in_worker(
+            catalog.search, query_words, vector=vector, where=rows, order=order, min_score=min_score, limit=limit
         )
-        unindexed.extend(each for branches in batch for each in branches)
-    return unindexed
+        is_embedded = catalog.is_embedded
+    engine.runtime.catalogs.evict()
+    if not is_current:
+        await engine.store.reset_index_format()
+    if embedder is not None and not is_embedded:
+        await engine.store.mark_unembedded(embedder)
+    if not is_current or not is_embedded:
+        schedule_indexing(engine)
+    return hits, is_current and is_embedded
 
 
-async def _find_unindexed_branches(
-    engine: EngineContext, conversation: str
-) -> list[tuple[Branch, list[MissingSegment]]]:
-    unindexed: list[tuple[Branch, list[MissingSegment]]] = []
-    for branch in await engine.store.list_branches(conversation):
-        stored = await engine.store.list_segments(conversation, branch=branch.number)
-        if missing := find_missing_segments(branch, stored, upto=branch.head_seq):
-            unindexed.append((branch, missing))
-    return unindexed
+async def _refresh(
+    engine: EngineContext, catalog: "MessageCatalog", terms: Sequence[str]
+) -> tuple[Mapping[str, Sequence[tuple[int, bytes]]], bool]:
+    """Adds the segments that changed since the last search; returns the postings of the terms, and whether the index
+    has the current format."""
+    from quire.search.catalog import SegmentChange
+
+    for _ in range(MAX_REFRESH_READS):
+        read = await engine.store.read_message_index(terms, after_revision=catalog.revision)
+        changes = [
+            SegmentChange(each.number, each.conversation, each.branch, each.columns)
+            for each in read.changes
+            if each.format == FORMAT_VERSION
+        ]
+        if changes or read.revision != catalog.revision:
+            await run_in_worker(catalog.apply, changes, revision=read.revision)
+        if read.is_latest:
+            return read.postings, read.is_current_format
+    return {}, False
 
 
-async def _index_inline(engine: EngineContext, unindexed: Sequence[tuple[Branch, list[MissingSegment]]]) -> bool:
-    """Builds up to `MAX_INLINE_SEGMENTS` segments now, and the rest in background jobs; True if nothing is left."""
-    remaining, index_cache, complete = MAX_INLINE_SEGMENTS, RecallIndexCache(engine), True
-    for branch, missing in unindexed:
-        inline = missing[:remaining]
-        async for _ in build_segments(engine, branch, inline):
-            remaining -= 1
-        if len(inline) < len(missing):
-            index_cache.update_in_background(branch)
-            complete = False
-    return complete
+async def _load_hits(engine: EngineContext, hits: Sequence["CatalogHit"], terms: Collection[str]) -> list[MessageHit]:
+    """Reads the messages of hits; one that was purged since it was indexed is left out."""
+    keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
+    entries, records = await engine.store.read_messages(keys)
+    records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
+    found: list[MessageHit] = []
+    for hit, entry in zip(hits, entries, strict=True):
+        record = records.get(hit.conversation)
+        if entry is not None and record is not None:
+            excerpt = make_excerpt(message_to_text(entry.message), terms)
+            found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
+    return found

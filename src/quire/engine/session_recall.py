@@ -4,10 +4,10 @@ The session was imported or recorded with the agent's compactions. What the acti
 agent's context, and what of it is relevant to the prompt is given back, labelled as data, with secrets masked.
 """
 
-from quire.context.recall.passages import find_excerpts
 from quire.engine.context import EngineContext
 from quire.engine.recall import MAX_WHOLE_MESSAGE_CHARS, Recall
 from quire.log import Branch
+from quire.search.passages import find_excerpts
 from quire.view.budget import allocate_budget
 from quire.view.recalled_messages import (
     FittedCandidate,

@@ -15,8 +15,8 @@ from quire.engine import Engine
 from quire.engine.background_jobs import BackgroundJobs, EngineJobKind, TaskQueue, Work
 from quire.log import MAIN_BRANCH
 
-JobKind = Literal["compact", "index_recall", "embed", "index_vault", "summarize_documents", "purge"]
-"""Background compaction, recall index, embeddings, vault index, summaries of vault documents, retention."""
+JobKind = Literal["compact", "index_messages", "embed", "index_vault", "summarize_documents", "purge"]
+"""Background compaction, message index, embeddings, vault index, summaries of vault documents, retention."""
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 MAX_CONCURRENT_DEFERRALS = 8
 """Jobs of one engine that are handed over at the same time."""
@@ -33,7 +33,7 @@ class Job(NamedTuple):
     kind: JobKind
     tenant: str
     conversation: str = ""
-    """Empty for jobs on a vault."""
+    """Empty for jobs on a vault or on all messages."""
     branch: int = MAIN_BRANCH
 
     @property
@@ -77,9 +77,11 @@ class TenantJobs:
         self._defer, self._tenant = defer, tenant
         self._tasks = TaskQueue(max_concurrent=MAX_CONCURRENT_DEFERRALS)
 
-    def enqueue(self, kind: EngineJobKind, conversation: str, branch: int, work: Work) -> None:
+    def enqueue(
+        self, kind: EngineJobKind, conversation: str, branch: int, work: Work, *, delay_seconds: float = 0.0
+    ) -> None:
         job = Job(kind, self._tenant, conversation, branch)
-        self._tasks.submit(job, partial(self._defer, [job]))
+        self._tasks.submit(job, partial(self._defer, [job]), delay_seconds=delay_seconds)
 
     async def wait(self) -> None:
         """Waits until all jobs are handed over to `defer`, but not until they have run."""

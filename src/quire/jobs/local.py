@@ -32,6 +32,8 @@ class LocalJobs:
     ) -> None:
         self._runner, self._sweeper, self._sweep_seconds = RetryingRunner(runner), sweeper, sweep_seconds
         self._tasks = TaskQueue(max_concurrent=max_concurrent)
+        # Apart from the others: a message must be found soon, however long a summary takes.
+        self._indexing_tasks = TaskQueue(max_concurrent=1)
         self._retry_timers: set[asyncio.TimerHandle] = set()
         self._sweep_task: asyncio.Task[None] | None = None
 
@@ -64,10 +66,12 @@ class LocalJobs:
 
     async def wait_until_idle(self) -> None:
         """Waits until no job is queued or running. Scheduled retries are not awaited."""
+        await self._indexing_tasks.wait()
         await self._tasks.wait()
 
     def _enqueue(self, job: Job, attempt: int) -> None:
-        self._tasks.submit(job, partial(self._run, job, attempt))
+        tasks = self._indexing_tasks if job.kind == "index_messages" else self._tasks
+        tasks.submit(job, partial(self._run, job, attempt))
 
     async def _run(self, job: Job, attempt: int) -> None:
         result = await self._runner.attempt(job, attempt)

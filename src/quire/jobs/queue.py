@@ -89,7 +89,8 @@ class JobQueue:
 
     async def _defer_deduplicated(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            if job not in self._recent_jobs:
+            # An engine delays its indexing jobs itself, and the last of them must not be dropped.
+            if job.kind == "index_messages" or job not in self._recent_jobs:
                 await self.enqueue(job)
                 self._recent_jobs[job] = None
 

@@ -17,6 +17,7 @@ from quire.compaction.document_summaries import (
 from quire.context.vault import Vault
 from quire.engine import Conversation, Engine
 from quire.engine.embeddings import embed_scope
+from quire.engine.message_index import index_messages
 from quire.errors import (
     BranchNotFound,
     ContextOverflow,
@@ -60,8 +61,8 @@ class JobRunner:
         match job.kind:
             case "compact":
                 return await self._compact(job)
-            case "index_recall":
-                return await self._index_recall(job)
+            case "index_messages":
+                return JobOutcome(await index_messages(self._engines(job.tenant, None)))
             case "embed":
                 return await self._embed(job)
             case "index_vault":
@@ -79,7 +80,7 @@ class JobRunner:
         entry = await Conversation(paying, job.conversation, job.branch).compact_if_needed()
         # Assembling the window may have started background tasks; they are part of the job.
         await engine.wait_for_background()
-        return NO_WORK if entry is None else JobOutcome(1, _embed_jobs(engine, job))
+        return NO_WORK if entry is None else JobOutcome(1)
 
     async def _find_engine(self, job: Job) -> Engine:
         """The engine for the model of the last reply, because its context window is the one to stay within."""
@@ -87,20 +88,12 @@ class JobRunner:
         manifests = await store.list_manifests(job.conversation, branch=job.branch, limit=1)
         return self._engines(job.tenant, manifests[-1][1].policy.model if manifests else None)
 
-    async def _index_recall(self, job: Job) -> JobOutcome:
-        engine = self._engines(job.tenant, None)
-        branch = await engine.store.get_branch(job.conversation, job.branch)
-        count = 0
-        async for done, _ in engine.recall.index_cache.iter_update(branch):
-            count = done
-        return JobOutcome(count, _embed_jobs(engine, job) if count else ())
-
     async def _embed(self, job: Job) -> JobOutcome:
         engine = self._engines(job.tenant, None)
         if engine.embedder is None:
             return NO_WORK
         store = self._store.for_tenant(job.tenant)
-        scopes = await store.list_unembedded_scopes(job.conversation, embedder=engine.embedder.name)
+        scopes = await store.list_unembedded_scopes(embedder=engine.embedder.name)
         return JobOutcome(sum([await embed_scope(engine, scope) for scope in scopes]))
 
     async def _index_vault(self, job: Job) -> JobOutcome:
@@ -222,8 +215,3 @@ async def _store_summary(engine: Engine, vault: Vault, document: VaultDocument, 
     unchanged = tuple(passage._replace(embedder=None) for passage in passages)
     await engine.store.put_documents(vault.name, [IndexedDocument(document, unchanged)])
     return True
-
-
-def _embed_jobs(engine: Engine, job: Job) -> tuple[Job, ...]:
-    """New passages have no vectors yet; embed them if there is an embedder."""
-    return () if engine.embedder is None else (Job("embed", job.tenant, job.conversation),)

@@ -9,13 +9,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from quire.engine.recall_index import find_missing_segments
 from quire.errors import NotFound
 from quire.jobs.base import Defer, EngineProvider, Job, JobKind
-from quire.log import DEFAULT_TENANT, Branch, SegmentStore, SqlStore, WorklistStore
+from quire.log import DEFAULT_TENANT, Branch, SqlStore, WorklistStore
 from quire.log.ids import now
 from quire.log.worklist import ConversationActivity
-from quire.view.strategies import get_strategy
 
 SECOND_MICROSECONDS = 1_000_000
 DAY_MICROSECONDS = 86_400 * SECOND_MICROSECONDS
@@ -104,7 +102,7 @@ class Sweeper:
             batch = page[start : start + CONVERSATION_BATCH_SIZE]
             for jobs in await asyncio.gather(*map(self._find_conversation_jobs, batch)):
                 found += jobs
-        return found
+        return list(dict.fromkeys(found))
 
     async def _find_conversation_jobs(self, activity: ConversationActivity) -> list[Job]:
         """The jobs that a conversation may need, read as its tenant (row-level security)."""
@@ -122,20 +120,12 @@ class Sweeper:
             jobs += [
                 Job("compact", tenant, conversation, each.number) for each in branches if _has_uncompacted_entries(each)
             ]
-        if get_strategy(engine.policy.strategy).recalls:
-            unindexed = [each for each in branches if await self._lacks_segments(store, each)]
-            jobs += [Job("index_recall", tenant, conversation, each.number) for each in unindexed]
+        if await store.has_unindexed(conversations=[conversation]):
+            jobs.append(Job("index_messages", tenant))
         embedder = engine.embedder
-        if embedder is not None and await store.list_unembedded_scopes(conversation, embedder=embedder.name):
-            jobs.append(Job("embed", tenant, conversation))
+        if embedder is not None and await store.list_unembedded_scopes(embedder=embedder.name):
+            jobs.append(Job("embed", tenant))
         return jobs
-
-    async def _lacks_segments(self, store: SegmentStore, branch: Branch) -> bool:
-        active = branch.state.active_compaction
-        if active is None or active.covers is None:
-            return False
-        stored = await store.list_segments(branch.conversation, branch=branch.number)
-        return bool(find_missing_segments(branch, stored, upto=active.covers.last))
 
     async def _sweep_vault(self, defer: Defer) -> int:
         named = self._engines(DEFAULT_TENANT, None).settings.host_access_tenants

@@ -54,6 +54,7 @@ class EndpointEmbedder:
         backoff_seconds: float = 0.5,
     ) -> None:
         self.name, self.dimensions = f"{model}-{dimensions}", dimensions
+        self.stored_dimensions = dimensions
         self._endpoint = _EmbeddingEndpoint(
             url, model, api_key, timeout=timeout, attempts=attempts, backoff_seconds=backoff_seconds
         )

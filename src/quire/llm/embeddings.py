@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 MAX_LOCAL_TEXT_CHARS = 20_000
 """Maximum characters of a text that the static model reads; the mean over more words has little meaning."""
+MATRYOSHKA_DIMENSIONS = 128
+"""Leading dimensions of the static model that are stored: it is trained to be truncated."""
+MAX_CACHED_WORDS, MAX_CACHED_WORD_CHARS = 65_536, 40
+"""Words whose token ids the static model caches, and their maximum length."""
 MIN_THREAD_BATCH_SIZE = 64
 """Minimum number of texts for which a thread is worth its cost."""
 
@@ -76,20 +81,50 @@ class LocalEmbedder:
     def __init__(self, tokenizer: Any, table: Vectors) -> None:
         self.name = f"wordllama-{table.shape[1]}"
         self.dimensions = table.shape[1]
+        self.stored_dimensions = min(MATRYOSHKA_DIMENSIONS, self.dimensions)
         self._tokenizer, self._table = tokenizer, table
+        self._word_ids = _WordIdCache(self._encode)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         import numpy as np
 
-        # One text at a time: a batch pads each text to the longest, and makes the tokenizer start threads.
         rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         for index, text in enumerate(texts):
-            ids = self._tokenizer.encode(
-                replace_lone_surrogates(text[:MAX_LOCAL_TEXT_CHARS]), add_special_tokens=False
-            ).ids
+            ids = self._find_token_ids(replace_lone_surrogates(text[:MAX_LOCAL_TEXT_CHARS]))
             if ids:
-                rows[index] = self._table[ids].mean(axis=0)
+                # The sum has the direction of the mean, and every row gets unit length below.
+                rows[index] = np.add.reduce(self._table.take(ids, axis=0), axis=0)
         return normalize_rows(rows)
+
+    def _find_token_ids(self, text: str) -> list[int]:
+        """The ids of a text, those of its words in order: no token of the model spans a single space."""
+        if not text or text[0] == " " or text[-1] == " " or any(map(text.__contains__, _UNSPLITTABLE)):
+            return self._encode(text)
+        return list(chain.from_iterable(map(self._word_ids.__getitem__, text.split(" "))))
+
+    def _encode(self, text: str) -> list[int]:
+        # One text at a time: a batch pads each text to the longest, and makes the tokenizer start threads.
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+_UNSPLITTABLE = ("  ", "\u2581", "<")
+"""Several spaces, which have tokens of their own, the tokenizer's mark of a space, and the beginning of its special
+tokens."""
+
+
+class _WordIdCache(dict[str, list[int]]):
+    """Token ids of words, which are encoded at the first lookup; emptied when it is full."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode_word = encode
+
+    def __missing__(self, word: str) -> list[int]:
+        ids = self._encode_word(word)
+        if len(word) <= MAX_CACHED_WORD_CHARS:
+            if len(self) >= MAX_CACHED_WORDS:
+                self.clear()
+            self[word] = ids
+        return ids
 
 
 _load_lock = Lock()

@@ -1,7 +1,7 @@
 """Conversations and branches: create, list, rename, lock, fork."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
@@ -9,10 +9,11 @@ from sqlalchemy.exc import IntegrityError
 
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
 from quire.log import reads
+from quire.log.dialects import upsert
 from quire.log.ids import now
 from quire.log.raw_sql import execute, fetch
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
-from quire.log.schema import branches, conversations
+from quire.log.schema import branches, conversations, unindexed_branches
 from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
 
@@ -161,6 +162,23 @@ def list_origins(connection: Connection, tenant: str, *, limit: int) -> list[Ori
     return [OriginCount(*row) for row in connection.execute(query)]
 
 
+def list_conversation_ids(
+    connection: Connection, tenant: str, *, project: str | None = None, client: str | None = None
+) -> list[str]:
+    """Ids of the conversations of a project, of a client, or of both."""
+    columns = {"project": project, "client": client}
+    query = select(conversations.c.conversation).where(conversations.c.tenant == tenant)
+    query = query.where(*(conversations.c[name] == value for name, value in columns.items() if value is not None))
+    return list(connection.execute(query).scalars())
+
+
+def get_conversations(connection: Connection, tenant: str, ids: Collection[str]) -> dict[str, ConversationRecord]:
+    """Conversations by id; unknown ones are left out."""
+    query = _CONVERSATIONS.where(conversations.c.conversation.in_(bindparam("ids", expanding=True)))
+    rows = connection.execute(query, {"tenant": tenant, "ids": sorted(ids)}) if ids else ()
+    return {record.id: record for record in map(_to_conversation, rows)}
+
+
 def list_session(connection: Connection, tenant: str, session: str, *, limit: int) -> list[ConversationRecord]:
     """The conversations of a client's session, most recently updated first."""
     origin = ConversationOrigin(session=session)
@@ -258,12 +276,17 @@ def to_branch(row: Sequence[Any]) -> Branch:
 
 
 def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
-    """Writes the new head of the branch and, at most once per `TOUCH_INTERVAL_MICROS`, the time of the update."""
+    """Writes the new head of the branch and, at most once per `TOUCH_INTERVAL_MICROS`, the time of the update.
+
+    The branch is marked as unindexed, so that the message index misses no entry.
+    """
     at, updated_at = now(), branch.updated_at
     if at - updated_at > TOUCH_INTERVAL_MICROS:
         updated_at = at
         touch_conversation(connection, tenant, branch.conversation, at)
     overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at))
+    row = {"tenant": tenant, "conversation": branch.conversation, "branch": branch.number, "last_seq": branch.head_seq}
+    execute(connection, upsert(connection, unindexed_branches, replace=["last_seq"]), row)
 
 
 def overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> None:

@@ -1,6 +1,5 @@
 """SQL that differs between SQLite and PostgreSQL: upserts, bulk inserts, path look-up; and opening a database URL."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -127,7 +126,7 @@ def insert_tuples(
     if backend == "postgresql" and len(rows) <= MAX_VALUES_ROWS:
         insert_rows(connection, table, [dict(zip(names, row, strict=True)) for row in rows])
         return
-    statement = _insert_tuples_statement(table, names, backend)
+    statement = _insert_statement(table, names, backend, by_position=True)
     for start in range(0, len(rows), MAX_INSERT_ROWS):
         if start:
             yield_to_event_loop(connection)
@@ -174,21 +173,15 @@ def _values_statement(table: Table, names: tuple[str, ...], count: int) -> str:
 
 
 @cache
-def _insert_statement(table: Table, names: tuple[str, ...], backend: str) -> str:
+def _insert_statement(table: Table, names: tuple[str, ...], backend: str, *, by_position: bool = False) -> str:
+    """Values are parameters by name, or by position in the order of `names`."""
     into = f"INSERT INTO {table.name} ({', '.join(names)})"
     if backend == "sqlite":
-        return f"{into} VALUES ({', '.join(f':{name}' for name in names)})"
-    arrays = ", ".join(f"%({name})s::{_POSTGRES_ARRAY_TYPES[str(table.c[name].type)]}" for name in names)
+        return f"{into} VALUES ({', '.join('?' if by_position else f':{name}' for name in names)})"
+    arrays = ", ".join(
+        f"{'%s' if by_position else f'%({name})s'}::{_POSTGRES_ARRAY_TYPES[str(table.c[name].type)]}" for name in names
+    )
     return f"{into} SELECT * FROM unnest({arrays})"  # noqa: S608 (our names)
-
-
-@cache
-def _insert_tuples_statement(table: Table, names: tuple[str, ...], backend: str) -> str:
-    statement = _insert_statement(table, names, backend)
-    for name in names:
-        placeholder, position = (f":{name}", "?") if backend == "sqlite" else (f"%({name})s", "%s")
-        statement = re.sub(rf"{re.escape(placeholder)}(?!\w)", position, statement)
-    return statement
 
 
 def find_longest_path_sqlite(

@@ -13,11 +13,11 @@ from sqlalchemy import Connection, exists, select
 
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
-from quire.log.dialects import insert_rows, insert_tuples
+from quire.log.dialects import insert_rows, insert_tuples, upsert
 from quire.log.raw_sql import yield_to_event_loop
 from quire.log.schema import branches as branches_table
 from quire.log.schema import conversations as conversations_table
-from quire.log.schema import imports
+from quire.log.schema import imports, unindexed_branches
 from quire.log.store_base import SqlStoreBase
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
 from quire.model import ActiveCompaction, Author, ChainHead, Compaction, Entry, EntryKind, Span, apply_entry
@@ -302,6 +302,7 @@ class _RowWriter:
             if not branch.is_new:
                 conversations.overwrite_branch(connection, tenant, branch.build_branch())
             branch.is_new = False
+        self._mark_unindexed()
         if self._blobs:
             blobs.insert_blobs(connection, tenant, self._blobs.values())
             append.insert_blob_uses(connection, tenant, self._blob_uses)
@@ -310,6 +311,19 @@ class _RowWriter:
             insert_tuples(connection, imports, _LEDGER_COLUMNS, self._ledger_rows)
         self._created, self._changed = [], {}
         self._entries, self._ledger_rows, self._blobs, self._blob_uses = [], [], {}, []
+
+    def _mark_unindexed(self) -> None:
+        rows = [
+            {
+                "tenant": self._tenant,
+                "conversation": each.conversation,
+                "branch": each.number,
+                "last_seq": each.head.seq,
+            }
+            for each in self._changed.values()
+        ]
+        if rows:
+            self._connection.execute(upsert(self._connection, unindexed_branches, replace=["last_seq"]), rows)
 
     def _write_conversations(self) -> None:
         latest: dict[str, int] = {}

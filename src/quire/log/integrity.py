@@ -29,6 +29,8 @@ from quire.log.schema import (
     memories,
     paths,
     spending,
+    transcript_lines,
+    transcripts,
 )
 from quire.log.schema import conversations as conversations_table
 from quire.log.types import Blob, Branch, IntegrityFault
@@ -43,11 +45,14 @@ _CHANGED_ROW = "is not as it was recorded"
 
 
 def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
-    """The faults of the rows that belong to no conversation: memories, API keys, token calibrations and costs."""
+    """The faults of the rows that belong to no conversation: memories, API keys, token calibrations, transcripts and
+    costs."""
     tables: tuple[tuple[Table, str, str], ...] = (
         (memories, "memory", "memory"),
         (api_keys, "API key", "id"),
         (calibrations, "calibration", "model"),
+        (transcripts, "transcript", "session"),
+        (transcript_lines, "line of the transcript", "session"),
     )
     faults = [
         IntegrityFault(None, None, f"{label} {row[key]!r} {_CHANGED_ROW}")

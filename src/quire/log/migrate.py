@@ -22,9 +22,9 @@ VERSION_TABLE = "quire_version"
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "imports", "transcripts",
     "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "passages", "terms", "search_scopes",
-    "recall_segments", "memories", "documents", "api_keys",
+    "message_segments", "unindexed_branches", "memories", "documents", "api_keys",
 )  # fmt: skip
-_DERIVED_TABLES = ("passages", "terms", "search_scopes", "recall_segments", "documents")
+_DERIVED_TABLES = ("passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents")
 _UPDATABLE_COLUMNS = {
     "conversations": (
         "title",
@@ -40,7 +40,7 @@ _UPDATABLE_COLUMNS = {
     "manifests": ("manifest", "response_id", "row_digest"),
     "blobs": ("uploaded_at",),
     "calibrations": ("calibration", "row_digest"),
-    "transcripts": ("conversation", "line_count", "modified_at", "summary"),
+    "transcripts": ("conversation", "line_count", "modified_at", "summary", "row_digest"),
     "costs": ("cost_usd",),
     "spending": ("cost_usd",),
     # A memory can only be retired, or lose its text to a purge.

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, event
 
-from quire.errors import MissingExtra
+from quire.errors import MissingExtra, StoreUnavailable
 from quire.log import migrate
 from quire.log.database import PoolStats, T, Work
 from quire.log.error_mapping import map_database_errors
@@ -22,6 +22,7 @@ _POOL_SIZE = 32
 class PostgresDatabase:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
+        self._is_closed = False
 
     @classmethod
     async def open(cls, url: URL) -> "PostgresDatabase":
@@ -72,6 +73,9 @@ class PostgresDatabase:
                 connection.invalidate()
             raise
         finally:
+            if self._is_closed and not connection.invalidated:
+                # A background job was still running: the pool is gone, so nothing else would close the connection.
+                connection.invalidate()
             # Returns the connection to the pool, which rolls back uncommitted work.
             connection.close()
 
@@ -79,6 +83,8 @@ class PostgresDatabase:
         """A connection in a transaction with its tenant set. If the pooled one is dead, reconnects once."""
         from psycopg import OperationalError
 
+        if self._is_closed:
+            raise StoreUnavailable("The store is closed; open it again.")
         engine: Engine = self._engine.sync_engine
         connection = engine.connect()
         try:
@@ -104,6 +110,7 @@ class PostgresDatabase:
         """Does nothing: autovacuum removes dead rows, and only the owner may force a vacuum."""
 
     async def close(self) -> None:
+        self._is_closed = True
         await self._engine.dispose()
 
 

@@ -20,9 +20,13 @@ from quire.log.types import (
     ConversationOrigin,
     ConversationRecord,
     DocumentFingerprint,
+    IndexedBranch,
     IndexedDocument,
+    IndexingBatch,
     IntegrityFault,
     Memory,
+    MessageIndexRead,
+    MessageKey,
     OriginCount,
     Passage,
     PassageVector,
@@ -30,8 +34,9 @@ from quire.log.types import (
     RecordedRequest,
     ReplyRecord,
     SearchHit,
+    SegmentData,
     SegmentRef,
-    SegmentRow,
+    SegmentUpdate,
     UnembeddedPassage,
     ValuePurge,
     VaultDocument,
@@ -163,12 +168,25 @@ class SearchStore(Protocol):
     async def put_vectors(self, scope: str, passage_vectors: Sequence[PassageVector], *, embedder: str) -> None: ...
 
 
-class SegmentStore(Protocol):
-    """Segments of the recall index."""
+class MessageIndexStore(Protocol):
+    """The message index: segments of each branch, and an inverted index over all of them."""
 
     async def list_segments(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[SegmentRef]: ...
-    async def read_segments(self, conversation: str, refs: Sequence[SegmentRef]) -> list[bytes]: ...
-    async def put_segment(self, conversation: str, segment_row: SegmentRow) -> SegmentRef: ...
+    async def read_segments(self, conversation: str, refs: Sequence[SegmentRef]) -> list[SegmentData]: ...
+    async def has_unindexed(self, *, conversations: Collection[str] | None = None) -> bool: ...
+    async def read_indexing_batch(
+        self, *, max_entries: int, embedder: str | None = None, conversations: Collection[str] | None = None
+    ) -> IndexingBatch: ...
+    async def put_segments(
+        self, updates: Sequence[SegmentUpdate], *, indexed: Sequence[IndexedBranch] = ()
+    ) -> list[SegmentUpdate]: ...
+    async def mark_unembedded(self, embedder: str) -> int: ...
+    async def reset_index_format(self) -> None: ...
+    async def read_message_index(self, query_terms: Collection[str], *, after_revision: int) -> MessageIndexRead: ...
+    async def read_messages(
+        self, keys: Sequence[MessageKey]
+    ) -> tuple[list[Entry | None], dict[str, ConversationRecord]]: ...
+    async def list_conversation_ids(self, *, project: str | None = None, client: str | None = None) -> list[str]: ...
 
 
 class MemoryStore(Protocol):
@@ -222,7 +240,7 @@ class Store(
     LogStore,
     LedgerStore,
     SearchStore,
-    SegmentStore,
+    MessageIndexStore,
     MemoryStore,
     DocumentStore,
     ImportStore,
@@ -262,4 +280,4 @@ class WorklistStore(Protocol):
     ) -> list[ConversationActivity]: ...
     async def get_sweep_time(self, name: str) -> int | None: ...
     async def record_sweep(self, name: str, until: int) -> None: ...
-    async def list_unembedded_scopes(self, conversation: str, *, embedder: str) -> list[str]: ...
+    async def list_unembedded_scopes(self, *, embedder: str) -> list[str]: ...

@@ -14,8 +14,8 @@ from quire.log.blobs import delete_unused_blobs
 from quire.log.ids import now
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.schema import blob_uses, entries, manifests
-from quire.log.search import passages, recall_segments
-from quire.log.types import Branch, Memory, conversation_scope, message_key
+from quire.log.search.message_erasure import erase_messages
+from quire.log.types import Branch, Memory
 from quire.model import Compaction, Decision, Entry, Manifest, Message
 from quire.model.entry_bodies import purge_body
 from quire.model.messages import PURGED_TEXT
@@ -78,7 +78,7 @@ def _purge(
     _delete_blob_uses(connection, tenant, purged)
     conversation = all_branches[0].conversation
     _purge_manifests(connection, tenant, conversation, None if whole else _list_document_names(to_purge))
-    _delete_derived(connection, tenant, all_branches, purged, whole=whole)
+    _delete_derived(connection, tenant, conversation, to_purge, whole=whole)
     blobs.delete_orphan_blobs(connection, tenant)
     return purged
 
@@ -137,19 +137,11 @@ _OVERWRITE_MANIFEST = (
 
 
 def _delete_derived(
-    connection: Connection, tenant: str, all_branches: Sequence[Branch], purged: Sequence[Entry], *, whole: bool
+    connection: Connection, tenant: str, conversation: str, to_purge: Sequence[Entry], *, whole: bool
 ) -> None:
-    """Deletes what was derived from these entries: search index, recall segments, memories, blobs with memories."""
-    conversation = all_branches[0].conversation
-    entry_keys = {(entry.branch, entry.seq) for entry in purged}
-    scope = conversation_scope(conversation)
-    if whole:
-        passages.delete_scope(connection, tenant, scope)
-    else:
-        passages.delete_passages(
-            connection, tenant, scope, [message_key(branch, seq) for branch, seq in sorted(entry_keys)]
-        )
-    recall_segments.delete_segments(connection, tenant, conversation, entry_keys)
+    """Deletes what was derived from these entries, given with their text: index, memories, blobs with memories."""
+    entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
+    erase_messages(connection, tenant, conversation, to_purge)
     purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
     purge_memory_quotes(connection, tenant, purged_memories)
     transcripts.delete_linked(connection, tenant, conversation)

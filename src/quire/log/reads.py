@@ -4,19 +4,22 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from sqlalchemy import Connection, Select, bindparam, func, literal_column, select
+from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column, or_, select
 
 from quire.errors import EntryNotFound
 from quire.log.database import check_inline_rows
 from quire.log.raw_sql import fetch
 from quire.log.schema import entries
-from quire.log.types import Branch, BranchRange, Window
+from quire.log.types import Branch, BranchRange, MessageKey, Window
 from quire.model import Entry, EntryKind, Role, Span
 
 EntryQuery = Select[*tuple[Any, ...]]
 
 WINDOW_BATCH_SIZE = 512
 """Entries per statement in a window with `max_tokens`; up to this many are read at once."""
+
+_KEY_BATCH_SIZE = 100
+"""Maximum keys of messages in one statement."""
 
 _SEQ_BATCH_SIZE = 500
 """Maximum entry numbers in one statement."""
@@ -121,6 +124,37 @@ _BY_SEQ: EntryQuery = (
     )
     .order_by(entries.c.seq)
 )
+
+
+def read_own_range(
+    connection: Connection, tenant: str, conversation: str, *, branch: int, first: int, last: int
+) -> list[Entry]:
+    """Entries of the branch's own rows, oldest first."""
+    params = {"tenant": tenant, "conversation": conversation, "branch": branch, "first": first, "last": last}
+    return [_to_entry(row) for row in fetch(connection, RANGE, params)]
+
+
+def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey]) -> list[Entry | None]:
+    """The messages with these keys, in their order; None for one that is gone or purged."""
+    found: dict[MessageKey, Entry] = {}
+    for start in range(0, len(keys), _KEY_BATCH_SIZE):
+        # A disjunction of keys, each of which is one lookup in the primary key, in one round trip.
+        is_key = or_(
+            *(
+                and_(
+                    entries.c.conversation == each.conversation,
+                    entries.c.branch == each.branch,
+                    entries.c.seq == each.seq,
+                )
+                for each in keys[start : start + _KEY_BATCH_SIZE]
+            )
+        )
+        query = select(*ENTRY_COLUMNS).where(
+            entries.c.tenant == tenant, entries.c.kind == "message", entries.c.purged_at.is_(None), is_key
+        )
+        for entry in map(Entry._make, connection.execute(query)):
+            found[MessageKey(entry.conversation, entry.branch, entry.seq)] = entry
+    return [found.get(key) for key in keys]
 
 
 def read_referencing_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:

@@ -151,6 +151,7 @@ transcripts = Table(
     Column("line_count", BigInteger, nullable=False),
     Column("modified_at", BigInteger, nullable=False),
     Column("summary", Text),
+    Column("row_digest", Bytes, nullable=False),
 )
 """Transcripts of agents, which resume their sessions from them. `subpath` is empty for the session's own one;
 `conversation` was made from it."""
@@ -165,6 +166,7 @@ transcript_lines = Table(
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("uuid", Text),
     Column("line", Text, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
 )
 """Lines of a transcript, opaque and in order; `uuid` identifies a line that may be appended again."""
 
@@ -226,7 +228,7 @@ passages = Table(
     Column("embedder", Text),
     Column("vector", Bytes),
 )
-"""Searchable passages of messages, vault documents and memories. Derived data.
+"""Searchable passages of vault documents and memories. Derived data.
 
 `vector` is used only where PostgreSQL has the extension pgvector, and has its type there."""
 
@@ -239,7 +241,8 @@ terms = Table(
     Column("block", BigInteger, primary_key=True, autoincrement=False),
     Column("postings", Bytes, nullable=False),
 )
-"""The inverted index: one row per term and block of passage numbers; it also stores vectors, by embedder."""
+"""The inverted index: one row per term and block of numbers of passages or messages; it also stores the vectors of
+passages, by embedder."""
 
 search_scopes = Table(
     "quire_search_scopes",
@@ -248,21 +251,43 @@ search_scopes = Table(
     Column("scope", Text, primary_key=True),
     Column("next_number", BigInteger, nullable=False),
     Column("passage_count", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("format", Integer, nullable=False),
 )
-"""Next passage number and passage count of a scope. A writer of the scope locks this row."""
+"""Next number and count of a scope's passages, and the format version of its index. A writer of the scope locks this
+row. Of the messages, segments are numbered, and `revision` counts their changes."""
 
-recall_segments = Table(
-    "quire_recall_segments",
+message_segments = Table(
+    "quire_message_segments",
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("conversation", Text, primary_key=True),
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("segment", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
     Column("last_seq", BigInteger, nullable=False),
-    Column("version", Text, nullable=False),
-    Column("data", Bytes, nullable=False),
+    Column("erasures", Integer, nullable=False),
+    Column("format", Integer, nullable=False),
+    Column("embedder", Text),
+    Column("columns", Bytes, nullable=False),
+    Column("terms", Bytes, nullable=False),
 )
-"""Recall index of a branch's own entries, `ENTRIES_PER_SEGMENT` per row, as opaque bytes. Derived data."""
+"""Index of a branch's own messages, `ENTRIES_PER_SEGMENT` entries per row, as opaque bytes. Derived data.
+
+`number` identifies the segment within the tenant, `revision` its last change, `erasures` counts its purges. `embedder`
+is set if every message in it has a vector."""
+
+unindexed_branches = Table(
+    "quire_unindexed_branches",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
+)
+"""Branches with entries that are not in the message index yet, and the last of them: an outbox that every append writes
+to."""
 
 memories = Table(
     "quire_memories",

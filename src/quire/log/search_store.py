@@ -1,4 +1,4 @@
-"""`SqlSearchStore`: the methods of the store for search, passages, recall segments, memories and documents."""
+"""`SqlSearchStore`: the methods of the store for search, passages, the message index, memories and documents."""
 
 from __future__ import annotations
 
@@ -9,37 +9,45 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from quire.errors import InvalidEntry
-from quire.log import memories
+from quire.log import conversations, memories, reads
 from quire.log.dialects import insert_rows, sanitize_text
 from quire.log.row_digests import has_row_digest, with_row_digest
 from quire.log.schema import documents
-from quire.log.search import hybrid, passages, recall_segments
+from quire.log.search import hybrid, message_index, passages
 from quire.log.search.inverted_index import split_chunks
 from quire.log.store_base import SqlStoreBase, with_branch
 from quire.log.types import (
     MAIN_BRANCH,
     Citation,
+    ConversationRecord,
     DocumentFingerprint,
+    IndexedBranch,
     IndexedDocument,
+    IndexingBatch,
     Memory,
+    MessageIndexRead,
+    MessageKey,
     Passage,
     PassageVector,
     SearchHit,
+    SegmentData,
     SegmentRef,
-    SegmentRow,
+    SegmentUpdate,
     UnembeddedPassage,
     VaultDocument,
-    conversation_scope,
     memory_scope,
+    messages_scope,
     vault_scope,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from quire.model import Entry
+
 
 class SqlSearchStore(SqlStoreBase):
-    """Search, recall segments, memories and vault documents."""
+    """Search, message index, memories and vault documents."""
 
     async def search(
         self,
@@ -79,18 +87,57 @@ class SqlSearchStore(SqlStoreBase):
         await self._write(passages.put_vectors, scope, passage_vectors, embedder=embedder)
 
     async def list_segments(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[SegmentRef]:
-        """The recall segments along a branch, oldest first, without their bytes."""
-        return await self._read_inline(with_branch(recall_segments.list_segments), conversation, branch)
+        """The segments of the message index along a branch, oldest first, without their bytes."""
+        return await self._read_inline(with_branch(message_index.list_segments), conversation, branch)
 
-    async def read_segments(self, conversation: str, refs: Sequence[SegmentRef]) -> list[bytes]:
-        """The bytes of these segments; raises `StaleSegment` if one was rewritten or deleted since it was listed."""
-        return await self._read(recall_segments.read_segments, conversation, refs)
+    async def read_segments(self, conversation: str, refs: Sequence[SegmentRef]) -> list[SegmentData]:
+        """The bytes of these segments; raises `StaleSegment` if one was rewritten since it was listed."""
+        return await self._read(message_index.read_segments, conversation, refs)
 
-    async def put_segment(self, conversation: str, segment_row: SegmentRow) -> SegmentRef:
-        """Stores a segment and the passages of its messages.
+    async def has_unindexed(self, *, conversations: Collection[str] | None = None) -> bool:
+        """Whether entries of these conversations (None: of any) are not in the message index yet."""
+        return await self._read_inline(message_index.has_unindexed, conversations=conversations)
 
-        Raises `StaleSegment` if one of its entries was purged since they were read."""
-        return await self._write(recall_segments.put_segment, conversation, segment_row)
+    async def read_indexing_batch(
+        self, *, max_entries: int, embedder: str | None = None, conversations: Collection[str] | None = None
+    ) -> IndexingBatch:
+        """The next segments to build, of about `max_entries` entries, from these conversations (None: from any).
+
+        With an `embedder`, also segments that lack its vectors."""
+        return await self._read(
+            message_index.read_indexing_batch, max_entries=max_entries, embedder=embedder, conversations=conversations
+        )
+
+    async def put_segments(
+        self, updates: Sequence[SegmentUpdate], *, indexed: Sequence[IndexedBranch] = ()
+    ) -> list[SegmentUpdate]:
+        """Stores segments with their postings in one transaction; returns those that were refused.
+
+        A segment is refused if it was changed, or one of its entries purged, since they were read. The branches in
+        `indexed` have all their entries in the index then, unless a segment of theirs was refused."""
+        return await self._write(message_index.put_segments, updates, indexed=indexed)
+
+    async def mark_unembedded(self, embedder: str) -> int:
+        """Marks the branches with messages that lack a vector of this embedder as unindexed; returns their number."""
+        return await self._write(message_index.mark_unembedded, embedder)
+
+    async def reset_index_format(self) -> None:
+        """Starts the rebuild of a message index of another format."""
+        await self._write(message_index.reset_format)
+
+    async def read_message_index(self, query_terms: Collection[str], *, after_revision: int) -> MessageIndexRead:
+        """The segments that changed after a revision, page by page, and with the last of them the terms' postings."""
+        return await self._read(message_index.read_message_index, query_terms, after_revision=after_revision)
+
+    async def read_messages(
+        self, keys: Sequence[MessageKey]
+    ) -> tuple[list[Entry | None], dict[str, ConversationRecord]]:
+        """The messages with these keys, None for one that is gone or purged, and their conversations by id."""
+        return await self._read(_read_messages, keys)
+
+    async def list_conversation_ids(self, *, project: str | None = None, client: str | None = None) -> list[str]:
+        """Ids of the conversations of a project, of a client, or of both."""
+        return await self._read(conversations.list_conversation_ids, project=project, client=client)
 
     async def add_memory(
         self, namespace: str, text: str, *, citation: Citation | None = None, source: str | None = None
@@ -142,10 +189,17 @@ class SqlSearchStore(SqlStoreBase):
 
 def _check_writable_scope(scope: str) -> None:
     """Refuses scopes that only methods with a check for purged text may write, so that none comes back."""
-    methods = {conversation_scope(""): "put_segment", memory_scope(""): "add_memory"}
+    methods = {messages_scope(""): "put_segments", memory_scope(""): "add_memory"}
     for prefix, method in methods.items():
         if scope.startswith(prefix):
             raise InvalidEntry(f"The passages of {scope!r} are written by `{method}`, which checks for purges; use it.")
+
+
+def _read_messages(
+    connection: Connection, tenant: str, keys: Sequence[MessageKey]
+) -> tuple[list[Entry | None], dict[str, ConversationRecord]]:
+    records = conversations.get_conversations(connection, tenant, {key.conversation for key in keys})
+    return reads.read_messages(connection, tenant, keys), records
 
 
 def list_fingerprints(connection: Connection, tenant: str, vault: str) -> list[DocumentFingerprint]:

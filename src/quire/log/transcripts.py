@@ -4,14 +4,15 @@ An agent resumes a session from its lines, while the messages made from them are
 that conversation deletes its transcript, because a line may repeat the purged text anywhere.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, delete, select, update
 
-from quire.errors import InvalidRequest
+from quire.errors import IntegrityViolation, InvalidRequest
 from quire.log.dialects import insert_or_ignore, insert_rows
 from quire.log.ids import now
+from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
 from quire.log.schema import transcript_lines, transcripts
 from quire.log.store_base import SqlStoreBase
 
@@ -84,10 +85,14 @@ def append_lines(
     fold_summary: SummaryFold | None,
 ) -> int:
     at = now()
-    row = {"tenant": tenant, **key._asdict(), "line_count": 0, "modified_at": at}
+    row = with_row_digest(
+        transcripts,
+        {"tenant": tenant, **key._asdict(), "conversation": None, "line_count": 0, "modified_at": at, "summary": None},
+    )
     connection.execute(insert_or_ignore(connection, transcripts), row)
     # The lock serializes the writers of a transcript, for its line numbers and its summary.
-    stored = connection.execute(select(transcripts).where(*_match(transcripts, tenant, key)).with_for_update()).one()
+    query = select(transcripts).where(*_match(transcripts, tenant, key)).with_for_update()
+    stored = connection.execute(query).mappings().one()
     known = _find_known(connection, tenant, key, [line.id for line in lines if line.id is not None])
     new: list[TranscriptLine] = []
     for line in lines:
@@ -99,26 +104,32 @@ def append_lines(
             connection,
             transcript_lines,
             [
-                {"tenant": tenant, **key._asdict(), "number": number, "uuid": line.id, "line": line.text}
-                for number, line in enumerate(new, stored.line_count + 1)
+                with_row_digest(
+                    transcript_lines,
+                    {"tenant": tenant, **key._asdict(), "number": number, "uuid": line.id, "line": line.text},
+                )
+                for number, line in enumerate(new, stored["line_count"] + 1)
             ],
         )
-    summary = stored.summary
+    summary = stored["summary"]
     if fold_summary is not None:
         summary = fold_summary(summary, [line.text for line in new], at)
-    connection.execute(
-        update(transcripts)
-        .where(*_match(transcripts, tenant, key))
-        .values(line_count=stored.line_count + len(new), modified_at=at, summary=summary)
-    )
+    changes = {"line_count": stored["line_count"] + len(new), "modified_at": at, "summary": summary}
+    _update(connection, tenant, key, stored, changes)
     return len(new)
 
 
 def load_lines(connection: Connection, tenant: str, key: TranscriptKey) -> list[str] | None:
     if connection.execute(select(transcripts.c.session).where(*_match(transcripts, tenant, key))).first() is None:
         return None
-    query = select(transcript_lines.c.line).where(*_match(transcript_lines, tenant, key))
-    return list(connection.execute(query.order_by(transcript_lines.c.number)).scalars())
+    query = select(transcript_lines).where(*_match(transcript_lines, tenant, key)).order_by(transcript_lines.c.number)
+    rows = connection.execute(query).mappings().all()
+    if any(not has_row_digest(transcript_lines, row) for row in rows):
+        raise IntegrityViolation(
+            f"A line of the transcript of {key.session!r} is not as it was recorded; restore it from a backup. "
+            "`quire conversation verify --all` lists all changes."
+        )
+    return [row["line"] for row in rows]
 
 
 def list_sessions(connection: Connection, tenant: str, project: str) -> list[TranscriptRecord]:
@@ -145,7 +156,21 @@ def delete_transcript(connection: Connection, tenant: str, key: TranscriptKey) -
 
 
 def link_transcript(connection: Connection, tenant: str, key: TranscriptKey, conversation: str) -> None:
-    connection.execute(update(transcripts).where(*_match(transcripts, tenant, key)).values(conversation=conversation))
+    query = select(transcripts).where(*_match(transcripts, tenant, key)).with_for_update()
+    stored = connection.execute(query).mappings().first()
+    if stored is not None:
+        _update(connection, tenant, key, stored, {"conversation": conversation})
+
+
+def _update(
+    connection: Connection, tenant: str, key: TranscriptKey, stored: Mapping[Any, Any], changes: Mapping[str, object]
+) -> None:
+    """Updates the row of a transcript. A row that was changed by other means keeps its wrong digest."""
+    digest = stored[ROW_DIGEST]
+    if has_row_digest(transcripts, stored):
+        digest = with_row_digest(transcripts, {**stored, **changes})[ROW_DIGEST]
+    values = {**changes, ROW_DIGEST: digest}
+    connection.execute(update(transcripts).where(*_match(transcripts, tenant, key)).values(**values))
 
 
 def delete_linked(connection: Connection, tenant: str, conversation: str) -> None:

@@ -1,7 +1,7 @@
 """Values of the store: conversations, branches, windows, passages, segments, memories, documents, matches, faults."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, NamedTuple
 
@@ -207,13 +207,9 @@ class Blob(NamedTuple):
     data: bytes
 
 
-ENTRIES_PER_SEGMENT = 512
-"""Entry numbers per recall segment: segment 0 covers the entries 1 to 512 of a branch, segment 1 the next 512."""
-
-
-def conversation_scope(conversation: str) -> str:
-    """Search scope of a conversation's messages on all branches."""
-    return f"conversation:{conversation}"
+def messages_scope(tenant: str) -> str:
+    """Search scope of all messages of a tenant. It names the tenant so that tenants have different partitions."""
+    return f"messages:{tenant}"
 
 
 def vault_scope(vault: str) -> str:
@@ -222,17 +218,6 @@ def vault_scope(vault: str) -> str:
 
 def memory_scope(namespace: str) -> str:
     return f"memory:{namespace}"
-
-
-def message_key(branch: int, seq: int) -> str:
-    """Key of a message's passage. The branch is the one that owns the entry."""
-    return f"{branch}:{seq}"
-
-
-def parse_message_key(key: str) -> tuple[int, int]:
-    """Branch and entry number of a message key."""
-    branch, _, seq = key.partition(":")
-    return int(branch), int(seq)
 
 
 class Passage(NamedTuple):
@@ -284,31 +269,106 @@ class SearchHit(NamedTuple):
 
 
 class SegmentRef(NamedTuple):
-    """Identifies a recall segment, the last entry in it, and the version of its bytes."""
+    """Identifies a segment of the message index, the last entry in it, and the revision of its bytes."""
 
     branch: int
     segment: int
+    number: int
+    """Number among the tenant's segments."""
+    revision: int
     last_seq: int
-    version: str
+    erasures: int
+    """Number of purges that changed it."""
+    format: int
+    embedder: str | None
+    """Embedder of all messages in it; None if some have no vector."""
 
-    @property
-    def first_seq(self) -> int:
-        return self.segment * ENTRIES_PER_SEGMENT + 1
+
+class SegmentData(NamedTuple):
+    columns: bytes
+    terms: bytes
 
 
-class SegmentRow(NamedTuple):
-    """A recall segment to store, with the passages of its messages.
+class SegmentTask(NamedTuple):
+    """A segment that lacks entries, or vectors of the embedder, or has another format."""
 
-    `purged_count` is the number of its entries that were purged when they were read (optimistic concurrency): if the
-    number differs when the segment is stored, an entry was purged in between, and the segment is refused.
+    conversation: str
+    branch: int
+    segment: int
+    last_seq: int
+    """The last entry that it should have."""
+    stored: SegmentRef | None
+    data: SegmentData | None
+    """Its bytes, if they are extended; None if it is built from all its entries."""
+    entries: tuple[Entry, ...]
+
+
+class IndexedBranch(NamedTuple):
+    """A branch whose entries up to `last_seq` are in the message index."""
+
+    conversation: str
+    branch: int
+    last_seq: int
+
+
+class IndexingBatch(NamedTuple):
+    tasks: tuple[SegmentTask, ...]
+    branches: tuple[IndexedBranch, ...]
+    """Branches that are indexed when all of these tasks are done."""
+
+
+class SegmentUpdate(NamedTuple):
+    """A segment to store.
+
+    Optimistic concurrency: it is refused if the segment has another revision by then, or if another number of the
+    entries that were read is purged.
     """
 
+    conversation: str
     branch: int
     segment: int
+    first_read_seq: int
     last_seq: int
-    data: bytes
-    passages: tuple[Passage, ...] = ()
-    purged_count: int = 0
+    base_revision: int | None
+    purged_count: int
+    """Number of entries from `first_read_seq` on that were purged when they were read."""
+    data: SegmentData
+    embedder: str | None
+    term_counts: tuple[tuple[int, Mapping[str, int]], ...] = ()
+    """Row in the segment and term counts of each new message."""
+    replaces_rows: bool = False
+    """Whether its messages were in the inverted index before, and may be there under other terms."""
+
+
+class SegmentColumns(NamedTuple):
+    """The columns of a segment that has changed; empty after a purge of the whole conversation."""
+
+    number: int
+    conversation: str
+    branch: int
+    format: int
+    columns: bytes
+
+
+class MessageIndexRead(NamedTuple):
+    """What a search reads: the segments that changed since a revision, and the postings of terms."""
+
+    revision: int
+    """Revision up to which `changes` go."""
+    is_latest: bool
+    """False if more segments have changed, which the next read has."""
+    is_current_format: bool
+    changes: tuple[SegmentColumns, ...]
+    postings: Mapping[str, Sequence[tuple[int, bytes]]]
+    """Blocks of each term."""
+
+
+class MessageKey(NamedTuple):
+    """Names a message by the branch that owns it."""
+
+    conversation: str
+    branch: int
+    seq: int
 
 
 class Citation(NamedTuple):

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, or_, select, text
 from quire.log.dialects import upsert
 from quire.log.schema import passages, search_scopes, sweeps
 from quire.log.store_base import SqlStoreBase
-from quire.log.types import conversation_scope, memory_scope
+from quire.log.types import memory_scope
 
 
 class ConversationActivity(NamedTuple):
@@ -42,9 +42,9 @@ class SqlWorklist(SqlStoreBase):
     async def record_sweep(self, name: str, until: int) -> None:
         await self._write(_record_sweep, name, until)
 
-    async def list_unembedded_scopes(self, conversation: str, *, embedder: str) -> list[str]:
-        """Scopes of the conversation and of the tenant's memories with a passage that lacks this embedder's vector."""
-        return await self._read(_list_unembedded_scopes, conversation, embedder=embedder)
+    async def list_unembedded_scopes(self, *, embedder: str) -> list[str]:
+        """Scopes of the tenant's memories with a passage that lacks this embedder's vector."""
+        return await self._read(_list_unembedded_scopes, embedder=embedder)
 
 
 def _list_updated_conversations(
@@ -74,14 +74,14 @@ def _record_sweep(connection: Connection, _tenant: str, name: str, until: int) -
     connection.execute(upsert(connection, sweeps, replace=["swept_until"]), {"name": name, "swept_until": until})
 
 
-def _list_unembedded_scopes(connection: Connection, tenant: str, conversation: str, *, embedder: str) -> list[str]:
+def _list_unembedded_scopes(connection: Connection, tenant: str, *, embedder: str) -> list[str]:
     prefix = memory_scope("")
     # The smallest string after all that have the prefix.
     prefix_end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     memory_scopes = select(search_scopes.c.scope).where(
         search_scopes.c.tenant == tenant, search_scopes.c.scope >= prefix, search_scopes.c.scope < prefix_end
     )
-    candidates = [conversation_scope(conversation), *connection.execute(memory_scopes).scalars()]
+    candidates = connection.execute(memory_scopes).scalars().all()
     return [scope for scope in candidates if _lacks_vectors(connection, tenant, scope, embedder)]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from quire.engine.search import MessageFilter, MessageHit, MessageSearchResult, search_messages
 from quire.errors import EntryNotFound, InvalidRequest
 from quire.log.types import Branch, ConversationOrigin, ConversationRecord
 from quire.log.worker_threads import run_in_worker
@@ -22,8 +23,9 @@ from quire.mcp_server.answers import (
     fit_text,
 )
 from quire.mcp_server.arguments import HistoryListCall, HistoryReadCall, HistorySearchCall, to_micros
-from quire.mcp_server.message_search import FoundMessage, FoundMessages, HistoryFilter, excerpt_around, search_history
 from quire.model import Entry
+from quire.search.highlights import make_excerpt
+from quire.search.query_words import find_query_words
 from quire.view.excerpts import excerpt_message
 from quire.view.recalled_messages import message_to_text
 
@@ -40,23 +42,28 @@ MAX_TOOL_OUTPUT_CHARS = 1_200
 
 
 async def search(access: HistoryAccess, call: HistorySearchCall) -> ToolAnswer:
-    where = HistoryFilter(
-        call.conversation,
-        call.project,
-        call.source,
-        call.role,
-        to_micros(call.since) if call.since is not None else None,
-        to_micros(call.until, is_end=True) if call.until is not None else None,
+    if call.conversation is not None:
+        await access.engine.store.get_conversation(call.conversation)
+    where = MessageFilter(
+        conversations=(call.conversation,) if call.conversation is not None else None,
+        project=call.project,
+        source=call.source,
+        role=call.role,
+        since=to_micros(call.since) if call.since is not None else None,
+        until=to_micros(call.until, is_end=True) if call.until is not None else None,
     )
-    found = await search_history(access.engine, call.query, where, limit=call.limit)
+    found = await search_messages(access.engine, call.query, where=where, limit=call.limit)
     titled = await access.load_titles(*{each.conversation.id: each.conversation for each in found.messages}.values())
     titles = {each.id: each.title for each in titled}
     # In a thread: masking and counting long messages takes time.
     return await run_in_worker(_build_hits, access, found, titles, call.query)
 
 
-def _build_hits(access: HistoryAccess, found: FoundMessages, titles: Mapping[str, str], query: str) -> SearchAnswer:
-    hits = [_to_hit(access, each, titles[each.conversation.id], query) for each in found.messages]
+def _build_hits(
+    access: HistoryAccess, found: MessageSearchResult, titles: Mapping[str, str], query: str
+) -> SearchAnswer:
+    terms = frozenset(term for word in find_query_words(query) for term in word)
+    hits = [_to_hit(access, each, titles[each.conversation.id], terms) for each in found.messages]
     hint = None if hits else "No message matches. Try other words or fewer filters; history_list names projects."
 
     def build(taken: Sequence[HistoryHit]) -> SearchAnswer:
@@ -66,8 +73,8 @@ def _build_hits(access: HistoryAccess, found: FoundMessages, titles: Mapping[str
     return fit_answer(hits, build, max_tokens=MAX_SEARCH_TOKENS, counter=access.counter)
 
 
-def _to_hit(access: HistoryAccess, found: FoundMessage, title: str, query: str) -> HistoryHit:
-    entry, origin = found.hit.entry, found.conversation.origin or ConversationOrigin()
+def _to_hit(access: HistoryAccess, found: MessageHit, title: str, terms: frozenset[str]) -> HistoryHit:
+    entry, origin = found.entry, found.conversation.origin or ConversationOrigin()
     # Masked whole: a secret that an excerpt cuts would not be recognised.
     text = message_to_text(access.mask_message(entry.message))
     return HistoryHit(
@@ -80,8 +87,8 @@ def _to_hit(access: HistoryAccess, found: FoundMessage, title: str, query: str) 
         title=access.to_label(title) or "",
         source=access.to_label(origin.client),
         project=access.to_label(origin.project),
-        score=round(found.hit.score, 3),
-        excerpt=access.cut_text(excerpt_around(text, query), MAX_EXCERPT_TOKENS),
+        score=round(found.score, 3),
+        excerpt=access.cut_text(make_excerpt(text, terms).text, MAX_EXCERPT_TOKENS),
     )
 
 

@@ -1,4 +1,4 @@
-"""Schemas of log entries, a union discriminated by `kind`, and of search hits among them."""
+"""Schemas of log entries, a union discriminated by `kind`."""
 
 from typing import Annotated, Any, Literal, assert_never
 
@@ -136,13 +136,3 @@ def _common_fields(entry: Entry) -> dict[str, Any]:
         "turn": metadata.turn,
         "purged": entry.purged_at is not None,
     }
-
-
-class MessageHitSchema(JsonModel):
-    conversation: str
-    score: float
-    entry: EntrySchema
-
-    @classmethod
-    def from_entry(cls, entry: Entry, *, score: float) -> "MessageHitSchema":
-        return cls(conversation=entry.conversation, score=score, entry=entry_to_schema(entry))

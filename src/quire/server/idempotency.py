@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
 from quire.engine import Conversation
+from quire.engine.message_index import schedule_indexing
 from quire.engine.recorder import Recorder
 from quire.engine.request import PendingMessage
 from quire.errors import StaleHead
@@ -37,7 +38,9 @@ async def append_once(conversation: Conversation, messages: Sequence[Message], *
     store, recorder = conversation.engine.store, Recorder(conversation.engine, conversation.id, conversation.branch)
     drafts = [recorder.make_draft(PendingMessage(message)) for message in messages]
     path = await _get_path_at(store, conversation, after)
-    return await store.append(conversation.id, *drafts, branch=conversation.branch, after=path)
+    entries = await store.append(conversation.id, *drafts, branch=conversation.branch, after=path)
+    schedule_indexing(conversation.engine)
+    return entries
 
 
 async def find_prior_attempt(conversation: Conversation, message: Message | None, *, after: int) -> PriorAttempt | None:

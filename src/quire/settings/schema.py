@@ -110,7 +110,8 @@ class Settings(FrozenModel):
     )
     embeddings: str | None = Field(
         default=None,
-        description="Semantic search: `local` for the offline embedding model, or the base URL of a server.",
+        description="Semantic search: `local` for the offline embedding model, `onnx:FOLDER` for a sentence encoder "
+        "with model.onnx and tokenizer.json, or the base URL of a server.",
     )
     embeddings_model: str | None = Field(default=None, description="Embedding model of that server.")
     model: str = Field(default="gpt-4o", description="Model that answers.")

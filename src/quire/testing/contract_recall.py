@@ -1,9 +1,13 @@
-"""Store contract for data derived from messages: recall segments and memories."""
+"""Store contract for data derived from messages: the message index and memories."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
+from quire.engine import Engine, EngineConfig
+from quire.engine.message_index import index_messages
+from quire.engine.search import MessageFilter, search_messages
 from quire.errors import (
     ConversationNotFound,
     EntryNotFound,
@@ -12,140 +16,200 @@ from quire.errors import (
     MemoryRetired,
     StaleSegment,
 )
-from quire.log import (
-    ENTRIES_PER_SEGMENT,
-    Citation,
-    Passage,
-    SegmentRef,
-    SegmentRow,
-    Store,
-    conversation_scope,
-    memory_scope,
-    message_key,
-)
-from quire.model import Pin
+from quire.log import Citation, IndexedBranch, MessageKey, SegmentData, SegmentUpdate, Store, memory_scope
+from quire.model import Message, Pin
+from quire.search.postings import ENTRIES_PER_SEGMENT
+from quire.settings import Settings
 from quire.testing.builders import make_messages
 from quire.testing.contract_search import get_hit_keys
 
+WORDS = ("otter", "heron", "badger", "willow", "river", "mill", "tide", "spring")
 
-def make_segment(first: int, last: int, *, branch: int = 0, data: bytes = b"index", purge_count: int = 0) -> SegmentRow:
-    """Makes a segment with a passage for each of these entries."""
-    passages = tuple(Passage(message_key(branch, seq), f"message {seq}", at=seq) for seq in range(first, last + 1))
-    return SegmentRow(branch, (first - 1) // ENTRIES_PER_SEGMENT, last, data, passages, purge_count)
+
+def make_engine(store: Store) -> Engine:
+    return Engine(store, EngineConfig.create(Settings()))
+
+
+async def find_messages(store: Store, query: str, *, where: MessageFilter | None = None) -> list[tuple[str, int, int]]:
+    """Conversation, branch and number of the messages that a search of the current index finds, in their order."""
+    found = await search_messages(make_engine(store), query, where=where or MessageFilter(), limit=100)
+    return [(hit.entry.conversation, hit.entry.branch, hit.entry.seq) for hit in found.messages]
+
+
+def make_update(
+    first: int, last: int, *, conversation: str = "c", branch: int = 0, base: int | None = None
+) -> SegmentUpdate:
+    """An update without messages, for what depends on its entries alone."""
+    segment = (last - 1) // ENTRIES_PER_SEGMENT
+    return SegmentUpdate(conversation, branch, segment, first, last, base, 0, SegmentData(b"columns", b"terms"), None)
 
 
 class RecallContract:
     """The part of `StoreContract` about data that is derived from messages, and purged with them."""
 
-    async def test_a_segment_is_listed_read_and_found_by_its_messages(self, store: Store) -> None:
+    async def test_what_is_appended_is_unindexed_until_its_segments_are_stored(self, store: Store) -> None:
         await store.create_conversation("c")
+        assert not await store.has_unindexed()
         await store.append("c", *make_messages(ENTRIES_PER_SEGMENT + 10))
-        assert await store.list_segments("c") == []
-        refs = [
-            await store.put_segment("c", make_segment(1, ENTRIES_PER_SEGMENT, data=b"\x00one")),
-            await store.put_segment(
-                "c", make_segment(ENTRIES_PER_SEGMENT + 1, ENTRIES_PER_SEGMENT + 10, data=b"two\xff")
-            ),
+        assert await store.has_unindexed()
+        assert await store.has_unindexed(conversations=["x", "c"])
+        assert not await store.has_unindexed(conversations=["x"])
+        batch = await store.read_indexing_batch(max_entries=100)
+        assert [(task.segment, task.last_seq, len(task.entries)) for task in batch.tasks] == [(0, 512, 512)]
+        assert batch.branches == ()
+        batch = await store.read_indexing_batch(max_entries=1_000)
+        assert [(task.segment, task.last_seq, len(task.entries)) for task in batch.tasks] == [
+            (0, 512, 512),
+            (1, 522, 10),
         ]
-        assert [ref[:3] for ref in refs] == [(0, 0, ENTRIES_PER_SEGMENT), (0, 1, ENTRIES_PER_SEGMENT + 10)]
-        assert await store.list_segments("c") == refs
-        assert await store.read_segments("c", refs[::-1]) == [b"two\xff", b"\x00one"]
-        assert await store.read_segments("c", []) == []
-        [hit] = await store.search("517", scopes=[conversation_scope("c")])
-        assert (hit.key, hit.at) == ("0:517", 517)
+        assert batch.branches == (IndexedBranch("c", 0, 522),)
+        assert await store.read_indexing_batch(max_entries=1_000, conversations=["x"]) == ((), ())
+        await store.append("c", *make_messages(1))
+        await index_messages(make_engine(store))
+        assert not await store.has_unindexed()
+        refs = await store.list_segments("c")
+        assert [(ref.branch, ref.segment, ref.number, ref.last_seq) for ref in refs] == [(0, 0, 0, 512), (0, 1, 1, 523)]
+        assert await store.read_segments("c", refs[::-1]) == (await store.read_segments("c", refs))[::-1]
+        assert await find_messages(store, "message 517") != []
 
-    async def test_a_segment_grows_and_each_write_has_its_own_version(self, store: Store) -> None:
+    async def test_a_branch_that_has_moved_on_stays_unindexed(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *make_messages(2))
+        await store.append("c", *make_messages(1))
+        assert await store.put_segments([make_update(1, 2)], indexed=[IndexedBranch("c", 0, 2)]) == []
+        assert await store.has_unindexed()
+        assert await store.put_segments([], indexed=[IndexedBranch("c", 0, 3)]) == []
+        assert not await store.has_unindexed()
+
+    async def test_a_segment_grows_by_its_new_entries_alone(self, store: Store) -> None:
         await store.create_conversation("c")
         await store.append("c", *make_messages(30))
-        first = await store.put_segment("c", make_segment(1, 10, data=b"first"))
-        again = await store.put_segment("c", make_segment(1, 10, data=b"again"))
-        longer = await store.put_segment("c", make_segment(1, 30, data=b"longer"))
-        assert len({first.version, again.version, longer.version}) == 3
-        assert await store.put_segment("c", make_segment(1, 20, data=b"late")) == longer
-        assert await store.list_segments("c") == [longer]
-        assert await store.read_segments("c", [longer]) == [b"longer"]
-        for stale in (first, again, longer._replace(segment=1, version="x")):
-            with pytest.raises(StaleSegment):
-                await store.read_segments("c", [longer, stale])
-        assert len(await store.search("message", scopes=[conversation_scope("c")], limit=100)) == 30
+        await index_messages(make_engine(store))
+        [first] = await store.list_segments("c")
+        await store.append("c", Message.user("an otter"))
+        [task] = (await store.read_indexing_batch(max_entries=100)).tasks
+        assert (task.stored, [entry.seq for entry in task.entries]) == (first, [31])
+        await index_messages(make_engine(store))
+        [grown] = await store.list_segments("c")
+        assert (grown.number, grown.last_seq) == (first.number, 31)
+        assert grown.revision > first.revision
+        with pytest.raises(StaleSegment):
+            await store.read_segments("c", [first])
+        assert await find_messages(store, "otters") == [("c", 0, 31)]
+        assert len(await find_messages(store, "message")) == 30
+
+    async def test_a_segment_that_was_changed_meanwhile_is_refused(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *make_messages(3))
+        update = make_update(1, 3)
+        assert await store.put_segments([update]) == []
+        [stored] = await store.list_segments("c")
+        for base in (None, stored.revision + 1):
+            late = update._replace(base_revision=base)
+            assert await store.put_segments([late], indexed=[IndexedBranch("c", 0, 3)]) == [late]
+        assert await store.has_unindexed()
+        assert await store.put_segments([update._replace(base_revision=stored.revision)]) == []
 
     async def test_a_segment_holds_entries_of_its_own_branch_and_range(self, store: Store) -> None:
         await store.create_conversation("c")
         await store.append("c", *make_messages(20))
         branch = (await store.fork("c", at=5)).number
         await store.append("c", *make_messages(3), branch=branch)
-        strange = make_segment(1, 10)._replace(passages=(Passage("0:11", "text"),))
-        outside = [
-            make_segment(1, 21),
-            make_segment(1, 10)._replace(segment=1),
-            make_segment(1, 5, branch=branch),
-            strange,
-        ]
+        outside = [make_update(1, 21), make_update(1, 10)._replace(segment=1), make_update(1, 5, branch=branch)]
         for wrong in outside:
             with pytest.raises(InvalidEntry):
-                await store.put_segment("c", wrong)
+                await store.put_segments([make_update(1, 20), wrong])
         with pytest.raises(ConversationNotFound):
-            await store.put_segment("other", make_segment(1, 1))
+            await store.put_segments([make_update(1, 1, conversation="other")])
         assert await store.list_segments("c") == []
 
-    async def test_segments_are_listed_along_the_branch(self, store: Store) -> None:
+    async def test_segments_are_listed_along_the_branch_and_each_message_is_found_once(self, store: Store) -> None:
         await store.create_conversation("c")
         await store.append("c", *make_messages(2 * ENTRIES_PER_SEGMENT + 20))
-        refs = [
-            await store.put_segment(
-                "c", make_segment(n * ENTRIES_PER_SEGMENT + 1, min((n + 1) * ENTRIES_PER_SEGMENT, 1044))
-            )
-            for n in range(3)
-        ]
         branch = (await store.fork("c", at=ENTRIES_PER_SEGMENT + 5)).number
-        await store.append("c", *make_messages(2), branch=branch)
-        mine = await store.put_segment(
-            "c", make_segment(ENTRIES_PER_SEGMENT + 6, ENTRIES_PER_SEGMENT + 7, branch=branch, data=b"mine")
-        )
-        assert await store.list_segments("c") == refs
-        assert await store.list_segments("c", branch=branch) == [*refs[:2], mine]
-        assert await store.read_segments("c", [mine, refs[0]]) == [b"mine", b"index"]
+        await store.append("c", Message.user("an otter"), Message.user("a heron"), branch=branch)
+        await index_messages(make_engine(store))
+        main, forked = await store.list_segments("c"), await store.list_segments("c", branch=branch)
+        assert [(ref.branch, ref.segment, ref.last_seq) for ref in main] == [(0, 0, 512), (0, 1, 1_024), (0, 2, 1_044)]
+        assert forked[:2] == main[:2]
+        assert [(ref.branch, ref.segment, ref.last_seq) for ref in forked[2:]] == [(branch, 1, 519)]
+        assert await find_messages(store, "otter") == [("c", branch, 518)]
+        assert (await find_messages(store, "message 7")).count(("c", 0, 7)) == 1
         empty = await store.fork("c", at=0)
         assert await store.list_segments("c", branch=empty.number) == []
 
-    async def test_a_purge_deletes_the_passage_and_the_segment(self, store: Store) -> None:
+    async def test_a_search_covers_all_conversations_and_each_condition_holds(self, store: Store) -> None:
+        for name in ("a", "b"):
+            await store.create_conversation(name)
+            await store.append(name, *(Message.user(f"{word} of {name}") for word in WORDS))
+        engine = make_engine(store)
+        assert set(await find_messages(store, "heron")) == {("a", 0, 2), ("b", 0, 2)}
+        assert await find_messages(store, "heron", where=MessageFilter(conversations=("b", "none"))) == [("b", 0, 2)]
+        assert await find_messages(store, "heron", where=MessageFilter(conversations=())) == []
+        assert await find_messages(store, "heron", where=MessageFilter(role="assistant")) == []
+        found = await search_messages(engine, "heron", min_score=0.99)
+        assert (found.messages, found.complete) == ([], True)
+
+    async def test_a_purge_erases_a_message_from_the_index(self, store: Store) -> None:
         await store.create_conversation("c")
-        await store.append("c", *make_messages(ENTRIES_PER_SEGMENT + 2))
-        await store.put_segment("c", make_segment(1, ENTRIES_PER_SEGMENT))
-        other = await store.put_segment("c", make_segment(ENTRIES_PER_SEGMENT + 1, ENTRIES_PER_SEGMENT + 2))
-        scope = [conversation_scope("c")]
-        assert get_hit_keys(await store.search("7", scopes=scope)) == ["0:7"]
-        await store.purge("c", [7])
-        assert await store.search("7", scopes=scope) == []
-        assert get_hit_keys(await store.search("8", scopes=scope)) == ["0:8"]
-        assert await store.list_segments("c") == [other]
+        await store.append("c", *(Message.user(f"{word} number {number}") for number, word in enumerate(WORDS * 2)))
+        await index_messages(make_engine(store))
+        [before] = await store.list_segments("c")
+        await store.purge("c", [2])
+        [after] = await store.list_segments("c")
+        assert (after.erasures, after.last_seq, after.number) == (before.erasures + 1, before.last_seq, before.number)
+        assert await find_messages(store, "heron") == [("c", 0, 10)]
+        read = await store.read_message_index(["heron", "1"], after_revision=0)
+        assert {term: sum(len(data) for _, data in blocks) for term, blocks in read.postings.items()} == {"heron": 3}
+        assert not await store.has_unindexed()
+        await store.append("c", Message.user("one more heron"))
+        assert set(await find_messages(store, "heron")) == {("c", 0, 10), ("c", 0, 17)}
         await store.purge("c")
-        assert await store.list_segments("c") == []
-        assert await store.search("8 message", scopes=scope) == []
+        assert await find_messages(store, " ".join(WORDS)) == []
+        read = await store.read_message_index(list(WORDS), after_revision=0)
+        assert read.postings == {}
+        await store.append("c", Message.user("a heron again"))
+        assert await find_messages(store, "heron") == [("c", 0, 18)]
 
     async def test_a_segment_that_was_built_before_a_purge_is_refused_after_it(self, store: Store) -> None:
         await store.create_conversation("c")
         await store.append("c", *make_messages(20))
-        await store.purge("c", [3])
-        known = make_segment(1, 10, purge_count=1)
-        await store.put_segment("c", known)
         await store.purge("c", [7])
-        for late in (known, make_segment(1, 20, purge_count=1)):
-            with pytest.raises(StaleSegment):
-                await store.put_segment("c", late)
+        for late in (make_update(1, 10), make_update(1, 20)):
+            assert await store.put_segments([late]) == [late]
         assert await store.list_segments("c") == []
-        assert await store.search("7", scopes=[conversation_scope("c")]) == []
-        await store.put_segment("c", make_segment(1, 5, purge_count=1))
-        await store.put_segment("c", make_segment(1, 20, purge_count=2))
+        assert await store.put_segments([make_update(1, 6), make_update(8, 20, base=1)]) == []
 
-    async def test_concurrent_segments_and_purges_store_nothing_that_was_purged(self, store: Store) -> None:
+    async def test_concurrent_indexing_and_purges_store_nothing_that_was_purged(self, store: Store) -> None:
         await store.create_conversation("c")
-        await store.append("c", *make_messages(12))
-        before, after = ([store.put_segment("c", make_segment(1, last)) for last in range(4, 12)] for _ in range(2))
-        outcomes = await asyncio.gather(*before, store.purge("c", [2]), *after, return_exceptions=True)
-        assert all(isinstance(outcome, StaleSegment | SegmentRef | list) for outcome in outcomes), outcomes
-        assert await store.search("2", scopes=[conversation_scope("c")]) == []
-        assert await store.list_segments("c") == []
+        await store.append("c", *(Message.user(f"{word} number {number}") for number, word in enumerate(WORDS * 2)))
+        before, after = ([index_messages(make_engine(store)) for _ in range(4)] for _ in range(2))
+        await asyncio.gather(*before, store.purge("c", [2]), *after)
+        await index_messages(make_engine(store))
+        assert await find_messages(store, "heron") == [("c", 0, 10)]
+        read = await store.read_message_index(["heron", "otter"], after_revision=0)
+        assert {term: sum(len(data) for _, data in blocks) for term, blocks in read.postings.items()} == {
+            "heron": 3,
+            "otter": 6,
+        }
+
+    async def test_messages_that_lack_an_embedders_vectors_are_indexed_again(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *make_messages(3))
+        await index_messages(make_engine(store))
+        assert await store.mark_unembedded("letters") == 1
+        [task] = (await store.read_indexing_batch(max_entries=10, embedder="letters")).tasks
+        assert len(task.entries) == 3
+        assert (await store.read_indexing_batch(max_entries=10)).tasks == ()
+
+    async def test_messages_are_read_by_key_with_their_conversations(self, store: Store) -> None:
+        await store.create_conversation("c", title="Otters")
+        entries: Sequence[object] = await store.append("c", *make_messages(3), Pin(message=1))
+        await store.purge("c", [2])
+        keys = [MessageKey("c", 0, 3), MessageKey("c", 0, 2), MessageKey("c", 0, 4), MessageKey("d", 0, 1)]
+        found, records = await store.read_messages(keys)
+        assert found == [entries[2], None, None, None]
+        assert [record.title for record in records.values()] == ["Otters"]
 
     async def test_a_memory_cites_its_message_and_is_found(self, store: Store) -> None:
         await store.create_conversation("c")

@@ -15,8 +15,8 @@ from quire.log import (
     SearchHit,
     Store,
     VaultDocument,
-    conversation_scope,
     memory_scope,
+    messages_scope,
     pack_vector,
     vault_scope,
 )
@@ -172,7 +172,7 @@ class SearchContract:
         assert get_hit_keys(await store.search("dawn", scopes=[VAULT_SCOPE], vector=EAST, embedder="e")) == ["a"]
 
     async def test_passages_of_messages_and_memories_come_only_with_what_they_are_of(self, store: Store) -> None:
-        for scope in (conversation_scope("c"), memory_scope("agent")):
+        for scope in (messages_scope("c"), memory_scope("agent")):
             with pytest.raises(InvalidEntry):
                 await store.put_passages(scope, [Passage("0:1", "text")])
 

@@ -5,7 +5,8 @@ look like a message header are indented, so that no text can pass for another me
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from quire.model import Entry, FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
@@ -120,26 +121,35 @@ def render_fitted(fitted: Iterable[FittedCandidate]) -> str:
 def fit_candidates(
     candidates: Sequence[RecallCandidate], *, max_tokens: int, counter: TokenCounter
 ) -> list[FittedCandidate]:
-    """Selects candidates in order while they fit into `max_tokens`: each whole, or else as an excerpt."""
-    available_tokens = max_tokens - _LABEL_TOKENS
+    """Selects candidates in order while they fit into `max_tokens`, whole or as an excerpt.
+
+    A message that could never fit whole is excerpted in its place. One that the messages before it crowd out is
+    excerpted after all whole messages: its excerpt is worth less than they are, though they rank lower.
+    """
+    block_tokens = available_tokens = max_tokens - _LABEL_TOKENS
     selected: list[FittedCandidate] = []
     days: set[str] = set()
-    for candidate in candidates:
+    pending = [(candidate._replace(excerpt_ranges=None), candidate.excerpt_ranges) for candidate in candidates]
+    crowded_out: list[tuple[RecallCandidate, None]] = []
+    for candidate, excerpt_ranges in chain(pending, crowded_out):
         if available_tokens < _MIN_MESSAGE_TOKENS:
             break
-        day = _format_day(candidate.entry)
-        day_tokens = 0 if day in days else counter.count(f"{day}\n")
-        for variant in _variants(candidate):
-            line = _render_line(variant)
-            tokens = day_tokens + counter.count(f"{line}\n")
-            if tokens <= available_tokens:
-                available_tokens -= tokens
-                days.add(day)
-                selected.append(FittedCandidate(variant, tokens, day, line))
-                break
+        fitted = _fit(candidate, days, counter)
+        if fitted.tokens > available_tokens and excerpt_ranges is not None:
+            excerpt = candidate._replace(excerpt_ranges=excerpt_ranges)
+            if fitted.tokens <= block_tokens:
+                crowded_out.append((excerpt, None))
+                continue
+            fitted = _fit(excerpt, days, counter)
+        if fitted.tokens <= available_tokens:
+            available_tokens -= fitted.tokens
+            days.add(fitted.day)
+            selected.append(fitted)
     return selected
 
 
-def _variants(candidate: RecallCandidate) -> tuple[RecallCandidate, ...]:
-    whole = candidate._replace(excerpt_ranges=None)
-    return (whole,) if candidate.excerpt_ranges is None else (whole, candidate)
+def _fit(candidate: RecallCandidate, days: Collection[str], counter: TokenCounter) -> FittedCandidate:
+    """A candidate with its tokens, and those of its day unless the block has it."""
+    day, line = _format_day(candidate.entry), _render_line(candidate)
+    day_tokens = 0 if day in days else counter.count(f"{day}\n")
+    return FittedCandidate(candidate, day_tokens + counter.count(f"{line}\n"), day, line)

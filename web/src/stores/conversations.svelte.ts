@@ -5,7 +5,7 @@ import type { Conversation, OriginCount } from "../api/types";
 import { notices } from "./notices.svelte";
 
 const PAGE_SIZE = 50;
-/** Number of recent conversations whose titles are searched; the search in messages covers as many. */
+/** Number of recent conversations whose titles are searched; the search in messages covers all. */
 const TITLE_SEARCH_LIMIT = 200;
 
 /** Whether the title contains every word of the query. */

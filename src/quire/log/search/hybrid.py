@@ -13,9 +13,10 @@ from sqlalchemy import Connection, bindparam, select
 
 from quire.log.schema import passages, search_scopes, terms
 from quire.log.search import vectors
-from quire.log.search.inverted_index import PostingRow, RankedPassage, rank_by_bm25, split_chunks
-from quire.log.search.tokenizer import count_terms
+from quire.log.search.inverted_index import split_chunks
 from quire.log.types import Passage, SearchHit
+from quire.search.postings import PostingRow, RankedPassage, rank_by_bm25
+from quire.search.tokenizer import tokenize_query
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -70,7 +71,7 @@ def fuse_rankings(rankings: Sequence[tuple[float, Sequence[RankedPassage]]]) -> 
 def _rank_by_terms(
     connection: Connection, tenant: str, query: str, scope_names: Sequence[str], depth: int
 ) -> list[RankedPassage]:
-    query_terms = list(count_terms(query))[:MAX_QUERY_TERMS]
+    query_terms = tokenize_query(query)[:MAX_QUERY_TERMS]
     if not query_terms:
         return []
     rows: list[PostingRow] = []

@@ -10,20 +10,15 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, delete, select, update
 
 from quire.errors import InvalidEntry
-from quire.log import schema
-from quire.log.dialects import insert_or_ignore, insert_rows, sanitize_text
+from quire.log.dialects import insert_rows, sanitize_text
 from quire.log.raw_sql import yield_to_event_loop
-from quire.log.schema import passages, search_scopes
+from quire.log.schema import passages
 from quire.log.search import inverted_index, vectors
-from quire.log.search.inverted_index import (
-    PASSAGES_PER_BLOCK,
-    IndexRowKey,
-    build_postings,
-    remove_postings,
-    split_chunks,
-)
-from quire.log.search.tokenizer import count_terms
+from quire.log.search.inverted_index import split_chunks
+from quire.log.search.scopes import has_scope, lock_scope, update_scope
 from quire.log.types import Passage, PassageVector, UnembeddedPassage
+from quire.search.postings import NUMBERS_PER_BLOCK, IndexRowKey, build_postings, remove_postings
+from quire.search.tokenizer import count_terms
 
 _TITLE_WEIGHT = 2
 """A word in the title counts as this many words of the text."""
@@ -58,29 +53,23 @@ def put_passages(
     """Stores these passages, replacing all former passages of their keys and of the keys in `replacing`."""
     new = _index_by_key(items)
     keys = {key for key, _ in new} | set(replacing)
-    next_number, count = _lock_scope(connection, tenant, scope)
+    locked = lock_scope(connection, tenant, scope)
     stored = _read_stored(connection, tenant, scope, keys)
     removed = [old for old in stored if not _is_unchanged(old, new)]
     unchanged = {(old.key, old.part) for old in stored if _is_unchanged(old, new)}
     added = [passage for key_part, passage in new.items() if key_part not in unchanged]
     _remove_passages(connection, tenant, scope, removed)
-    _insert_passages(connection, tenant, scope, added, first=next_number)
-    _update_scope(connection, tenant, scope, next_number + len(added), count + len(added) - len(removed))
+    _insert_passages(connection, tenant, scope, added, first=locked.next_number)
+    changed = locked._replace(
+        next_number=locked.next_number + len(added), passage_count=locked.passage_count + len(added) - len(removed)
+    )
+    update_scope(connection, tenant, changed)
 
 
 def delete_passages(connection: Connection, tenant: str, scope: str, keys: Collection[str]) -> None:
     """Deletes the passages of these keys."""
-    if keys and _has_scope(connection, tenant, scope):
+    if keys and has_scope(connection, tenant, scope):
         put_passages(connection, tenant, scope, (), replacing=keys)
-
-
-def delete_scope(connection: Connection, tenant: str, scope: str) -> None:
-    """Deletes all passages of the scope."""
-    if not _has_scope(connection, tenant, scope):
-        return
-    _lock_scope(connection, tenant, scope)
-    for table in (schema.terms, passages, search_scopes):
-        connection.execute(delete(table).where(table.c.tenant == tenant, table.c.scope == scope))
 
 
 def get_passages(connection: Connection, tenant: str, scope: str, key: str) -> list[Passage]:
@@ -117,7 +106,7 @@ def put_vectors(
     """Stores the vectors of passages, except of those whose text was changed or deleted since it was read."""
     if not passage_vectors:
         return
-    _lock_scope(connection, tenant, scope)
+    lock_scope(connection, tenant, scope)
     by_passage = {(each.key, each.part, each.digest): each.vector for each in passage_vectors}
     stored = _read_stored(connection, tenant, scope, {each.key for each in passage_vectors})
     matched = [old for old in stored if (old.key, old.part, old.digest) in by_passage]
@@ -144,28 +133,6 @@ def _index_by_key(items: Iterable[Passage]) -> dict[tuple[str, int], Passage]:
 def _is_unchanged(old: _StoredPassage, new: dict[tuple[str, int], Passage]) -> bool:
     passage = new.get((old.key, old.part))
     return passage is not None and old.is_same_as(passage)
-
-
-def _has_scope(connection: Connection, tenant: str, scope: str) -> bool:
-    query = select(search_scopes.c.next_number).where(search_scopes.c.tenant == tenant, search_scopes.c.scope == scope)
-    return connection.execute(query).first() is not None
-
-
-def _lock_scope(connection: Connection, tenant: str, scope: str) -> tuple[int, int]:
-    """Locks the scope until the commit; returns its next passage number and its passage count."""
-    new_row = {"tenant": tenant, "scope": scope, "next_number": 0, "passage_count": 0}
-    connection.execute(insert_or_ignore(connection, search_scopes), new_row)
-    query = select(search_scopes.c.next_number, search_scopes.c.passage_count).where(
-        search_scopes.c.tenant == tenant, search_scopes.c.scope == scope
-    )
-    row = connection.execute(query.with_for_update()).first()
-    # None if a purge has just deleted the whole scope.
-    return (row.next_number, row.passage_count) if row is not None else _lock_scope(connection, tenant, scope)
-
-
-def _update_scope(connection: Connection, tenant: str, scope: str, next_number: int, count: int) -> None:
-    key = (search_scopes.c.tenant == tenant, search_scopes.c.scope == scope)
-    connection.execute(update(search_scopes).where(*key).values(next_number=next_number, passage_count=count))
 
 
 def _read_stored(connection: Connection, tenant: str, scope: str, keys: Collection[str]) -> list[_StoredPassage]:
@@ -235,7 +202,7 @@ def _remove_passages(connection: Connection, tenant: str, scope: str, removed: S
     numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
     for old in removed:
         for term in _count_weighted_terms(old.title, old.text):
-            numbers_by_row[old.number // PASSAGES_PER_BLOCK, term].add(old.number)
+            numbers_by_row[old.number // NUMBERS_PER_BLOCK, term].add(old.number)
     inverted_index.remove_from_index_rows(connection, tenant, scope, numbers_by_row, remove_numbers=remove_postings)
     vectors.remove_vectors(connection, tenant, scope, [(old.number, old.embedder) for old in removed])
     for chunk in split_chunks([old.number for old in removed]):

@@ -18,7 +18,7 @@ from quire.log import schema
 from quire.log.pgvector import uses_pgvector
 from quire.log.raw_sql import fetch_binary
 from quire.log.search import inverted_index
-from quire.log.search.inverted_index import RankedPassage
+from quire.search.postings import IndexRowKey, RankedPassage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,7 @@ def add_vectors(
         }
         connection.execute(_SET_VECTORS, {"tenant": tenant, "scope": scope, **params})
         return
-    added: defaultdict[inverted_index.IndexRowKey, bytearray] = defaultdict(bytearray)
+    added: defaultdict[IndexRowKey, bytearray] = defaultdict(bytearray)
     for number, vector in numbered:
         added[number // _VECTORS_PER_BLOCK, _vector_term(embedder, len(vector) // 4)] += (
             number.to_bytes(4, "little") + vector
@@ -77,7 +77,7 @@ def remove_vectors(connection: Connection, tenant: str, scope: str, removed: Ite
         return
     for embedder, numbers in by_embedder.items():
         for term in _list_vector_terms(connection, tenant, scope, embedder):
-            numbers_by_row: defaultdict[inverted_index.IndexRowKey, set[int]] = defaultdict(set)
+            numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
             for number in numbers:
                 numbers_by_row[number // _VECTORS_PER_BLOCK, term].add(number)
             remove = partial(_remove_numbers, dimensions=int(term.rpartition(":")[2]))

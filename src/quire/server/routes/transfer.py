@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypeAliasType
 
+from quire.engine.message_index import schedule_indexing
 from quire.errors import ImportFailed
 from quire.log.export_import import ExportLine
 from quire.schemas.records import ConversationSchema
@@ -88,8 +89,9 @@ async def import_conversation(
 ) -> ConversationSchema:
     """Imports an exported conversation in one transaction and verifies every digest. An error names its line."""
     async with _spool_body(request) as file:
-        store = engine_for_caller(server_state, caller).store
-        imported = await store.import_conversation(_decode_lines(file), as_id=as_id)
+        engine = engine_for_caller(server_state, caller)
+        imported = await engine.store.import_conversation(_decode_lines(file), as_id=as_id)
+    schedule_indexing(engine)
     return ConversationSchema.from_record(imported)
 
 

@@ -19,7 +19,7 @@ PARTITIONED_TABLES = {
     "imports": "conversation",
     "passages": "scope",
     "terms": "scope",
-    "recall_segments": "conversation",
+    "message_segments": "conversation",
 }
 """Tables with hash partitions on PostgreSQL, and the column that selects the partition."""
 
@@ -35,6 +35,7 @@ UNPARTITIONED_TABLES = (
     "spending",
     "spend_reservations",
     "search_scopes",
+    "unindexed_branches",
     "memories",
     "documents",
     "api_keys",
@@ -82,10 +83,13 @@ def _add_partitioning(table: str, statement: str) -> str:
 
 def _disable_compression() -> list[str]:
     """Stores packed bytes uncompressed: compressing them again costs time and saves nothing."""
-    columns = {"passages": "vector", "terms": "postings", "recall_segments": "data"}
-    return [
-        f"ALTER TABLE quire_{table} ALTER COLUMN {column} SET STORAGE EXTERNAL" for table, column in columns.items()
+    columns = [
+        ("passages", "vector"),
+        ("terms", "postings"),
+        ("message_segments", "columns"),
+        ("message_segments", "terms"),
     ]
+    return [f"ALTER TABLE quire_{table} ALTER COLUMN {column} SET STORAGE EXTERNAL" for table, column in columns]
 
 
 def _sweep_function(schema: str) -> list[str]:
@@ -128,6 +132,7 @@ _INDEXES = (
     """
     CREATE INDEX quire_conversations_by_session ON quire_conversations (tenant, session, updated_at, conversation)
     WHERE session IS NOT NULL""",
+    "CREATE INDEX quire_conversations_by_project ON quire_conversations (tenant, project) WHERE project IS NOT NULL",
     """
     CREATE INDEX quire_entries_control ON quire_entries (tenant, conversation, branch, seq)
     WHERE kind <> 'message'""",
@@ -147,6 +152,7 @@ _INDEXES = (
     ON quire_transcript_lines (tenant, project, session, subpath, uuid) WHERE uuid IS NOT NULL""",
     "CREATE UNIQUE INDEX quire_passages_by_number ON quire_passages (tenant, scope, number)",
     "CREATE INDEX quire_passages_by_embedder ON quire_passages (tenant, scope, embedder, number)",
+    "CREATE INDEX quire_message_segments_by_revision ON quire_message_segments (tenant, revision)",
     "CREATE INDEX quire_memories_by_namespace ON quire_memories (tenant, namespace, created_at, memory)",
     "CREATE INDEX quire_memories_by_message ON quire_memories (tenant, conversation, branch, seq)",
     "CREATE UNIQUE INDEX quire_api_keys_by_id ON quire_api_keys (id)",
@@ -229,12 +235,13 @@ def _ledger_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         CREATE TABLE quire_transcripts (
             tenant {key} NOT NULL, project {key} NOT NULL, session {key} NOT NULL, subpath {key} NOT NULL,
             conversation {key}, line_count {big} NOT NULL, modified_at {big} NOT NULL, summary TEXT,
+            row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, project, session, subpath)
         )""",
         "transcript_lines": f"""
         CREATE TABLE quire_transcript_lines (
             tenant {key} NOT NULL, project {key} NOT NULL, session {key} NOT NULL, subpath {key} NOT NULL,
-            number {big} NOT NULL, uuid {key}, line TEXT NOT NULL,
+            number {big} NOT NULL, uuid {key}, line TEXT NOT NULL, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, project, session, subpath, number)
         )""",
         "calibrations": f"""
@@ -280,14 +287,21 @@ def _search_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         "search_scopes": f"""
         CREATE TABLE quire_search_scopes (
             tenant {key} NOT NULL, scope {key} NOT NULL, next_number {big} NOT NULL, passage_count {big} NOT NULL,
+            revision {big} NOT NULL, format INTEGER NOT NULL,
             PRIMARY KEY (tenant, scope)
         )""",
-        "recall_segments": f"""
-        CREATE TABLE quire_recall_segments (
+        "message_segments": f"""
+        CREATE TABLE quire_message_segments (
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, segment INTEGER NOT NULL,
-            last_seq {big} NOT NULL, version TEXT NOT NULL, data {bytes_} NOT NULL,
+            number {big} NOT NULL, revision {big} NOT NULL, last_seq {big} NOT NULL, erasures INTEGER NOT NULL,
+            format INTEGER NOT NULL, embedder {key}, columns {bytes_} NOT NULL, terms {bytes_} NOT NULL,
             PRIMARY KEY (tenant, conversation, branch, segment)
         )""",
+        "unindexed_branches": f"""
+        CREATE TABLE quire_unindexed_branches (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, last_seq {big} NOT NULL,
+            PRIMARY KEY (tenant, conversation, branch)
+        ) {_clustered(big)}""",
         "memories": f"""
         CREATE TABLE quire_memories (
             tenant {key} NOT NULL, memory {key} NOT NULL, namespace {key} NOT NULL, text TEXT NOT NULL,

@@ -1,0 +1,408 @@
+"""Catalog of a tenant's messages: what a search over all conversations needs in memory, and the search itself.
+
+One row per message: time, role, speaker, a quantized vector and its sketch; words are read from the inverted index with
+each query. The catalog grows by the segments that changed since its last revision. A changed segment is written behind
+the last row again and its former rows become dead; when there are many of them, the rows are compacted.
+
+Ranking: the score is the weighted mean of the share of the query's IDF that a message matches (BM25) and its cosine
+similarity. Candidates are the best by words and the best by sketch; all of them are scored exactly.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.errors import UnreadableSegment
+from quire.search.postings import (
+    ENTRIES_PER_SEGMENT,
+    NUMBERS_PER_BLOCK,
+    POSTING_BYTES,
+    WEIGHT_SCALE,
+    inverse_document_frequency,
+    posting_dtype,
+)
+from quire.search.segment_codec import decode_columns
+from quire.search.segments import ERASED_ROLE, ROLES, IntArray, MessageColumns
+from quire.search.vectors import (
+    FloatArray,
+    compute_similarities,
+    count_differing_bits,
+    make_sketches,
+    pack_vectors,
+    pack_zeros,
+    packed_width,
+    sketch_words,
+    truncate_vectors,
+)
+
+BoolArray = NDArray[np.bool_]
+SearchOrder = Literal["relevance", "newest", "oldest"]
+
+WORD_WEIGHT = 0.65
+"""Weight of the words in a score; the rest is the weight of the meaning."""
+MIN_SIMILARITY = 0.34
+"""Similarity below which a message without any word of the query is no hit: by chance, messages have up to 0.3 with the
+offline embedder, and a message with a related word has more."""
+MAX_CANDIDATES = 2_048
+"""Messages by words and as many by sketch that are scored exactly."""
+MIN_TIME_ORDER_SCORE = 0.2
+"""Score below which a message is no match where time decides the order: one common word would do otherwise."""
+MAX_DEAD_SHARE = 0.25
+"""Share of dead rows above which the rows are compacted."""
+_SCORE_DIGITS = 6
+_MIN_CAPACITY = 1_024
+
+BlockPostings = tuple[int, bytes]
+"""Block, and its postings (`postings`)."""
+
+
+class SegmentChange(NamedTuple):
+    """A segment that was written since the last revision; empty columns if its conversation was purged."""
+
+    number: int
+    conversation: str
+    branch: int
+    columns: bytes
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """Conditions on messages; None where there is none. Times are microseconds, `until` is exclusive."""
+
+    conversations: Collection[str] | None = None
+    role: str | None = None
+    person: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+
+class QueryWord(NamedTuple):
+    """A word of the query, and the postings of the terms that it may have in the index."""
+
+    postings: tuple[Sequence[BlockPostings], ...]
+
+
+class CatalogHit(NamedTuple):
+    conversation: str
+    branch: int
+    seq: int
+    score: float
+
+
+class _Place(NamedTuple):
+    """Rows of a segment: from the first to before the end."""
+
+    start: int
+    end: int
+
+
+@dataclass
+class MessageCatalog:
+    """All messages of one tenant, with the vectors of one embedder."""
+
+    embedder: str | None
+    revision: int = 0
+    dimensions: int = 0
+    _size: int = 0
+    _dead: int = 0
+    _live: int = 0
+    _columns: dict[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    _places: dict[int, _Place] = field(default_factory=dict[int, _Place])
+    _owners: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    _starts: IntArray = field(default_factory=lambda: np.full(0, -1, dtype=np.int64))
+    """First row of each segment number; -1 for unknown numbers."""
+    _counts: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _names: dict[str, int] = field(default_factory=dict[str, int])
+    _unembedded: set[int] = field(default_factory=set[int])
+
+    def __post_init__(self) -> None:
+        self._columns = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in self._layout().items()}
+
+    def __len__(self) -> int:
+        """Messages that a search can find."""
+        return self._live
+
+    @property
+    def nbytes(self) -> int:
+        own = sum(array.nbytes for array in (*self._columns.values(), self._starts, self._counts))
+        # A dict's entry of a segment: two tuples, integers and the table's slots.
+        return own + 400 * len(self._places)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether every message has a vector of the embedder."""
+        return self.embedder is None or not self._unembedded
+
+    def apply(self, changes: Sequence[SegmentChange], *, revision: int) -> None:
+        """Adds segments, or replaces them by their current columns."""
+        for change in changes:
+            self._remove(change.number)
+            # A segment whose bytes are damaged is not searched by meaning; one bad row must not fail every search.
+            with suppress(UnreadableSegment):
+                columns = decode_columns(change.columns)
+                if len(columns):
+                    self._add(change, columns)
+        self.revision = revision
+        if self._dead > _MIN_CAPACITY and self._dead > MAX_DEAD_SHARE * self._size:
+            self._compact()
+
+    def search(
+        self,
+        words: Sequence[QueryWord],
+        *,
+        vector: FloatArray | None = None,
+        where: RowFilter | None = None,
+        order: SearchOrder = "relevance",
+        min_score: float = 0.0,
+        limit: int,
+    ) -> list[CatalogHit]:
+        """The messages that match the words, or are similar to the vector, and meet the conditions."""
+        allowed = self._select(where or RowFilter())
+        query = self._prepare_vector(vector)
+        word_scores = self._score_words(words)
+        word_scores[~allowed] = 0
+        candidates = self._find_candidates(word_scores, allowed, query, in_time_order=order != "relevance")
+        rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0)
+        floor = min_score if order == "relevance" else max(min_score, MIN_TIME_ORDER_SCORE)
+        # In time order, what comes first is scored first, until there are enough.
+        for some in [candidates] if order == "relevance" else self._iter_by_time(candidates, newest=order == "newest"):
+            some_scores = self._score(some, word_scores, query, has_words=bool(words))
+            matching = (some_scores > 0) & (some_scores >= floor)
+            rows, scores = np.concatenate([rows, some[matching]]), np.concatenate([scores, some_scores[matching]])
+            if len(rows) >= limit:
+                break
+        if order == "relevance" and len(rows) > limit:
+            # Sorting the hits below compares texts; only those that can be among the first are sorted.
+            can_be_first = scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit]
+            rows, scores = rows[can_be_first], scores[can_be_first]
+        return self._sort(rows, scores, order, limit)
+
+    def _iter_by_time(self, rows: IntArray, *, newest: bool) -> Iterator[IntArray]:
+        """Yields rows in chunks by time; messages of one time are in one chunk, so that their order is decided."""
+        times: IntArray = self._columns["at"][rows] * (-1 if newest else 1)
+        order = np.argsort(times, kind="stable")
+        rows, times, start = rows[order], times[order], 0
+        while start < len(rows):
+            last: np.int64 = times[min(start + MAX_CANDIDATES, len(rows)) - 1]
+            end = int(np.searchsorted(times, last, side="right"))
+            yield rows[start:end]
+            start = end
+
+    def _layout(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        return {
+            "at": (np.int64, ()),
+            "seq": (np.int32, ()),
+            "segment": (np.int32, ()),
+            "speaker": (np.int32, ()),
+            "role": (np.uint8, ()),
+            "vector": (np.uint8, (packed_width(self.dimensions),)),
+            "sketch": (np.uint64, (sketch_words(self.dimensions),)),
+        }
+
+    def _column(self, name: str) -> NDArray[Any]:
+        return self._columns[name][: self._size]
+
+    def _remove(self, number: int) -> None:
+        place = self._places.pop(number, None)
+        self._unembedded.discard(number)
+        if place is None:
+            return
+        del self._owners[number]
+        self._starts[number] = -1
+        self._live -= int((self._columns["role"][place.start : place.end] != ERASED_ROLE).sum())
+        if place.end == self._size:
+            self._size = place.start
+        else:
+            self._columns["role"][place.start : place.end] = ERASED_ROLE
+            self._dead += place.end - place.start
+
+    def _add(self, change: SegmentChange, columns: MessageColumns) -> None:
+        count, start = len(columns), self._size
+        self._live += int((columns.roles != ERASED_ROLE).sum())
+        has_vectors = columns.packed_vectors is not None and columns.embedder == self.embedder
+        if has_vectors and not self.dimensions:
+            self._set_dimensions(columns.dimensions)
+        has_vectors = has_vectors and columns.dimensions == self.dimensions
+        if not has_vectors:
+            self._unembedded.add(change.number)
+        packed = columns.packed_vectors if has_vectors else None
+        packed = pack_zeros(count, self.dimensions) if packed is None else packed
+        self._reserve(start + count)
+        self._size = start + count
+        name_ids = np.array(
+            [-1, *(self._names.setdefault(each, len(self._names)) for each in columns.speaker_names)], dtype=np.int32
+        )
+        values = {
+            "at": columns.at,
+            "seq": columns.seq,
+            "segment": change.number,
+            "speaker": name_ids[columns.speaker_ids],
+            "role": columns.roles,
+            "vector": packed,
+            "sketch": make_sketches(packed) if self.dimensions else 0,
+        }
+        for name, value in values.items():
+            self._columns[name][start : self._size] = value
+        if change.number >= len(self._starts):
+            grown = max(64, 2 * change.number)
+            self._starts = np.concatenate([self._starts, np.full(grown - len(self._starts), -1, dtype=np.int64)])
+            self._counts = np.concatenate([self._counts, np.zeros(grown - len(self._counts), dtype=np.int64)])
+        self._starts[change.number], self._counts[change.number] = start, count
+        self._places[change.number] = _Place(start, start + count)
+        self._owners[change.number] = (change.conversation, change.branch)
+
+    def _set_dimensions(self, dimensions: int) -> None:
+        """Gives the rows so far, which have no vectors, vectors of zeros."""
+        self.dimensions = dimensions
+        layout = self._layout()
+        for name in ("vector", "sketch"):
+            dtype, shape = layout[name]
+            self._columns[name] = np.zeros((len(self._columns["at"]), *shape), dtype)
+        self._columns["vector"][:] = pack_zeros(1, dimensions)
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._columns["at"]):
+            self._resize(np.arange(self._size), max(_MIN_CAPACITY, size + size // 4))
+
+    def _resize(self, rows: IntArray, capacity: int) -> None:
+        for name, array in self._columns.items():
+            resized = np.zeros((capacity, *array.shape[1:]), array.dtype)
+            resized[: len(rows)] = array[rows]
+            self._columns[name] = resized
+
+    def _compact(self) -> None:
+        """Drops the dead rows."""
+        places = sorted((place, number) for number, place in self._places.items())
+        start = 0
+        rows_of_segments: list[IntArray] = []
+        for place, number in places:
+            rows_of_segments.append(np.arange(place.start, place.end))
+            end = start + place.end - place.start
+            self._places[number] = _Place(start, end)
+            self._starts[number] = start
+            start = end
+        rows = np.concatenate(rows_of_segments) if rows_of_segments else np.zeros(0, dtype=np.int64)
+        self._resize(rows, max(_MIN_CAPACITY, start + start // 4))
+        self._size, self._dead = start, 0
+
+    def _select(self, where: RowFilter) -> BoolArray:
+        """Mask of the live rows that meet the conditions."""
+        role, at = self._column("role"), self._column("at")
+        allowed = role != ERASED_ROLE
+        if where.role is not None:
+            allowed &= role == (ROLES.index(where.role) if where.role in ROLES else ERASED_ROLE)
+        if where.person is not None:
+            allowed &= self._column("speaker") == self._names.get(where.person, -2)
+        if where.since is not None:
+            allowed &= at >= where.since
+        if where.until is not None:
+            allowed &= at < where.until
+        if where.conversations is not None:
+            names = frozenset(where.conversations)
+            chosen = np.zeros(len(self._starts), dtype=np.bool_)
+            chosen[[number for number, (name, _) in self._owners.items() if name in names]] = True
+            allowed &= chosen[self._column("segment")] if len(chosen) else False
+        return allowed
+
+    def _prepare_vector(self, vector: FloatArray | None) -> FloatArray | None:
+        """The query's vector, quantized like those of the messages; None if there is nothing to compare it with."""
+        if vector is None or not self.dimensions or not vector.any():
+            return None
+        return truncate_vectors(vector[np.newaxis], self.dimensions)[0]
+
+    def _score_words(self, words: Sequence[QueryWord]) -> FloatArray:
+        """Share of the query's IDF that each row matches, from 0 to 1."""
+        scores = np.zeros(self._size, dtype=np.float32)
+        total = 0.0
+        for word in words:
+            decoded = [_decode_postings(postings) for postings in word.postings]
+            matching = max((len(numbers) for numbers, _ in decoded), default=0)
+            idf = inverse_document_frequency(matching, total=len(self))
+            total += idf
+            for numbers, weights in decoded:
+                rows, known = self._find_rows(numbers)
+                # A message occurs once in the postings of a term, so this addition loses nothing.
+                scores[rows[known]] += weights[known] * np.float32(idf / WEIGHT_SCALE)
+        return np.minimum(scores / np.float32(total), 1) if total else scores
+
+    def _find_rows(self, numbers: IntArray) -> tuple[IntArray, BoolArray]:
+        """Rows of messages by their numbers, and which of them are in the catalog."""
+        segments, offsets = numbers // ENTRIES_PER_SEGMENT, numbers % ENTRIES_PER_SEGMENT
+        known = segments < len(self._starts)
+        segments = np.where(known, segments, 0)
+        if not len(self._starts):
+            return numbers, np.zeros(len(numbers), dtype=np.bool_)
+        starts = self._starts[segments]
+        return starts + offsets, known & (starts >= 0) & (offsets < self._counts[segments])
+
+    def _find_candidates(
+        self, word_scores: FloatArray, allowed: BoolArray, query: FloatArray | None, *, in_time_order: bool
+    ) -> IntArray:
+        """Rows to score: the best by words, and the best by sketch."""
+        by_words = np.flatnonzero(word_scores)
+        if in_time_order:
+            # The most that the meaning can add decides whether a message can pass the floor.
+            by_words = by_words[word_scores[by_words] * WORD_WEIGHT + (1 - WORD_WEIGHT) >= MIN_TIME_ORDER_SCORE]
+        elif len(by_words) > MAX_CANDIDATES:
+            by_words = by_words[self._top(word_scores[by_words], by_words)]
+        if query is None:
+            return by_words
+        if np.count_nonzero(allowed) <= MAX_CANDIDATES:
+            return np.union1d(by_words, np.flatnonzero(allowed))
+        return np.union1d(by_words, self._find_nearest(allowed, query))
+
+    def _find_nearest(self, allowed: BoolArray, query: FloatArray) -> IntArray:
+        """The `MAX_CANDIDATES` allowed rows with the nearest sketches, of equally near ones the newest."""
+        [sketch] = make_sketches(pack_vectors(query[np.newaxis]))
+        distances = count_differing_bits(self._column("sketch"), sketch)
+        distances[~allowed] = self.dimensions + 1
+        # There are few distances: counting them is quicker than a partition.
+        threshold = int(np.searchsorted(np.cumsum(np.bincount(distances)), MAX_CANDIDATES))
+        near = np.flatnonzero(distances <= threshold)
+        return near[self._top(-distances[near].astype(np.float32), near)]
+
+    def _top(self, values: FloatArray, rows: IntArray) -> IntArray:
+        """Positions of the `MAX_CANDIDATES` highest values, of equal ones the newest."""
+        threshold = np.partition(values, len(values) - MAX_CANDIDATES)[len(values) - MAX_CANDIDATES]
+        above = np.flatnonzero(values > threshold)
+        equal = np.flatnonzero(values == threshold)
+        newest = np.argsort(-self._columns["at"][rows[equal]], kind="stable")
+        return np.concatenate([above, equal[newest[: MAX_CANDIDATES - len(above)]]])
+
+    def _score(
+        self, rows: IntArray, word_scores: FloatArray, query: FloatArray | None, *, has_words: bool
+    ) -> NDArray[np.float64]:
+        words = word_scores[rows].astype(np.float64)
+        if query is None:
+            return np.round(words, _SCORE_DIGITS)
+        similarity = np.clip(compute_similarities(self._columns["vector"][rows], query), 0, 1).astype(np.float64)
+        weight = WORD_WEIGHT if has_words else 0.0
+        is_hit = (words > 0) | (similarity >= MIN_SIMILARITY)
+        return np.round((weight * words + (1 - weight) * similarity) * is_hit, _SCORE_DIGITS)
+
+    def _sort(self, rows: IntArray, scores: NDArray[np.float64], order: SearchOrder, limit: int) -> list[CatalogHit]:
+        """Ties go to the newer message, then by conversation, branch and number, so that the order is total."""
+        at = self._columns["at"][rows].tolist()
+        seqs, segments = self._columns["seq"][rows].tolist(), self._columns["segment"][rows].tolist()
+        hits = [
+            (CatalogHit(*self._owners[segment], seq, score), time)
+            for segment, seq, score, time in zip(segments, seqs, scores.tolist(), at, strict=True)
+        ]
+        if order == "relevance":
+            hits.sort(key=lambda hit: (-hit[0].score, -hit[1], hit[0]))
+        else:
+            sign = -1 if order == "newest" else 1
+            hits.sort(key=lambda hit: (sign * hit[1], hit[0].conversation, hit[0].branch, sign * hit[0].seq))
+        return [hit for hit, _ in hits[:limit]]
+
+
+def _decode_postings(blocks: Sequence[BlockPostings]) -> tuple[IntArray, FloatArray]:
+    """Message numbers and term weights."""
+    stored = np.frombuffer(b"".join(data for _, data in blocks), dtype=posting_dtype())
+    counts = [len(data) // POSTING_BYTES for _, data in blocks]
+    first = np.repeat(np.array([block for block, _ in blocks], dtype=np.int64) * NUMBERS_PER_BLOCK, counts)
+    return first + stored["offset"], stored["weight"].astype(np.float32)

@@ -1,0 +1,212 @@
+"""Recall index: merges the segments of a branch, so that all its archived messages can be ranked at once.
+
+Features that depend on a message's neighbors are computed here, over all messages. Invariant: segment boundaries do not
+change any result of an index.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.search.message_features import FRACTION_SCALE, MAX_FEATURE_COUNT
+from quire.search.segments import ROLES, IntArray, MergedPostings, Segment, hash_term, merge_postings
+from quire.search.vectors import FloatArray, truncate_vectors, unpack_vectors
+
+BoolArray = NDArray[np.bool_]
+
+SESSION_GAP_MICROS = 30 * 60 * 1_000_000
+"""Microseconds without a message after which the next one opens a new session."""
+MAX_NEIGHBOR_DISTANCE = 6
+"""Maximum distance, in messages of one session, at which a message affects the signals of another."""
+MESSAGE_HEADER_TOKENS = 8
+"""Tokens of a recalled message's number and speaker, in addition to its text."""
+
+
+@dataclass(frozen=True)
+class RecallIndex:
+    """One row per message, in log order."""
+
+    term_hashes: NDArray[np.uint32]
+    """Sorted hashes of all terms."""
+    posting_offsets: IntArray
+    """Start of each term's passages in `postings`, and the end."""
+    postings: IntArray
+    """The passages that contain each term, term by term, in order."""
+    seq: IntArray
+    at: IntArray
+    tokens: IntArray
+    speaker_names: tuple[str, ...]
+    speaker_ids: IntArray
+    """Indices into `speaker_names`; -1 without a name."""
+    is_user: FloatArray
+    """1 for user messages in a chat without speaker names."""
+    is_tool_result: FloatArray
+    first_person: FloatArray
+    own_opening: FloatArray
+    """1 for messages that begin with a word such as "I" or "my"."""
+    time_words: FloatArray
+    digits: FloatArray
+    directives: IntArray
+    session_ids: IntArray
+    """Numbered from 0."""
+    session_opening: FloatArray
+    """1 for the first message of a session, 1/2 for the second, and so on."""
+    novelty: FloatArray
+    """Share of its terms that no earlier message has."""
+    passage_offsets: IntArray
+    passage_rows: IntArray
+    """Row of the message that each passage belongs to."""
+    same_session: tuple[FloatArray, ...]
+    """Per distance, up to `MAX_NEIGHBOR_DISTANCE`: 1 where a message and the one that far before share a session."""
+    log_tokens: FloatArray
+    """Logarithm of a message's token cost in a request."""
+    embedder: str | None
+    centered_vectors: FloatArray | None
+    """Unit vectors after subtracting the mean vector, which all messages have in common; rows of zeros for messages
+    that this embedder has not embedded. Centered once, not with every query."""
+    has_vector: BoolArray
+    mean_vector: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        columns = [getattr(self, field.name) for field in fields(self)]
+        return sum(each.nbytes for each in (*columns, *self.same_session) if hasattr(each, "nbytes"))
+
+    def find_passages(self, term: str) -> IntArray:
+        """Passages that contain a term, in order."""
+        term_hash = hash_term(term)
+        position = int(np.searchsorted(self.term_hashes, np.uint32(term_hash)))
+        if position == len(self.term_hashes) or self.term_hashes[position] != term_hash:
+            return self.postings[:0]
+        return self.postings[self.posting_offsets[position] : self.posting_offsets[position + 1]]
+
+    def compute_similarities(self, vector: FloatArray) -> FloatArray:
+        """Cosine of a vector of this index's embedder and each message's, after subtracting the mean from both."""
+        if self.centered_vectors is None:
+            return np.zeros(len(self), dtype=np.float32)
+        query = truncate_vectors(vector[np.newaxis], self.centered_vectors.shape[1])[0] - self.mean_vector
+        return self.centered_vectors @ (query / np.float32(max(float(np.linalg.norm(query)), 1e-6)))
+
+    def select_rows(self, ranges: Iterable[tuple[int, int]], *, excluded: Collection[int] = ()) -> BoolArray:
+        """Mask of the rows whose `seq` is in one of the ranges, ends included, and not excluded."""
+        within = np.zeros(len(self), dtype=np.bool_)
+        for first, last in ranges:
+            within |= (self.seq >= first) & (self.seq <= last)
+        return within & ~np.isin(self.seq, list(excluded))
+
+
+def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) -> RecallIndex:
+    """Merges segments, oldest first. `embedder` names the embedder whose vectors are compared."""
+    parts = tuple(segment for segment in segments if len(segment))
+    columns, terms = [part.columns for part in parts], [part.terms for part in parts]
+    names = tuple(sorted({name for each in columns for name in each.speaker_names}))
+    at = _concatenate([each.at for each in columns])
+    tokens = _concatenate([each.tokens for each in columns])
+    speakers = _concatenate([_map_speakers(part, names) for part in parts])
+    session_ids = np.cumsum((np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS).astype(np.int64))
+    passage_counts = _concatenate([each.passage_counts for each in terms])
+    passage_rows = np.repeat(np.arange(len(at), dtype=np.int32), passage_counts)
+    postings = merge_postings(terms)
+    offsets = np.concatenate([[0], np.cumsum(postings.counts)])
+    vectors, has_vector = _merge_vectors(parts, embedder)
+    mean, centered = _center(vectors, has_vector)
+    roles = _concatenate([each.roles for each in columns])
+    is_user = (roles == ROLES.index("user")) & (speakers < 0)
+    features = {name: [each.features[name] for each in terms] for name in (terms[0].features if terms else ())}
+    return RecallIndex(
+        term_hashes=postings.hashes,
+        posting_offsets=offsets,
+        postings=postings.passages,
+        seq=_concatenate([each.seq for each in columns]),
+        at=at,
+        tokens=tokens,
+        speaker_names=names,
+        speaker_ids=speakers,
+        is_user=is_user.astype(np.float32),
+        is_tool_result=(roles == ROLES.index("tool")).astype(np.float32),
+        first_person=_to_fraction(features.get("first_person", []), FRACTION_SCALE),
+        own_opening=_to_fraction(features.get("own_opening", []), 1),
+        time_words=_to_fraction(features.get("time_words", []), MAX_FEATURE_COUNT),
+        digits=_to_fraction(features.get("digits", []), MAX_FEATURE_COUNT),
+        directives=_concatenate(features.get("directive", [])),
+        session_ids=session_ids,
+        session_opening=_opening_scores(session_ids),
+        novelty=_novelty_scores(postings, offsets, passage_rows, len(at)),
+        passage_offsets=np.cumsum(passage_counts) - passage_counts,
+        passage_rows=passage_rows,
+        same_session=tuple(
+            (session_ids[distance:] == session_ids[:-distance]).astype(np.float32)
+            for distance in range(1, MAX_NEIGHBOR_DISTANCE + 1)
+        ),
+        log_tokens=np.log(tokens + MESSAGE_HEADER_TOKENS).astype(np.float32),
+        embedder=None if centered is None else embedder,
+        centered_vectors=centered,
+        has_vector=has_vector,
+        mean_vector=mean,
+    )
+
+
+def _concatenate(columns: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(columns).astype(np.int64) if columns else np.zeros(0, dtype=np.int64)
+
+
+def _to_fraction(columns: Sequence[IntArray], scale: int) -> FloatArray:
+    return (_concatenate(columns) / scale).astype(np.float32)
+
+
+def _map_speakers(segment: Segment, speaker_names: tuple[str, ...]) -> IntArray:
+    own_names = segment.columns.speaker_names
+    merged_ids = np.array([-1, *(speaker_names.index(name) for name in own_names)], dtype=np.int64)
+    return merged_ids[segment.columns.speaker_ids]
+
+
+def _opening_scores(session_ids: IntArray) -> FloatArray:
+    position = np.arange(len(session_ids)) - np.searchsorted(session_ids, session_ids)
+    return (1 / (1 + position)).astype(np.float32)
+
+
+def _novelty_scores(postings: MergedPostings, offsets: IntArray, passage_rows: IntArray, count: int) -> FloatArray:
+    if not count:
+        return np.zeros(0, dtype=np.float32)
+    rows = passage_rows[postings.passages]
+    # A term's passages are sorted, so each message is counted at the first of its run.
+    is_first = np.ones(len(rows), dtype=np.bool_)
+    is_first[1:] = rows[1:] != rows[:-1]
+    is_first[offsets[:-1]] = True
+    term_counts = np.bincount(rows[is_first], minlength=count)
+    new_counts = np.bincount(rows[offsets[:-1]], minlength=count)
+    return (new_counts / (1 + term_counts)).astype(np.float32)
+
+
+def _merge_vectors(segments: Sequence[Segment], embedder: str | None) -> tuple[FloatArray | None, BoolArray]:
+    """Vectors of this embedder, and which messages have one."""
+    columns = [segment.columns for segment in segments]
+    count = sum(len(each) for each in columns)
+    widths = {each.dimensions for each in columns if each.packed_vectors is not None and each.embedder == embedder}
+    if embedder is None or len(widths) != 1:
+        return None, np.zeros(count, dtype=np.bool_)
+    [width] = widths
+    vectors = np.zeros((count, width), dtype=np.float32)
+    start = 0
+    for each in columns:
+        if each.packed_vectors is not None and each.embedder == embedder:
+            vectors[start : start + len(each)] = unpack_vectors(each.packed_vectors, width)
+        start += len(each)
+    return vectors, np.abs(vectors).max(axis=1) > 0
+
+
+def _center(vectors: FloatArray | None, has_vector: BoolArray) -> tuple[FloatArray, FloatArray | None]:
+    """The mean vector, and the vectors without it as unit vectors. Overwrites `vectors`."""
+    if vectors is None:
+        return np.zeros(0, dtype=np.float32), None
+    mean = vectors.mean(axis=0)
+    np.subtract(vectors, mean, out=vectors)
+    np.divide(vectors, np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6), out=vectors)
+    vectors[~has_vector] = 0
+    return mean, vectors

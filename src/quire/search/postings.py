@@ -1,0 +1,132 @@
+"""Postings of the inverted index with BM25 ranking, of passages and of messages.
+
+Passages and messages are numbered within their scope, and `NUMBERS_PER_BLOCK` numbers form a block, a row of a term. A
+posting has three bytes: the offset in the block, and the term's weight there, the part of BM25 that does not depend on
+other passages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NUMBERS_PER_BLOCK = 16_384
+"""Numbers per row of a term. A larger block means longer rows to rewrite, a smaller one more rows to read."""
+ENTRIES_PER_SEGMENT = 512
+"""Entries per segment: segment 0 covers the entries 1 to 512 of a branch, segment 1 the next 512. A message's number is
+its segment's number times this, plus its row in the segment."""
+WEIGHT_SCALE = 255
+"""Stored weight of a term that a passage consists of."""
+POSTING_BYTES = 3
+_BM25_K1 = 1.2
+_BM25_B = 0.6
+# A constant, so that a stored weight never changes; about the length of a message or of a short section.
+_AVERAGE_LENGTH_TERMS = 60
+
+IndexRowKey = tuple[int, str]
+"""Block and term: the key of one row."""
+
+
+class PostingRow(NamedTuple):
+    scope: str
+    term: str
+    block: int
+    postings: bytes
+
+
+class RankedPassage(NamedTuple):
+    scope: str
+    number: int
+    score: float
+
+
+def build_postings(numbered: Iterable[tuple[int, Mapping[str, int]]]) -> dict[IndexRowKey, bytes]:
+    """Postings to append to each row, for passages with these numbers and term counts."""
+    blocks: defaultdict[int, defaultdict[str, bytearray]] = defaultdict(lambda: defaultdict(bytearray))
+    for number, counts in numbered:
+        block, offset = divmod(number, NUMBERS_PER_BLOCK)
+        rows, encoded_offset = blocks[block], offset.to_bytes(2, "little")
+        damping = _BM25_K1 * (1 - _BM25_B + _BM25_B * sum(counts.values()) / _AVERAGE_LENGTH_TERMS)
+        # Encoded once per count, since most terms of a passage occur equally often.
+        postings = {count: encoded_offset + _encode_weight(count, damping) for count in set(counts.values())}
+        for term, count in counts.items():
+            rows[term] += postings[count]
+    return {(block, term): bytes(data) for block, rows in blocks.items() for term, data in rows.items()}
+
+
+def _encode_weight(count: int, damping: float) -> bytes:
+    return bytes((max(1, round(WEIGHT_SCALE * count / (count + damping))),))
+
+
+def remove_postings(postings: bytes, numbers: Collection[int]) -> bytes:
+    """A row's postings without these numbers of its block."""
+    import numpy as np
+
+    stored = np.frombuffer(postings, dtype=posting_dtype())
+    is_removed = np.isin(stored["offset"], [number % NUMBERS_PER_BLOCK for number in numbers])
+    return stored[~is_removed].tobytes()
+
+
+def rank_by_bm25(rows: Collection[PostingRow], *, passage_count: int, limit: int) -> list[RankedPassage]:
+    """The passages with the highest BM25 scores for the terms of these rows, best first."""
+    import numpy as np
+
+    if not rows:
+        return []
+    blocks = sorted({(row.scope, row.block) for row in rows})
+    starts = {block: index * NUMBERS_PER_BLOCK for index, block in enumerate(blocks)}
+    idf = _weigh_terms(rows, passage_count)
+    scores = np.zeros(len(blocks) * NUMBERS_PER_BLOCK, dtype=np.float32)
+    for row in rows:
+        stored = np.frombuffer(row.postings, dtype=posting_dtype())
+        # Each passage occurs once per row, so this fancy-indexed addition loses nothing.
+        scores[starts[row.scope, row.block] + stored["offset"].astype(np.intp)] += stored["weight"] * idf[row.term]
+    return [
+        RankedPassage(
+            blocks[index // NUMBERS_PER_BLOCK][0],
+            blocks[index // NUMBERS_PER_BLOCK][1] * NUMBERS_PER_BLOCK + index % NUMBERS_PER_BLOCK,
+            float(scores[index]),
+        )
+        for index in _top_k(scores, limit)
+    ]
+
+
+def inverse_document_frequency(matching: int, *, total: int) -> float:
+    """IDF of a term as in BM25, in nats."""
+    return math.log(1 + (max(total - matching, 0) + 0.5) / (matching + 0.5))
+
+
+def _weigh_terms(rows: Iterable[PostingRow], passage_count: int) -> dict[str, np.float32]:
+    import numpy as np
+
+    passages_with_term: defaultdict[str, int] = defaultdict(int)
+    for row in rows:
+        passages_with_term[row.term] += len(row.postings) // POSTING_BYTES
+    return {
+        term: np.float32(inverse_document_frequency(count, total=passage_count) / WEIGHT_SCALE)
+        for term, count in passages_with_term.items()
+    }
+
+
+def _top_k(scores: NDArray[np.float32], limit: int) -> list[int]:
+    """Indexes of the highest scores above zero; equal scores by index."""
+    import numpy as np
+
+    [nonzero] = np.nonzero(scores)
+    if len(nonzero) > limit:
+        threshold = np.partition(scores[nonzero], len(nonzero) - limit)[len(nonzero) - limit]
+        nonzero = nonzero[scores[nonzero] >= threshold]
+    order = np.argsort(-scores[nonzero], kind="stable")[:limit]
+    return [int(index) for index in nonzero[order]]
+
+
+def posting_dtype() -> np.dtype[np.void]:
+    import numpy as np
+
+    return np.dtype([("offset", "<u2"), ("weight", "u1")])

@@ -1,0 +1,401 @@
+"""Segments of the message index: columns, terms and vectors of a run of messages.
+
+`columns` is what a search over all conversations needs, `terms` what recall needs in addition. Terms are hashed to 32
+bits, so a segment holds no text. A segment grows from its decoded form: the messages in it are not read, tokenized or
+embedded again.
+"""
+
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.model.lazy import lazy_property
+from quire.search.languages import detect_language
+from quire.search.message_features import MessageFeatures, extract_features
+from quire.search.passages import split_passages
+from quire.search.tokenizer import iter_terms
+from quire.search.vectors import (
+    MAX_STATIC_DIMENSIONS,
+    MAX_VECTOR_DIMENSIONS,
+    FloatArray,
+    PackedArray,
+    pack_vectors,
+    pack_zeros,
+    truncate_vectors,
+)
+
+IntArray = NDArray[np.integer[Any]]
+HashArray = NDArray[np.uint32]
+
+ROLES = ("user", "assistant", "tool", "system")
+ERASED_ROLE = 255
+"""Role of a message that was purged: its row stays, so that the positions of the others do not change."""
+MAX_EMBEDDED_WORDS = 80
+"""Words of a message that are embedded: the mean over more of them carries less information."""
+MAX_EMBEDDED_CHARS = 1_000
+"""Characters of a message that are embedded."""
+MAX_INDEXED_CHARS = 50_000
+"""Characters of one message that are indexed, from its start; the rest is not searchable."""
+
+COLUMN_NAMES = ("seq", "at", "tokens", "roles", "speaker_ids")
+"""The integer columns of `MessageColumns`."""
+
+
+class SegmentEmbedder(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def embed(self, texts: Sequence[str]) -> FloatArray: ...
+
+
+class IndexedMessage(NamedTuple):
+    """A message as the index takes it: `at` in microseconds since 1970, `name` of the speaker, if any."""
+
+    seq: int
+    role: str
+    name: str | None
+    at: int
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class MessageColumns:
+    """One row per message, in order of `seq`."""
+
+    seq: IntArray
+    at: IntArray
+    tokens: IntArray
+    roles: IntArray
+    """Positions in `ROLES`, or `ERASED_ROLE`."""
+    speaker_ids: IntArray
+    """Positions in `speaker_names`, from 1; 0 for a message without a name."""
+    speaker_names: tuple[str, ...] = ()
+    embedder: str | None = None
+    dimensions: int = 0
+    packed_vectors: PackedArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass(frozen=True)
+class MessageTerms:
+    """Features of each message, and an inverted index from each term to the passages that contain it, in order."""
+
+    features: Mapping[str, IntArray]
+    """The columns of `MessageFeatures`."""
+    passage_counts: IntArray
+    """Number of passages of each message."""
+    term_hashes: HashArray
+    """Sorted."""
+    posting_counts: IntArray
+    """Number of passages with each term."""
+    postings: IntArray
+    """Those passages, term by term."""
+
+    @lazy_property
+    def passage_rows(self) -> IntArray:
+        """Row of the message that each passage belongs to."""
+        return np.repeat(np.arange(len(self.passage_counts)), self.passage_counts)
+
+
+@dataclass(frozen=True)
+class Segment:
+    columns: MessageColumns
+    terms: MessageTerms
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        columns, terms = self.columns, self.terms
+        arrays = [getattr(columns, name) for name in COLUMN_NAMES]
+        arrays += [terms.passage_counts, terms.term_hashes, terms.posting_counts, terms.postings]
+        arrays += [*terms.features.values(), *(() if columns.packed_vectors is None else (columns.packed_vectors,))]
+        return sum(array.nbytes for array in arrays)
+
+
+class ExtendedSegment(NamedTuple):
+    """A segment with new messages, and how often each term occurs in each of them."""
+
+    segment: Segment
+    term_counts: tuple[Counter[str], ...]
+
+
+@lru_cache(maxsize=65_536)
+def hash_term(term: str) -> int:
+    """Hash of a term in segments. Among 100,000 terms, one of 40,000 shares the hash of another."""
+    return zlib.crc32(term.encode("utf-8", "surrogatepass"))
+
+
+def count_message_terms(text: str) -> Counter[str]:
+    """How often each term occurs in a message, as the index counts them."""
+    language = detect_language(text)
+    return Counter(term for passage in split_passages(text) for term in iter_terms(passage, language))
+
+
+def build_segment(messages: Iterable[IndexedMessage], *, embedder: SegmentEmbedder | None = None) -> Segment:
+    """A segment of these messages, which come in order of `seq`."""
+    return extend_segment(None, list(messages), embedder=embedder).segment
+
+
+def extend_segment(
+    segment: Segment | None, messages: Sequence[IndexedMessage], *, embedder: SegmentEmbedder | None = None
+) -> ExtendedSegment:
+    """Adds messages, which come in order of `seq`, after those of the segment."""
+    counts: list[Counter[str]] = []
+    passage_counts: list[int] = []
+    postings: defaultdict[int, list[int]] = defaultdict(list)
+    passage_number = 0
+    for message in messages:
+        language = detect_language(message.text)
+        by_passage = [Counter(iter_terms(passage, language)) for passage in split_passages(message.text)]
+        for passage in by_passage:
+            for term_hash in set(map(hash_term, passage)):
+                postings[term_hash].append(passage_number)
+            passage_number += 1
+        counts.append(_add_counters(by_passage))
+        passage_counts.append(len(by_passage))
+    hashes = sorted(postings)
+    terms = MessageTerms(
+        features=_build_features(messages),
+        passage_counts=_to_ints(passage_counts),
+        term_hashes=np.array(hashes, dtype=np.uint32),
+        posting_counts=_to_ints(len(postings[each]) for each in hashes),
+        postings=_to_ints(number for each in hashes for number in postings[each]),
+    )
+    columns = _build_columns(messages, embedder)
+    added = Segment(columns, terms)
+    if segment is None or len(segment) == 0:
+        return ExtendedSegment(added, tuple(counts))
+    return ExtendedSegment(_join(segment, added), tuple(counts))
+
+
+def _add_counters(counters: Sequence[Counter[str]]) -> Counter[str]:
+    total = counters[0]
+    if len(counters) > 1:
+        total = total.copy()
+        for each in counters[1:]:
+            for term, count in each.items():
+                total[term] += count
+    return total
+
+
+def embed_segment(segment: Segment, texts: Mapping[int, str], embedder: SegmentEmbedder) -> Segment:
+    """The segment with the vectors of an embedder, from the text of each message by its number.
+
+    Messages that have a vector of this embedder are not embedded again.
+    """
+    old, rows = segment.columns, find_unembedded(segment, embedder.name)
+    dimensions, packed = _embed([texts.get(seq, "") for seq in old.seq[rows].tolist()], embedder)
+    if packed is None:
+        return replace(segment, columns=replace(old, embedder=embedder.name))
+    if len(rows) < len(segment) and old.packed_vectors is not None:
+        merged = old.packed_vectors.copy()
+        merged[rows] = packed
+        packed = merged
+    columns = replace(segment.columns, embedder=embedder.name, dimensions=dimensions, packed_vectors=packed)
+    return replace(segment, columns=columns)
+
+
+def find_unembedded(segment: Segment, embedder: str) -> IntArray:
+    """Rows of the messages without a vector of this embedder."""
+    columns = segment.columns
+    if columns.packed_vectors is None or columns.embedder != embedder:
+        return np.arange(len(segment))
+    return np.flatnonzero((columns.packed_vectors == pack_zeros(1, columns.dimensions)).all(axis=1))
+
+
+def erase_messages(segment: Segment, seqs: Collection[int]) -> Segment:
+    """Erases everything about these messages but their place."""
+    columns, terms = segment.columns, segment.terms
+    erased = np.isin(columns.seq, list(seqs))
+    remaining = ~erased[terms.passage_rows[terms.postings]]
+    counts = _count_runs(remaining, terms.posting_counts)
+    packed = columns.packed_vectors
+    if packed is not None:
+        packed = np.where(erased[:, np.newaxis], pack_zeros(1, columns.dimensions), packed)
+    return Segment(
+        _drop_unused_names(
+            replace(
+                columns,
+                tokens=np.where(erased, 0, columns.tokens),
+                roles=np.where(erased, ERASED_ROLE, columns.roles),
+                speaker_ids=np.where(erased, 0, columns.speaker_ids),
+                packed_vectors=packed,
+            )
+        ),
+        MessageTerms(
+            features={name: np.where(erased, 0, column) for name, column in terms.features.items()},
+            passage_counts=terms.passage_counts,
+            term_hashes=terms.term_hashes[counts > 0],
+            posting_counts=counts[counts > 0],
+            postings=terms.postings[remaining],
+        ),
+    )
+
+
+def list_term_hashes(segment: Segment, row: int) -> set[int]:
+    """Hashes of the terms of one message."""
+    terms = segment.terms
+    term_of = np.repeat(np.arange(len(terms.posting_counts)), terms.posting_counts)
+    return set(terms.term_hashes[term_of[terms.passage_rows[terms.postings] == row]].tolist())
+
+
+def truncate_segment(segment: Segment, *, last_seq: int) -> Segment:
+    """Drops the messages after `last_seq`, for a branch that forks in the middle of the segment."""
+    length = int(np.searchsorted(segment.columns.seq, last_seq, side="right"))
+    if length == len(segment):
+        return segment
+    columns, terms = segment.columns, segment.terms
+    within = terms.postings < int(terms.passage_counts[:length].sum())
+    counts = _count_runs(within, terms.posting_counts)
+    return Segment(
+        replace(
+            columns,
+            **{name: getattr(columns, name)[:length] for name in COLUMN_NAMES},
+            packed_vectors=None if columns.packed_vectors is None else columns.packed_vectors[:length],
+        ),
+        MessageTerms(
+            features={name: column[:length] for name, column in terms.features.items()},
+            passage_counts=terms.passage_counts[:length],
+            term_hashes=terms.term_hashes[counts > 0],
+            posting_counts=counts[counts > 0],
+            postings=terms.postings[within],
+        ),
+    )
+
+
+class MergedPostings(NamedTuple):
+    """Inverted index over several segments: sorted hashes, the number of passages of each, and those passages."""
+
+    hashes: HashArray
+    counts: IntArray
+    passages: IntArray
+
+
+def merge_postings(parts: Sequence[MessageTerms]) -> MergedPostings:
+    """Joins the inverted indexes of segments; their passages are numbered one segment after the other."""
+    if not parts:
+        empty = np.zeros(0, dtype=np.int64)
+        return MergedPostings(np.zeros(0, dtype=np.uint32), empty, empty.astype(np.int32))
+    first_passages = np.cumsum([0, *(int(each.passage_counts.sum()) for each in parts)])
+    passages = np.concatenate(
+        [each.postings.astype(np.int32) + np.int32(first) for each, first in zip(parts, first_passages, strict=False)]
+    )
+    hashes = np.concatenate([each.term_hashes for each in parts])
+    counts = np.concatenate([each.posting_counts for each in parts]).astype(np.int64)
+    order = np.argsort(hashes, kind="stable")
+    # Where the run of each term begins now, and where in the result.
+    starts, ordered_counts = (np.cumsum(counts) - counts)[order], counts[order]
+    shifts = starts - (np.cumsum(ordered_counts) - ordered_counts)
+    passages = passages[np.repeat(shifts, ordered_counts) + np.arange(len(passages))]
+    ordered = hashes[order]
+    is_first = np.ones(len(ordered), dtype=np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    [firsts] = np.nonzero(is_first)
+    sums = np.add.reduceat(ordered_counts, firsts) if len(firsts) else ordered_counts
+    return MergedPostings(ordered[firsts], sums, passages)
+
+
+def _count_runs(selected: NDArray[np.bool_], counts: IntArray) -> IntArray:
+    """Number of selected items in each run of these lengths."""
+    return np.diff(np.concatenate([[0], np.cumsum(selected)])[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])
+
+
+def _build_columns(messages: Sequence[IndexedMessage], embedder: SegmentEmbedder | None) -> MessageColumns:
+    names = sorted({each.name for each in messages if each.name})
+    speaker_ids = {name: speaker_id for speaker_id, name in enumerate(names, start=1)}
+    dimensions, packed = _embed([each.text for each in messages], embedder) if embedder is not None else (0, None)
+    return MessageColumns(
+        seq=_to_ints(each.seq for each in messages),
+        at=_to_ints(each.at for each in messages),
+        tokens=_to_ints(each.tokens for each in messages),
+        roles=_to_ints(ROLES.index(each.role) for each in messages),
+        speaker_ids=_to_ints(speaker_ids.get(each.name or "", 0) for each in messages),
+        speaker_names=tuple(names),
+        embedder=embedder.name if embedder is not None else None,
+        dimensions=dimensions,
+        packed_vectors=packed,
+    )
+
+
+def _embed(texts: Sequence[str], embedder: SegmentEmbedder) -> tuple[int, PackedArray | None]:
+    if not texts:
+        return 0, None
+    rows = embedder.embed([to_embedding_text(each) for each in texts])
+    dimensions = min(rows.shape[1], stored_dimensions(embedder))
+    return dimensions, pack_vectors(truncate_vectors(rows, dimensions))
+
+
+def to_embedding_text(text: str) -> str:
+    """The head of a message, from which its vector is made."""
+    return " ".join(text[:MAX_EMBEDDED_CHARS].split()[:MAX_EMBEDDED_WORDS])
+
+
+def stored_dimensions(embedder: SegmentEmbedder) -> int:
+    """Leading dimensions of the embedder's vectors that are stored: of a contextual encoder all, up to a limit."""
+    return min(getattr(embedder, "stored_dimensions", MAX_STATIC_DIMENSIONS), MAX_VECTOR_DIMENSIONS)
+
+
+def _build_features(messages: Sequence[IndexedMessage]) -> dict[str, IntArray]:
+    features = [extract_features(each.text) for each in messages]
+    return {name: _to_ints(getattr(each, name) for each in features) for name in MessageFeatures._fields}
+
+
+def _join(segment: Segment, added: Segment) -> Segment:
+    old, new = segment.columns, added.columns
+    names = tuple(dict.fromkeys((*old.speaker_names, *new.speaker_names)))
+    own_ids = np.array([0, *(names.index(name) + 1 for name in new.speaker_names)], dtype=np.int64)
+    joined = {name: np.concatenate([getattr(old, name), getattr(new, name)]) for name in COLUMN_NAMES}
+    joined["speaker_ids"] = np.concatenate([old.speaker_ids, own_ids[new.speaker_ids]])
+    merged = merge_postings([segment.terms, added.terms])
+    features = {
+        name: np.concatenate([segment.terms.features[name], column]) for name, column in added.terms.features.items()
+    }
+    return Segment(
+        MessageColumns(**joined, speaker_names=names, **_join_vectors(old, new)),
+        MessageTerms(
+            features=features,
+            passage_counts=np.concatenate([segment.terms.passage_counts, added.terms.passage_counts]),
+            term_hashes=merged.hashes,
+            posting_counts=merged.counts,
+            postings=merged.passages,
+        ),
+    )
+
+
+def _join_vectors(old: MessageColumns, new: MessageColumns) -> dict[str, Any]:
+    """The vectors of both, zeros for new messages without; none if two embedders made them: all are embedded again."""
+    if len(new) == 0:
+        return {"embedder": old.embedder, "dimensions": old.dimensions, "packed_vectors": old.packed_vectors}
+    if old.packed_vectors is None:
+        return {}
+    if new.packed_vectors is None:
+        packed = np.concatenate([old.packed_vectors, pack_zeros(len(new), old.dimensions)])
+        return {"embedder": old.embedder, "dimensions": old.dimensions, "packed_vectors": packed}
+    if (old.embedder, old.dimensions) != (new.embedder, new.dimensions):
+        return {}
+    packed = np.concatenate([old.packed_vectors, new.packed_vectors])
+    return {"embedder": old.embedder, "dimensions": old.dimensions, "packed_vectors": packed}
+
+
+def _drop_unused_names(columns: MessageColumns) -> MessageColumns:
+    used = [number for number in range(1, len(columns.speaker_names) + 1) if (columns.speaker_ids == number).any()]
+    new_ids = np.zeros(len(columns.speaker_names) + 1, dtype=np.int64)
+    new_ids[used] = np.arange(1, len(used) + 1)
+    names = tuple(columns.speaker_names[number - 1] for number in used)
+    return replace(columns, speaker_ids=new_ids[columns.speaker_ids], speaker_names=names)
+
+
+def _to_ints(numbers: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(numbers, dtype=np.int64)

@@ -1,0 +1,40 @@
+"""Passages: splitting loses nothing, and every passage is short."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.search.passages import MAX_INDEXED_CHARS, split_passages
+
+
+def test_a_short_message_is_one_passage():
+    assert split_passages("I went hiking. It rained!") == ["I went hiking. It rained!"]
+
+
+def test_an_empty_message_is_one_empty_passage():
+    assert split_passages("") == [""]
+
+
+def test_a_long_message_is_cut_between_its_sentences():
+    sentence = "We talked about the garden and about what grows in it."
+    passages = split_passages(" ".join([sentence] * 30))
+    assert len(passages) > 3
+    assert all(passage.replace(sentence, "").strip() == "" for passage in passages)
+
+
+def test_what_has_no_sentences_is_cut_as_well():
+    passages = split_passages("x" * 10_000)
+    assert "".join(passages) == "x" * 10_000
+    assert max(map(len, passages)) <= 720
+
+
+def test_of_a_very_long_message_head_and_tail_are_read():
+    text = f"begin {'word ' * MAX_INDEXED_CHARS} end"
+    passages = split_passages(text)
+    assert passages[0].startswith("begin")
+    assert passages[-1].endswith("end")
+    assert sum(map(len, passages)) <= MAX_INDEXED_CHARS + 1
+
+
+@given(st.lists(st.sampled_from(["word", "End.", "Why?\n", "\n\n", "a, b", "。", "x" * 900])).map(" ".join) | st.text())
+def test_every_character_but_spaces_is_in_a_passage_in_order(text: str):
+    assert "".join("".join(split_passages(text)).split()) == "".join(text.split())
