@@ -112,7 +112,7 @@ async def test_a_session_on_a_real_model_is_one_conversation(
 ):
     upstreams = make_upstreams(local_model.url, "chat", model=local_model.name)
     async with run_gateway(
-        store, local_model.url, timeout_seconds=120, upstreams=upstreams, context_limit=local_model.context
+        store, local_model.url, timeout_seconds=300, upstreams=upstreams, context_limit=local_model.context
     ) as harness:
         await run_session(make_claude(**get_address(harness)), *SMALL_PROMPT_FLAGS)
         sessions = await load_sessions(store)

@@ -197,3 +197,8 @@ def test_the_terms_that_are_stored_are_those_that_are_looked_for():
     )
     counts = " ".join(f"{term}={count}" for term, count in sorted(count_terms(sample).items()))
     assert sha256(counts.encode()).hexdigest()[:16] == "61eda725c48b918e", counts
+
+
+def test_an_accent_in_a_query_does_not_hide_texts_of_another_language():
+    assert set(tokenize_query("é otter")) & set(tokenize("Ö otter"))
+    assert set(tokenize_query("Ö otters")) & set(tokenize("é otters"))

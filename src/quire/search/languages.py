@@ -108,8 +108,10 @@ def detect_language(text: str) -> Language:
 
 def detect_query_languages(text: str) -> tuple[Language, ...]:
     """Languages in which the words of a query may be indexed: its own, and English, whose rules apply to short texts
-    without evidence. Without any evidence, all that use Latin letters."""
-    return tuple(dict.fromkeys((*_find_plausible_languages(text), "english")))
+    without evidence. Without any evidence, or with accents, which languages share, all that use Latin letters."""
+    plausible = _find_plausible_languages(text)
+    others = () if text.isascii() or plausible[0] not in LATIN_LANGUAGES else LATIN_LANGUAGES
+    return tuple(dict.fromkeys((*plausible, "english", *others)))
 
 
 def _find_plausible_languages(text: str) -> tuple[Language, ...]:
