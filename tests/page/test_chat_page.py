@@ -104,7 +104,7 @@ def test_a_tool_call_opens_to_its_arguments_and_result(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:
     page.goto(page_server.url(demo_conversation, at=6))
-    call = page.locator("details.call").filter(has_text="survey")
+    call = page.locator("details.call").filter(has_text="read_document").filter(has_text="survey")
     expect(call).to_contain_text("survey/2025 survey.md")
     call.locator("summary").click()
     expect(call).to_contain_text("Leaks at the gate")
