@@ -69,7 +69,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class NoJobs:
     """Drops all jobs, so that the import is measured alone."""
 
-    def enqueue(self, kind: EngineJobKind, conversation: str, branch: int, work: Work) -> None:
+    def enqueue(
+        self, kind: EngineJobKind, conversation: str, branch: int, work: Work, *, delay_seconds: float = 0.0
+    ) -> None:
         pass
 
     async def wait(self) -> None:
