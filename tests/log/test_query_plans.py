@@ -273,7 +273,8 @@ async def test_a_history_is_matched_in_a_session_by_one_statement(
         match = await filled_store.match_history([*PATHS[:length], *UNKNOWN_PATHS], session=session)
         assert (match.branch.conversation, match.length) == (NAME, length) if match else not length
         [plan] = plans
-        indexes = {scan.index for scan in plan.executed("quire_conversations")}
+        # Planned, not executed: without a matching path, PostgreSQL 15 does not look for the session.
+        indexes = {scan.index for scan in plan.scans if scan.table == "quire_conversations"}
         assert indexes == {"quire_conversations_by_session"}
         executed = plan.executed("quire_paths")
         assert {scan.node for scan in executed} <= {"Index Scan", "Index Only Scan"}
