@@ -1,6 +1,6 @@
 """The real Claude Code through the gateway: native, translated to chat completions, and on a real model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from gateway_fixtures import run_gateway
@@ -26,6 +26,9 @@ pytestmark = pytest.mark.slow
 MakeClaude = Callable[..., Claude]
 
 WINDOWS_TOKENS = (16_384, 65_536) if IS_FULL_SIZE else (16_384,)
+PROMPTS = ("Greet.", "And again.", "/compact", "Once more.")
+REAL_MODEL_PROMPTS = PROMPTS if IS_FULL_SIZE else PROMPTS[:2]
+"""A model on a busy processor may take minutes for each."""
 LONG_RESULT = ScriptedCall("Bash", {"command": "seq 1500", "description": "Count"})
 """Its result has about 4,000 tokens: a quarter of the small window."""
 
@@ -51,10 +54,10 @@ def make_upstreams(url: str, speaks: FormatName, **fields: object) -> dict[str, 
     return {"*": {"base_url": url, "speaks": [speaks], **fields}}
 
 
-async def run_session(claude: Claude, *flags: str) -> None:
-    """Two turns, a compaction, and another turn, all in one session."""
+async def run_session(claude: Claude, *flags: str, prompts: Sequence[str] = PROMPTS) -> None:
+    """Sends the prompts in one session."""
     session = None
-    for prompt in ("Greet.", "And again.", "/compact", "Once more."):
+    for prompt in prompts:
         more = () if session is None else ("--continue",)
         run = await claude.run(prompt, *flags, *more)
         assert run.exit_code == 0, run.stdout + run.stderr
@@ -114,9 +117,9 @@ async def test_a_session_on_a_real_model_is_one_conversation(
     async with run_gateway(
         store, local_model.url, timeout_seconds=300, upstreams=upstreams, context_limit=local_model.context
     ) as harness:
-        await run_session(make_claude(**get_address(harness)), *SMALL_PROMPT_FLAGS)
+        await run_session(make_claude(**get_address(harness)), *SMALL_PROMPT_FLAGS, prompts=REAL_MODEL_PROMPTS)
         sessions = await load_sessions(store)
     (session,) = sessions
     assert {each.form for each in session.forwarded} <= {"translated", "translated_fitted"}
     assert all(each.total_tokens <= each.max_input_tokens for each in session.manifests)
-    assert len(session.fork_points) == 1
+    assert len(session.fork_points) == REAL_MODEL_PROMPTS.count("/compact")

@@ -11,10 +11,8 @@ from infra.export_samples import (
     write_json,
     write_zip,
 )
-from quire.importers.chatgpt import ChatGptSource
+from quire.importers.chatgpt import SOURCE
 from quire.model import ImagePart, ToolCallPart, ToolResultPart
-
-SOURCE = ChatGptSource()
 
 
 def make_tree() -> dict[str, object]:

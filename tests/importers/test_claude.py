@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.export_samples import PNG, read_source, write_json, write_zip
-from quire.importers.claude import ROOT_PARENT, ClaudeSource
+from quire.importers.claude import ROOT_PARENT, SOURCE
 from quire.model import ToolResultPart
 
-SOURCE = ClaudeSource()
 FILE_ID = "11111111-2222-4333-8444-555555555555"
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from infra.export_samples import make_chatgpt_conversation, make_chatgpt_message, read_source, write_zip
 from quire.importers import export_files
-from quire.importers.chatgpt import ChatGptSource
+from quire.importers.chatgpt import SOURCE
 from quire.importers.export_files import AttachmentReader, ExportFiles
 
 PATTERN = re.compile(r"conversations.*\.json")
-SOURCE = ChatGptSource()
 CONVERSATION = make_chatgpt_conversation("c", {"q": (None, make_chatgpt_message("user", "Hello"))})
 
 

@@ -7,9 +7,7 @@ import pytest
 
 from infra.export_samples import read_source, write_json
 from quire.importers.json_values import MAX_VALUE_DEPTH
-from quire.importers.librechat import ROOT_PARENT, LibreChatSource
-
-SOURCE = LibreChatSource()
+from quire.importers.librechat import ROOT_PARENT, SOURCE
 
 
 def make_message(

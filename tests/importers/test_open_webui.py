@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.export_samples import read_source, write_json
-from quire.importers.open_webui import OpenWebUiSource
-
-SOURCE = OpenWebUiSource()
+from quire.importers.open_webui import SOURCE
 
 
 def make_message(id_: str, parent: str | None, role: str, content: str, **fields: Any) -> dict[str, Any]:

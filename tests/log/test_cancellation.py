@@ -1,9 +1,13 @@
 """Cancellation: a caller may cancel at any moment, and the store stays usable."""
 
 import asyncio
+import gc
+import warnings
+from contextlib import suppress
 
 import pytest
 
+from quire.errors import StoreUnavailable
 from quire.log import SqlStore
 from quire.model import Message
 from quire.testing.builders import make_messages
@@ -36,3 +40,27 @@ async def test_a_cancelled_call_is_cancelled_and_nothing_else(store: SqlStore):
     texts = [entry.body.text for entry in await store.read_range("c") if isinstance(entry.body, Message)]
     assert len(texts) == len(set(texts))
     assert {f"after {number}" for number in range(40)} <= set(texts)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_closing_waits_for_background_work(database_url: str, is_cancelled: bool):
+    """Closes at different moments of transactions that nothing awaits; a lost connection warns when it is collected."""
+
+    async def work(store: SqlStore) -> None:
+        with suppress(StoreUnavailable):
+            while True:
+                await store.list_conversations()
+
+    with warnings.catch_warnings(record=True) as lost:
+        warnings.simplefilter("always", ResourceWarning)
+        for step in range(30):
+            async with SqlStore.open(database_url) as store:
+                tasks = [asyncio.ensure_future(work(store)) for _ in range(4)]
+                await asyncio.sleep(0.0007 * step)
+                if is_cancelled:
+                    for task in tasks:
+                        task.cancel()
+            await asyncio.wait(tasks)
+            del store
+            gc.collect()
+    assert [str(each.message) for each in lost if "Connection" in str(each.message)] == []

@@ -82,10 +82,15 @@ class SourceError(NamedTuple):
 class Source(Protocol):
     """A program whose conversations can be imported."""
 
-    name: str
-    """Name on the command line and in the origin of its conversations, such as `claude-code`."""
-    title: str
-    """Name for people, such as `Claude Code`."""
+    @property
+    def name(self) -> str:
+        """Name on the command line and in the origin of its conversations, such as `claude-code`."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """Name for people, such as `Claude Code`."""
+        ...
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
         """Existing files or directories where the program stores its conversations; `env` is the environment."""

@@ -5,14 +5,13 @@ is a tool call, and the tool's message after it is the result.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, cast
 
 from quire.importers.attachments import make_media_part
-from quire.importers.base import SourceConversation, SourceError
+from quire.importers.base import SourceConversation
 from quire.importers.export_files import AttachmentReader, ExportFiles
-from quire.importers.exports import find_export_files, read_export
+from quire.importers.exports import ExportSource
 from quire.importers.message_nodes import MISSING_CONTENT_TEXT, MessageNode, order_nodes
 from quire.importers.source_fields import read_id, read_title, read_usage
 from quire.importers.times import parse_time
@@ -21,6 +20,7 @@ from quire.model import Message, Part, TextPart, ThinkingPart, ToolCallPart, Too
 from quire.model.base import JsonObject
 from quire.view.wire_formats.fields import dump_json, filter_objects, get_object, get_text, is_object, parse_object
 
+NAME = "chatgpt"
 _FILES = re.compile(r"conversations[^/\\]{0,40}\.json")
 _PROJECT_PREFIX = "g-p-"
 """Beginning of the id of a project; other ids in the same field are those of custom GPTs."""
@@ -28,38 +28,19 @@ _CITATION_FIELDS = ("citations", "content_references")
 _INSTRUCTION_FIELDS = ("user_profile", "user_instructions", "model_set_context")
 
 
-class ChatGptSource:
-    name = "chatgpt"
-    title = "ChatGPT export"
-
-    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
-        return []
-
-    def find_files(self, path: Path) -> Iterator[Path]:
-        return find_export_files(path, _FILES)
-
-    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
-        def read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation | None:
-            updated_at = parse_time(raw.get("update_time"))
-            is_old = since is not None and updated_at is not None and updated_at < since
-            return None if is_old else _read_conversation(raw, AttachmentReader(files))
-
-        return read_export(path, pattern=_FILES, read_conversation=read_conversation)
-
-
-def _read_conversation(raw: dict[str, Any], attachments: AttachmentReader) -> SourceConversation:
+def _read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
     id_ = read_id(raw.get("conversation_id")) or read_id(raw.get("id"))
     mapping = raw.get("mapping")
     if id_ is None or not is_object(mapping):
         raise ValueError("it has no conversation_id or no mapping")
     project = get_text(raw, "gizmo_id") or ""
-    nodes = list(_Conversation(mapping, attachments, default_model=raw.get("default_model_slug")).read_nodes())
+    tree = _Conversation(mapping, AttachmentReader(files), default_model=raw.get("default_model_slug"))
     return SourceConversation(
         id=id_,
-        messages=order_nodes(nodes, leaf=read_id(raw.get("current_node"))),
+        messages=order_nodes(list(tree.read_nodes()), leaf=read_id(raw.get("current_node"))),
         title=read_title(raw.get("title")),
         origin=ConversationOrigin(
-            client=ChatGptSource.name, session=id_, project=project if project.startswith(_PROJECT_PREFIX) else None
+            client=NAME, session=id_, project=project if project.startswith(_PROJECT_PREFIX) else None
         ),
         created_at=parse_time(raw.get("create_time")),
     )
@@ -216,10 +197,17 @@ def _to_arguments(text: str) -> str:
 
 
 def _make_placeholder(kind: str, content: JsonObject) -> TextPart:
-    return TextPart(text=f"[{kind}]", provider_fields={ChatGptSource.name: content})
+    return TextPart(text=f"[{kind}]", provider_fields={NAME: content})
 
 
 def _read_citations(raw: dict[str, Any]) -> JsonObject | None:
     metadata = get_object(raw, "metadata")
     fields: JsonObject = {name: metadata[name] for name in _CITATION_FIELDS if metadata.get(name)}
-    return {ChatGptSource.name: fields} if fields else None
+    return {NAME: fields} if fields else None
+
+
+def _find_updated_at(raw: dict[str, Any]) -> int | None:
+    return parse_time(raw.get("update_time"))
+
+
+SOURCE = ExportSource(NAME, "ChatGPT export", _FILES, _read_conversation, _find_updated_at)

@@ -5,14 +5,13 @@ tools in one list of blocks; it becomes several messages.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from quire.importers.attachments import make_media_part
-from quire.importers.base import SourceConversation, SourceError
+from quire.importers.base import SourceConversation
 from quire.importers.export_files import AttachmentReader, ExportFiles
-from quire.importers.exports import find_export_files, read_export
+from quire.importers.exports import ExportSource
 from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
 from quire.importers.source_fields import read_id, read_title, read_usage
 from quire.importers.times import parse_time
@@ -25,43 +24,25 @@ from quire.view.wire_formats.fields import filter_objects, get_object, get_text
 
 ROOT_PARENT = "00000000-0000-4000-8000-000000000000"
 """Parent of a first message."""
+NAME = "claude"
 _FILES = re.compile(r"conversations[^/\\]{0,40}\.json")
 _SKIPPED_BLOCKS = frozenset({"token_budget", "flag"})
 """Blocks about the account or the window, not of the conversation."""
 
 
-class ClaudeSource:
-    name = "claude"
-    title = "Claude.ai export"
-
-    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
-        return []
-
-    def find_files(self, path: Path) -> Iterator[Path]:
-        return find_export_files(path, _FILES)
-
-    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
-        def read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation | None:
-            updated_at = parse_time(raw.get("updated_at"))
-            is_old = since is not None and updated_at is not None and updated_at < since
-            return None if is_old else _read_conversation(raw, AttachmentReader(files))
-
-        return read_export(path, pattern=_FILES, read_conversation=read_conversation)
-
-
-def _read_conversation(raw: dict[str, Any], attachments: AttachmentReader) -> SourceConversation:
+def _read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
     id_ = read_id(raw.get("uuid"))
     if id_ is None or not isinstance(raw.get("chat_messages"), list):
         raise ValueError("it has no uuid or no chat_messages")
     project = get_object(raw, "project")
-    nodes = list(_read_nodes(filter_objects(raw["chat_messages"]), attachments, model=raw.get("model")))
+    nodes = list(_read_nodes(filter_objects(raw["chat_messages"]), AttachmentReader(files), model=raw.get("model")))
     leaf = read_id(raw.get("current_leaf_message_uuid")) or (nodes[-1].id if nodes else None)
     return SourceConversation(
         id=id_,
         messages=order_nodes(nodes, leaf=leaf),
         title=read_title(raw.get("name")),
         origin=ConversationOrigin(
-            client=ClaudeSource.name, session=id_, project=get_text(project, "name") or get_text(raw, "project_uuid")
+            client=NAME, session=id_, project=get_text(project, "name") or get_text(raw, "project_uuid")
         ),
         created_at=parse_time(raw.get("created_at")),
         dropped=("summary",) if raw.get("summary") else (),
@@ -148,7 +129,7 @@ def _read_result(content: object) -> list[ToolResultContent]:
 
 def _describe_piece(piece: dict[str, Any]) -> TextPart:
     title = " ".join(text for name in ("title", "url") if (text := get_text(piece, name)))
-    return TextPart(text=title or f"[{piece.get('type')}]", provider_fields={ClaudeSource.name: piece})
+    return TextPart(text=title or f"[{piece.get('type')}]", provider_fields={NAME: piece})
 
 
 def _read_files(raw: dict[str, Any], attachments: AttachmentReader, dropped: list[str]) -> Iterator[Part]:
@@ -166,3 +147,10 @@ def _read_files(raw: dict[str, Any], attachments: AttachmentReader, dropped: lis
             dropped.append(f"file {name}")
         else:
             yield make_media_part(data, name=name)
+
+
+def _find_updated_at(raw: dict[str, Any]) -> int | None:
+    return parse_time(raw.get("updated_at"))
+
+
+SOURCE = ExportSource(NAME, "Claude.ai export", _FILES, _read_conversation, _find_updated_at)

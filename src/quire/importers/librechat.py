@@ -1,14 +1,13 @@
 """Reads conversations that LibreChat exported: one JSON file for each, with its messages as a list or as a tree."""
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from quire.importers.attachments import make_url_part
-from quire.importers.base import SourceConversation, SourceError
+from quire.importers.base import SourceConversation
 from quire.importers.export_files import ExportFiles
-from quire.importers.exports import find_export_files, read_export
+from quire.importers.exports import ExportSource
 from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
 from quire.importers.source_fields import read_id, read_title, read_usage
 from quire.importers.times import parse_time
@@ -19,42 +18,24 @@ from quire.view.wire_formats.fields import filter_objects, get_object, get_text,
 
 ROOT_PARENT = "00000000-0000-0000-0000-000000000000"
 """Parent of a first message."""
+NAME = "librechat"
 _FILES = re.compile(r"[^/\\]{1,200}\.json")
 
 
-class LibreChatSource:
-    name = "librechat"
-    title = "LibreChat export"
-
-    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
-        return []
-
-    def find_files(self, path: Path) -> Iterator[Path]:
-        return find_export_files(path, _FILES)
-
-    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
-        def read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation | None:
-            return _read_conversation(raw, since=since)
-
-        return read_export(path, pattern=_FILES, read_conversation=read_conversation)
-
-
-def _read_conversation(raw: dict[str, Any], *, since: int | None) -> SourceConversation | None:
+def _read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
     id_ = read_id(raw.get("conversationId"))
     raw_messages: object = raw.get("messagesTree") or raw.get("messages")
-    flat = _flatten(filter_objects(raw_messages))
+    flat = _flatten(_list_messages(raw))
     if id_ is None or not isinstance(raw_messages, list):
         raise ValueError("it has no conversationId or no messages")
     model = raw.get("model") or get_object(raw, "options").get("model")
     nodes = [_read_node(index, parent, each, model) for index, (parent, each) in enumerate(flat)]
     newest = max((node for node in nodes if node.at is not None), key=lambda node: node.at or 0, default=None)
-    if since is not None and newest is not None and (newest.at or 0) < since:
-        return None
     return SourceConversation(
         id=id_,
         messages=order_nodes(nodes, leaf=newest.id if newest else nodes[-1].id if nodes else None),
         title=read_title(raw.get("title")),
-        origin=ConversationOrigin(client=LibreChatSource.name, session=id_),
+        origin=ConversationOrigin(client=NAME, session=id_),
         created_at=parse_time(raw.get("createdAt")),
         dropped=("options",) if raw.get("options") else (),
     )
@@ -144,3 +125,15 @@ def _read_files(raw: dict[str, Any], dropped: list[str]) -> Iterator[Part]:
             dropped.append(f"file {get_text(file, 'filename') or get_text(file, 'file_id')}")
         else:
             yield part
+
+
+def _find_updated_at(raw: dict[str, Any]) -> int | None:
+    times = [parse_time(each.get("createdAt")) for _, each in _flatten(_list_messages(raw))]
+    return max((at for at in times if at is not None), default=None)
+
+
+def _list_messages(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    return filter_objects(raw.get("messagesTree") or raw.get("messages"))
+
+
+SOURCE = ExportSource(NAME, "LibreChat export", _FILES, _read_conversation, _find_updated_at)

@@ -5,16 +5,15 @@ A chat is a tree of messages with a current leaf. Newer versions store a reply a
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidEntry
 from quire.importers.attachments import make_url_part
-from quire.importers.base import SourceConversation, SourceError
+from quire.importers.base import SourceConversation
 from quire.importers.export_files import ExportFiles
-from quire.importers.exports import find_export_files, read_export
+from quire.importers.exports import ExportSource
 from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
 from quire.importers.source_fields import read_id, read_title, read_usage
 from quire.importers.times import parse_time
@@ -25,6 +24,7 @@ from quire.view.labels import label_text
 from quire.view.wire_formats import openai_responses_parse
 from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
 
+NAME = "open-webui"
 _FILES = re.compile(r"[^/\\]{1,200}\.(?:json|jsonl|ndjson)")
 _DETAILS = "<details "
 _DETAILS_END = "</details>"
@@ -32,26 +32,7 @@ _SUMMARY_END = "</summary>"
 _ATTRIBUTE = re.compile(r'([a-z_]{1,40})="([^"]*)"')
 
 
-class OpenWebUiSource:
-    name = "open-webui"
-    title = "Open WebUI export"
-
-    def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
-        return []
-
-    def find_files(self, path: Path) -> Iterator[Path]:
-        return find_export_files(path, _FILES)
-
-    def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
-        def read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation | None:
-            updated_at = parse_time(raw.get("updated_at"))
-            is_old = since is not None and updated_at is not None and updated_at < since
-            return None if is_old else _read_conversation(raw)
-
-        return read_export(path, pattern=_FILES, read_conversation=read_conversation)
-
-
-def _read_conversation(raw: dict[str, Any]) -> SourceConversation:
+def _read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
     chat = get_object(raw, "chat")
     history = get_object(chat, "history")
     id_ = read_id(raw.get("id")) or read_id(chat.get("id"))
@@ -66,7 +47,7 @@ def _read_conversation(raw: dict[str, Any]) -> SourceConversation:
         id=id_,
         messages=order_nodes(nodes, leaf=leaf or (nodes[-1].id if nodes else None)),
         title=read_title(raw.get("title") or chat.get("title")),
-        origin=ConversationOrigin(client=OpenWebUiSource.name, session=id_, project=get_text(raw, "folder_id")),
+        origin=ConversationOrigin(client=NAME, session=id_, project=get_text(raw, "folder_id")),
         created_at=parse_time(raw.get("created_at")) or parse_time(chat.get("timestamp")),
         dropped=tuple(name for name in ("params", "files") if chat.get(name)),
     )
@@ -173,3 +154,10 @@ def _read_files(raw: dict[str, Any], dropped: list[str]) -> Iterator[Part]:
             yield TextPart(text=label_text("document", text, name=name))
         else:
             dropped.append(f"file {name or file.get('id') or file.get('type')}")
+
+
+def _find_updated_at(raw: dict[str, Any]) -> int | None:
+    return parse_time(raw.get("updated_at"))
+
+
+SOURCE = ExportSource(NAME, "Open WebUI export", _FILES, _read_conversation, _find_updated_at)

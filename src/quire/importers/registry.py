@@ -1,14 +1,11 @@
 """All sources that can be imported, by name."""
 
+from quire.importers import chatgpt, claude, librechat, open_webui
 from quire.importers.base import Source
-from quire.importers.chatgpt import ChatGptSource
-from quire.importers.claude import ClaudeSource
 from quire.importers.claude_code import ClaudeCodeSource
 from quire.importers.codex import CodexSource
 from quire.importers.cursor import CursorSource
-from quire.importers.librechat import LibreChatSource
 from quire.importers.llm_logs import LlmSource
-from quire.importers.open_webui import OpenWebUiSource
 from quire.importers.openai_agents import OpenAiAgentsSource
 from quire.importers.openai_jsonl import OpenAiJsonlSource
 
@@ -16,10 +13,10 @@ _SOURCES: tuple[Source, ...] = (
     ClaudeCodeSource(),
     CodexSource(),
     CursorSource(),
-    ChatGptSource(),
-    ClaudeSource(),
-    LibreChatSource(),
-    OpenWebUiSource(),
+    chatgpt.SOURCE,
+    claude.SOURCE,
+    librechat.SOURCE,
+    open_webui.SOURCE,
     LlmSource(),
     OpenAiJsonlSource(),
     OpenAiAgentsSource(),

@@ -3,6 +3,8 @@
 No session state survives a transaction, so a pooler such as PgBouncer may assign another session to each of them.
 """
 
+import asyncio
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
@@ -17,12 +19,17 @@ from quire.log.raw_sql import execute_text
 
 _POOL_SIZE = 32
 """Maximum connections per process."""
+_CLOSE_SECONDS = 10.0
+"""Time that running transactions have to end when the database is closed."""
 
 
 class PostgresDatabase:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._is_closed = False
+        self._transactions = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     @classmethod
     async def open(cls, url: URL) -> "PostgresDatabase":
@@ -58,8 +65,15 @@ class PostgresDatabase:
     async def _run(self, work: Work[T], *, begin: str, tenant: str) -> T:
         from sqlalchemy.util import greenlet_spawn
 
-        with map_database_errors():
-            return await greenlet_spawn(self._run_transaction, work, _begin_sql(begin, tenant))
+        self._transactions += 1
+        self._is_idle.clear()
+        try:
+            with map_database_errors():
+                return await greenlet_spawn(self._run_transaction, work, _begin_sql(begin, tenant))
+        finally:
+            self._transactions -= 1
+            if not self._transactions:
+                self._is_idle.set()
 
     def _run_transaction(self, work: Work[T], begin_sql: str) -> T:
         connection = self._begin(begin_sql)
@@ -110,7 +124,11 @@ class PostgresDatabase:
         """Does nothing: autovacuum removes dead rows, and only the owner may force a vacuum."""
 
     async def close(self) -> None:
+        """Closes the pool once the transactions of background jobs have ended; later ones are refused."""
         self._is_closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._is_idle.wait()
         await self._engine.dispose()
 
 

@@ -1,6 +1,6 @@
 """Detects the language of a text by cheap evidence: its script, its stop words, its accented letters.
 
-Only languages with rules of their own in the tokenizer are told apart. A text without evidence counts as English.
+Only languages with rules of their own in the tokenizer are distinguished. A text without evidence counts as English.
 """
 
 import re

@@ -35,8 +35,10 @@ export class TurnStore {
   /** Why the last turn ended, unless it was answered. */
   endText = $state<string | null>(null);
   #callbacks: TurnCallbacks;
-  /** Chunks received since the last rendering. */
-  #buffer = { text: "", thinking: "" };
+  /** What has been received of the reply; rendered after a delay. */
+  #received = { text: "", thinking: "" };
+  /** Whether the events of an interrupted turn come again: the page shows what it had until they catch up. */
+  #replaying = false;
   #renderTimer: ReturnType<typeof setTimeout> | null = null;
 
   constructor(callbacks: TurnCallbacks) {
@@ -46,6 +48,7 @@ export class TurnStore {
   streamedTokens = $derived(estimateTokens(this.text) + estimateTokens(this.thinking));
 
   start(question: Message | null): void {
+    this.#replaying = this.interrupted;
     this.running = true;
     this.question = question;
     this.#clear();
@@ -62,17 +65,19 @@ export class TurnStore {
   #clearReply(): void {
     if (this.#renderTimer) clearTimeout(this.#renderTimer);
     this.#renderTimer = null;
-    this.#buffer = { text: "", thinking: "" };
-    this.text = this.thinking = "";
+    this.#received = { text: "", thinking: "" };
+    if (!this.#replaying) this.text = this.thinking = "";
   }
 
   #appendChunk(kind: "text" | "thinking", chunk: string): void {
-    this.#buffer[kind] += chunk;
+    this.#received[kind] += chunk;
     this.#renderTimer ??= setTimeout(() => {
       this.#renderTimer = null;
-      this.text += this.#buffer.text;
-      this.thinking += this.#buffer.thinking;
-      this.#buffer = { text: "", thinking: "" };
+      const { text, thinking } = this.#received;
+      if (this.#replaying && (text.length < this.text.length || thinking.length < this.thinking.length)) return;
+      this.#replaying = false;
+      this.text = text;
+      this.thinking = thinking;
     }, RENDER_INTERVAL_MS);
   }
 
@@ -98,6 +103,7 @@ export class TurnStore {
         this.statusText = `The model did not answer; retrying in ${Math.ceil(data.delay_seconds)} s`;
         return;
       case "reply_recorded":
+        this.#replaying = false;
         this.#clearReply();
         return this.#callbacks.onEntry(data.entry);
       case "tool_called":
@@ -137,7 +143,7 @@ export class TurnStore {
 
   /** Ends the turn on the page; no further event is expected. */
   stop(): void {
-    this.running = this.interrupted = false;
+    this.running = this.interrupted = this.#replaying = false;
     this.statusText = "";
     this.#clear();
   }
