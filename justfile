@@ -21,8 +21,16 @@ check:
     {{ bin }}/lint-imports
     {{ bin }}/vulture
     {{ bin }}/deptry src
-    {{ bin }}/pytest -n 2 --cov
+    {{ bin }}/pytest -n 2
     {{ bin }}/mkdocs build --quiet --strict
+
+# Run all tests at full size; takes hours.
+full *ARGS: install-agents
+    QUIRE_FULL_SIZE=1 {{ bin }}/pytest {{ ARGS }}
+
+# Measure which code the tests run; takes about half longer than the tests.
+coverage *ARGS:
+    {{ bin }}/pytest -n 2 --cov {{ ARGS }}
 
 # Run the quick tests, or those named.
 test *ARGS:
@@ -30,7 +38,7 @@ test *ARGS:
 
 # Send adversarial requests of full size to a server and print how another tenant fares; takes several minutes.
 hostile *ARGS:
-    QUIRE_HOSTILE_LOAD=1 {{ bin }}/pytest tests/test_hostile_load.py -k full_size -s {{ ARGS }}
+    QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/test_hostile_load.py -k full_size -s {{ ARGS }}
 
 # Install the agents that tests/coding_agents runs: Claude Code from PyPI, Codex from npm; needs Node.js and about 800 MB.
 install-agents:
@@ -45,7 +53,7 @@ install-agents:
 
 # Install the agents and run their tests at full size.
 agents *ARGS: install-agents
-    QUIRE_AGENTS_FULL_SIZE=1 {{ bin }}/pytest tests/coding_agents {{ ARGS }}
+    QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/coding_agents {{ ARGS }}
 
 # Run the server's tests with PostgreSQL behind PgBouncer in transaction mode.
 pooled *ARGS:
@@ -56,7 +64,7 @@ format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (log, view, turns, compaction, recall, search, cli, gateway, many_conversations, import_transcripts, footprint, page) against its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (log, view, turns, compaction, recall, search, cli, gateway, many_conversations, import_transcripts, footprint, page, page_scale) against its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     PYTHONPATH=tests {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}

@@ -2,13 +2,15 @@
 
 The transcripts have the shapes of real ones: a reply is several lines, results have their structured form, and most
 lines of a file are bookkeeping. The bare insert writes the rows that the import wrote, in batches of the same size, by
-the driver alone. Both run without indexing.
+the driver alone. Both run without indexing. Then everything is indexed, and searches for numbers that occur once must
+find their messages.
 """
 
 import json
 import os
 import random
 import sqlite3
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +26,10 @@ from quire.engine.background_jobs import EngineJobKind, Work
 from quire.engine.config import EngineConfig
 from quire.engine.import_reader import BATCH_MESSAGES, ImportOptions
 from quire.engine.import_writer import ImportReport, import_files
+from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
+from quire.engine.search import search_messages
 from quire.importers.registry import SOURCES
+from quire.llm.embeddings import load_local_embedder
 from quire.log import SqlStore, migrate
 from quire.log.schema import metadata
 from quire.log.sqlite import _PRAGMAS
@@ -34,6 +39,7 @@ from support import Report, run_benchmark
 TRANSCRIPTS = 10_000
 QUICK_TRANSCRIPTS = 200
 MESSAGES_PER_TRANSCRIPT = 100
+SEARCHES = 100
 WORDS = [
     "the",
     "river",
@@ -84,6 +90,8 @@ class TranscriptWriter:
     def __init__(self, folder: Path) -> None:
         self._folder, self._random, self._count = folder, random.Random(17), 0
         self._texts: dict[int, list[str]] = {}
+        self.questions: list[str] = []
+        """The text of every question, which ends with a number that occurs once."""
 
     def _id(self) -> str:
         self._count += 1
@@ -114,7 +122,8 @@ class TranscriptWriter:
 
         written = 0
         while written < messages:
-            add("user", message={"role": "user", "content": self._text(40)})
+            self.questions.append(self._text(40))
+            add("user", message={"role": "user", "content": self.questions[-1]})
             written += 1
             for _ in range(8):
                 if written + 2 > messages:
@@ -151,7 +160,8 @@ class TranscriptWriter:
         add("turn_context", {"model": "gpt-5", "cwd": "/home/dev"})
         written = 0
         while written < messages:
-            content = [{"type": "input_text", "text": self._text(40)}]
+            self.questions.append(self._text(40))
+            content = [{"type": "input_text", "text": self.questions[-1]}]
             add("response_item", {"type": "message", "id": f"msg_{self._id()}", "role": "user", "content": content})
             written += 1
             for _ in range(8):
@@ -181,10 +191,12 @@ class TranscriptWriter:
         os.utime(path, (1_780_000_000, 1_780_000_000))
 
 
-def write_transcripts(folder: Path, count: int) -> None:
+def write_transcripts(folder: Path, count: int) -> list[str]:
+    """Writes the transcripts; returns the text of all questions."""
     writer = TranscriptWriter(folder)
     for number in range(count):
         (writer.write_codex if number % 2 else writer.write_claude)(number, MESSAGES_PER_TRANSCRIPT)
+    return writer.questions
 
 
 def read_resident_megabytes() -> float:
@@ -210,6 +222,24 @@ async def import_all(url: str, folder: Path) -> tuple[int, float, list[float]]:
             assert not report.error_count, report.errors[:3]
             messages += report.messages
     return messages, time.perf_counter() - started, memory
+
+
+async def index_and_search(url: str, questions: list[str]) -> tuple[float, list[float], int]:
+    """Indexes all messages; returns its seconds, the milliseconds of searches, and how many missed their message."""
+    async with SqlStore.open(url) as store:
+        engine = Engine(store, EngineConfig.create(Settings(), embedder=load_local_embedder()))
+        engine.runtime.jobs = NoJobs()
+        started = time.perf_counter()
+        await index_messages(engine, batch_entries=BULK_BATCH_ENTRIES)
+        indexing, taken, missed = time.perf_counter() - started, list[float](), 0
+        sought = random.Random(5).sample(questions, min(SEARCHES, len(questions)))
+        await search_messages(engine, sought[0])
+        for question in sought:
+            started = time.perf_counter()
+            result = await search_messages(engine, question.rsplit(" ", 1)[1], limit=1)
+            taken.append((time.perf_counter() - started) * 1_000)
+            missed += [each.entry.message.text for each in result.messages] != [question]
+    return indexing, taken, missed
 
 
 class RowReader:
@@ -296,16 +326,27 @@ def add_result(report: Report, backend: str, messages: int, taken: tuple[float, 
     report.require_at_most(f"{backend}_memory_growth", late / early, 1.2)
 
 
+def add_searches(report: Report, backend: str, messages: int, measured: tuple[float, list[float], int]) -> None:
+    indexing, taken, missed = measured
+    report.print_table(
+        f"{backend}: search of what was imported",
+        ("indexed messages/s", "search p50 ms", "search p95 ms", "missed"),
+        [(messages / indexing, statistics.median(taken), statistics.quantiles(taken, n=20)[-1], missed)],
+    )
+    report.require_at_most(f"{backend}_missed", float(missed), 0.0)
+
+
 async def run(*, quick: bool) -> Report:
     report = Report("import")
     count = QUICK_TRANSCRIPTS if quick else TRANSCRIPTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_transcripts(folder, count)
+        questions = write_transcripts(folder, count)
         print(f"{count:,} transcripts of {MESSAGES_PER_TRANSCRIPT} messages")
         path = folder / "quire.db"
         messages, seconds, memory = await import_all(f"sqlite:///{path}", folder)
         add_result(report, "sqlite", messages, (seconds, memory), insert_bare_sqlite(path, folder / "bare.db"))
+        add_searches(report, "sqlite", messages, await index_and_search(f"sqlite:///{path}", questions))
         with Cluster.start(18, fsync=True) as server:
             for each in ("imported", "bare"):
                 server.create_database(each)
@@ -313,6 +354,7 @@ async def run(*, quick: bool) -> Report:
             messages, seconds, memory = await import_all(server.url("imported"), folder)
             bare = insert_bare_postgres(server.url("imported"), server.url("bare"))
             add_result(report, "postgres", messages, (seconds, memory), bare)
+            add_searches(report, "postgres", messages, await index_and_search(server.url("imported"), questions))
     return report
 
 

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
@@ -28,7 +28,6 @@ OPEN_GOAL_RATIO = 1.5
 """Time to open the long conversation, relative to one of ten messages in the same run."""
 JUMP_GOAL_RATIO = 3.0
 """Time to jump to the first message, relative to opening the conversation of ten messages."""
-"""Seconds to the first message."""
 GROWTH_GOAL_RATIO = 1.25
 CHROMIUM_ARGUMENTS = (
     "--no-sandbox",
@@ -142,8 +141,8 @@ async def measure_memory(devtools: CDPSession) -> tuple[float, float]:
     return found["JSHeapUsedSize"] / 1e6, found["Nodes"]
 
 
-async def measure_frames(page: Page, steps: int) -> list[float]:
-    """Measures milliseconds between frames during wheel scrolling."""
+async def measure_frames(page: Page, wheel_steps: Iterable[int], *, place: tuple[int, int] = (680, 430)) -> list[float]:
+    """Measures milliseconds between frames while the wheel turns by these pixels, with the pointer at `place`."""
     await page.evaluate(
         """() => {
             window.intervals = [];
@@ -156,9 +155,9 @@ async def measure_frames(page: Page, steps: int) -> list[float]:
             window.ticking = requestAnimationFrame(tick);
         }"""
     )
-    await page.mouse.move(680, 430)
-    for _ in range(steps):
-        await page.mouse.wheel(0, 240)
+    await page.mouse.move(*place)
+    for pixels in wheel_steps:
+        await page.mouse.wheel(0, pixels)
         await asyncio.sleep(0.016)
     return await page.evaluate("() => { cancelAnimationFrame(window.ticking); return window.intervals; }")
 
@@ -204,7 +203,7 @@ async def measure_page(
         heap, nodes = await measure_memory(devtools)
         await scroll_randomly(page, visits, random)
         later, more = await measure_memory(devtools)
-        taken = sorted(await measure_frames(page, 150))
+        taken = sorted(await measure_frames(page, [240] * 150))
     report.print_table(
         "while scrolling at random",
         ("places visited", "heap MB", "nodes"),

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from infra.llama import LocalModelAddress, find_missing_packages
 from infra.pgbouncer import PgBouncer
 from infra.postgres import VERSIONS, Cluster, PostgresServer, Version, find_binaries
+from infra.sizes import IS_FULL_SIZE
 from network_guard import block_external_network
 from shared_local_model import SharedLocalModel, fetch_address
 
@@ -40,7 +41,7 @@ USE_PGBOUNCER = bool(os.environ.get("QUIRE_TEST_PGBOUNCER"))
 
 _COMMON_PROFILE = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 settings.register_profile("dev", max_examples=30, **_COMMON_PROFILE)
-settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON_PROFILE)
+settings.register_profile("ci", max_examples=50, derandomize=True, **_COMMON_PROFILE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI else "dev"))
 
 CLUSTERS_KEY = pytest.StashKey[dict[Version, Cluster]]()
@@ -83,6 +84,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames and not any(mark.args[:1] == ("backend",) for mark in marks):
         every_backend = metafunc.definition.get_closest_marker("every_backend")
         metafunc.parametrize("backend", ALL_BACKENDS if every_backend else BACKENDS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if IS_FULL_SIZE:
+        return
+    large = [item for item in items if item.get_closest_marker("large")]
+    if large:
+        config.hook.pytest_deselected(items=large)
+        items[:] = [item for item in items if not item.get_closest_marker("large")]
 
 
 def start_clusters(config: pytest.Config, versions: Iterable[Version]) -> dict[Version, Cluster]:

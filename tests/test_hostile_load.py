@@ -237,7 +237,7 @@ async def test_hostile_load_delays_no_other_tenant(hostile_setup: HostileSetup):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("QUIRE_HOSTILE_LOAD" not in os.environ, reason="full size: run by `just hostile`")
+@pytest.mark.large
 @pytest.mark.parametrize("backend", ["sqlite", "postgres18"])
 async def test_hostile_load_at_full_size(hostile_setup: HostileSetup):
     await check_load(hostile_setup, "full", is_timed=True)

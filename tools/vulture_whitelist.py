@@ -17,8 +17,11 @@ directive, inter_op_num_threads, intra_op_num_threads, log_severity_level
 FunctionToolRunner, ScriptedModel, StoreContract, after_compaction, before_compaction, histories, remaining_replies
 to_anthropic, to_openai, to_openai_responses
 
-# The protocol of the Claude Agent SDK, which calls it.
+# The protocols of the Claude Agent SDK, the OpenAI Agents SDK, LangChain and Pydantic AI, which call them.
 list_session_summaries, open_session_store
+add_items, clear_session, filter_input, get_items, on_llm_end, open_session, pop_item, run_compaction
+awrap_model_call, awrap_tool_call, open_middleware, wrap_model_call, wrap_tool_call
+after_model_request, before_model_request, for_run, get_toolset, open_capability, prepare_model_request, prepare_tools
 
 # Fields of values that are stored, or returned as JSON.
 compaction_seq, first_message, forwarding, has_more, invalidated_tokens, json_schema, memory_enabled, renderer

@@ -42,6 +42,9 @@ QuireError
 ├── IntegrityViolation
 ├── StoreError
 │   ├── StoreUnavailable
+│   │   ├── StoreReadOnly
+│   │   ├── StoreFull
+│   │   └── StoreRolledBack
 │   ├── StoreBusy
 │   └── SchemaOutdated
 ├── ModelError
@@ -304,8 +307,20 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached, or the connection broke; whether the last write was committed is unknown."""
 
 
+class StoreReadOnly(StoreUnavailable):
+    """The database accepts no writes: it is a standby, or read-only; nothing was stored. Retry after the fail-over."""
+
+
+class StoreFull(StoreUnavailable):
+    """The disk of the database is full; nothing was stored. Free space, then retry."""
+
+
+class StoreRolledBack(StoreUnavailable):
+    """The database was set back to an earlier state; retry with the whole conversation, which restores it."""
+
+
 class StoreBusy(StoreError):
-    """The database stayed locked for longer than the busy timeout; retry, or raise the timeout."""
+    """A lock or a connection of the database did not become free in time; retry."""
 
 
 class SchemaOutdated(StoreError):

@@ -8,7 +8,7 @@ from gateway_records import assert_all_recorded, get_address, load_sessions
 from test_claude_code import ECHO, SUMMARY
 
 from infra.llama import LocalModelAddress
-from infra.real_agents import IS_FULL_SIZE, SMALL_PROMPT_FLAGS, Claude
+from infra.real_agents import SMALL_PROMPT_FLAGS, Claude
 from infra.recording_relay import run_recording_relay
 from infra.scripted_provider import (
     FormatName,
@@ -19,6 +19,7 @@ from infra.scripted_provider import (
     ScriptedReply,
     run_scripted_provider,
 )
+from infra.sizes import IS_FULL_SIZE
 from quire.log import SqlStore
 
 pytestmark = pytest.mark.slow
@@ -29,6 +30,8 @@ WINDOWS_TOKENS = (16_384, 65_536) if IS_FULL_SIZE else (16_384,)
 PROMPTS = ("Greet.", "And again.", "/compact", "Once more.")
 REAL_MODEL_PROMPTS = PROMPTS if IS_FULL_SIZE else PROMPTS[:2]
 """A model on a busy processor may take minutes for each."""
+SHORT_REPLIES = {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "64"}
+"""A small model may repeat itself until its window is full, which takes minutes."""
 LONG_RESULT = ScriptedCall("Bash", {"command": "seq 1500", "description": "Count"})
 """Its result has about 4,000 tokens: a quarter of the small window."""
 
@@ -117,7 +120,8 @@ async def test_a_session_on_a_real_model_is_one_conversation(
     async with run_gateway(
         store, local_model.url, timeout_seconds=300, upstreams=upstreams, context_limit=local_model.context
     ) as harness:
-        await run_session(make_claude(**get_address(harness)), *SMALL_PROMPT_FLAGS, prompts=REAL_MODEL_PROMPTS)
+        claude = make_claude(**get_address(harness), env=SHORT_REPLIES)
+        await run_session(claude, *SMALL_PROMPT_FLAGS, prompts=REAL_MODEL_PROMPTS)
         sessions = await load_sessions(store)
     (session,) = sessions
     assert {each.form for each in session.forwarded} <= {"translated", "translated_fitted"}

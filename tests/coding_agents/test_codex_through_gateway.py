@@ -6,7 +6,7 @@ import pytest
 from gateway_fixtures import run_gateway
 from gateway_records import assert_all_recorded, get_address, load_sessions
 
-from infra.real_agents import HARBOUR_SERVER, IS_FULL_SIZE, Codex
+from infra.real_agents import HARBOUR_SERVER, Codex
 from infra.recording_relay import run_recording_relay
 from infra.scripted_provider import (
     FormatName,
@@ -19,6 +19,7 @@ from infra.scripted_provider import (
     play,
     run_scripted_provider,
 )
+from infra.sizes import IS_FULL_SIZE
 from quire.log import SqlStore
 
 pytestmark = pytest.mark.slow

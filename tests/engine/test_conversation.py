@@ -9,6 +9,7 @@ import pytest
 from stable_prefix import encode_stable_prefix
 
 import quire
+from infra.sizes import IS_FULL_SIZE
 from quire import Document, Message, ToolDefinition
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ContextOverflow, EntryNotFound, InvalidRequest
@@ -18,6 +19,8 @@ from quire.model import Span
 from quire.settings import Settings
 from quire.view.layout import RENDERER_VERSION
 
+STABLE_TURNS = 300 if IS_FULL_SIZE else 100
+REPLAYED_TURNS = 1_000 if IS_FULL_SIZE else 200
 TOOL = ToolDefinition(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
 
 
@@ -207,12 +210,12 @@ async def test_two_requests_at_once_each_record_their_own_question_and_manifest(
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "openai_responses"])
 @pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
 async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore, strategy: str, provider: str):
-    """Over 300 turns with recalled documents, except at a compaction (prefix stability)."""
+    """Over many turns with recalled documents, except at a compaction (prefix stability)."""
     chance = random.Random(7)
     engine = make_engine(store, strategy=strategy, provider=provider, context_limit=4_000)
     conversation = await engine.conversation("c")
     before, previous_summary, breaks = b"", None, 0
-    for turn in range(300):
+    for turn in range(STABLE_TURNS):
         documents = [Document(name="note", text="remember " * chance.randrange(20), recalled=True)]
         request = await conversation.prepare(
             f"question {turn} " * chance.randrange(1, 30), documents=documents if chance.random() < 0.5 else []
@@ -225,16 +228,16 @@ async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore,
             breaks += 1
         before, previous_summary = stable, summary
         await conversation.record(make_completion(f"answer {turn} " * chance.randrange(1, 30)), request=request)
-    assert 3 <= breaks <= 40
+    assert STABLE_TURNS // 100 <= breaks <= 40
 
 
 @pytest.mark.no_cover  # Coverage would double its time.
-async def test_a_thousand_requests_replay_after_their_files_are_gone(tmp_path: Path):
+async def test_requests_replay_after_their_files_are_gone(tmp_path: Path):
     chance = random.Random(3)
     async with quire.open(f"sqlite:///{tmp_path}/quire.db", model="gpt-4o", context_limit=3_000) as engine:
         conversation = await engine.conversation("c")
         replies, files = [], [tmp_path / f"note {number}.md" for number in range(5)]
-        for turn in range(1_000):
+        for turn in range(REPLAYED_TURNS):
             chance.choice(files).write_text(f"version {turn} " * chance.randrange(1, 40))
             quoted = [file for file in files if file.exists() and chance.random() < 0.4]
             documents = [
@@ -253,7 +256,7 @@ async def test_a_thousand_requests_replay_after_their_files_are_gone(tmp_path: P
             file.unlink(missing_ok=True)
         assert all([(await conversation.replay(reply)).matches for reply in replies])
         manifests = dict(await engine.store.list_manifests("c"))
-        assert len(manifests) == 1_000
+        assert len(manifests) == REPLAYED_TURNS
         assert any(row.reason == "excerpted" for each in manifests.values() for row in each.included)
 
 

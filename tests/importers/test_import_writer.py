@@ -29,6 +29,7 @@ from importers.transcript_files import (
     read_texts,
     write_lines,
 )
+from infra.sizes import IS_FULL_SIZE
 from quire.engine import import_reader, import_writer
 from quire.engine.import_reader import ImportOptions, make_conversation_id
 from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
@@ -36,8 +37,8 @@ from quire.log import ConversationOrigin, SqlStore
 from quire.model import Compaction, ImagePart, Message, Usage
 
 SOURCES = ("claude-code", "codex")
-KILLS = int(os.environ.get("QUIRE_IMPORT_KILLS", "6"))
-"""Moments at which the kill test ends an import; 50 at full size."""
+KILLS = 50 if IS_FULL_SIZE else 3
+"""Moments at which the kill test ends an import."""
 
 
 class ListSource:

@@ -115,6 +115,7 @@ class Cluster(PostgresServer):
         self._binaries = binaries
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
+        self._frozen: list[int] = []
         self._cleanup_process = subprocess.Popen(
             ["/bin/sh", "-c", _CLEANUP_SCRIPT, "keeper", str(home)],
             stdin=subprocess.PIPE,
@@ -144,6 +145,7 @@ class Cluster(PostgresServer):
     def stop(self) -> None:
         """Stop the server and remove its data; idempotent."""
         if self._cleanup_process.returncode is None:
+            self.thaw()
             self._stop_process(signal.SIGINT)
             self._cleanup_process.communicate(b"\n")
 
@@ -161,6 +163,22 @@ class Cluster(PostgresServer):
         process.wait()
         self._process = None
         wait_for_exit(children)
+
+    def freeze(self) -> None:
+        """Stop every process of the server with SIGSTOP: the kernel accepts connections, and nothing answers."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+            self._frozen = [self._process.pid, *find_children(self._process.pid)]
+            for pid in self._frozen:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Continue after `freeze`."""
+        for pid in self._frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._frozen = []
 
     def restart(self) -> None:
         """Start again on the same port and data: after `kill` with crash recovery, else after a stop."""

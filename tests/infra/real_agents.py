@@ -16,11 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-IS_FULL_SIZE = bool(os.environ.get("QUIRE_AGENTS_FULL_SIZE"))
-"""Whether tests with agents run at full size: all turns and windows."""
-
 CODEX_FOLDER = Path(__file__).parents[2] / ".cache" / "codex"
-RUN_TIMEOUT_SECONDS = 600.0
+RUN_TIMEOUT_SECONDS = 240.0
 
 CLAUDE_MODEL = "claude-sonnet-5-5"
 """A name that Claude Code knows: it sends the newest forms, such as messages of the system's in the middle."""

@@ -53,14 +53,14 @@ async def test_closing_waits_for_background_work(database_url: str, is_cancelled
 
     with warnings.catch_warnings(record=True) as lost:
         warnings.simplefilter("always", ResourceWarning)
-        for step in range(30):
+        for step in range(16):
             async with SqlStore.open(database_url) as store:
                 tasks = [asyncio.ensure_future(work(store)) for _ in range(4)]
-                await asyncio.sleep(0.0007 * step)
+                await asyncio.sleep(0.0013 * step)
                 if is_cancelled:
                     for task in tasks:
                         task.cancel()
             await asyncio.wait(tasks)
-            del store
-            gc.collect()
+        del store
+        gc.collect()
     assert [str(each.message) for each in lost if "Connection" in str(each.message)] == []

@@ -14,13 +14,14 @@ import pytest
 from writer_processes import WriterProcess, start_writers
 
 from infra.postgres import Cluster, find_binaries
+from infra.sizes import IS_FULL_SIZE
 from quire.log import SqlStore, migrate
 
 pytestmark = pytest.mark.slow
 
-KILLS = 50
+KILLS = 50 if IS_FULL_SIZE else 20
 WRITERS_PER_ROUND = 2
-SERVER_KILLS = 5
+SERVER_KILLS = 5 if IS_FULL_SIZE else 2
 RETRY_LINE = "retry"
 """The line that a writer prints when it cannot reach the server and will retry."""
 

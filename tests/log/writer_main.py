@@ -7,9 +7,9 @@ import asyncio
 import sys
 from itertools import count
 
-from quire.errors import StaleCompaction, StoreUnavailable
+from quire.errors import StaleCompaction, StoreBusy, StoreUnavailable
 from quire.log import Branch, SqlStore
-from quire.model import CHAIN_ROOT, Compaction, Message, Span
+from quire.model import CHAIN_ROOT, Compaction, Entry, Message, Span
 
 PAUSE_SECONDS = 0.02
 
@@ -18,11 +18,22 @@ async def create(store: SqlStore, conversation: str) -> None:
     await store.create_conversation(conversation)
 
 
+async def append_when_free(
+    store: SqlStore, conversation: str, *items: Message | Compaction, after: bytes | None = None
+) -> Entry:
+    """Appends, and tries again if a lock was not free in time, which stores nothing; returns the last entry."""
+    while True:
+        try:
+            return (await store.append(conversation, *items, after=after))[-1]
+        except StoreBusy:
+            continue
+
+
 async def append(store: SqlStore, conversation: str, name: str, times: str) -> None:
     """Appends this number of single messages."""
     for number in range(int(times)):
         text = f"{name}:{number}"
-        await store.append(conversation, Message.user(text))
+        await append_when_free(store, conversation, Message.user(text))
         print_line(text)
 
 
@@ -30,7 +41,7 @@ async def append_pairs(store: SqlStore, conversation: str, name: str) -> None:
     """Appends two messages at a time, forever."""
     for number in count():
         text = f"{name}:{number}"
-        await store.append(conversation, Message.user(text), Message.assistant(text))
+        await append_when_free(store, conversation, Message.user(text), Message.assistant(text))
         print_line(text)
 
 
@@ -38,7 +49,7 @@ async def append_idempotent(store: SqlStore, conversation: str, times: str) -> N
     """Appends messages that other processes append too, each after the previous one (`after` makes it idempotent)."""
     head = CHAIN_ROOT
     for number in range(int(times)):
-        [entry] = await store.append(conversation, Message.user(f"same:{number}"), after=head)
+        entry = await append_when_free(store, conversation, Message.user(f"same:{number}"), after=head)
         head = entry.path
         print_line(f"{entry.seq} {entry.digest.hex()}")
 
@@ -56,7 +67,7 @@ async def append_until_acknowledged(store: SqlStore, conversation: str, message:
     while True:
         try:
             [entry] = await store.append(conversation, message, after=head)
-        except StoreUnavailable:
+        except (StoreUnavailable, StoreBusy):
             print_line("retry")
             await asyncio.sleep(PAUSE_SECONDS)
         else:
@@ -69,7 +80,7 @@ async def compact(store: SqlStore, conversation: str) -> None:
         branch = await store.get_branch(conversation)
         if branch.head_seq:
             try:
-                await store.append(conversation, next_compaction(branch))
+                await append_when_free(store, conversation, next_compaction(branch))
             except StaleCompaction:
                 print_line("stale")
         await asyncio.sleep(PAUSE_SECONDS)

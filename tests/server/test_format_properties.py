@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -223,7 +224,7 @@ def draw_history(draw: st.DrawFn, client: FormatName) -> History:
 def make_variant(target: FormatName) -> EngineVariant:
     """The gateway's own engine for an upstream."""
     # The histories are new to the log, so that nothing reads it.
-    no_database: Any = None
+    no_database: Any = Mock()
     state = ServerState(SqlStore(no_database), Settings(model=MODEL), http_client=httpx2.AsyncClient())
     return EngineVariants(state).get("default", MODEL, target=CODECS[target])
 

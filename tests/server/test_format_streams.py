@@ -271,7 +271,7 @@ async def test_a_silent_upstream(store: SqlStore, monkeypatch: pytest.MonkeyPatc
     await check_silence(store, client, seconds=0.3, pings=range(1, 7))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 async def test_an_upstream_that_is_silent_for_a_minute(store: SqlStore):
     assert relay.KEEP_ALIVE_SECONDS == 15
     await asyncio.gather(*(check_silence(store, client, seconds=61, pings=(3, 4)) for client in FORMATS))

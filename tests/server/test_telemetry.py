@@ -19,11 +19,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine import Conversation
-from quire.errors import ModelRateLimited, ModelUnavailable, StoreUnavailable
+from quire.errors import ModelRateLimited, ModelUnavailable, StoreFull, StoreReadOnly, StoreUnavailable
 from quire.log import SqlStore
 from quire.model import Message, TextPart, ToolCallPart, Usage
 from quire.server import telemetry as telemetry_module
 from quire.server.app import create_app
+from quire.server.problems import error_code
 from quire.server.routes import health
 from quire.server.state import ServerState, open_server_state
 from quire.server.telemetry import Telemetry, logs
@@ -466,10 +467,10 @@ async def test_alive_and_ready(server: InstrumentedServer):
 async def test_not_ready_while_the_database_is_silent_or_gone(
     server: InstrumentedServer, monkeypatch: pytest.MonkeyPatch
 ):
-    async def silent(_: SqlStore) -> None:
+    async def silent(_: SqlStore, **__: float) -> None:
         await asyncio.sleep(60)
 
-    async def gone(_: SqlStore) -> None:
+    async def gone(_: SqlStore, **__: float) -> None:
         raise StoreUnavailable("No way to db.example:5432.")
 
     monkeypatch.setattr(health, "READINESS_TIMEOUT_SECONDS", 0.05)
@@ -479,6 +480,19 @@ async def test_not_ready_while_the_database_is_silent_or_gone(
         assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
         assert "db.example" not in answer.text
         assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("failure", [StoreReadOnly, StoreFull])
+async def test_not_ready_while_the_database_accepts_no_writes(
+    server: InstrumentedServer, monkeypatch: pytest.MonkeyPatch, failure: type[StoreUnavailable]
+):
+    async def check(_: SqlStore, **__: float) -> None:
+        raise failure("could not write to /var/lib/postgresql/base/1: No space left on device")
+
+    monkeypatch.setattr(SqlStore, "check", check)
+    answer = await server.client.get("/readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, error_code(failure()))
+    assert "/var/lib" not in answer.text
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])

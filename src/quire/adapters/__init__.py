@@ -1,1 +1,1 @@
-"""Adapters: other libraries store their sessions in Quire's log. They translate and nothing else."""
+"""Adapters: agents of other frameworks have their messages in Quire's log. They translate and nothing else."""

@@ -62,8 +62,9 @@ def upgrade(
 def _upgrade_queue(url: str) -> str | None:
     """Upgrades the job queue and returns its version; None without PostgreSQL or Procrastinate."""
     from quire.jobs import queue_schema
+    from quire.log.database_url import is_postgres
 
-    return queue_schema.upgrade(url) if url.startswith("postgresql") and queue_schema.is_installed() else None
+    return queue_schema.upgrade(url) if is_postgres(url) and queue_schema.is_installed() else None
 
 
 @command(app, "quire db status")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from quire.cli.local_servers import LocalServer
+    from quire.errors import StoreUnavailable
     from quire.model.agents import Agent
     from quire.server.telemetry.logs import LogLineFormat
     from quire.settings import Settings
@@ -143,17 +144,27 @@ def build_options(overrides: Any, *, local: bool, grace_seconds: float, log_form
 
 
 def _check_workers(options: ServeOptions, workers: int) -> None:
-    if workers > 1 and not options.database_url.startswith("postgresql"):
+    from quire.log.database_url import is_postgres
+
+    if workers > 1 and not is_postgres(options.database_url):
         raise InvalidConfiguration(
             "Several workers need PostgreSQL, not SQLite: use --workers 1, or set `database_url` to postgresql://…"
         )
 
 
 async def check_database(url: str) -> None:
-    from quire.log import SqlStore
+    """Waits for the database, with a log line before each retry; raises if it stays away or cannot be used."""
+    import logging
 
-    async with SqlStore.open(url) as store:
-        await store.check()
+    from quire.cli.database_wait import wait_for_database
+    from quire.server.telemetry.logs import log_server_event
+
+    def report(error: "StoreUnavailable", pause_seconds: float) -> None:
+        log_server_event(
+            "waiting for the database", level=logging.WARNING, error_kind=type(error).__name__, retry_in=pause_seconds
+        )
+
+    await wait_for_database(url, report=report)
 
 
 def _register(options: ServeOptions, host: str, port: int) -> "AbstractContextManager[None]":

@@ -15,6 +15,7 @@ from quire.cli.output import make_table, print_result
 
 if TYPE_CHECKING:
     from quire.engine.tenants import TenantEngines
+    from quire.errors import StoreUnavailable
     from quire.jobs import JobCounts
     from quire.log import SqlStore
     from quire.settings import Settings
@@ -71,19 +72,28 @@ def _print_report(counts: "JobCounts", *, as_json: bool) -> None:
 
 
 async def _run_worker(overrides: Sequence[str], *, once: bool, sweep_all: bool, options: dict[str, Any]) -> "JobCounts":
+    from quire.cli.database_wait import wait_for_database
     from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_overrides
     from quire.jobs import JobRunner, Sweeper
     from quire.log import SqlStore
+    from quire.log.database_url import is_postgres
 
     settings = load_cli_settings(to_overrides(overrides)).settings
     url = resolve_database_url(settings)
+    await wait_for_database(url, report=_report_wait)
     async with SqlStore.open(url) as store:
         engines = await _build_engines(store, settings)
         sweeper, runner = Sweeper(store, engines), JobRunner(store, engines)
         if sweep_all:
             await sweeper.reset()
-        run = _run_with_queue if url.startswith("postgresql") else _run_locally
+        run = _run_with_queue if is_postgres(url) else _run_locally
         return await run(url, runner, sweeper, once=once, options=options)
+
+
+def _report_wait(error: "StoreUnavailable", pause_seconds: float) -> None:
+    from quire.jobs.base import log_event
+
+    log_event("waiting_for_database", error=error, retry_in_seconds=pause_seconds)
 
 
 async def _build_engines(store: "SqlStore", settings: "Settings") -> "TenantEngines":

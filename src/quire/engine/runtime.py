@@ -83,6 +83,9 @@ class CatalogCache:
         self._catalogs.move_to_end(key)
         return self._catalogs[key]
 
+    def clear(self) -> None:
+        self._catalogs.clear()
+
     def evict(self) -> None:
         """Drops the least recently used catalogs above `MAX_CATALOG_BYTES`; one alone may be larger."""
         while len(self._catalogs) > 1 and sum(each.nbytes for _, each in self._catalogs.values()) > MAX_CATALOG_BYTES:
@@ -108,6 +111,12 @@ class EngineRuntime:
         self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
         self._models: LRUCache[tuple[str, str | None], PydanticAIModel] = LRUCache(MAX_MODELS)
         self._selectors: dict[str | None, Selector] = {}
+
+    def clear_log_caches(self) -> None:
+        """Drops what was read from the log: after a connection loss, the database may be in an earlier state."""
+        self.recall_indexes.clear()
+        self.catalogs.clear()
+        self.calibrations.clear()
 
     def message_counter_for(self, policy: Policy, tokenizer: str | None) -> MessageCounter:
         """The counter of a model, with its cache of rendered messages."""

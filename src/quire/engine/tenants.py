@@ -52,10 +52,14 @@ class TenantEngines:
             Vault(settings.vault, on_ambiguous=settings.ambiguous_links) if settings.vault is not None else None
         )
         self._engines: LRUCache[str, Engine] = LRUCache(MAX_CACHED_ENGINES)
+        self._observes_connections = False
 
     def __call__(self, tenant: str, model: str | None = None) -> Engine:
         engine = self._engines.get(tenant)
         if engine is None:
+            if not self._observes_connections:
+                self._store.on_connection_loss(self._clear_log_caches)
+                self._observes_connections = True
             engine = self._engines[tenant] = self._create_engine(tenant)
         return engine if model in (None, engine.settings.model) else engine.with_changes(model=model)
 
@@ -81,6 +85,10 @@ class TenantEngines:
     def _has_host_access(self, tenant: str) -> bool:
         """Whether the tenant uses the vault, the agent and the MCP servers of the host."""
         return tenant in self.settings.host_access_tenants or (self._is_local and tenant == DEFAULT_TENANT)
+
+    def _clear_log_caches(self) -> None:
+        for engine in self._engines.values():
+            engine.runtime.clear_log_caches()
 
     async def change_settings(self, settings: Settings) -> None:
         """Uses other settings for all tenants from the next request on."""

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
-from sqlalchemy.engine import make_url
 
 from quire.errors import StoreUnavailable
 from quire.jobs import queue_schema
 from quire.jobs.base import Job, TenantJobs
+from quire.log.database_url import build_conninfo
 
 if TYPE_CHECKING:
     from procrastinate import App, PsycopgConnector
@@ -39,10 +39,14 @@ class JobQueue:
         queue_schema.require_procrastinate()
         from procrastinate import App, PsycopgConnector
 
+        from quire.log.deadline_connection import CONNECT_SECONDS, DeadlineConnection
+
         connector = PsycopgConnector(
-            conninfo=make_url(url).set(drivername="postgresql").render_as_string(hide_password=False),
+            conninfo=build_conninfo(url),
+            # A frozen database would otherwise block the queue for as long as it is frozen.
+            connection_class=DeadlineConnection,
             # A connection pooler may run each transaction in another session, which lacks our prepared statements.
-            kwargs={"prepare_threshold": None, "connect_timeout": 10},
+            kwargs={"prepare_threshold": None, "connect_timeout": CONNECT_SECONDS},
             min_size=1,
             max_size=connections,
             timeout=10.0,

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy import Connection, text
-from sqlalchemy.engine import make_url
 
 from quire.errors import MissingExtra, SchemaOutdated
+from quire.log.database_url import is_postgres
 from quire.log.migrate import connect
 
 _ADVISORY_LOCK_ID = 0x71756571
@@ -64,7 +64,7 @@ def grant(url: str, role: str) -> None:
 
 def has_queue(url: str) -> bool:
     """Whether the database at `url` has a queue that the installed Procrastinate can use."""
-    if make_url(url).get_backend_name() != "postgresql" or not is_installed():
+    if not is_postgres(url) or not is_installed():
         return False
     with connect(url) as connection:
         applied = _applied_migrations(connection)

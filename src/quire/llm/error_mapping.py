@@ -113,6 +113,8 @@ _RETRY_AFTER_TEXT = re.compile(
 _DURATION_PATTERN = re.compile(rf"({_DURATION_NUMBER}) ?(ms|h|m|s|seconds?|minutes?)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+_KEY_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_(?:[A-Z]+_)*(?:KEY|TOKEN)\b")
+
 
 @dataclass(slots=True)
 class _ErrorDetails:
@@ -306,3 +308,13 @@ def _classify_http_error(exc: BaseException, *, model: str | None) -> ModelError
     if not isinstance(exc, httpx2.HTTPStatusError):
         return None
     return classify_error(exc.response.status_code, exc.response.text, model=model)
+
+
+def explain_unusable_model(model: str, error: ModelRequestRejected) -> ModelRequestRejected:
+    """The error of a model that cannot be built, with advice for users: a provider's own advice is for programs."""
+    key = _KEY_VARIABLE.search(str(error))
+    reason = f"{key[0]} is not set" if key is not None else str(error).partition(". ")[0].rstrip(".")
+    return ModelRequestRejected(
+        f"The model {model} cannot be used: {reason}. Set its provider's API key in the environment, or choose another "
+        "model; `quire init` detects API keys and local servers."
+    )

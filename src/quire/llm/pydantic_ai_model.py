@@ -52,6 +52,11 @@ class PydanticAIModel:
             raise ModelRequestRejected(f"The provider of {name} needs a package that is not installed: {exc}") from exc
         return cls(name, model)
 
+    @property
+    def base_url(self) -> str | None:
+        """Base URL of the provider's API, if it is called over HTTP."""
+        return self._model.base_url
+
     async def complete(self, prompt: Prompt) -> Reply:
         with _map_errors(self.name):
             async with asyncio.timeout(prompt.timeout), self._model:

@@ -11,6 +11,11 @@ from quire.errors import StoreError
 T = TypeVar("T")
 Work = Callable[[Connection], T]
 
+REQUEST_STATEMENT_SECONDS = 6.0
+"""Maximum time of a statement that a request waits for."""
+BULK_STATEMENT_SECONDS = 300.0
+"""Maximum time of a statement of an import, an export, a purge or a verification."""
+
 INLINE_READ_FLAG = "quire inline read"
 """Key in `Connection.info` that marks the connection of inline reads."""
 
@@ -26,12 +31,41 @@ class PoolStats(NamedTuple):
 
 
 class Database(Protocol):
-    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
+    async def read(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        inline: bool = False,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
         """Runs `work` on a consistent snapshot; with `inline`, each statement may see newer commits."""
         ...
 
-    async def write(self, work: Work[T], *, tenant: str) -> T:
-        """Runs `work` in a transaction, which is rolled back if `work` raises."""
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        conversation: str | None = None,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
+        """Runs `work` in a transaction, which is rolled back if `work` raises.
+
+        Name the `conversation` that it locks: of its transactions only a few take a connection at the same time.
+        """
+        ...
+
+    async def check_writable(self, *, max_age_seconds: float) -> None:
+        """Raises `StoreUnavailable` unless the database accepts writes, as seen at most that long ago."""
+        ...
+
+    async def check_known_outage(self) -> None:
+        """Raises `StoreUnavailable` if the database is known to be unavailable; costs nothing while it works."""
+        ...
+
+    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+        """Calls back when a connection broke. The database may then be another one, or in an earlier state."""
         ...
 
     def get_pool_stats(self) -> PoolStats: ...
@@ -63,25 +97,50 @@ class ObservedDatabase:
     def __init__(self, database: Database, observer: TransactionObserver) -> None:
         self._database, self._observer = database, observer
 
-    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
+    async def read(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        inline: bool = False,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
         started, failure = time.perf_counter(), None
         try:
-            return await self._database.read(work, tenant=tenant, inline=inline)
+            return await self._database.read(work, tenant=tenant, inline=inline, statement_seconds=statement_seconds)
         except StoreError as error:
             failure = error
             raise
         finally:
             self._observer("read", time.perf_counter() - started, failure)
 
-    async def write(self, work: Work[T], *, tenant: str) -> T:
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        conversation: str | None = None,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
         started, failure = time.perf_counter(), None
         try:
-            return await self._database.write(work, tenant=tenant)
+            return await self._database.write(
+                work, tenant=tenant, conversation=conversation, statement_seconds=statement_seconds
+            )
         except StoreError as error:
             failure = error
             raise
         finally:
             self._observer("write", time.perf_counter() - started, failure)
+
+    async def check_writable(self, *, max_age_seconds: float) -> None:
+        await self._database.check_writable(max_age_seconds=max_age_seconds)
+
+    async def check_known_outage(self) -> None:
+        await self._database.check_known_outage()
+
+    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+        self._database.on_connection_loss(callback)
 
     def get_pool_stats(self) -> PoolStats:
         return self._database.get_pool_stats()

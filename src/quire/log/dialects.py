@@ -5,10 +5,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Insert, Table, bindparam, select, text
-from sqlalchemy.engine import make_url
 
 from quire.errors import StoreError
 from quire.log.database import Database, check_inline_rows
+from quire.log.database_url import parse_database_url
 from quire.log.raw_sql import open_cursor, yield_to_event_loop
 from quire.log.schema import paths
 from quire.model.text import replace_lone_surrogates
@@ -29,7 +29,7 @@ _POSTGRES_ARRAY_TYPES = {"TEXT": "text[]", "BIGINT": "bigint[]", "INTEGER": "int
 
 
 async def open_database(url: str) -> Database:
-    parsed = make_url(url)
+    parsed = parse_database_url(url)
     match parsed.get_backend_name():
         # Imported here so that a command loads only the driver it needs and starts faster.
         case "sqlite":

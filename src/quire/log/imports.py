@@ -86,7 +86,7 @@ class SqlImportStore(SqlStoreBase):
 
     async def list_imported(self, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
         """The imported items of these conversations, by conversation; one without any is absent."""
-        return await self._read(list_imported, conversation_ids)
+        return await self._read_bulk(list_imported, conversation_ids)
 
     async def find_live_sessions(self, client: str, sessions: Collection[str]) -> set[str]:
         """Those of these sessions of a client with a conversation that was recorded as it happened, not imported."""
@@ -97,12 +97,12 @@ class SqlImportStore(SqlStoreBase):
 
         An item whose parent is not the last entry of its branch begins a new branch."""
         try:
-            return await self._write(import_items, batches)
+            return await self._write_bulk(import_items, batches)
         except StoreError as error:
             if not _is_key_conflict(error):
                 raise
             # A concurrent import created the same conversation; the second attempt appends to it.
-            return await self._write(import_items, batches)
+            return await self._write_bulk(import_items, batches)
 
 
 def _is_key_conflict(error: StoreError) -> bool:

@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Lock
 
 from sqlalchemy import Connection, create_engine, inspect, text
-from sqlalchemy.engine import make_url
 
 from quire.errors import SchemaOutdated
+from quire.log.database_url import parse_database_url
 from quire.log.error_mapping import map_database_errors
 from quire.log.pgvector import enable_pgvector
 from quire.log.sqlite_files import create_private_files
@@ -48,6 +48,8 @@ _UPDATABLE_COLUMNS = {
     "api_keys": ("revoked_at", "row_digest"),
 }
 """Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
+_CONNECT_SECONDS = 10
+"""Maximum time to connect to one host."""
 _UPGRADE_LOCK_ID = 0x71756972
 # Alembic stores its state in module globals, so a process can migrate only one database at a time.
 _ALEMBIC_LOCK = Lock()
@@ -125,10 +127,11 @@ def grant_access(url: str, role: str) -> None:
 
 @contextmanager
 def connect(url: str) -> Generator[Connection]:
-    parsed = make_url(url)
+    parsed = parse_database_url(url)
     if parsed.get_backend_name() == "postgresql":
         # Behind a pooler, a prepared statement may collide with another client's of the same name.
-        engine = create_engine(parsed.set(drivername="postgresql+psycopg"), connect_args={"prepare_threshold": None})
+        arguments = {"prepare_threshold": None, "connect_timeout": _CONNECT_SECONDS}
+        engine = create_engine(parsed.set(drivername="postgresql+psycopg"), connect_args=arguments)
     else:
         create_private_files(parsed)
         # Otherwise the driver of SQLite begins transactions implicitly, and not before DDL.

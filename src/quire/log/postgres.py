@@ -1,26 +1,51 @@
 """PostgreSQL: a connection pool of asynchronous psycopg; every transaction sets its tenant for row-level security.
 
 No session state survives a transaction, so a pooler such as PgBouncer may assign another session to each of them.
+Every wait is bounded: for a connection, for a lock, for a statement, and for a server that does not answer at all.
 """
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 from sqlalchemy import URL, Connection, Engine, event
 
-from quire.errors import MissingExtra, StoreUnavailable
+from quire.errors import MissingExtra, StoreBusy, StoreReadOnly, StoreUnavailable
 from quire.log import migrate
-from quire.log.database import PoolStats, T, Work
+from quire.log.circuit_breaker import CircuitBreaker
+from quire.log.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, Work
 from quire.log.error_mapping import map_database_errors
 from quire.log.raw_sql import execute_text
 
 _POOL_SIZE = 32
 """Maximum connections per process."""
+_POOL_WAIT_SECONDS = 3.0
+"""Maximum wait for a connection of the pool."""
+_MAX_CONVERSATION_WRITERS = 4
+"""Maximum connections that write to one conversation at the same time: each waits for the same row lock."""
+_CONVERSATION_WAIT_SECONDS = 7.0
+"""Maximum wait for the other writers of a conversation in this process."""
+_LOCK_SECONDS = 5.0
+"""Maximum wait for a lock of the database."""
+_BULK_LOCK_SECONDS = 30.0
+_DEADLINE_MARGIN_SECONDS = 0.5
+"""Time after `statement_timeout` in which the server has to report it."""
 _CLOSE_SECONDS = 10.0
 """Time that running transactions have to end when the database is closed."""
+_PROBE_SECONDS = 2.0
+"""Maximum time of each step of a probe: connecting to one host, each statement."""
+_IS_READ_ONLY = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean"
+# A sort that does not fit in memory needs space on the disk; the message is a record in the write-ahead log, for whose
+# commit a synchronous standby must answer.
+_TEST_WRITE = """
+    BEGIN; SET LOCAL work_mem = '64kB';
+    SELECT count(*) FROM (SELECT repeat(md5(n::text), 4) FROM generate_series(1, 2000) AS n ORDER BY 1) AS sorted;
+    SELECT pg_logical_emit_message(true, 'quire', ''); COMMIT
+"""
 
 
 class PostgresDatabase:
@@ -30,12 +55,17 @@ class PostgresDatabase:
         self._transactions = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+        self._breaker = CircuitBreaker(self._probe)
+        self._writers: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
+        self._loss_callbacks: list[Callable[[], None]] = []
 
     @classmethod
     async def open(cls, url: URL) -> "PostgresDatabase":
         try:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
+
+            from quire.log.deadline_connection import CONNECT_SECONDS, DeadlineConnection
         except ImportError as missing:
             raise MissingExtra(extra="postgres", feature="PostgreSQL") from missing
         # Autocommit, because BEGIN is sent together with the tenant setting in one round trip.
@@ -45,7 +75,9 @@ class PostgresDatabase:
             # No overflow: SQLAlchemy closes overflow connections after each use and reconnects under the highest load.
             pool_size=_POOL_SIZE,
             max_overflow=0,
+            pool_timeout=_POOL_WAIT_SECONDS,
             pool_pre_ping=False,
+            connect_args={"async_creator_fn": DeadlineConnection.connect, "connect_timeout": CONNECT_SECONDS},
         )
         event.listen(engine.sync_engine, "connect", _disable_prepared_statements_behind_pooler)
         database = cls(engine)
@@ -56,30 +88,74 @@ class PostgresDatabase:
             raise
         return database
 
-    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
-        return await self._run(work, begin="BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", tenant=tenant)
+    async def read(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        inline: bool = False,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
+        await self._breaker.check(is_write=False)
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        return await self._run(work, _begin_sql(begin, tenant, statement_seconds), "COMMIT", statement_seconds)
 
-    async def write(self, work: Work[T], *, tenant: str) -> T:
-        return await self._run(work, begin="BEGIN", tenant=tenant)
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        conversation: str | None = None,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
+        async with self._limit_writers(tenant, conversation):
+            await self._breaker.check(is_write=True)
+            begin_sql = _begin_sql("BEGIN", tenant, statement_seconds)
+            # A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the
+            # standby does not have the transaction.
+            return await self._run(work, begin_sql, "SET LOCAL statement_timeout = 0; COMMIT", statement_seconds)
 
-    async def _run(self, work: Work[T], *, begin: str, tenant: str) -> T:
+    @asynccontextmanager
+    async def _limit_writers(self, tenant: str, conversation: str | None) -> AsyncGenerator[None]:
+        """Lets the other writers of a conversation wait without a connection, which other conversations need."""
+        if conversation is None:
+            yield
+            return
+        writers = self._writers.setdefault((tenant, conversation), asyncio.Semaphore(_MAX_CONVERSATION_WRITERS))
+        try:
+            async with asyncio.timeout(_CONVERSATION_WAIT_SECONDS):
+                await writers.acquire()
+        except TimeoutError:
+            raise StoreBusy(f"{StoreBusy.__doc__} (other writers of conversation {conversation!r})") from None
+        try:
+            yield
+        finally:
+            writers.release()
+
+    async def _run(self, work: Work[T], begin_sql: str, commit_sql: str, statement_seconds: float) -> T:
         from sqlalchemy.util import greenlet_spawn
 
+        if self._is_closed:
+            raise StoreUnavailable("The store is closed; open it again.")
         self._transactions += 1
         self._is_idle.clear()
         try:
             with map_database_errors():
-                return await greenlet_spawn(self._run_transaction, work, _begin_sql(begin, tenant))
+                return await greenlet_spawn(self._run_transaction, work, begin_sql, commit_sql, statement_seconds)
+        except StoreUnavailable as failure:
+            self._breaker.trip(failure)
+            self._report_connection_loss()
+            raise
         finally:
             self._transactions -= 1
             if not self._transactions:
                 self._is_idle.set()
 
-    def _run_transaction(self, work: Work[T], begin_sql: str) -> T:
-        connection = self._begin(begin_sql)
+    def _run_transaction(self, work: Work[T], begin_sql: str, commit_sql: str, statement_seconds: float) -> T:
+        connection = self._begin(begin_sql, statement_seconds)
         try:
             result = work(connection)
-            execute_text(connection, "COMMIT")
+            execute_text(connection, commit_sql)
             return result
         except BaseException:
             # SQLAlchemy may have invalidated the connection already; accessing it would then raise another error.
@@ -93,28 +169,51 @@ class PostgresDatabase:
             # Returns the connection to the pool, which rolls back uncommitted work.
             connection.close()
 
-    def _begin(self, begin_sql: str) -> Connection:
+    def _begin(self, begin_sql: str, statement_seconds: float) -> Connection:
         """A connection in a transaction with its tenant set. If the pooled one is dead, reconnects once."""
         from psycopg import OperationalError
 
-        if self._is_closed:
-            raise StoreUnavailable("The store is closed; open it again.")
         engine: Engine = self._engine.sync_engine
-        connection = engine.connect()
+        pool = engine.pool
         try:
-            execute_text(connection, begin_sql)
+            return _begin_on(engine.connect(), begin_sql, statement_seconds)
         except OperationalError:
-            connection.invalidate()
-            connection.close()
-            engine.dispose()
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
-        connection = engine.connect()
-        execute_text(connection, begin_sql)
-        return connection
+            # The other idle connections are as old as this one. A concurrent transaction may have replaced them.
+            if engine.pool is pool:
+                engine.dispose()
+        self._report_connection_loss()
+        return _begin_on(engine.connect(), begin_sql, statement_seconds)
+
+    async def check_writable(self, *, max_age_seconds: float) -> None:
+        await self._breaker.probe(max_age_seconds=max_age_seconds)
+
+    async def check_known_outage(self) -> None:
+        await self._breaker.check(is_write=True)
+
+    async def _probe(self) -> None:
+        """Connects, and tests that the database accepts writes. Not from the pool, whose connections may be busy."""
+        from quire.log.deadline_connection import DeadlineConnection
+
+        engine: Engine = self._engine.sync_engine
+        _, url_arguments = engine.dialect.create_connect_args(engine.url)
+        # The limit of the URL is for the pool.
+        arguments: dict[str, Any] = {**url_arguments, "prepare_threshold": None, "connect_timeout": int(_PROBE_SECONDS)}
+        with map_database_errors():
+            connection = await DeadlineConnection.connect(**arguments, autocommit=True)
+            try:
+                connection.deadline_seconds = _PROBE_SECONDS
+                if await (await connection.execute(_IS_READ_ONLY)).fetchone() == (True,):
+                    raise StoreReadOnly
+                await connection.execute(_TEST_WRITE)
+            finally:
+                await connection.close()
+
+    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+        self._loss_callbacks.append(callback)
+
+    def _report_connection_loss(self) -> None:
+        for callback in self._loss_callbacks:
+            callback()
 
     def get_pool_stats(self) -> PoolStats:
         pool = self._engine.sync_engine.pool
@@ -129,14 +228,36 @@ class PostgresDatabase:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._is_idle.wait()
+        await self._breaker.close()
         await self._engine.dispose()
 
 
+def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> Connection:
+    driver = cast(Any, connection.connection.driver_connection)
+    driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
+    try:
+        execute_text(connection, begin_sql)
+    except BaseException:
+        if driver.closed:
+            connection.invalidate()
+        connection.close()
+        raise
+    return connection
+
+
 @lru_cache(maxsize=10_000)
-def _begin_sql(begin: str, tenant: str) -> str:
+def _begin_sql(begin: str, tenant: str, statement_seconds: float) -> str:
+    """The statements that begin a transaction, with its tenant and the server's limits, in one round trip."""
     from psycopg.sql import Literal
 
-    return f"{begin}; SELECT set_config('quire.tenant', {Literal(tenant).as_string()}, true)"
+    lock_seconds = _LOCK_SECONDS if statement_seconds <= REQUEST_STATEMENT_SECONDS else _BULK_LOCK_SECONDS
+    settings = {
+        "quire.tenant": tenant,
+        "statement_timeout": f"{statement_seconds * 1000:.0f}",
+        "lock_timeout": f"{lock_seconds * 1000:.0f}",
+    }
+    values = ", ".join(f"set_config('{name}', {Literal(value).as_string()}, true)" for name, value in settings.items())
+    return f"{begin}; SELECT {values}"
 
 
 def _disable_prepared_statements_behind_pooler(connection: Any, _record: object) -> None:

@@ -68,11 +68,11 @@ class SqlSearchStore(SqlStoreBase):
     async def put_passages(self, scope: str, items: Iterable[Passage], *, replacing: Collection[str] = ()) -> None:
         """Stores these passages, replacing all former passages of their keys and of the keys in `replacing`."""
         _check_writable_scope(scope)
-        await self._write(passages.put_passages, scope, list(items), replacing=replacing)
+        await self._write_bulk(passages.put_passages, scope, list(items), replacing=replacing)
 
     async def delete_passages(self, scope: str, keys: Collection[str]) -> None:
         """Deletes the passages of these keys."""
-        await self._write(passages.delete_passages, scope, keys)
+        await self._write_bulk(passages.delete_passages, scope, keys)
 
     async def get_passages(self, scope: str, key: str) -> list[Passage]:
         """The passages of a key, by part, without their vectors."""
@@ -104,7 +104,7 @@ class SqlSearchStore(SqlStoreBase):
         """The next segments to build, of about `max_entries` entries, from these conversations (None: from any).
 
         With an `embedder`, also segments that lack its vectors."""
-        return await self._read(
+        return await self._read_bulk(
             message_index.read_indexing_batch, max_entries=max_entries, embedder=embedder, conversations=conversations
         )
 
@@ -115,15 +115,15 @@ class SqlSearchStore(SqlStoreBase):
 
         A segment is refused if it was changed, or one of its entries purged, since they were read. The branches in
         `indexed` have all their entries in the index then, unless a segment of theirs was refused."""
-        return await self._write(message_index.put_segments, updates, indexed=indexed)
+        return await self._write_bulk(message_index.put_segments, updates, indexed=indexed)
 
     async def mark_unembedded(self, embedder: str) -> int:
         """Marks the branches with messages that lack a vector of this embedder as unindexed; returns their number."""
-        return await self._write(message_index.mark_unembedded, embedder)
+        return await self._write_bulk(message_index.mark_unembedded, embedder)
 
     async def reset_index_format(self) -> None:
         """Starts the rebuild of a message index of another format."""
-        await self._write(message_index.reset_format)
+        await self._write_bulk(message_index.reset_format)
 
     async def read_message_index(self, query_terms: Collection[str], *, after_revision: int) -> MessageIndexRead:
         """The segments that changed after a revision, page by page, and with the last of them the terms' postings."""
@@ -168,7 +168,7 @@ class SqlSearchStore(SqlStoreBase):
 
     async def put_documents(self, vault: str, items: Sequence[IndexedDocument]) -> None:
         """Stores these documents and their passages in one transaction."""
-        await self._write(put_documents, vault, items)
+        await self._write_bulk(put_documents, vault, items)
 
     async def touch_documents(self, vault: str, touched: Sequence[tuple[str, int, int]]) -> None:
         """Updates size and modification time (by path) of files that were rewritten with the indexed content."""
@@ -176,7 +176,7 @@ class SqlSearchStore(SqlStoreBase):
 
     async def delete_documents(self, vault: str, paths: Collection[str]) -> None:
         """Deletes documents and their passages."""
-        await self._write(delete_documents, vault, paths)
+        await self._write_bulk(delete_documents, vault, paths)
 
     async def list_document_fingerprints(self, vault: str) -> list[DocumentFingerprint]:
         """Path, digest, size and modification time of every indexed file of a vault, by path."""

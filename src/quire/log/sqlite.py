@@ -4,6 +4,7 @@ import asyncio
 import random
 import sqlite3
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -13,7 +14,14 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from quire.log import migrate
-from quire.log.database import INLINE_READ_FLAG, InlineReadTooLong, PoolStats, T, Work
+from quire.log.database import (
+    INLINE_READ_FLAG,
+    REQUEST_STATEMENT_SECONDS,
+    InlineReadTooLong,
+    PoolStats,
+    T,
+    Work,
+)
 from quire.log.error_mapping import map_database_errors
 from quire.log.raw_sql import execute_text
 from quire.log.sqlite_files import create_private_files
@@ -72,7 +80,14 @@ class SqliteDatabase:
             raise
         return database
 
-    async def read(self, work: Work[T], *, tenant: str, inline: bool = False) -> T:
+    async def read(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        inline: bool = False,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
         if inline and self._inline_engine is not None:
             try:
                 return self._read_inline(self._inline_engine, work)
@@ -80,11 +95,27 @@ class SqliteDatabase:
                 pass
         return await self._run_in_thread(self._read_threads, self._reader, work)
 
-    async def write(self, work: Work[T], *, tenant: str) -> T:
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        tenant: str,
+        conversation: str | None = None,
+        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
+    ) -> T:
         result = await self._run_in_thread(self._write_thread, self._writer, work)
         if self._needs_checkpoint:
             await self._try_checkpoint()
         return result
+
+    async def check_writable(self, *, max_age_seconds: float) -> None:
+        """Does nothing: the file is on this machine, and a write reports its own error at once."""
+
+    async def check_known_outage(self) -> None:
+        """Does nothing, like `check_writable`."""
+
+    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+        """Does nothing: there is no connection to lose."""
 
     def get_pool_stats(self) -> PoolStats:
         pools: list[Any] = [engine.pool for engine in {self._writer, self._reader}]

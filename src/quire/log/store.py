@@ -121,7 +121,7 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
         return await self._read(reads.sum_tokens, conversations)
 
     async def rename_conversation(self, conversation: str, title: str) -> None:
-        await self._write(conversations.rename_conversation, conversation, title)
+        await self._write_conversation(conversations.rename_conversation, conversation, title)
 
     async def get_branch(self, conversation: str, number: int = MAIN_BRANCH) -> Branch:
         return await self._read_inline(conversations.get_branch, conversation, number)
@@ -131,7 +131,7 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
 
     async def fork(self, conversation: str, *, at: int, branch: int = MAIN_BRANCH, name: str | None = None) -> Branch:
         """Creates a branch that shares the entries up to and including `at` (0: none)."""
-        return await self._write(conversations.create_fork, conversation, branch=branch, at=at, name=name)
+        return await self._write_conversation(conversations.create_fork, conversation, branch=branch, at=at, name=name)
 
     async def append(
         self, conversation: str, *items: Draft | Body, branch: int = MAIN_BRANCH, after: bytes | None = None
@@ -141,7 +141,7 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
         With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: items that are stored right after
         that message are returned, and `StaleHead` is raised if other entries follow it (optimistic concurrency)."""
         drafts = [item if isinstance(item, Draft) else Draft(body=item) for item in items]
-        return await self._write(append.append_entries, conversation, drafts, branch=branch, after=after)
+        return await self._write_conversation(append.append_entries, conversation, drafts, branch=branch, after=after)
 
     async def get_entry(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Entry:
         return await self._read_inline(with_branch(reads.get_entry), conversation, branch, seq)
@@ -229,7 +229,7 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
         """Appends a turn like `append`, and stores the manifest of its request in the same transaction."""
         known_blobs = self._known_blobs
         try:
-            stored = await self._write(
+            stored = await self._write_conversation(
                 ledger.record_reply, conversation, record, branch=branch, after=after, known_digests=known_blobs
             )
         except (BlobNotFound, StoreError) as error:
@@ -237,7 +237,9 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
                 raise
             # A purge deleted a blob that this process considers stored; retry with all blobs.
             known_blobs.clear()
-            stored = await self._write(ledger.record_reply, conversation, record, branch=branch, after=after)
+            stored = await self._write_conversation(
+                ledger.record_reply, conversation, record, branch=branch, after=after
+            )
         known_blobs.update(dict.fromkeys(map(blobs.compute_digest, record.blobs)))
         return stored
 
@@ -287,17 +289,17 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
 
     async def find_value(self, value: str) -> dict[str, int]:
         """The number of rows that contain this text, by table."""
-        found = await self._read(value_purge.find_value, value)
+        found = await self._read_bulk(value_purge.find_value, value)
         return {name.removeprefix("quire_"): len(rows) for name, rows in found.items()}
 
     async def _purge(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            purged = await self._write(function, *args, **kwargs)
+            purged = await self._write_bulk(function, *args, **kwargs)
         except StoreError as error:
             if not blobs.is_missing_blob(error):
                 raise
             # A concurrent append referenced a blob that was being deleted; the retry sees the reference and retains it.
-            purged = await self._write(function, *args, **kwargs)
+            purged = await self._write_bulk(function, *args, **kwargs)
         await self._database.scrub()
         return purged
 
@@ -307,16 +309,16 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
 
     async def verify_tenant(self) -> list[IntegrityFault]:
         """Memories, API keys and calibrations of the tenant that differ from what was recorded."""
-        return await self._read(integrity.verify_tenant)
+        return await self._read_bulk(integrity.verify_tenant)
 
     async def verify_conversation(self, conversation: str) -> list[IntegrityFault]:
         """Checks the hash chain of every branch; an empty list means that the log is intact."""
-        return await self._read(integrity.verify_conversation, conversation)
+        return await self._read_bulk(integrity.verify_conversation, conversation)
 
     async def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
         """The conversation as JSON Lines, up to the heads that its branches had at the start."""
         yield export_import.format_conversation_line(await self.get_conversation(conversation))
-        for digest in await self._read(blobs.list_used_blobs, conversation):
+        for digest in await self._read_bulk(blobs.list_used_blobs, conversation):
             yield export_import.format_blob_line(digest, await self.get_blob(digest))
         count = 0
         for branch in await self.list_branches(conversation):
@@ -326,13 +328,15 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
                 for entry in await self.read_range(conversation, branch=branch.number, first=first, last=last):
                     yield export_import.format_entry_line(entry)
                     count += 1
-            for seq, manifest in await self._read(with_branch(ledger.list_own_manifests), conversation, branch.number):
+            for seq, manifest in await self._read_bulk(
+                with_branch(ledger.list_own_manifests), conversation, branch.number
+            ):
                 yield export_import.format_manifest_line(branch.number, seq, manifest)
         yield export_import.format_end_line(count)
 
     async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:
         """Imports an exported conversation in one transaction, under another id if one is given."""
-        return await self._write(export_import.import_lines, lines, as_id=as_id)
+        return await self._write_bulk(export_import.import_lines, lines, as_id=as_id)
 
 
 def _find_longest_path(

@@ -7,7 +7,13 @@ from sqlalchemy import Connection
 
 from quire.errors import StoreError
 from quire.log import conversations, migrate
-from quire.log.database import Database, ObservedDatabase, PoolStats, TransactionObserver
+from quire.log.database import (
+    BULK_STATEMENT_SECONDS,
+    Database,
+    ObservedDatabase,
+    PoolStats,
+    TransactionObserver,
+)
 from quire.log.types import Branch
 
 P = ParamSpec("P")
@@ -23,9 +29,21 @@ class SqlStoreBase:
             raise StoreError("The tenant of a store must not be empty; give it a name.")
         self._database, self.tenant = database, tenant
 
-    async def check(self) -> None:
-        """Health check: raises a `StoreError` unless the database is reachable and has the current schema."""
+    async def check(self, *, max_age_seconds: float = 0.0) -> None:
+        """Health check: raises a `StoreError` unless the database has the current schema and accepts writes.
+
+        The result of the write test may be as old as `max_age_seconds`.
+        """
+        await self._database.check_writable(max_age_seconds=max_age_seconds)
         await self._database.read(migrate.check_version, tenant=self.tenant)
+
+    async def check_known_outage(self) -> None:
+        """Raises `StoreUnavailable` if the database is known to be unavailable: see `Database.check_known_outage`."""
+        await self._database.check_known_outage()
+
+    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+        """Calls back when a connection to the database broke, so that caches of its state can be cleared."""
+        self._database.on_connection_loss(callback)
 
     def observe_transactions(self, observer: TransactionObserver) -> None:
         """Reports every future transaction of this store, and of stores derived from it, to `observer`."""
@@ -51,6 +69,39 @@ class SqlStoreBase:
         tenant = self.tenant
         return await self._database.write(
             lambda connection: function(connection, tenant, *args, **kwargs), tenant=tenant
+        )
+
+    async def _write_conversation(
+        self,
+        function: Callable[Concatenate[Connection, str, str, P], T],
+        conversation: str,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """A write that locks rows of this conversation."""
+        tenant = self.tenant
+        return await self._database.write(
+            lambda connection: function(connection, tenant, conversation, *args, **kwargs),
+            tenant=tenant,
+            conversation=conversation,
+        )
+
+    async def _read_bulk(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A read whose statements may take minutes."""
+        tenant = self.tenant
+        return await self._database.read(
+            lambda connection: function(connection, tenant, *args, **kwargs),
+            tenant=tenant,
+            statement_seconds=BULK_STATEMENT_SECONDS,
+        )
+
+    async def _write_bulk(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A write whose statements may take minutes."""
+        tenant = self.tenant
+        return await self._database.write(
+            lambda connection: function(connection, tenant, *args, **kwargs),
+            tenant=tenant,
+            statement_seconds=BULK_STATEMENT_SECONDS,
         )
 
 

@@ -68,7 +68,7 @@ class SqlTranscriptStore(SqlStoreBase):
 
     async def delete_transcript(self, key: TranscriptKey) -> None:
         """Deletes a transcript; that of a session with those of its sub-agents. Messages in the log stay."""
-        await self._write(delete_transcript, key)
+        await self._write_bulk(delete_transcript, key)
         await self._database.scrub()
 
     async def link_transcript(self, key: TranscriptKey, conversation: str) -> None:

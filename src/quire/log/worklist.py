@@ -33,7 +33,7 @@ class SqlWorklist(SqlStoreBase):
 
         Cursor pagination: `after` is the last one of the previous page."""
         start = after or ConversationActivity("", "", since)
-        return await self._read(_list_updated_conversations, {**start._asdict(), "until": until, "limit": limit})
+        return await self._read_bulk(_list_updated_conversations, {**start._asdict(), "until": until, "limit": limit})
 
     async def get_sweep_time(self, name: str) -> int | None:
         """Timestamp of the last completed sweep with this name, or None."""
@@ -44,7 +44,7 @@ class SqlWorklist(SqlStoreBase):
 
     async def list_unembedded_scopes(self, *, embedder: str) -> list[str]:
         """Scopes of the tenant's memories with a passage that lacks this embedder's vector."""
-        return await self._read(_list_unembedded_scopes, embedder=embedder)
+        return await self._read_bulk(_list_unembedded_scopes, embedder=embedder)
 
 
 def _list_updated_conversations(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from quire.engine import Conversation, Engine
 from quire.errors import InvalidRequest
 from quire.log import MAIN_BRANCH
+from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.server.auth import Caller, require_scope
 from quire.server.state import ServerState
 
@@ -28,6 +29,10 @@ StateDep = Annotated[ServerState, Depends(get_server_state)]
 ConversationId = Annotated[str, Path(min_length=1, max_length=200, description="ID of the conversation.")]
 BranchQuery = Annotated[int, Query(ge=0, le=2**31 - 1, description="Number of the branch; 0 is the main branch.")]
 EntrySeq = Annotated[int, Path(ge=1, le=2**62, description="Sequence number of the entry on its branch.")]
+ModelQuery = Annotated[
+    str | None,
+    Query(min_length=1, max_length=MAX_MODEL_NAME_CHARS, description="Name of the model; by default of the settings."),
+]
 
 ItemT = TypeVar("ItemT")
 PositionT = TypeVar("PositionT")

@@ -13,10 +13,12 @@ from quire.agent.protocols import ToolRunner
 from quire.agent.tool_runners import MCPToolRunner
 from quire.engine import Engine
 from quire.engine.tenants import TenantEngines
+from quire.errors import ModelRequestRejected
 from quire.jobs import Jobs, open_jobs
 from quire.llm import Model, get_upstream_model
 from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
+from quire.llm.error_mapping import explain_unusable_model
 from quire.log import SqlStore
 from quire.model.agents import Agent
 from quire.model.events import ContextEvent
@@ -87,7 +89,14 @@ class ServerState:
     def _build_model(self, name: str) -> Model:
         if self._model_factory is not None:
             return self._model_factory(name)
-        return get_upstream_model(name, self.settings, self.environ)
+        try:
+            return get_upstream_model(name, self.settings, self.environ)
+        except ModelRequestRejected as error:
+            raise explain_unusable_model(name, error) from error
+
+    def base_url_for(self, name: str) -> str | None:
+        """Returns the base URL at which a model is called; None if it is not called over HTTP."""
+        return getattr(self._build_model(name), "base_url", None)
 
     async def change_settings(self, changes: Mapping[str, Any]) -> None:
         """Changes settings for all tenants from the next request on, and saves them."""

@@ -4,6 +4,7 @@ The table is part of the installed package; nothing is downloaded. Without the p
 list, every field is None, and the settings must provide the values (`quire.view.model_table` combines the two).
 """
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -58,6 +59,8 @@ _LOCAL_PROVIDERS = frozenset({"ollama", "ollama_chat", "lm_studio", "lmstudio", 
 # Some prices change with the day or the hour. The last announced one, at noon, needs no clock.
 _PRICE_DATE = datetime(9999, 12, 31, 12, tzinfo=UTC)
 
+_NON_CHAT_NAME = re.compile(r"audio|embed|image|moderation|realtime|rerank|transcribe|tts|^ft:|-$")
+
 # If a vendor's entry has no window, the entry of the same model at OpenRouter often has one.
 _OPENROUTER_VENDORS = {"mistral": "mistralai", "meta": "meta-llama", "zai": "z-ai"}
 
@@ -87,6 +90,30 @@ def model_spec_for(model: str) -> ModelSpec:
             prices = info.get_prices(_PRICE_DATE)
             return _build_spec(_find_window(table, vendor, name, info), prices)
     return UNKNOWN_MODEL
+
+
+def list_priced_models(model: str) -> list[str]:
+    """Names of the chat models that the table lists at the provider of `model`, with the prefix that `model` has."""
+    try:
+        from genai_prices.data_snapshot import get_snapshot
+    except ImportError:
+        return []
+    table = get_snapshot()
+    for provider, name in split_provider(model.strip().lower()):
+        match = _find_model(table, provider, name)
+        if match is not None and provider not in _LOCAL_PROVIDERS:
+            prefix = model[: len(model) - len(name)]
+            vendor = next(each for each in table.providers if each.id == match[0])
+            names = [prefix + each.id for each in vendor.models if _is_chat_model(each)]
+            # Some entries describe a family, and their name matches no model.
+            return [each for each in names if model_spec_for(each).window is not None]
+    return []
+
+
+def _is_chat_model(info: "ModelInfo") -> bool:
+    """Whether the entry has a price of output, and no name of another kind of model or of a family."""
+    has_output = info.get_prices(_PRICE_DATE).output_mtok is not None
+    return has_output and _NON_CHAT_NAME.search(info.id) is None
 
 
 def split_provider(model: str) -> Iterator[tuple[str | None, str]]:

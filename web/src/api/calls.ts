@@ -3,8 +3,8 @@
 import { requestJson, sendRequest } from "./client";
 import type {
   AddItemBody, AddPinBody, AgentList, ApprovalBody, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
-  ContextItemList, ContextUsage, ConversationDetail, ConversationPage, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
-  ForkBody, ImportJob, ImportSourceList, Manifest, Message, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
+  ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
+  ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, StopBody, StoredBlob,
 } from "./types";
 
@@ -39,11 +39,20 @@ export const conversations = {
   },
 };
 
+/** Exports of a conversation: all of it to import elsewhere, or one branch to read. */
+export const exports = {
+  log: ({ conversation }: BranchRef) => sendRequest("GET", path(conversation, "/export")),
+  transcript: ({ conversation, branch }: BranchRef) =>
+    sendRequest("GET", path(conversation, "/transcript"), { query: { branch } }),
+};
+
 export const imports = {
   sources: () => requestJson<ImportSourceList>("GET", "/api/import-sources"),
   start: (source: string, name: string, file: File, signal?: AbortSignal) =>
     requestJson<ImportJob>("POST", "/api/imports", { query: { source, file: name }, file, signal }),
   get: (id: string) => requestJson<ImportJob>("GET", `/api/imports/${encodeURIComponent(id)}`),
+  /** Imports an export of Quire, under another ID if one is given. */
+  restore: (file: File, id: string | null) => requestJson<Conversation>("POST", "/api/import", { query: { as_id: id }, file }),
 };
 
 export interface EntryQuery {
@@ -62,9 +71,9 @@ export const entries = {
 };
 
 export const turns = {
-  /** Sends a question; null answers the newest one of the log. */
-  send: ({ conversation, branch }: BranchRef, message: Message | null) => {
-    const body: SendBody = { message, branch };
+  /** Sends a question; null answers the newest one of the log, or is the default model. */
+  send: ({ conversation, branch }: BranchRef, message: Message | null, model: string | null) => {
+    const body: SendBody = { message, branch, model };
     return sendRequest("POST", path(conversation, "/send"), { body });
   },
   stop: ({ conversation, branch }: BranchRef) => {
@@ -81,10 +90,10 @@ export const turns = {
 type ItemKey = Pick<ContextItem, "type" | "name" | "server">;
 
 export const context = {
-  usage: ({ conversation, branch }: BranchRef) =>
-    requestJson<ContextUsage>("GET", path(conversation, "/usage"), { query: { branch } }),
-  preview: ({ conversation, branch }: BranchRef, message: string) =>
-    requestJson<Manifest>("GET", path(conversation, "/context"), { query: { branch, message } }),
+  usage: ({ conversation, branch }: BranchRef, model: string | null) =>
+    requestJson<ContextUsage>("GET", path(conversation, "/usage"), { query: { branch, model } }),
+  preview: ({ conversation, branch }: BranchRef, message: string, model: string | null) =>
+    requestJson<Manifest>("GET", path(conversation, "/context"), { query: { branch, message, model } }),
   items: ({ conversation, branch }: BranchRef) =>
     requestJson<ContextItemList>("GET", path(conversation, "/items"), { query: { branch } }),
   add: ({ conversation, branch }: BranchRef, item: ItemKey) => {
@@ -156,6 +165,11 @@ export const settings = {
     const body: ChangeSettingsBody = { changes };
     return requestJson<SettingList>("PATCH", "/api/settings", { body });
   },
+};
+
+export const models = {
+  list: () => requestJson<ModelList>("GET", "/api/models"),
+  status: (model: string | null) => requestJson<ModelStatus>("GET", "/api/models/status", { query: { model } }),
 };
 
 export const agents = { list: () => requestJson<AgentList>("GET", "/api/agents") };

@@ -20,6 +20,21 @@ export function summarizeArguments(text: string): string {
   }
 }
 
+/** Names and values of the arguments; null where they are no object. */
+export function listArguments(text: string): [string, string][] | null {
+  try {
+    const value: unknown = JSON.parse(text);
+    if (value === null || typeof value !== "object" || Array.isArray(value)) return null;
+    return Object.entries(value).map(([name, each]) => [name, formatLong(each)]);
+  } catch {
+    return null;
+  }
+}
+
+function formatLong(value: unknown): string {
+  return typeof value === "string" ? value : JSON.stringify(value, null, 2);
+}
+
 function formatValue(value: unknown): string {
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -4,8 +4,12 @@
 export const HEAD_BYTES = 4_096;
 const MAX_NAME_CHARS = 200;
 
+/** Source of Quire's own exports, which are imported whole and verified. */
+export const OWN_SOURCE = "quire";
+
 /** What the beginning of a file contains, by source; the first match counts. */
 const MARKS: [string, RegExp][] = [
+  [OWN_SOURCE, /^\s*\{"line":\s*"conversation"/],
   ["chatgpt", /"(mapping|current_node|conversation_template_id)"/],
   ["claude", /"chat_messages"/],
   ["librechat", /"conversationId"/],

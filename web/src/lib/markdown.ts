@@ -5,13 +5,40 @@
  */
 
 import DOMPurify from "dompurify";
-import { Marked } from "marked";
+import { Marked, type TokenizerAndRendererExtension } from "marked";
 
+import { matchBlockFormula, matchInlineFormula } from "./formulas";
 import { parseLinks, type LinkPiece } from "./links";
+
+/** How far the start of the next formula is searched at each token, so that a long text takes linear time. */
+const MAX_LOOKAHEAD_CHARS = 5_000;
+
+/** TeX source becomes code of the class `math`, which `decorate` typesets. */
+const formulas: TokenizerAndRendererExtension[] = [
+  {
+    name: "blockFormula",
+    level: "block",
+    start: (text) => text.slice(0, MAX_LOOKAHEAD_CHARS).match(/^(?:\$\$|\\\[)/m)?.index,
+    tokenizer: (text) => createFormulaToken("blockFormula", matchBlockFormula(text)),
+    renderer: ({ text }) => `<p><code class="math display">${escapeHtml(text as string)}</code></p>`,
+  },
+  {
+    name: "inlineFormula",
+    level: "inline",
+    start: (text) => text.slice(0, MAX_LOOKAHEAD_CHARS).match(/\$|\\\(/)?.index,
+    tokenizer: (text) => createFormulaToken("inlineFormula", matchInlineFormula(text)),
+    renderer: ({ text }) => `<code class="math">${escapeHtml(text as string)}</code>`,
+  },
+];
+
+function createFormulaToken(type: string, match: { raw: string; tex: string } | null) {
+  return match ? { type, raw: match.raw, text: match.tex } : undefined;
+}
 
 const marked = new Marked({
   gfm: true,
   async: false,
+  extensions: formulas,
   renderer: { html: ({ text }) => (/^<br\s*\/?>\s*$/i.test(text) ? "<br>" : escapeHtml(text)) },
 });
 
@@ -37,11 +64,12 @@ export interface LinkHandlers {
 export function renderMarkdown(text: string, handlers: LinkHandlers = {}): DocumentFragment {
   const fragment = DOMPurify.sanitize(marked.parse(text) as string, {
     ALLOWED_TAGS,
-    ALLOWED_ATTR: ["href", "alt", "src", "title", "align", "start", "type", "checked", "disabled"],
+    ALLOWED_ATTR: ["href", "alt", "class", "src", "title", "align", "start", "type", "checked", "disabled"],
     ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
     ALLOW_DATA_ATTR: false,
     RETURN_DOM_FRAGMENT: true,
   });
+  fragment.querySelectorAll("[class]").forEach(cleanClass);
   fragment.querySelectorAll("img").forEach(replaceImage);
   fragment.querySelectorAll("input").forEach(replaceCheckbox);
   fragment.querySelectorAll("a").forEach(openInNewTab);
@@ -49,6 +77,28 @@ export function renderMarkdown(text: string, handlers: LinkHandlers = {}): Docum
   fragment.querySelectorAll("h1, h2, h3, h4, h5, h6").forEach(replaceHeading);
   replaceLinks(fragment, handlers);
   return fragment;
+}
+
+/** Classes of code: its language, or that it is a formula. A message sets no other class. */
+const CODE_CLASS = /^(?:language-[\w+#.-]{1,30}|math(?: display)?)$/;
+
+function cleanClass(element: Element): void {
+  if (element.localName !== "code" || !CODE_CLASS.test(element.className)) element.removeAttribute("class");
+  else if (element.className === "language-math") element.className = "math display";
+}
+
+/** Typesets formulas and colours code; the libraries for it are loaded when they are first needed. */
+export async function decorate(root: Element): Promise<void> {
+  const formulaNodes = root.querySelectorAll("code.math");
+  const codeBlocks = root.querySelectorAll("pre code[class^='language-']");
+  if (formulaNodes.length) {
+    const { typesetFormula } = await import("./maths");
+    formulaNodes.forEach(typesetFormula);
+  }
+  if (codeBlocks.length) {
+    const { highlightBlock } = await import("./highlighting");
+    codeBlocks.forEach(highlightBlock);
+  }
 }
 
 /** Renders text as it is written; only links to notes and citations become buttons. */

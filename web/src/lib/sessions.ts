@@ -22,6 +22,8 @@ export interface ProjectGroup {
   /** Usually the path of its folder; null if the client did not name it. */
   project: string | null;
   sessions: Session[];
+  /** Whether earlier sessions of the group are in the chunk before. */
+  isContinued?: boolean;
 }
 
 export type ListItem = { conversation: Conversation; group?: undefined } | { group: ProjectGroup; conversation?: undefined };
@@ -33,7 +35,10 @@ export function groupConversations(conversations: readonly Conversation[]): List
   const bySession = new Map<string, Conversation[]>();
   for (const each of conversations) {
     const session = each.origin?.session;
-    if (session) bySession.set(session, [...(bySession.get(session) ?? []), each]);
+    if (!session) continue;
+    const members = bySession.get(session);
+    if (members) members.push(each);
+    else bySession.set(session, [each]);
   }
   const items: ListItem[] = [];
   const groups = new Map<string, ProjectGroup>();

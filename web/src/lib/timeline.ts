@@ -8,6 +8,8 @@ export interface Day {
   key: string;
   label: string;
   conversations: Conversation[];
+  /** Whether earlier conversations of the day are in the chunk before. */
+  isContinued?: boolean;
 }
 
 const DAY_MS = 24 * 60 * 60 * 1_000;

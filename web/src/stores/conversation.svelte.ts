@@ -1,11 +1,12 @@
 /** The open conversation: transcript, turn in progress, context usage, and live events of other windows. */
 
-import { blobs, context, conversations as calls, turns, type BranchRef } from "../api/calls";
+import { blobs, compactions, context, conversations as calls, turns, type BranchRef } from "../api/calls";
 import { ApiError } from "../api/client";
 import type { Branch, ContextUsage, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
 import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
 import { conversations } from "./conversations.svelte";
+import { models } from "./models.svelte";
 import { notices } from "./notices.svelte";
 import { route } from "./route.svelte";
 import { TranscriptStore } from "./transcript.svelte";
@@ -19,7 +20,26 @@ const REPLAY_WAIT_MS = 3_000;
 /** Debounce of usage requests. */
 const USAGE_DEBOUNCE_MS = 60;
 
-export class ConversationStore {
+/** What the message field writes to: an open conversation, or one that the first message creates. */
+export interface MessageTarget {
+  readonly branchRef: BranchRef;
+  readonly turn: { readonly running: boolean };
+  /** Name of the model that answers. */
+  readonly model: string;
+  /** A message that could not be sent; the field takes it back. */
+  unsent: UnsentMessage | null;
+  chooseModel(name: string): void;
+  /** Returns whether the message was recorded. */
+  send(text: string, files: File[]): Promise<boolean>;
+  stop(): Promise<void>;
+}
+
+export interface UnsentMessage {
+  text: string;
+  files: File[];
+}
+
+export class ConversationStore implements MessageTarget {
   readonly branchRef: BranchRef;
   readonly transcript: TranscriptStore;
   readonly turn: TurnStore;
@@ -28,6 +48,9 @@ export class ConversationStore {
   /** Incremented whenever requests or usage may have changed; panels reload on it. */
   version = $state(0);
   notFound = $state<string | null>(null);
+  unsent = $state.raw<UnsentMessage | null>(null);
+  /** The model that was chosen for this conversation; null for the default one. */
+  modelChoice = $state<string | null>(null);
   /** Whether the stream of live events is connected. */
   connected = $state(true);
   #closing = new AbortController();
@@ -38,6 +61,7 @@ export class ConversationStore {
 
   constructor(branchRef: BranchRef) {
     this.branchRef = branchRef;
+    this.modelChoice = models.getChoice(branchRef.conversation);
     this.transcript = new TranscriptStore(branchRef);
     this.turn = new TurnStore({
       onEntry: (entry: Entry) => {
@@ -53,6 +77,16 @@ export class ConversationStore {
   client: string | null = $derived(this.detail?.origin ? formatClient(this.detail.origin.client) : null);
   branches: Branch[] = $derived(this.detail?.branches ?? []);
   branch: Branch | undefined = $derived(this.branches.find((each) => each.number === this.branchRef.branch));
+
+  model: string = $derived(this.modelChoice ?? models.default);
+
+  /** Answers with this model from the next request on. */
+  chooseModel(name: string): void {
+    this.modelChoice = name === models.default ? null : name;
+    models.setChoice(this.branchRef.conversation, this.modelChoice);
+    void models.check(name);
+    void this.refreshUsage();
+  }
 
   async open(): Promise<void> {
     try {
@@ -86,7 +120,7 @@ export class ConversationStore {
     await new Promise<void>((resolve) => {
       this.#usageTimer = setTimeout(async () => {
         if (!this.#closing.signal.aborted) {
-          this.usage = (await notices.run(() => context.usage(this.branchRef))) ?? this.usage;
+          this.usage = (await notices.run(() => context.usage(this.branchRef, this.modelChoice))) ?? this.usage;
         }
         resolve();
       }, USAGE_DEBOUNCE_MS);
@@ -112,7 +146,8 @@ export class ConversationStore {
   }
 
   /** Answers question `seq` again, on a new branch; the earlier answer stays on this one. */
-  async regenerate(seq: number): Promise<void> {
+  async regenerate(seq: number, model: string = this.model): Promise<void> {
+    if (model !== this.model) this.chooseModel(model);
     await this.#openFork(seq, null);
   }
 
@@ -131,7 +166,7 @@ export class ConversationStore {
     this.turn.start(message);
     let connected = false;
     try {
-      const response = await turns.send(this.branchRef, message);
+      const response = await turns.send(this.branchRef, message, this.modelChoice);
       connected = true;
       if (response.body) for await (const { data } of readEvents(response.body)) this.turn.handleEvent(JSON.parse(data));
     } catch (error) {
@@ -175,7 +210,7 @@ export class ConversationStore {
   async #openFork(seq: number, text: string | null): Promise<void> {
     const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq, this.branchRef.branch));
     if (!branch) return;
-    queuedMessage = { branchRef: { conversation: this.branchRef.conversation, branch: branch.number }, text };
+    queuedMessage = { branchRef: { conversation: this.branchRef.conversation, branch: branch.number }, text, files: [] };
     route.openConversation(this.branchRef.conversation, branch.number);
   }
 
@@ -184,6 +219,17 @@ export class ConversationStore {
     if (!branch) return;
     notices.show(`Branch ${branch.number} starts after #${seq}.`);
     route.openConversation(this.branchRef.conversation, branch.number);
+  }
+
+  /** Says that the branch was compacted, with the way back. */
+  announceCompaction(text: string): void {
+    notices.show(text, { undo: () => void this.undoCompaction() });
+  }
+
+  async undoCompaction(): Promise<void> {
+    if (!(await notices.run(() => compactions.undo(this.branchRef)))) return;
+    notices.show("Compaction undone.");
+    await this.refresh();
   }
 
   async #listen(): Promise<void> {
@@ -224,7 +270,35 @@ export class ConversationStore {
 }
 
 /** Message to send as soon as its new branch is open. */
-let queuedMessage: { branchRef: BranchRef; text: string | null } | null = null;
+let queuedMessage: { branchRef: BranchRef; text: string | null; files: File[] } | null = null;
+
+/** A conversation that its first message creates, so that none stays empty. */
+class NewConversation implements MessageTarget {
+  readonly branchRef: BranchRef = { conversation: "", branch: 0 };
+  readonly turn = { running: false };
+  unsent = $state.raw<UnsentMessage | null>(null);
+  #choice = $state<string | null>(null);
+  model: string = $derived(this.#choice ?? models.default);
+
+  chooseModel(name: string): void {
+    this.#choice = name === models.default ? null : name;
+    void models.check(name);
+  }
+
+  async send(text: string, files: File[]): Promise<boolean> {
+    const id = await conversations.create();
+    if (!id) return false;
+    models.setChoice(id, this.#choice);
+    this.#choice = null;
+    queuedMessage = { branchRef: { conversation: id, branch: 0 }, text, files };
+    route.openConversation(id);
+    return true;
+  }
+
+  async stop(): Promise<void> {}
+}
+
+export const newConversation = new NewConversation();
 
 class CurrentConversation {
   store = $state.raw<ConversationStore | null>(null);
@@ -243,7 +317,8 @@ class CurrentConversation {
     const queued = queuedMessage;
     if (queued && queued.branchRef.conversation === conversation && queued.branchRef.branch === branch) {
       queuedMessage = null;
-      await (queued.text === null ? store.retry() : store.send(queued.text));
+      if (queued.text === null) await store.retry();
+      else if (!(await store.send(queued.text, queued.files))) store.unsent = { text: queued.text, files: queued.files };
     }
   }
 }

@@ -5,6 +5,8 @@ import type { Conversation, OriginCount } from "../api/types";
 import { notices } from "./notices.svelte";
 
 const PAGE_SIZE = 50;
+/** Size of the pages after the first, which are loaded while the list scrolls. */
+const NEXT_PAGE_SIZE = 200;
 /** Number of recent conversations whose titles are searched; the search in messages covers all. */
 const TITLE_SEARCH_LIMIT = 200;
 
@@ -51,14 +53,15 @@ class ConversationListStore {
 
   async loadMore(): Promise<void> {
     if (!this.nextCursor || this.loading) return;
+    const request = (this.#request = new AbortController());
     this.loading = true;
     await notices.run(async () => {
-      const page = await calls.list(PAGE_SIZE, this.nextCursor, this.filter);
+      const page = await calls.list(NEXT_PAGE_SIZE, this.nextCursor, this.filter, request.signal);
       const known = new Set(this.items.map((each) => each.id));
       this.items = [...this.items, ...page.items.filter((each) => !known.has(each.id))];
       this.nextCursor = page.next_cursor;
     });
-    this.loading = false;
+    if (this.#request === request) this.loading = false;
   }
 
   async create(): Promise<string | undefined> {

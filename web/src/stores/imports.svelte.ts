@@ -2,7 +2,8 @@
 
 import { imports as calls } from "../api/calls";
 import type { ImportJob, ImportSourceList } from "../api/types";
-import { guessSource, HEAD_BYTES, toFileName } from "../lib/imports";
+import { ApiError } from "../api/client";
+import { guessSource, HEAD_BYTES, OWN_SOURCE, toFileName } from "../lib/imports";
 import { conversations } from "./conversations.svelte";
 import { notices } from "./notices.svelte";
 
@@ -16,6 +17,17 @@ export interface ImportFile {
   job: ImportJob | null;
 }
 
+/** Imports an export of Quire; where its ID exists already, as a copy under another one. */
+async function importOwnExport(file: File): Promise<boolean> {
+  try {
+    await calls.restore(file, null);
+  } catch (error) {
+    if (!(error instanceof ApiError && error.status === 409)) throw error;
+    await calls.restore(file, `copy-${Date.now().toString(36)}`);
+  }
+  return true;
+}
+
 class ImportStore {
   open = $state(false);
   files = $state.raw<ImportFile[]>([]);
@@ -25,7 +37,10 @@ class ImportStore {
   /** Opens the dialog, with these files added. */
   async offer(files: readonly File[]): Promise<void> {
     this.open = true;
-    if (this.sources.length === 0) this.sources = (await notices.run(() => calls.sources()))?.items ?? [];
+    if (this.sources.length === 0) {
+      const others = (await notices.run(() => calls.sources()))?.items ?? [];
+      this.sources = [{ name: OWN_SOURCE, title: "Quire" }, ...others];
+    }
     const added = await Promise.all(
       files.map(async (file): Promise<ImportFile> => {
         const head = await file.slice(0, HEAD_BYTES).text().catch(() => "");
@@ -64,6 +79,7 @@ class ImportStore {
     const { file, source } = this.files[index]!;
     this.#update(index, { state: "uploading", job: null });
     const done = await notices.run(async () => {
+      if (source === OWN_SOURCE) return await importOwnExport(file);
       let job = await calls.start(source, toFileName(file.name), file);
       this.#update(index, { state: "importing", job });
       while (job.status === "running") {

@@ -6,6 +6,13 @@ export interface Notice {
   id: number;
   text: string;
   isError: boolean;
+  /** Takes the action back; null where that is not possible. */
+  undo: (() => void) | null;
+}
+
+export interface NoticeOptions {
+  isError?: boolean;
+  undo?: (() => void) | null;
 }
 
 const NOTICE_MS = 7_000;
@@ -17,14 +24,19 @@ class NoticeStore {
   needsKey = $state(false);
   #nextId = 1;
 
-  show(text: string, { isError = false } = {}): void {
+  show(text: string, { isError = false, undo = null }: NoticeOptions = {}): void {
     const id = this.#nextId++;
-    this.items.push({ id, text, isError });
-    setTimeout(() => this.dismiss(id), isError ? ERROR_MS : NOTICE_MS);
+    this.items.push({ id, text, isError, undo });
+    setTimeout(() => this.dismiss(id), isError || undo ? ERROR_MS : NOTICE_MS);
   }
 
   dismiss(id: number): void {
     this.items = this.items.filter((each) => each.id !== id);
+  }
+
+  undo(notice: Notice): void {
+    this.dismiss(notice.id);
+    notice.undo?.();
   }
 
   /** Shows an error's message, or opens the key dialog on status 401. */

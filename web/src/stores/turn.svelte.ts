@@ -81,6 +81,10 @@ export class TurnStore {
     }, RENDER_INTERVAL_MS);
   }
 
+  needsApproval(call: string): boolean {
+    return this.calls.some((each) => each.call.id === call && each.needsApproval);
+  }
+
   handleEvent(data: LiveEvent): void {
     switch (data.event) {
       case "turn_started":

@@ -5,7 +5,6 @@ that everything else works without one.
 """
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from quire.cli.mcp_servers import start_servers
 from quire.cli.paths import find_agent_file
 from quire.engine import Conversation
 from quire.errors import ConversationNotFound, ModelRequestRejected
+from quire.llm.error_mapping import explain_unusable_model
 from quire.model.events import TurnEvent
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from quire.model import Entry, Message, Usage
     from quire.settings import Settings
 
-_KEY_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_(?:[A-Z]+_)*(?:KEY|TOKEN)\b")
 
 ModelFactory = Callable[["Settings"], "Model"]
 
@@ -128,16 +127,7 @@ def _create_model(settings: "Settings", make_model: ModelFactory) -> "Model":
     try:
         return make_model(settings)
     except ModelRequestRejected as error:
-        raise ModelRequestRejected(
-            f"The model {settings.model} cannot be used: {_explain_model_error(error)}. Set its provider's API key in "
-            "the environment, or choose another model; `quire init` detects API keys and local servers."
-        ) from error
-
-
-def _explain_model_error(error: ModelRequestRejected) -> str:
-    """Returns the first sentence of the error, or the name of a missing API key, whose other advice is for programs."""
-    key = _KEY_VARIABLE.search(str(error))
-    return f"{key[0]} is not set" if key is not None else str(error).partition(". ")[0].rstrip(".")
+        raise explain_unusable_model(settings.model, error) from error
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ from quire.server.gateway.header_rules import filter_response_headers
 from quire.server.gateway.prepare import PreparedRequest, prepare_request
 from quire.server.gateway.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_history
 from quire.server.gateway.relay import UNRECORDED_HEADERS, Relay
+from quire.server.gateway.reply_recorder import MISSING_FROM_LOG
 from quire.server.gateway.reply_references import resolve_items, restore_envelope
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call, map_http_errors
@@ -136,6 +137,8 @@ class Exchange:
     async def _prepare(self, body: dict[str, Any], upstream: Upstream) -> PreparedRequest | None:
         """Prepares the request; None if it is to be passed through unrecorded."""
         try:
+            # A cached head and a cached key need no query, and an unrecorded reply would be paid for in vain.
+            await self.server_state.store.check_known_outage()
             if choose_target(self.codec, upstream) is not self.codec:
                 self._check_translatable(body)
             raw, resolved = self.raw_body, await resolve_items(self.codec, body, self.get_store())
@@ -199,6 +202,7 @@ class Exchange:
         default_overflow = "refuse" if variant.target is self.codec and self.codec.name != "chat" else "fit"
         overflow = client_request.overflow or upstream.overflow or default_overflow
         origin = find_origin(self.headers, client_request, scopes=self.server_state.settings.scopes)
+        failure: QuireError = StaleHead()
         for attempt in range(MAX_MATCH_ATTEMPTS):
             match = known_match or await match_history(
                 variant.engine.store,
@@ -222,9 +226,9 @@ class Exchange:
                     forwards_reference=client_request.previous_reply is not None and known_match is None,
                     is_recorded=client_request.is_stored or self.server_state.settings.keep_unstored,
                 )
-            except StaleHead:
-                known_match = None
-        raise StaleHead
+            except (StaleHead, *MISSING_FROM_LOG) as error:
+                known_match, failure = None, error
+        raise failure
 
     async def _refit(self, prepared: PreparedRequest) -> PreparedRequest:
         """Prepares the request again after an overflow has corrected the engine's window or calibration."""

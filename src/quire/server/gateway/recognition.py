@@ -79,7 +79,8 @@ class HeadCache:
     """LRU cache of branch heads that this process answered last; the next turn needs no query.
 
     It holds only heads, and misses if the client adds a reply, which another node wrote. An entry may be stale: if the
-    branch has grown meanwhile, recording the turn detects it and forks.
+    branch has grown meanwhile, recording the turn detects it and forks. It is cleared when a connection to the database
+    breaks, because the database may then be in an earlier state.
     """
 
     def __init__(self) -> None:
@@ -98,6 +99,9 @@ class HeadCache:
                 match = self._matches.get((scope, client_paths[length - 1]))
                 return match if match is not None and requested.conversation in (None, match.conversation) else None
         return None
+
+    def clear(self) -> None:
+        self._matches.clear()
 
     def update(self, scope: HeadScope, old_path: bytes | None, match: HistoryMatch) -> None:
         """Replaces the head at `old_path` with `match`."""

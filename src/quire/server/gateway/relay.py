@@ -19,6 +19,7 @@ from quire.errors import (
     ModelUnavailable,
     QuireError,
     StoreError,
+    StoreRolledBack,
     error_detail,
 )
 from quire.llm.error_mapping import classify_error
@@ -330,6 +331,10 @@ class Relay:
             )
         except StoreError as error:
             await run_shielded(self._settle_spend(_find_usage(replies)))
+            if isinstance(error, StoreRolledBack):
+                # The next request finds in the log where it continues.
+                match = self._prepared.match
+                self._update_head(match.client_path, replace(match, client_path=None))
             if self._on_store_failure == "refuse":
                 raise
             _log.warning("Reply passed through unrecorded, store failure: %s", error)

@@ -1,17 +1,28 @@
 """Records a relayed reply with its question and manifest, atomically.
 
 If the branch head has moved meanwhile, the turn is recorded on a fork. If the store is briefly unavailable, recording
-is retried with backoff. Recording is idempotent: the same turn after the same message is stored once.
+is retried with backoff. If the log lacks what the turn follows, the database was set back, and the client must retry.
+Recording is idempotent: the same turn after the same message is stored once.
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from quire.engine import Conversation
 from quire.engine.request import Request
-from quire.errors import StaleHead, StoreBusy, StoreUnavailable
+from quire.errors import (
+    BranchNotFound,
+    ConversationNotFound,
+    EntryNotFound,
+    StaleHead,
+    StoreBusy,
+    StoreRolledBack,
+    StoreUnavailable,
+)
 from quire.log import Branch
 from quire.log.worker_threads import run_sized
 from quire.model import Entry, Message, Usage
@@ -21,8 +32,14 @@ from quire.server.gateway.prepare import PreparedRequest
 from quire.view.replies import drop_incomplete_calls, estimate_usage
 from quire.view.wire_formats import Reply
 
+_log = logging.getLogger(__name__)
+
 STORE_RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
 """Backoff: seconds before each retry of a store that is unavailable or busy."""
+MAX_STORE_RETRY_SECONDS = 3.0
+"""Time after which no retry starts: one attempt may wait several seconds for a lock, and the client waits for it."""
+MISSING_FROM_LOG = (ConversationNotFound, BranchNotFound, EntryNotFound)
+"""Errors of a log that lacks what this process read or wrote there."""
 CLIENT_RESPONSE_FIELD = "client_response"
 """Provider field of a reply's usage with the fields of a translated response; `response` has those of the upstream."""
 
@@ -99,17 +116,37 @@ def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | N
 
 async def _record_with_retry(conversation: Conversation, request: Request, reply: Reply, *, incomplete: bool) -> Entry:
     """Records a reply; forks if the branch head has moved, and retries with backoff if the store is unavailable."""
-    delays = iter(STORE_RETRY_DELAYS_SECONDS)
+    delays, deadline = iter(STORE_RETRY_DELAYS_SECONDS), time.monotonic() + MAX_STORE_RETRY_SECONDS
     while True:
         try:
-            return await conversation.record(reply, request=request, incomplete=incomplete)
-        except StaleHead:
-            conversation, request = await _fork_request(conversation, request)
+            try:
+                return await conversation.record(reply, request=request, incomplete=incomplete)
+            except StaleHead:
+                conversation, request = await _fork_request(conversation, request)
+        except MISSING_FROM_LOG as error:
+            await _log_lost_entries(conversation, head=request.assembly.head)
+            raise StoreRolledBack from error
         except (StoreUnavailable, StoreBusy):
             delay = next(delays, None)
-            if delay is None:
+            if delay is None or time.monotonic() + delay > deadline:
                 raise
             await asyncio.sleep(delay)
+
+
+async def _log_lost_entries(conversation: Conversation, *, head: int) -> None:
+    """Names the entries that this process has seen in the log, and that are not there now."""
+    try:
+        stored = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).head_seq
+    except MISSING_FROM_LOG:
+        stored = 0
+    _log.warning(
+        "The database was set back: conversation %r, branch %d, lost the entries %d to %d. What its client sends again "
+        "is restored.",
+        conversation.id,
+        conversation.branch,
+        stored + 1,
+        head,
+    )
 
 
 async def _fork_request(conversation: Conversation, request: Request) -> tuple[Conversation, Request]:

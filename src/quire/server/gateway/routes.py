@@ -160,4 +160,5 @@ def _get_gateway_state(request: Request, server_state: ServerState) -> tuple[Eng
     state = request.app.state
     if not hasattr(state, "gateway"):
         state.gateway = (EngineVariants(server_state), HeadCache())
+        server_state.store.on_connection_loss(state.gateway[1].clear)
     return state.gateway

@@ -15,6 +15,7 @@ from quire.server.dependencies import (
     BranchQuery,
     ConversationId,
     EntrySeq,
+    ModelQuery,
     ReadCaller,
     StateDep,
     WriteCaller,
@@ -52,10 +53,14 @@ class PriorityListSchema(BaseModel):
 
 @router.get("/usage")
 async def get_usage(
-    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+    caller: ReadCaller,
+    server_state: StateDep,
+    conversation: ConversationId,
+    branch: BranchQuery = MAIN_BRANCH,
+    model: ModelQuery = None,
 ) -> ContextUsageSchema:
     """Token usage of the next request before a question is added, and the compaction trigger."""
-    loaded = await load_conversation(server_state, caller, conversation, branch)
+    loaded = await load_conversation(server_state, caller, conversation, branch, model=model)
     return ContextUsageSchema.from_report(await loaded.usage())
 
 
@@ -66,9 +71,10 @@ async def preview_context(
     conversation: ConversationId,
     branch: BranchQuery = MAIN_BRANCH,
     message: Annotated[str, Query(max_length=8_000, description="The question to preview.")] = "",
+    model: ModelQuery = None,
 ) -> Manifest:
     """Manifest that a request would have now. Changes nothing."""
-    return await (await load_conversation(server_state, caller, conversation, branch)).preview(message)
+    return await (await load_conversation(server_state, caller, conversation, branch, model=model)).preview(message)
 
 
 @router.get("/items")

@@ -9,15 +9,17 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from quire.errors import SchemaOutdated, StoreError
+from quire.errors import SchemaOutdated, StoreError, StoreFull, StoreReadOnly, error_detail
 from quire.server.lifecycle import StreamRegistry
-from quire.server.problems import problem_response
+from quire.server.problems import error_code, problem_response
 from quire.server.state import ServerState
 from quire.server.telemetry import get_telemetry
 from quire.server.telemetry.metrics import METRICS_MEDIA_TYPE
 
 READINESS_TIMEOUT_SECONDS = 2.0
 """Seconds that the database has to answer the readiness check."""
+READINESS_CACHE_SECONDS = 1.0
+"""Time for which the result of the write test counts: it connects and commits."""
 
 router = APIRouter(tags=["health"])
 
@@ -34,20 +36,22 @@ async def check_liveness() -> HealthSchema:
 
 @router.get("/readyz", response_model=HealthSchema)
 async def check_readiness(request: Request) -> HealthSchema | JSONResponse:
-    """Readiness: the database answers and has the right schema, and the server is not stopping."""
+    """Readiness: the database accepts writes and has the right schema, and the server is not stopping."""
     server_state: ServerState = request.app.state.server_state
     streams: StreamRegistry = request.app.state.streams
     if streams.is_shutting_down:
         return _not_ready_response("stopping", "The server is stopping.")
     try:
         async with asyncio.timeout(READINESS_TIMEOUT_SECONDS):
-            await server_state.store.check()
+            await server_state.store.check(max_age_seconds=READINESS_CACHE_SECONDS)
     except TimeoutError:
         return _not_ready_response(
             "store_unavailable", f"The database did not answer within {READINESS_TIMEOUT_SECONDS:g} seconds."
         )
     except SchemaOutdated as error:
         return _not_ready_response("schema_outdated", str(error))
+    except (StoreReadOnly, StoreFull) as error:
+        return _not_ready_response(error_code(error), error_detail(error))
     except StoreError:
         # The message may contain host and user names, which must not be public.
         return _not_ready_response("store_unavailable", "The database cannot be reached.")

@@ -1,4 +1,4 @@
-"""Export and import of conversations as JSON Lines: branches, entries, ledger, and quoted blobs."""
+"""Export and import of conversations as JSON Lines, with branches, entries, ledger and blobs; export as Markdown."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import asynccontextmanager
@@ -11,10 +11,13 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypeAliasType
 
 from quire.engine.message_index import schedule_indexing
+from quire.engine.shared_transcript import SharedTranscript
 from quire.errors import ImportFailed
+from quire.log import MAIN_BRANCH
 from quire.log.export_import import ExportLine
 from quire.schemas.records import ConversationSchema
 from quire.server.dependencies import (
+    BranchQuery,
     ConversationId,
     ReadCaller,
     StateDep,
@@ -39,6 +42,10 @@ class NdjsonResponse(ClosingStreamingResponse):
     media_type = "application/x-ndjson"
 
 
+class TranscriptResponse(ClosingStreamingResponse):
+    media_type = "text/markdown"
+
+
 @router.get(
     "/conversations/{conversation}/export",
     status_code=200,
@@ -56,11 +63,35 @@ async def export_conversation(
     return NdjsonResponse(_batch_lines(lines), headers={"Content-Disposition": disposition})
 
 
+@router.get(
+    "/conversations/{conversation}/transcript",
+    status_code=200,
+    response_class=TranscriptResponse,
+    responses={200: {"content": {TranscriptResponse.media_type: {"schema": {"type": "string"}}}}},
+)
+async def export_transcript(
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> TranscriptResponse:
+    """Exports a branch as Markdown to read or share: secrets of known formats are masked, and thinking and attachments
+    are left out. It cannot be imported."""
+    loaded = await load_conversation(server_state, caller, conversation, branch)
+    store = loaded.engine.store
+    [record] = await store.fill_titles(await store.get_conversation(conversation))
+    transcript = SharedTranscript(store, record, await store.get_branch(conversation, branch), format="markdown")
+    disposition = f"attachment; filename*=UTF-8''{quote(conversation, safe='')}.md"
+    return TranscriptResponse(_batch_texts(transcript.write()), headers={"Content-Disposition": disposition})
+
+
 async def _batch_lines(lines: AsyncIterator[str]) -> AsyncGenerator[bytes, None]:
+    async for batch in _batch_texts(f"{line}\n" async for line in lines):
+        yield batch
+
+
+async def _batch_texts(texts: AsyncIterator[str]) -> AsyncGenerator[bytes, None]:
     batch: list[bytes] = []
     size = 0
-    async for line in lines:
-        batch.append(f"{line}\n".encode())
+    async for text in texts:
+        batch.append(text.encode())
         size += len(batch[-1])
         if size >= EXPORT_CHUNK_BYTES:
             yield b"".join(batch)

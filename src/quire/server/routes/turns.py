@@ -98,6 +98,8 @@ async def send_message(
             replayed = stream_turn(replay_turn(attempt), branch=body.branch)
             return EventStreamResponse(replayed, is_authorized=is_authorized)
         message = message if attempt is None else None
+    # Reading may work where writing does not, and the model is called before the reply is written.
+    await server_state.store.check_known_outage()
     key = BranchKey(caller.tenant, conversation, body.branch)
     running = server_state.turns.start(key, loaded, message, model=server_state.model_for(body.model))
     return EventStreamResponse(stream_turn(running.stream_events(), branch=body.branch), is_authorized=is_authorized)

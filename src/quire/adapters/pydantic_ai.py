@@ -1,0 +1,153 @@
+"""A capability of Pydantic AI: originals are stored first, and each model request fits the window.
+
+Importing this module needs Pydantic AI. The run's own message history stays as it is.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic_ai import RunContext, Tool
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.messages import InstructionPart, ModelResponse
+from pydantic_ai.models import ModelRequestContext, ModelRequestParameters
+from pydantic_ai.tools import ToolDefinition as PydanticAITool
+from pydantic_ai.toolsets import AgentToolset, FunctionToolset
+from pydantic_core import to_json
+
+from quire.adapters.framework_requests import (
+    AgentEnvelope,
+    FrameworkRequest,
+    build_request,
+    find_latest_branch,
+    read_history,
+    store_messages,
+)
+from quire.adapters.pydantic_ai_history import ParsedItem, build_history, parse_history
+from quire.context.builtin_tool_schemas import HISTORY_TOOLS
+from quire.engine import Engine, open_engine
+from quire.llm.pydantic_ai_messages import to_reply
+from quire.model import ToolCallPart, ToolDefinition
+from quire.view.wire_formats.fields import dump_json
+
+_HISTORY_TOOL_NAMES = frozenset(tool.tool_name for tool in HISTORY_TOOLS)
+
+
+@asynccontextmanager
+async def open_capability(url: str, **options: Any) -> AsyncGenerator["QuireCapability"]:
+    """Opens the log at `url` as a capability; `options` are those of `quire.open`."""
+    async with open_engine(url, **options) as engine:
+        yield QuireCapability(engine)
+
+
+@dataclass
+class QuireCapability(AbstractCapability[Any]):
+    """Give it to `Agent(capabilities=[…])`. The conversation is that of the run: `agent.run(conversation_id=…)`.
+
+    A run without `message_history` continues its conversation from the log.
+    """
+
+    engine: Engine
+    _branch: int = field(default=0, init=False, repr=False)
+    _originals: list[ParsedItem] = field(default_factory=list[ParsedItem], init=False, repr=False)
+    _fitted: FrameworkRequest | None = field(default=None, init=False, repr=False)
+    _offers_history_tools: bool = field(default=False, init=False, repr=False)
+
+    async def for_run(self, ctx: RunContext[Any]) -> "QuireCapability":
+        """A copy with the state of one run. Its tools stay the same for the whole run, so that the prefix does, too."""
+        own = replace(self)
+        setting = self.engine.settings.context_tools
+        own._offers_history_tools = await self._has_archive(ctx) if setting is None else setting
+        return own
+
+    def get_toolset(self) -> AgentToolset[Any]:
+        """The tools that read what requests no longer have."""
+        return FunctionToolset([self._make_tool(each.to_definition()) for each in HISTORY_TOOLS])
+
+    async def prepare_tools(self, ctx: RunContext[Any], tool_defs: list[PydanticAITool]) -> list[PydanticAITool]:
+        if self._offers_history_tools:
+            return tool_defs
+        return [each for each in tool_defs if each.name not in _HISTORY_TOOL_NAMES]
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Stores the messages of the run that are not in the log yet."""
+        self._originals = list(parse_history(ctx.messages))
+        messages = [each.message for each in self._originals if each.message is not None]
+        self._branch = await store_messages(self.engine, _get_conversation(ctx), messages)
+        return request_context
+
+    async def prepare_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Replaces the messages with those that fit, together with the instructions and tools."""
+        dropped = tuple(dict.fromkeys(name for each in self._originals for name in each.dropped))
+        parameters = request_context.model_request_parameters
+        envelope = _read_envelope(parameters, dropped=dropped)
+        fitted = await build_request(self.engine, _get_conversation(ctx), self._branch, envelope)
+        self._fitted = fitted
+        if (fitted.instructions or "") != envelope.instructions:
+            parts = [InstructionPart(content=fitted.instructions or "")]
+            parameters = replace(parameters, instruction_parts=parts)
+        messages = build_history(fitted.messages, self._originals, load_blob=fitted.request.load_blob)
+        return replace(request_context, messages=messages, model_request_parameters=parameters)
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        """Stores the reply with the manifest of its request."""
+        if self._fitted is not None:
+            fitted, self._fitted = self._fitted, None
+            await fitted.record(to_reply(response))
+        return response
+
+    async def _has_archive(self, ctx: RunContext[Any]) -> bool:
+        """Whether messages of the conversation are archived."""
+        conversation = _get_conversation(ctx)
+        number = await find_latest_branch(self.engine, conversation)
+        return (await self.engine.store.get_branch(conversation, number)).state.active_compaction is not None
+
+    def _make_tool(self, definition: ToolDefinition) -> Tool[Any]:
+        return Tool[Any].from_schema(
+            self._make_reader(definition.name),
+            definition.name,
+            definition.description,
+            definition.parameters,
+            takes_ctx=True,
+        )
+
+    def _make_reader(self, name: str) -> Callable[..., Awaitable[str]]:
+        async def read(ctx: RunContext[Any], **arguments: Any) -> str:
+            call = ToolCallPart(id=ctx.tool_call_id or "", name=name, arguments=dump_json(arguments))
+            [result] = (await read_history(self.engine, _get_conversation(ctx), call)).tool_results
+            return result.text
+
+        return read
+
+
+def _get_conversation(ctx: RunContext[Any]) -> str:
+    return ctx.conversation_id or ctx.run_id or ""
+
+
+def _read_envelope(parameters: ModelRequestParameters, *, dropped: tuple[str, ...]) -> AgentEnvelope:
+    """The instructions, tools and output schema, which Pydantic AI sends with the messages."""
+    tools = [tool for tool in (*parameters.function_tools, *parameters.output_tools) if not tool.defer_loading]
+    output = parameters.output_object
+    return AgentEnvelope(
+        instructions="\n\n".join(part.content for part in parameters.instruction_parts or ()),
+        tools=tuple(
+            ToolDefinition(name=tool.name, description=tool.description or "", parameters=tool.parameters_json_schema)
+            for tool in tools
+        ),
+        other_texts=(
+            *(to_json(tool, fallback=str).decode() for tool in parameters.native_tools),
+            *([dump_json(output.json_schema)] if output is not None else []),
+        ),
+        dropped=(
+            *dropped,
+            *(f"tools[{tool.kind}]" for tool in parameters.native_tools),
+            *(["output_object"] if output is not None else []),
+        ),
+    )

@@ -1,0 +1,5 @@
+"""Size of tests that take minutes: small by default, whole with `QUIRE_FULL_SIZE=1` (`just full`)."""
+
+import os
+
+IS_FULL_SIZE = bool(os.environ.get("QUIRE_FULL_SIZE"))

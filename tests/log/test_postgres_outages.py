@@ -1,0 +1,201 @@
+"""A PostgreSQL that is frozen, locked, read-only, gone or unreplicated: every call ends, and the store recovers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, text
+
+from infra.fault_proxy import FaultProxy
+from infra.postgres import Cluster, find_binaries
+from quire.errors import StoreBusy, StoreReadOnly, StoreUnavailable
+from quire.log import SqlStore, migrate, postgres
+from quire.model import Entry, Message
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")]
+
+WAITERS = 40
+PATIENCE_SECONDS = 120.0
+"""For what takes a moment on an idle machine."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster.start(18, settings={"synchronous_commit": "on"}) as cluster:
+        cluster.create_role("quire_app")
+        cluster.create_database("quire")
+        migrate.upgrade(cluster.url("quire"))
+        migrate.grant_access(cluster.url("quire"), "quire_app")
+        yield cluster
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    return cluster.url("quire", user="quire_app")
+
+
+@pytest.fixture
+async def store(url: str, request: pytest.FixtureRequest) -> AsyncIterator[SqlStore]:
+    async with SqlStore.open(url, tenant=request.node.name) as store:
+        await store.create_conversation("hot")
+        await store.create_conversation("cold")
+        yield store
+
+
+def execute(cluster: Cluster, *statements: str) -> None:
+    with psycopg.connect(cluster.url("quire"), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def close_sessions(cluster: Cluster) -> None:
+    execute(cluster, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'quire_app'")
+
+
+async def append(store: SqlStore, conversation: str = "cold") -> list[Entry]:
+    return await store.append(conversation, Message.user("hello"))
+
+
+async def test_a_frozen_server_ends_a_transaction_and_is_used_again_when_it_answers(cluster: Cluster, store: SqlStore):
+    def read(connection: Connection) -> object:
+        return connection.execute(text("SELECT 1")).scalar()
+
+    cluster.freeze()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(StoreUnavailable):
+                await store._database.read(read, tenant="t", statement_seconds=0.5)
+            with pytest.raises(StoreUnavailable):
+                await store.check_known_outage()
+    finally:
+        cluster.thaw()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await store.check()
+    assert len(await append(store)) == 1
+
+
+async def test_forty_waiters_for_one_row_do_not_stop_other_conversations(cluster: Cluster, store: SqlStore):
+    with psycopg.connect(cluster.url("quire")) as holder:
+        holder.execute("SELECT 1 FROM quire_branches WHERE conversation = 'hot' FOR UPDATE")
+        waiters = [asyncio.ensure_future(append(store, "hot")) for _ in range(WAITERS)]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await append(store, "cold")
+        assert store.get_pool_stats().in_use <= postgres._MAX_CONVERSATION_WRITERS
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert all(isinstance(each, list | StoreBusy) for each in results), results
+    assert len(await store.read_range("hot")) == sum(isinstance(each, list) for each in results)
+
+
+async def test_a_lock_that_stays_is_reported_as_busy(
+    cluster: Cluster, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(postgres, "_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(postgres, "_CONVERSATION_WAIT_SECONDS", 0.2)
+    postgres._begin_sql.cache_clear()
+    with psycopg.connect(cluster.url("quire")) as holder:
+        holder.execute("SELECT 1 FROM quire_branches WHERE conversation = 'hot' FOR UPDATE")
+        results = await asyncio.gather(*(append(store, "hot") for _ in range(6)), return_exceptions=True)
+    postgres._begin_sql.cache_clear()
+    assert all(isinstance(each, StoreBusy) for each in results), results
+
+
+async def test_a_full_pool_refuses_after_a_bounded_wait(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(postgres, "_POOL_SIZE", 1)
+    monkeypatch.setattr(postgres, "_POOL_WAIT_SECONDS", 0.2)
+    async with SqlStore.open(url) as store:
+
+        def sleep(connection: Connection) -> object:
+            return connection.execute(text("SELECT pg_sleep(2)"))
+
+        busy = asyncio.ensure_future(store._database.read(sleep, tenant="t"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(StoreBusy, match="pool"):
+            await store.list_conversations()
+        await busy
+
+
+async def test_a_database_that_became_read_only_is_read_and_reported(cluster: Cluster, store: SqlStore):
+    execute(cluster, "ALTER ROLE quire_app SET default_transaction_read_only = on")
+    close_sessions(cluster)
+    try:
+        with pytest.raises(StoreReadOnly):
+            await append(store)
+        with pytest.raises(StoreReadOnly):
+            await store.check_known_outage()
+        with pytest.raises(StoreReadOnly):
+            await store.check()
+        assert len(await store.list_conversations()) == 2
+    finally:
+        execute(cluster, "ALTER ROLE quire_app RESET default_transaction_read_only")
+        close_sessions(cluster)
+    await asyncio.sleep(0.3)
+    assert len(await append(store)) == 1
+    await store.check()
+
+
+async def test_a_commit_without_its_synchronous_standby_is_not_acknowledged(cluster: Cluster, store: SqlStore):
+    """PostgreSQL ends such a COMMIT with success when `statement_timeout` expires, and only warns."""
+    execute(cluster, "ALTER SYSTEM SET synchronous_standby_names = 'absent'", "SELECT pg_reload_conf()")
+    try:
+
+        def write(connection: Connection) -> None:
+            connection.execute(text("UPDATE quire_conversations SET title = 'renamed' WHERE conversation = 'cold'"))
+
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with pytest.raises(StoreUnavailable):
+                await store._database.write(write, tenant=store.tenant, statement_seconds=0.5)
+            with pytest.raises(StoreUnavailable):
+                await store.check()
+    finally:
+        with psycopg.connect(cluster.url("quire"), autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = local")
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                appended = await append(store)
+                break
+            except (StoreUnavailable, StoreBusy):
+                await asyncio.sleep(0.2)
+    assert len(appended) == 1
+
+
+async def test_reset_connections_are_replaced_and_reported(cluster: Cluster):
+    async with FaultProxy(cluster.port) as proxy:
+        url = f"postgresql://quire_app@127.0.0.1:{proxy.port}/quire"
+        losses: list[str] = []
+        async with SqlStore.open(url, tenant="proxied") as store:
+            store.on_connection_loss(lambda: losses.append("lost"))
+            await store.create_conversation("cold")
+            proxy.reset_connections()
+            assert len(await append(store)) == 1
+            assert losses
+            proxy.delay_seconds = 0.01
+            assert len(await append(store)) == 1
+
+
+async def test_the_first_host_that_answers_is_used(cluster: Cluster):
+    hosts = f"127.0.0.1:1,127.0.0.1:{cluster.port}"
+    url = f"postgresql://quire_app@{hosts}/quire?target_session_attrs=read-write"
+    async with SqlStore.open(url, tenant="hosts") as store:
+        await store.check()
+        assert (await store.create_conversation("c")).id == "c"
+    assert migrate.get_version_at_url(url) == migrate.SCHEMA_VERSION
+
+
+async def test_a_server_that_was_killed_is_known_to_be_away_until_it_is_back(cluster: Cluster, store: SqlStore):
+    await store.check_known_outage()
+    cluster.kill()
+    try:
+        with pytest.raises(StoreUnavailable):
+            await append(store)
+        with pytest.raises(StoreUnavailable):
+            await store.check_known_outage()
+    finally:
+        cluster.restart()
+    await asyncio.sleep(0.3)
+    await store.check_known_outage()
+    assert len(await append(store)) == 1
