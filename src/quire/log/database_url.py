@@ -4,6 +4,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from quire.errors import InvalidConfiguration
 
@@ -20,8 +21,8 @@ def parse_database_url(url: str) -> URL:
         scheme, _, rest = url.partition(f"://{location}")
         addresses = [_split_host(each) for each in hosts.split(",")]
         parsed = make_url(f"{scheme}://{user}{at}{rest}")
-    # The errors of the parsers repeat the URL, which may contain a password.
-    except Exception:  # noqa: BLE001
+    except (ValueError, ArgumentError):
+        # Without the parser's own error, which repeats the URL: it may contain a password.
         raise InvalidConfiguration(
             "The database URL is malformed; write sqlite:///path, or postgresql://user@host:5432/name, "
             "several hosts as host1:5432,host2:5432."
