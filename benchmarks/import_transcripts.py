@@ -6,6 +6,8 @@ the driver alone. Both run without indexing. Then everything is indexed, and sea
 find their messages.
 """
 
+import argparse
+import asyncio
 import json
 import os
 import random
@@ -13,7 +15,7 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from quire.log import SqlStore, migrate
 from quire.log.schema import metadata
 from quire.log.sqlite import _PRAGMAS
 from quire.settings import Settings
-from support import Report, run_benchmark
+from support import Report
 
 TRANSCRIPTS = 10_000
 QUICK_TRANSCRIPTS = 200
@@ -336,27 +338,43 @@ def add_searches(report: Report, backend: str, messages: int, measured: tuple[fl
     report.require_at_most(f"{backend}_missed", float(missed), 0.0)
 
 
-async def run(*, quick: bool) -> Report:
+async def measure_sqlite(report: Report, folder: Path, questions: list[str]) -> None:
+    path = folder / "quire.db"
+    url = f"sqlite:///{path}"
+    messages, seconds, memory = await import_all(url, folder)
+    add_result(report, "sqlite", messages, (seconds, memory), insert_bare_sqlite(path, folder / "bare.db"))
+    add_searches(report, "sqlite", messages, await index_and_search(url, questions))
+
+
+async def measure_postgres(report: Report, folder: Path, questions: list[str]) -> None:
+    with Cluster.start(18, fsync=True) as server:
+        for each in ("imported", "bare"):
+            server.create_database(each)
+        url = server.url("imported")
+        migrate.upgrade(url)
+        messages, seconds, memory = await import_all(url, folder)
+        add_result(report, "postgres", messages, (seconds, memory), insert_bare_postgres(url, server.url("bare")))
+        add_searches(report, "postgres", messages, await index_and_search(url, questions))
+
+
+MEASUREMENTS = {"sqlite": measure_sqlite, "postgres": measure_postgres}
+
+
+async def run(databases: Sequence[str], *, transcripts: int) -> Report:
     report = Report("import")
-    count = QUICK_TRANSCRIPTS if quick else TRANSCRIPTS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        questions = write_transcripts(folder, count)
-        print(f"{count:,} transcripts of {MESSAGES_PER_TRANSCRIPT} messages")
-        path = folder / "quire.db"
-        messages, seconds, memory = await import_all(f"sqlite:///{path}", folder)
-        add_result(report, "sqlite", messages, (seconds, memory), insert_bare_sqlite(path, folder / "bare.db"))
-        add_searches(report, "sqlite", messages, await index_and_search(f"sqlite:///{path}", questions))
-        with Cluster.start(18, fsync=True) as server:
-            for each in ("imported", "bare"):
-                server.create_database(each)
-            migrate.upgrade(server.url("imported"))
-            messages, seconds, memory = await import_all(server.url("imported"), folder)
-            bare = insert_bare_postgres(server.url("imported"), server.url("bare"))
-            add_result(report, "postgres", messages, (seconds, memory), bare)
-            add_searches(report, "postgres", messages, await index_and_search(server.url("imported"), questions))
+        questions = write_transcripts(folder, transcripts)
+        print(f"{transcripts:,} transcripts of {MESSAGES_PER_TRANSCRIPT} messages", flush=True)
+        for database in databases:
+            await MEASUREMENTS[database](report, folder, questions)
     return report
 
 
 if __name__ == "__main__":
-    run_benchmark(run)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_TRANSCRIPTS} transcripts, under a minute")
+    parser.add_argument("--database", choices=tuple(MEASUREMENTS), action="append", help="default: both")
+    options = parser.parse_args()
+    count = QUICK_TRANSCRIPTS if options.quick else TRANSCRIPTS
+    asyncio.run(run(options.database or tuple(MEASUREMENTS), transcripts=count)).print_goals_and_exit()
