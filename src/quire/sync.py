@@ -85,7 +85,7 @@ def open(  # noqa: A001 (quire.sync.open is the entry point)
     tools: Sequence[ToolDefinition] = (),
     agent: Agent | Path | str | None = None,
     vault: Vault | Path | str | None = None,
-    summarizer: Model | Summarizer | ModelBuilder | None = None,
+    summarizer: Model | Summarizer | ModelBuilder | str | None = None,
     embedder: Embedder | None = None,
     **changes: Any,
 ) -> Generator["SyncEngine"]:

@@ -170,3 +170,15 @@ def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
 )
 def test_the_page_on_limits_has_the_limits_that_the_program_has(text: str):
     assert text in " ".join((DOCS / "limits.md").read_text().split())
+
+
+@pytest.mark.slow
+def test_the_library_reference_runs_and_has_every_public_name(tmp_path: Path):
+    text = (DOCS / "api.md").read_text()
+    blocks = list(PYTHON.finditer(text))
+    for block, output in zip(blocks, run_blocks([each["code"] for each in blocks], tmp_path), strict=True):
+        assert_printed(output, block["printed"] or "")
+    assert sorted(re.findall(r"^::: quire\.(\w+)$", text, re.MULTILINE)) == sorted(quire.__all__)
+    program = "\n".join(each["code"] for each in blocks)
+    implicit = {"Conversation", "Engine", "Entry", "Request", "Settings"}
+    assert [name for name in quire.__all__ if f"quire.{name}" not in program and name not in implicit] == []

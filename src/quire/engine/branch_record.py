@@ -22,6 +22,7 @@ class BranchRecord:
         await self.engine.store.append(self.id, Pin(message=number), branch=self.branch)
 
     async def unpin(self, number: int) -> None:
+        """Removes the pin of a message: compactions may cover it again."""
         await self.engine.store.append(self.id, Unpin(message=number), branch=self.branch)
 
     async def set_priority(self, number: int, priority: int | None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,15 @@ from quire.engine.conversation import Conversation
 from quire.engine.recall import Recall
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.errors import ConversationNotFound, InvalidRequest
-from quire.llm import Model
-from quire.llm.deferred_model import ModelBuilder
+from quire.llm import Model, get_model
+from quire.llm.deferred_model import DeferredModel, ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, MAIN_BRANCH, SqlStore
 from quire.model import ToolDefinition
 from quire.model.agents import Agent
 from quire.model.lazy import lazy_property
 from quire.settings import Settings
+from quire.settings.schema import EXTRACT_SUMMARIZER
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
@@ -40,18 +42,21 @@ async def open_engine(
     tools: Sequence[ToolDefinition] = (),
     agent: Agent | Path | str | None = None,
     vault: "Vault | Path | str | None" = None,
-    summarizer: Model | Summarizer | ModelBuilder | None = None,
+    summarizer: Model | Summarizer | ModelBuilder | str | None = None,
     embedder: Embedder | None = None,
     **changes: Any,
 ) -> AsyncGenerator["Engine"]:
     """Opens the log at `url`. Any setting can be passed by name, as in `model="gpt-4o"`.
 
     An `agent`, or the path of its TOML file, adds rules, references, tools and memory. A `vault` is the folder in which
-    `[[links]]` and `@paths` in messages are resolved. A `summarizer` writes the summaries of compactions; without one
-    they are extractive and need no model. An `embedder` adds semantic search to the search by words.
+    `[[links]]` and `@paths` in messages are resolved. A `summarizer`, or the name of a model, writes the summaries of
+    compactions; without one, or with "extract", they are extractive and need no model. An `embedder` adds
+    semantic search to the search by words.
     """
     loaded_agent = _load_agent(Path(agent)) if isinstance(agent, str | Path) else agent
     overrides = loaded_agent.setting_overrides if loaded_agent is not None else {}
+    if isinstance(summarizer, str):
+        changes["summarizer"] = summarizer
     merged = Settings.model_validate({**(settings or Settings()).model_dump(), **overrides, **changes})
     async with SqlStore.open(url, tenant=tenant) as store:
         config = EngineConfig.create(
@@ -60,7 +65,7 @@ async def open_engine(
             tools=tools,
             agent=loaded_agent,
             vault=vault,
-            summarizer=summarizer,
+            summarizer=_load_summarizer(summarizer, merged) if isinstance(summarizer, str) else summarizer,
             embedder=embedder,
         )
         engine = Engine(store, config)
@@ -113,6 +118,13 @@ class Engine(EngineContext):
         if self.vault is None:
             raise InvalidRequest("There is no vault to index; open the engine with `vault=`.")
         return index_vault(self, self.vault)
+
+
+def _load_summarizer(name: str, settings: Settings) -> Model | None:
+    """The model of that name, built at its first call; None for extracts."""
+    if name == EXTRACT_SUMMARIZER:
+        return None
+    return DeferredModel(name, partial(get_model, name, base_url=settings.base_url))
 
 
 def _load_agent(file: Path) -> Agent:

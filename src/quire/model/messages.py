@@ -23,6 +23,8 @@ class _Part(FrozenModel):
 
 
 class TextPart(_Part):
+    """Text of a message or of a tool result."""
+
     type: Literal["text"] = "text"
     text: str
 
@@ -75,6 +77,8 @@ ToolResultContent = Annotated[TextPart | ImagePart | FilePart, Field(discriminat
 
 
 class ToolResultPart(_Part):
+    """The result of a tool call, named by the id of the call."""
+
     type: Literal["tool_result"] = "tool_result"
     call_id: str
     content: tuple[ToolResultContent, ...] = ()
