@@ -339,3 +339,15 @@ async def test_the_control_entries_have_an_index_of_their_own_on_sqlite(
     sqlite_plans.clear()
     await filled_store.fork(NAME, at=45)
     assert any("INDEX quire_entries_control" in step for steps in sqlite_plans for step in steps)
+
+
+@on_sqlite
+async def test_several_messages_are_looked_up_one_by_one_on_sqlite(
+    sqlite_plans: list[list[str]], filled_store: SqlStore
+) -> None:
+    sqlite_plans.clear()
+    entries, _ = await filled_store.read_messages([MessageKey(NAME, 0, seq) for seq in (3, 9, 27)])
+    assert [entry and entry.seq for entry in entries] == [3, 9, 27]
+    lookups = [step for steps in sqlite_plans for step in steps if "quire_entries" in step]
+    assert len(lookups) == 3
+    assert all(step.endswith("(tenant=? AND conversation=? AND branch=? AND seq=?)") for step in lookups), lookups

@@ -138,23 +138,29 @@ def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey
     """The messages with these keys, in their order; None for one that is gone or purged."""
     found: dict[MessageKey, Entry] = {}
     for start in range(0, len(keys), _KEY_BATCH_SIZE):
-        # A disjunction of keys, each of which is one lookup in the primary key, in one round trip.
-        is_key = or_(
-            *(
-                and_(
-                    entries.c.conversation == each.conversation,
-                    entries.c.branch == each.branch,
-                    entries.c.seq == each.seq,
-                )
-                for each in keys[start : start + _KEY_BATCH_SIZE]
-            )
-        )
-        query = select(*ENTRY_COLUMNS).where(
-            entries.c.tenant == tenant, entries.c.kind == "message", entries.c.purged_at.is_(None), is_key
-        )
-        for entry in map(Entry._make, connection.execute(query)):
+        for row in connection.execute(select_messages_by_key(tenant, keys[start : start + _KEY_BATCH_SIZE])):
+            entry = Entry._make(row)
             found[MessageKey(entry.conversation, entry.branch, entry.seq)] = entry
     return [found.get(key) for key in keys]
+
+
+def select_messages_by_key(tenant: str, keys: Sequence[MessageKey]) -> Select[Any]:
+    """One statement with a lookup in the primary key for each message.
+
+    Each term has the tenant: with a condition on the tenant alone, SQLite reads all messages of the tenant.
+    """
+    is_key = or_(
+        *(
+            and_(
+                entries.c.tenant == tenant,
+                entries.c.conversation == each.conversation,
+                entries.c.branch == each.branch,
+                entries.c.seq == each.seq,
+            )
+            for each in keys
+        )
+    )
+    return select(*ENTRY_COLUMNS).where(entries.c.kind == "message", entries.c.purged_at.is_(None), is_key)
 
 
 def read_referencing_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
