@@ -37,7 +37,7 @@ async def select_conversations(
     sample: int | None = None,
     seed: int | None = None,
 ) -> ConversationSelection:
-    """These conversations, or those of a project, or all; with `sample`, at random so many of them."""
+    """These conversations, or those of a project, or all; with `sample`, a random sample of that size."""
     random = Random(seed)  # noqa: S311 (a sample, not a secret)
     if project is not None and not ids:
         ids = await store.list_conversation_ids(project=project)

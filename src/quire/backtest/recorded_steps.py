@@ -31,15 +31,11 @@ class RecordedStep:
     pending: tuple[Entry, ...]
     """Messages that the request sent and that were stored with the reply."""
     reply: Entry
-    later_replies: tuple[Entry, ...] = ()
-    """Assistant messages right after the reply: an import may divide one reply into several messages."""
+    after: tuple[Entry, ...] = ()
+    """Entries that follow the reply without a request: an import may divide one reply into several messages."""
     manifest: Manifest | None
     """Of the request as it was sent; None for imported conversations."""
     starts_turn: bool
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        return (*self.before, *self.pending, self.reply, *self.later_replies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +83,16 @@ class Recording:
 
     async def _build_step(self, waiting: list[Entry], reply: Entry, later: list[Entry]) -> RecordedStep:
         manifest = await self._find_manifest(reply.seq) if self.has_manifests else None
-        if manifest is not None:
-            pending = tuple(each for each in waiting if each.seq > manifest.head and each.kind == "message")
+        if manifest is None:
+            before, pending, after = _divide(waiting)
         else:
-            # As in Quire's own turns: a question is stored with its reply, tool results before the next request.
-            pending = tuple(waiting[-1:]) if waiting[-1].role == "user" else ()
+            pending = [each for each in waiting if each.seq > manifest.head and each.kind == "message"]
+            before, after = [each for each in waiting if each not in pending], []
         return RecordedStep(
-            before=tuple(each for each in waiting if each not in pending),
-            pending=pending,
+            before=tuple(before),
+            pending=tuple(pending),
             reply=reply,
-            later_replies=tuple(later),
+            after=(*after, *later),
             manifest=manifest,
             starts_turn=any(each.role == "user" for each in waiting),
         )
@@ -106,6 +102,15 @@ class Recording:
             return await self.store.get_manifest(self.conversation, seq, branch=self.branch)
         except EntryNotFound:
             return None
+
+
+def _divide(waiting: list[Entry]) -> tuple[list[Entry], list[Entry], list[Entry]]:
+    """Divides the entries before an imported reply as Quire's own turns would store them: a question with its reply,
+    tool results before the next request. Agents add system messages after both, and no request may end with one."""
+    last = max(index for index, each in enumerate(waiting) if each.role in ("user", "tool"))
+    if waiting[last].role == "user":
+        return [*waiting[:last], *waiting[last + 1 :]], [waiting[last]], []
+    return waiting[: last + 1], [], waiting[last + 1 :]
 
 
 async def open_recording(store: RecordingStore, conversation: str, branch: int) -> Recording:

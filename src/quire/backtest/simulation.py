@@ -135,14 +135,14 @@ class Simulation:
         try:
             request = await self._builder.build(tuple(map(_to_pending, step.pending)), ())
         except (ContextOverflow, InvalidRequest) as error:
-            await self._log.append((*step.pending, step.reply, *step.later_replies))
+            await self._log.append((*step.pending, step.reply, *step.after))
             return SimulatedStep(
                 turn=self._turn, step=self._step, reply=step.reply.seq, needed=len(needs), error=str(error)
             )
         simulated = self._describe(step, request, needs)
         stored = await self._log.record(request, step.pending, step.reply)
         self._calibrate(step, request)
-        await self._log.append(step.later_replies)
+        await self._log.append(step.after)
         await self._compact_in_background(request, stored)
         return simulated
 

@@ -19,12 +19,13 @@ DEFAULT_STRATEGIES = ("discard", "summarize", "hybrid")
 DEFAULT_SAMPLE = 100
 """Conversations that are drawn where neither conversations nor a project are named."""
 MIN_PLOTTED_TURNS = 5
-"""With fewer turns the plot is by request: an agent may work for one turn of a thousand steps."""
+MAX_REQUESTS_PER_TURN = 3
+"""With fewer turns, or more requests in each, the plot is by request: an agent's turn may have a thousand steps."""
 
 ConversationIds = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CONVERSATION]...",
+        metavar="CONVERSATION",
         help="Ids of conversations; default: a random sample of all.",
         show_default=False,
         autocompletion=complete_conversation_ids,
@@ -37,7 +38,7 @@ def command(
     *,
     project: Annotated[str | None, typer.Option(help="All conversations of a project.", show_default=False)] = None,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="Draw so many conversations at random.", show_default=False)
+        int | None, typer.Option(min=1, help="Draw this many conversations at random.", show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draw the same sample again.", show_default=False)] = None,
     strategy: Annotated[
@@ -117,11 +118,16 @@ def _draw(
     yield make_text(_describe(document))
     yield _make_table(document, is_narrow=console.width < NARROW_COLUMNS)
     yield from map(make_text, _list_notes(document))
-    turns = max(len(variant.by_turn) for variant in document.variants)
-    unit = by or ("turn" if turns >= MIN_PLOTTED_TURNS else "request")
+    unit = by or _choose_unit(document.variants[0])
     charts = [(each.name, each.by_turn if unit == "turn" else each.by_request) for each in document.variants]
     yield make_text("")
     yield from draw_plot(charts, unit=unit, width=console.width)
+
+
+def _choose_unit(variant: "VariantSchema") -> Literal["turn", "request"]:
+    turns, requests = variant.turns, variant.requests
+    is_chat = turns is not None and requests is not None and requests.value <= MAX_REQUESTS_PER_TURN * turns.value
+    return "turn" if is_chat and len(variant.by_turn) >= MIN_PLOTTED_TURNS else "request"
 
 
 def _describe(document: "BacktestSchema") -> str:

@@ -19,8 +19,8 @@ MIN_COLUMNS = 20
 ROWS, COMPACT_ROWS = 6, 3
 """Rows of a chart; the smaller number where more than `MAX_TALL_CHARTS` are drawn."""
 MAX_TALL_CHARTS = 4
-MAX_BAR_COLUMNS = 8
-"""Columns of one bar, where there are few."""
+MAX_BAR_COLUMNS, MIN_GAPPED_COLUMNS = 8, 3
+"""Columns of one bar, where there are few, and the number from which the last of them is a gap."""
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _CACHED = "░"
@@ -80,7 +80,8 @@ def _draw_chart(
         line = Text(f"{label:>{label_columns}} {'┤' if label else '│'}", style="")
         for tokens, cached in bars:
             cell, style = _draw_cell(tokens / top * rows - row, cached / top * rows - row)
-            line.append(cell * bar_columns, style=style)
+            gap = " " if bar_columns >= MIN_GAPPED_COLUMNS else ""
+            line.append(cell * (bar_columns - len(gap)) + gap, style=style)
         line.rstrip()
         lines.append(line)
     return lines
