@@ -26,6 +26,8 @@ async def test_named_conversations_and_those_of_a_project_are_all_selected(store
     assert not project.is_sample
     with pytest.raises(ConversationNotFound, match="'c'"):
         await select_conversations(store, project="c")
+    with pytest.raises(ConversationNotFound, match="'a3'"):
+        await select_conversations(store, ["a1", "a3"])
 
 
 async def test_a_sample_is_repeated_by_its_seed_and_one_of_all_is_none(store: SqlStore):

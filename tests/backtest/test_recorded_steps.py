@@ -2,7 +2,8 @@
 
 import pytest
 
-from quire.backtest import combine_variants, run_backtest, select_conversations
+from quire.backtest import ConversationSelection, combine_variants, run_backtest
+from quire.backtest.conversation_sample import SelectedConversation
 from quire.backtest.recorded_steps import open_recording
 from quire.engine import Engine, EngineConfig
 from quire.log import SqlStore
@@ -15,7 +16,7 @@ SYSTEM = Message.system("reminder")
 
 
 async def list_steps(store: SqlStore, *messages: Message) -> list[tuple[list[int], list[int], int, list[int], bool]]:
-    """Numbers of the entries before, pending, of the reply and after it, for each step, and whether it starts a turn."""
+    """For each step the numbers of its entries: before, pending, the reply, after it; and whether it starts a turn."""
     await store.create_conversation("c")
     await store.append("c", *messages)
     recording = await open_recording(store, "c", 0)
@@ -55,7 +56,7 @@ async def test_every_step_can_be_simulated(store: SqlStore):
     for conversation, messages in {"a": (USER, SYSTEM, CALL, RESULT, SYSTEM, REPLY), "b": (USER,)}.items():
         await store.create_conversation(conversation)
         await store.append(conversation, *messages)
-    selection = await select_conversations(store, ["a", "b", "missing"])
+    selection = ConversationSelection(conversations=tuple(map(SelectedConversation, ("a", "b", "missing"))))
     report = await run_backtest(engine, combine_variants(["hybrid"]), selection)
     [variant] = report.variants
     assert (report.conversations, report.skipped) == (1, 2)

@@ -37,13 +37,19 @@ async def select_conversations(
     sample: int | None = None,
     seed: int | None = None,
 ) -> ConversationSelection:
-    """These conversations, or those of a project, or all; with `sample`, a random sample of that size."""
+    """These conversations, or those of a project, or all; with `sample`, a random sample of that size.
+
+    Raises `ConversationNotFound` if one that is named does not exist.
+    """
     random = Random(seed)  # noqa: S311 (a sample, not a secret)
-    if project is not None and not ids:
+    if ids:
+        for conversation in ids:
+            await store.get_conversation(conversation)
+    elif project is not None:
         ids = await store.list_conversation_ids(project=project)
         if not ids:
             raise ConversationNotFound(f"There is no conversation of the project {project!r}.")
-    elif not ids:
+    else:
         ids = await store.list_sample_frame(limit=MAX_LISTED_CONVERSATIONS + 1)
         if sample is not None and len(ids) > MAX_LISTED_CONVERSATIONS:
             return await _draw(store, sample, random)
