@@ -32,6 +32,7 @@ SINGLE_COMMANDS = {
     "models": "quire models gpt-4o",
     "mcp": "quire mcp",
     "handover": "quire handover --max-tokens 2000",
+    "backtest": "quire backtest --sample 50 --window 8000",
 }
 """Modules with one function, `command`, and an example of it."""
 

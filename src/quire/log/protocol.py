@@ -236,6 +236,14 @@ class TranscriptStore(Protocol):
     async def link_transcript(self, key: TranscriptKey, conversation: str) -> None: ...
 
 
+class SampleStore(Protocol):
+    """Random samples of conversations."""
+
+    async def list_sample_frame(self, *, limit: int) -> list[str]: ...
+    async def draw_messages(self, random_paths: Sequence[bytes]) -> list[str]: ...
+    async def count_messages(self, conversation: str) -> int: ...
+
+
 class Store(
     LogStore,
     LedgerStore,
@@ -245,6 +253,7 @@ class Store(
     DocumentStore,
     ImportStore,
     TranscriptStore,
+    SampleStore,
     Protocol,
 ):
     """Everything that an engine needs."""

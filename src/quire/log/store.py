@@ -29,6 +29,7 @@ from quire.log.database import Database
 from quire.log.ids import new_id, now
 from quire.log.imports import SqlImportStore
 from quire.log.keys import SqlKeyStore
+from quire.log.samples import SqlSampleStore
 from quire.log.search_store import SqlSearchStore
 from quire.log.store_base import DEFAULT_TENANT, P, StoreFunction, T, with_branch
 from quire.log.transcripts import SqlTranscriptStore
@@ -51,7 +52,9 @@ from quire.log.worklist import SqlWorklist
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, iter_paths
 
 
-class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore):
+class SqlStore(
+    SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore, SqlSampleStore
+):
     """The log in SQLite or PostgreSQL."""
 
     def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:

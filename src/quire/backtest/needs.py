@@ -1,0 +1,149 @@
+"""Needs: the earlier messages that a reply turned out to need, because it cites, quotes or reads them.
+
+They are found in the stored conversation once, and are the same for every variant. Regret is the share of them that a
+variant's request did not have in view.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+from quire.backtest.recorded_steps import RecordedStep
+from quire.compaction.citations import find_cited_entries
+from quire.context.builtin_tool_schemas import ReadHistory
+from quire.model import Entry, Message, TextPart, ToolResultPart
+
+QUOTE_WORDS = 8
+"""Words in a row that a reply must share with an earlier message to count as a quote of it: fewer are often chance."""
+MAX_INDEXED_RUNS = 2_000_000
+"""Runs of words of one conversation that quotes are looked up in; a run takes about 100 bytes."""
+MAX_OTHER_SOURCES = 7
+"""Further messages with the same words; any of them in view serves the need."""
+MAX_INDEXED_WORDS = 20_000
+"""Words of one message that are searched for quotes."""
+MAX_READ_MESSAGES = 50
+"""Messages of one `history_read` that count as needs."""
+
+_WORD = re.compile(r"\w+")
+
+NeedKind = Literal["cited", "quoted", "read"]
+
+
+class Need(NamedTuple):
+    """What a reply needed: one of `messages` (numbers in the stored conversation), or the quoted words."""
+
+    kind: NeedKind
+    messages: tuple[int, ...]
+    words: tuple[str, ...] = ()
+
+
+class NeedFinder:
+    """Finds the needs of the replies of one conversation, in order."""
+
+    def __init__(self) -> None:
+        # Two dictionaries, because most words are in one message only, and a list for each would double the memory.
+        self._first_sources: dict[int, int] = {}
+        """The first message of a user or a tool by the hash of each `QUOTE_WORDS` words in it."""
+        self._other_sources: dict[int, tuple[int, ...]] = {}
+
+    def find(self, step: RecordedStep) -> list[Need]:
+        """Needs of the step's reply among the messages before its question or its newest tool results."""
+        newest = {entry.seq for entry in (*step.before, *step.pending) if entry.role in ("user", "tool")}
+        message, last = step.reply.message, step.reply.seq - 1
+        cited = find_cited_entries(message.text, last_entry=last) - newest
+        read = {seq for first, end in _list_reads(message) for seq in range(first, min(end, last) + 1)} - newest
+        needs = [Need("cited", (seq,)) for seq in sorted(cited)]
+        needs += [Need("read", (seq,)) for seq in sorted(read - cited)]
+        for text in _list_written_texts(message):
+            needs += self._find_quotes(_split_words(text))
+        for entry in (*step.before, *step.pending):
+            self._add_source(entry)
+        return needs
+
+    def _find_quotes(self, words: Sequence[str]) -> Iterator[Need]:
+        """The longest runs of words that one earlier message has too."""
+        start = 0
+        while start + QUOTE_WORDS <= len(words):
+            sources = self._list_sources(_hash_words(words, start))
+            end = start + 1
+            while sources and end + QUOTE_WORDS <= len(words):
+                common = sources.intersection(self._list_sources(_hash_words(words, end)))
+                if not common:
+                    break
+                sources, end = common, end + 1
+            if sources:
+                end += QUOTE_WORDS - 1
+                yield Need("quoted", tuple(sorted(sources)), tuple(words[start:end]))
+            start = end
+
+    def _list_sources(self, key: int) -> set[int]:
+        first = self._first_sources.get(key)
+        return set() if first is None else {first, *self._other_sources.get(key, ())}
+
+    def _add_source(self, entry: Entry) -> None:
+        if entry.role not in ("user", "tool") or entry.purged_at is not None:
+            return
+        for text in _list_read_texts(entry.message):
+            words = _split_words(text)
+            for start in range(len(words) - QUOTE_WORDS + 1):
+                key = _hash_words(words, start)
+                if key not in self._first_sources:
+                    if len(self._first_sources) < MAX_INDEXED_RUNS:
+                        self._first_sources[key] = entry.seq
+                elif entry.seq != self._first_sources[key]:
+                    others = self._other_sources.get(key, ())
+                    if len(others) < MAX_OTHER_SOURCES and entry.seq not in others:
+                        self._other_sources[key] = (*others, entry.seq)
+
+
+def normalize_text(text: str) -> str:
+    """The words of a text between single spaces, as `is_quoted_in` compares them."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
+
+
+def is_quoted_in(normalized_text: str, words: Sequence[str]) -> bool:
+    return f" {' '.join(words)} " in normalized_text
+
+
+def _split_words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())[:MAX_INDEXED_WORDS]
+
+
+def _hash_words(words: Sequence[str], start: int) -> int:
+    return hash(tuple(words[start : start + QUOTE_WORDS]))
+
+
+def _list_read_texts(message: Message) -> Iterator[str]:
+    for part in message.parts:
+        match part:
+            case TextPart(text=text):
+                yield text
+            case ToolResultPart():
+                yield part.text
+            case _:
+                pass
+
+
+def _list_written_texts(message: Message) -> Iterator[str]:
+    """Texts of a reply: what it says, and what it passes to tools, such as the old text of an edit."""
+    yield message.text
+    for call in message.tool_calls:
+        try:
+            arguments: Any = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(arguments, dict):
+            values = cast(dict[str, Any], arguments).values()
+            yield from (value for value in values if isinstance(value, str))
+
+
+def _list_reads(message: Message) -> Iterator[tuple[int, int]]:
+    """First and last number of each call of `history_read`."""
+    for call in message.tool_calls:
+        if call.name == ReadHistory.tool_name:
+            try:
+                read = ReadHistory.model_validate_json(call.arguments or "{}")
+            except ValueError:
+                continue
+            yield read.first, min(read.last or read.first, read.first + MAX_READ_MESSAGES - 1)

@@ -1,0 +1,227 @@
+"""Simulation of one conversation with one variant of the settings: every request as the engine would build it.
+
+The engine's own assembler, compactor and recall work on a scratch log in memory. Only the models are replaced: replies
+are the recorded ones, summaries are recorded or extracted.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from quire.backtest.needs import Need
+from quire.backtest.recorded_context import RecordedContextGatherer
+from quire.backtest.recorded_steps import RecordedStep, Recording
+from quire.backtest.recorded_summaries import RecordedSummaries
+from quire.backtest.request_contents import NeedsInView, count_repeated_tokens
+from quire.backtest.scratch_log import ScratchLog
+from quire.backtest.summary_costs import SummaryCosts
+from quire.engine import Engine
+from quire.engine.assembler import Assembler
+from quire.engine.compactor import Compactor
+from quire.engine.config import EngineConfig
+from quire.engine.recall import Recall
+from quire.engine.request import PendingMessage, Request
+from quire.engine.request_builder import RequestBuilder
+from quire.errors import ContextOverflow, InvalidRequest
+from quire.llm.embeddings import AsyncEmbedder
+from quire.log import MAIN_BRANCH, SqlStore
+from quire.model import Entry, Manifest, Usage
+from quire.view.calibration import Calibration, update_calibration
+from quire.view.compaction_plan import CompactionPlan
+from quire.view.layout import RenderedRequest
+
+SCRATCH_URL = "sqlite://"
+"""A database in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """What one model call would have sent and cost."""
+
+    turn: int
+    step: int
+    reply: int
+    """Number of the reply in the stored conversation."""
+    tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the stable prefix that the request before had too."""
+    output_tokens: int = 0
+    compactions: int = 0
+    """Compactions since the request before."""
+    cost_usd: float = 0.0
+    needed: int = 0
+    in_view: int = 0
+    """How many of the needs the request had in view."""
+    matches_recorded: bool | None = None
+    """Whether the request is the recorded one, byte for byte; None if none is on record."""
+    error: str | None = None
+    """Why no request could be built."""
+
+
+class SimulatedClock:
+    """The time at which the recorded request was made."""
+
+    def __init__(self) -> None:
+        self.microseconds = 0
+
+    def read(self) -> int:
+        return self.microseconds
+
+
+@asynccontextmanager
+async def open_simulation(
+    config: EngineConfig, recording: Recording, *, calibration: Calibration
+) -> AsyncGenerator["Simulation"]:
+    """Opens a simulation with the settings of `config`. `calibration` is that of its model."""
+    clock, summaries = SimulatedClock(), None
+    if config.summarizer is not None:
+        summaries = RecordedSummaries(config.summarizer.model.name, recording.summaries)
+    offers_tools = recording.offers_history_tools
+    scratch_config = config.with_changes(
+        clock=clock.read,
+        vault=None,
+        # An endpoint is a model too, and none is called.
+        embedder=None if isinstance(config.embedder, AsyncEmbedder) else config.embedder,
+        summarizer=replace(config.summarizer, model=summaries) if config.summarizer and summaries else None,
+        runs_turns=config.runs_turns if offers_tools is None else offers_tools,
+        spending_key=None,
+        max_spend=None,
+        tenant_max_spend={},
+    )
+    async with SqlStore.open(SCRATCH_URL) as store:
+        await store.create_conversation(recording.conversation)
+        engine = Engine(store, scratch_config)
+        engine.set_calibration(config.settings.model, calibration)
+        try:
+            yield Simulation(engine, recording, clock=clock, summaries=summaries)
+        finally:
+            await engine.wait_for_background()
+
+
+class Simulation:
+    """Simulates the steps of one recording in order."""
+
+    def __init__(
+        self, engine: Engine, recording: Recording, *, clock: SimulatedClock, summaries: RecordedSummaries | None
+    ) -> None:
+        conversation = recording.conversation
+        self._engine, self._clock, self._summaries = engine, clock, summaries
+        self._log = ScratchLog(engine, conversation, recording.store)
+        self._gatherer = RecordedContextGatherer(engine, recording.store)
+        self._compactor = Compactor(engine, conversation, MAIN_BRANCH)
+        self._assembler = Assembler(engine, conversation, MAIN_BRANCH, gatherer=self._gatherer, recall=Recall(engine))
+        self._builder = RequestBuilder(
+            engine, conversation, MAIN_BRANCH, assembler=self._assembler, compactor=self._compactor
+        )
+        self._summary_costs = SummaryCosts(engine, self._log)
+        self._previous: RenderedRequest | None = None
+        self._turn = self._step = 0
+        engine.hooks.before_compaction(self._select_summary)
+        engine.hooks.after_compaction(self._summary_costs.add)
+
+    async def simulate(self, step: RecordedStep, needs: Sequence[Need]) -> SimulatedStep:
+        """Builds the request of a step, and records the step in the scratch log."""
+        if not self._turn:
+            self._start_calibration(step.manifest)
+        if step.starts_turn or not self._turn:
+            self._turn, self._step = self._turn + 1, 0
+        self._step += 1
+        self._clock.microseconds = (step.pending or (step.reply,))[0].created_at
+        if step.manifest is not None:
+            self._gatherer.manifest = step.manifest
+        await self._log.append(step.before)
+        await self._log.index_if_due()
+        await self._log.copy_blobs(step.pending)
+        try:
+            request = await self._builder.build(tuple(map(_to_pending, step.pending)), ())
+        except (ContextOverflow, InvalidRequest) as error:
+            await self._log.append((*step.pending, step.reply, *step.after))
+            return SimulatedStep(
+                turn=self._turn, step=self._step, reply=step.reply.seq, needed=len(needs), error=str(error)
+            )
+        simulated = self._describe(step, request, needs)
+        stored = await self._log.record(request, step.pending, step.reply)
+        self._calibrate(step, request)
+        await self._log.append(step.after)
+        await self._compact_in_background(request, stored)
+        return simulated
+
+    def _describe(self, step: RecordedStep, request: Request, needs: Sequence[Need]) -> SimulatedStep:
+        config, rendered, view = self._engine.config, request.assembly.rendered, NeedsInView(request)
+        usage = Usage(
+            input_tokens=rendered.tokens,
+            cache_read_tokens=count_repeated_tokens(self._previous, rendered),
+            output_tokens=self._count_reply(step.reply),
+        )
+        self._previous = rendered
+        compactions, summary_usd = self._summary_costs.take()
+        return SimulatedStep(
+            turn=self._turn,
+            step=self._step,
+            reply=step.reply.seq,
+            tokens=usage.input_tokens,
+            cached_tokens=usage.cache_read_tokens,
+            output_tokens=usage.output_tokens,
+            compactions=compactions,
+            cost_usd=config.estimate_cost(usage, config.settings.model) + summary_usd,
+            needed=len(needs),
+            in_view=sum(view.contains(need, self._log.numbers) for need in needs),
+            matches_recorded=step.manifest.digest == rendered.digest if step.manifest is not None else None,
+        )
+
+    def _count_reply(self, reply: Entry) -> int:
+        """Tokens that the model wrote: as the provider reported, else as counted."""
+        usage = reply.metadata.usage
+        if usage is not None and usage.output_tokens:
+            return usage.output_tokens
+        counter = self._engine.message_counter
+        return (reply.tokens or 0) if reply.counter == counter.name else counter.count(reply.message)
+
+    def _start_calibration(self, first: Manifest | None) -> None:
+        """Sets the calibration that the first recorded request shows, if its model is the same; what the store has now
+        was learned later."""
+        model = self._engine.policy.model
+        if first is not None and first.policy.model == model:
+            messages = max(1, sum(row.kind == "message" for row in first.included))
+            corrected = Calibration().with_ratio(first.ratio, tokens=first.total_tokens, messages=messages)
+            self._engine.set_calibration(model, Calibration() if first.ratio == 1.0 else corrected)
+
+    def _calibrate(self, step: RecordedStep, request: Request) -> None:
+        """Corrects the token counts as the recorded reply did, if it came from the same model. Another request would
+        have been reported in proportion."""
+        usage, manifest, model = step.reply.metadata.usage, step.manifest, self._engine.policy.model
+        if usage is None or usage.estimated or manifest is None or manifest.policy.model != model:
+            return
+        if not manifest.total_tokens:
+            return
+        calibration = update_calibration(
+            self._engine.runtime.calibrations[model],
+            predicted=request.tokens,
+            reported=round(usage.input_tokens * request.tokens / manifest.total_tokens),
+            messages=len(request.assembly.rendered.messages),
+        )
+        self._engine.set_calibration(model, calibration)
+
+    async def _compact_in_background(self, request: Request, stored: Sequence[Entry]) -> None:
+        """Compacts above the background threshold, as `Conversation.record` does where a model writes summaries."""
+        engine, policy = self._engine, self._engine.policy
+        share = engine.settings.context_background_threshold
+        if share is None or not engine.config.has_background_compaction:
+            return
+        threshold = min(policy.trigger_tokens, int(policy.window * share))
+        if request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored) <= threshold:
+            return
+        current = await self._assembler.assemble_current()
+        plan = current.assembly.build_plan(current.assembly.budget)
+        if current.assembly.full_history_tokens > threshold and plan is not None:
+            await self._compactor.execute(plan, current.assembly, current.window, trigger="background")
+
+    async def _select_summary(self, _conversation: str, plan: CompactionPlan) -> bool:
+        if self._summaries is not None:
+            last = self._log.find_recorded_number(plan.covers.last) if plan.covers is not None else None
+            self._summaries.select(last)
+        return True
+
+
+def _to_pending(entry: Entry) -> PendingMessage:
+    return PendingMessage(entry.message, entry.metadata.references or ())

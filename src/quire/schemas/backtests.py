@@ -1,0 +1,143 @@
+"""Schemas of a backtest: its variants with their estimates and series."""
+
+from pydantic import Field
+
+from quire.backtest import BacktestReport, SimulatedStep, VariantReport
+from quire.backtest.estimates import Estimate, RatioEstimator
+from quire.backtest.report import TokenSeries
+from quire.schemas import JsonModel
+
+
+class EstimateSchema(JsonModel):
+    value: float
+    plus_minus: float | None = Field(
+        description="Half of the 95 % confidence interval; null if the conversations are no sample."
+    )
+
+    @classmethod
+    def from_estimate(cls, estimate: Estimate | None) -> "EstimateSchema | None":
+        return None if estimate is None else cls(value=estimate.value, plus_minus=estimate.half_width)
+
+
+class SeriesPointSchema(JsonModel):
+    position: int = Field(description="Number of the turn or request, from 1; of several, the first.")
+    tokens: float = Field(description="Mean tokens sent.")
+    cached_tokens: float = Field(description="Mean tokens that the request before had at its beginning too.")
+    conversations: int = Field(description="Conversations that reach this position.")
+
+
+class SimulatedStepSchema(JsonModel):
+    conversation: str
+    variant: str
+    turn: int
+    step: int
+    reply: int = Field(description="Number of the reply in the stored conversation.")
+    tokens: int
+    cached_tokens: int
+    output_tokens: int
+    compactions: int
+    cost_usd: float
+    needed: int
+    in_view: int
+    matches_recorded: bool | None = Field(description="Whether it is the recorded request, byte for byte.")
+    error: str | None
+
+    @classmethod
+    def from_step(cls, step: SimulatedStep, *, conversation: str, variant: str) -> "SimulatedStepSchema":
+        return cls(
+            conversation=conversation,
+            variant=variant,
+            turn=step.turn,
+            step=step.step,
+            reply=step.reply,
+            tokens=step.tokens,
+            cached_tokens=step.cached_tokens,
+            output_tokens=step.output_tokens,
+            compactions=step.compactions,
+            cost_usd=step.cost_usd,
+            needed=step.needed,
+            in_view=step.in_view,
+            matches_recorded=step.matches_recorded,
+            error=step.error,
+        )
+
+
+class VariantSchema(JsonModel):
+    """Means are per conversation."""
+
+    name: str
+    strategy: str
+    model: str
+    window: int
+    turns: EstimateSchema | None
+    requests: EstimateSchema | None
+    tokens: EstimateSchema | None = Field(description="Tokens sent.")
+    cached_share: EstimateSchema | None = Field(description="Share of them that a prompt cache can serve.")
+    output_tokens: EstimateSchema | None
+    compactions: EstimateSchema | None
+    cost_usd: EstimateSchema | None = Field(description="Null if the model has no price.")
+    regret: EstimateSchema | None = Field(
+        description="Share of the needed messages that the request did not have in view; null if none was needed."
+    )
+    needed: int = Field(description="Messages that replies cited, quoted or read, in all conversations.")
+    recorded_requests: int = Field(description="Requests of which the log has a manifest.")
+    matching_requests: int = Field(description="Those of them that the simulation repeats byte for byte.")
+    failed_requests: int
+    first_error: str | None
+    by_turn: list[SeriesPointSchema]
+    by_request: list[SeriesPointSchema]
+
+    @classmethod
+    def from_report(cls, report: VariantReport, *, is_sample: bool) -> "VariantSchema":
+        def estimate(estimator: RatioEstimator) -> EstimateSchema | None:
+            return EstimateSchema.from_estimate(estimator.estimate(is_sample=is_sample))
+
+        return cls(
+            name=report.variant.name,
+            strategy=report.variant.strategy,
+            model=report.model,
+            window=report.window,
+            turns=estimate(report.turns),
+            requests=estimate(report.requests),
+            tokens=estimate(report.tokens),
+            cached_share=estimate(report.cached_share),
+            output_tokens=estimate(report.output_tokens),
+            compactions=estimate(report.compactions),
+            cost_usd=estimate(report.cost_usd) if report.has_price else None,
+            regret=estimate(report.regret),
+            needed=report.needed,
+            recorded_requests=report.recorded_requests,
+            matching_requests=report.matching_requests,
+            failed_requests=report.failed_requests,
+            first_error=report.first_error,
+            by_turn=_list_points(report.by_turn),
+            by_request=_list_points(report.by_request),
+        )
+
+
+def _list_points(series: TokenSeries) -> list[SeriesPointSchema]:
+    return [
+        SeriesPointSchema(
+            position=point.position,
+            tokens=point.tokens,
+            cached_tokens=point.cached_tokens,
+            conversations=point.conversations,
+        )
+        for point in series.points()
+    ]
+
+
+class BacktestSchema(JsonModel):
+    conversations: int
+    skipped: int = Field(description="Conversations without a reply.")
+    is_sample: bool
+    variants: list[VariantSchema]
+
+    @classmethod
+    def from_report(cls, report: BacktestReport) -> "BacktestSchema":
+        return cls(
+            conversations=report.conversations,
+            skipped=report.skipped,
+            is_sample=report.is_sample,
+            variants=[VariantSchema.from_report(each, is_sample=report.is_sample) for each in report.variants],
+        )

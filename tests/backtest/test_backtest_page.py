@@ -1,0 +1,9 @@
+"""The program in docs/backtest.md runs and prints what the page says."""
+
+from engine.test_docs_examples import DOCS, PYTHON, assert_printed, run_blocks
+
+
+def test_the_program_prints_what_the_page_says(tmp_path):
+    [block] = PYTHON.finditer((DOCS / "backtest.md").read_text())
+    [printed] = run_blocks([block["code"]], tmp_path)
+    assert_printed(printed, block["printed"])
