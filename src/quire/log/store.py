@@ -47,11 +47,14 @@ from quire.log.types import (
     ValuePurge,
     Window,
 )
+from quire.log.usage.store import SqlUsageStore
 from quire.log.worklist import SqlWorklist
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, iter_paths
 
 
-class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore):
+class SqlStore(
+    SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore, SqlUsageStore
+):
     """The log in SQLite or PostgreSQL."""
 
     def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
