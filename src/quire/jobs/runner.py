@@ -17,6 +17,7 @@ from quire.compaction.document_summaries import (
 from quire.context.vault import Vault
 from quire.engine import Conversation, Engine
 from quire.engine.embeddings import embed_scope
+from quire.engine.insights import count_usage
 from quire.engine.message_index import index_messages
 from quire.errors import (
     BranchNotFound,
@@ -63,6 +64,8 @@ class JobRunner:
                 return await self._compact(job)
             case "index_messages":
                 return JobOutcome(await index_messages(self._engines(job.tenant, None)))
+            case "count_usage":
+                return JobOutcome(await count_usage(self._store.for_tenant(job.tenant)))
             case "embed":
                 return await self._embed(job)
             case "index_vault":

@@ -61,6 +61,10 @@ class UsageReport(NamedTuple):
     documents: list[UsageGroup]
     rules: list[UsageGroup]
     references: list[UsageGroup]
+    unused_rules: list[UsageGroup]
+    """Rules that were candidates and never included."""
+    unused_tools: list[UsageGroup]
+    """Tools that requests offered and the model never called, those with the most tokens first."""
     turns: list[TurnCost]
     unused_documents: UnusedDocuments
     pending_branches: int
@@ -84,6 +88,8 @@ def read_usage(
         documents=_read_groups(connection, tenant, "document", since_day, limit=limit),
         rules=_read_groups(connection, tenant, "rule", since_day, limit=limit),
         references=_read_groups(connection, tenant, "reference", since_day, limit=limit),
+        unused_rules=_read_groups(connection, tenant, "rule", since_day, limit=limit, unused="requests"),
+        unused_tools=_read_groups(connection, tenant, "tool", since_day, limit=limit, unused="uses"),
         turns=_read_turns(connection, tenant, since_day, limit=limit),
         unused_documents=_read_unused_documents(connection, tenant, since_day, limit=limit),
         pending_branches=count_pending_branches(connection, tenant),
@@ -102,16 +108,26 @@ _USAGE_ORDER = ("cost_nanos", "input_tokens", "requests")
 
 
 def _read_groups(
-    connection: Connection, tenant: str, dimension: Dimension, since_day: int, *, limit: int
+    connection: Connection,
+    tenant: str,
+    dimension: Dimension,
+    since_day: int,
+    *,
+    limit: int,
+    unused: Literal["requests", "uses"] | None = None,
 ) -> list[UsageGroup]:
+    """The groups of a dimension; with `unused`, only those of which this count is 0, by tokens."""
+    order = _ORDER.get(dimension, _USAGE_ORDER) if unused is None else ("tokens", "candidates")
     sums = {name: func.sum(usage_totals.c[name]) for name in UsageCounts._fields}
     query = (
         select(usage_totals.c.name, *sums.values())
         .where(usage_totals.c.tenant == tenant, usage_totals.c.dimension == dimension, usage_totals.c.day >= since_day)
         .group_by(usage_totals.c.name)
-        .order_by(*(sums[name].desc() for name in _ORDER.get(dimension, _USAGE_ORDER)), usage_totals.c.name)
+        .order_by(*(sums[name].desc() for name in order), usage_totals.c.name)
         .limit(limit)
     )
+    if unused is not None:
+        query = query.having(sums[unused] == 0)
     return [UsageGroup(row[0], None, UsageCounts(*map(int, row[1:]))) for row in connection.execute(query)]
 
 

@@ -83,7 +83,7 @@ def _count_conversation(
         total += len(rows)
         if not is_complete:
             break
-    _add_contribution(connection, tenant, conversation, contribution)
+    add_contribution(connection, tenant, conversation, contribution)
     return total
 
 
@@ -123,7 +123,7 @@ def recount_conversation(connection: Connection, tenant: str, conversation: str)
     _subtract_contribution(connection, tenant, conversation)
     for branch, last in marks.items():
         _write_mark(connection, tenant, conversation, branch, last)
-    _add_contribution(connection, tenant, conversation, contribution)
+    add_contribution(connection, tenant, conversation, contribution)
     return True
 
 
@@ -243,7 +243,7 @@ def _write_mark(connection: Connection, tenant: str, conversation: str, branch: 
     connection.execute(upsert(connection, counted_branches, replace=["last_seq"]), row)
 
 
-def _add_contribution(connection: Connection, tenant: str, conversation: str, contribution: Contribution) -> None:
+def add_contribution(connection: Connection, tenant: str, conversation: str, contribution: Contribution) -> None:
     counts, own = contribution.counts, {"tenant": tenant, "conversation": conversation}
     links_documents = any(key.dimension == "document" and each.uses for key, each in counts.items())
     pairs: Pairs = _read_pairs(connection, tenant, conversation) if links_documents else set()
