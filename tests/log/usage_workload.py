@@ -72,10 +72,11 @@ class Workload:
     async def _compact(self) -> None:
         branch = await self._pick_branch()
         if branch.head_seq > 1:
-            number = branch.state.compaction_count + 1
+            number, active = branch.state.compaction_count + 1, branch.state.active_compaction
             body = Compaction(
                 number=number, covers=Span(first=1, last=1), summary="s", model="small", tokens_before=90,
                 tokens_after=20, usage=Usage(input_tokens=70, output_tokens=9),
+                supersedes=active.seq if active else None,
             )  # fmt: skip
             await self.store.append(branch.conversation, body, branch=branch.number)
 

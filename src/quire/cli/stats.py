@@ -85,7 +85,7 @@ def command(
 async def _read_stats(
     overrides: Sequence[str], *, by: "UsageGrouping | None", since: int | None, limit: int, recount: bool
 ) -> "tuple[StatsSchema, dict[str, int] | None]":
-    from quire.engine.insights import read_insights
+    from quire.log.usage.insights import read_insights
     from quire.log.usage.report import USAGE_GROUPINGS
     from quire.schemas.stats import StatsSchema
 

@@ -17,7 +17,6 @@ from quire.compaction.document_summaries import (
 from quire.context.vault import Vault
 from quire.engine import Conversation, Engine
 from quire.engine.embeddings import embed_scope
-from quire.engine.insights import count_usage
 from quire.engine.message_index import index_messages
 from quire.errors import (
     BranchNotFound,
@@ -32,6 +31,7 @@ from quire.llm import Model
 from quire.log import SqlStore
 from quire.log.ids import now
 from quire.log.types import IndexedDocument, Passage, VaultDocument, vault_scope
+from quire.log.usage.insights import count_usage
 
 DAY_MICROSECONDS = 86_400_000_000
 MAX_ATTEMPTS = 5

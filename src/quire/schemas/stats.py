@@ -9,8 +9,8 @@ from quire.log import ConversationRecord
 from quire.schemas import JsonModel
 
 if TYPE_CHECKING:
-    from quire.engine.insights import Insights, Suggestion
     from quire.log.usage.contribution import UsageCounts
+    from quire.log.usage.insights import Insights, Suggestion
     from quire.log.usage.report import DocumentPair, TurnCost, UsageGroup
 
 NANOS_PER_DOLLAR = 1_000_000_000
@@ -47,7 +47,7 @@ class UsageGroupSchema(JsonModel):
 
     @classmethod
     def from_group(cls, group: "UsageGroup") -> "UsageGroupSchema":
-        from quire.engine.insights import format_day
+        from quire.log.usage.insights import format_day
 
         name = group.name if group.day is None else format_day(group.day)
         return cls(name=name, counts=UsageCountsSchema.from_counts(group.counts))
@@ -67,7 +67,7 @@ class TurnCostSchema(JsonModel):
 
     @classmethod
     def from_turn(cls, turn: "TurnCost", titles: Mapping[str, str]) -> "TurnCostSchema":
-        from quire.engine.insights import format_day
+        from quire.log.usage.insights import format_day
 
         return cls(
             conversation=turn.conversation,
@@ -117,7 +117,7 @@ class StatsSchema(JsonModel):
     @classmethod
     def from_insights(cls, insights: "Insights", records: Iterable[ConversationRecord]) -> "StatsSchema":
         """`records` are the conversations of the turns, with titles."""
-        from quire.engine.insights import format_day
+        from quire.log.usage.insights import format_day
 
         report, titles = insights.report, {each.id: each.title for each in records}
         return cls(

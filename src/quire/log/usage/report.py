@@ -105,6 +105,9 @@ _ORDER: dict[Dimension, tuple[str, ...]] = {
 }
 """Counts by which the rows of a dimension are ordered, the highest first."""
 _USAGE_ORDER = ("cost_nanos", "input_tokens", "requests")
+_ITEM_COLUMNS = ("requests", "candidates", "uses", "tokens")
+"""Counts of slots, tools, documents, rules and references; the others are 0."""
+_USAGE_COLUMNS = tuple(name for name in UsageCounts._fields if name not in ("candidates", "uses", "tokens"))
 
 
 def _read_groups(
@@ -118,7 +121,8 @@ def _read_groups(
 ) -> list[UsageGroup]:
     """The groups of a dimension; with `unused`, only those of which this count is 0, by tokens."""
     order = _ORDER.get(dimension, _USAGE_ORDER) if unused is None else ("tokens", "candidates")
-    sums = {name: func.sum(usage_totals.c[name]) for name in UsageCounts._fields}
+    names = _ITEM_COLUMNS if dimension in _ORDER else _USAGE_COLUMNS
+    sums = {name: func.sum(usage_totals.c[name]) for name in names}
     query = (
         select(usage_totals.c.name, *sums.values())
         .where(usage_totals.c.tenant == tenant, usage_totals.c.dimension == dimension, usage_totals.c.day >= since_day)
@@ -128,7 +132,9 @@ def _read_groups(
     )
     if unused is not None:
         query = query.having(sums[unused] == 0)
-    return [UsageGroup(row[0], None, UsageCounts(*map(int, row[1:]))) for row in connection.execute(query)]
+    # A sum is a decimal number on PostgreSQL.
+    rows = ((row[0], dict(zip(names, map(int, row[1:]), strict=True))) for row in connection.execute(query))
+    return [UsageGroup(name, None, UsageCounts(**counts)) for name, counts in rows]
 
 
 def _read_days(connection: Connection, tenant: str, since_day: int) -> list[UsageGroup]:

@@ -1,22 +1,18 @@
 """Insights: usage from the roll-up, with suggestions for what to pin, to include always, or to remove.
 
-The roll-up follows the log in a background job. A reader counts what is missing first, up to a bound.
+The roll-up follows the log in a background job. Readers count what is missing first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
 from typing import Literal, NamedTuple
 
-from quire.engine.context import EngineContext
-from quire.log import UsageStore
+from quire.log.protocol import UsageStore
 from quire.log.usage.contribution import DAY_MICROSECONDS
 from quire.log.usage.report import USAGE_GROUPINGS, UsageGroup, UsageGrouping, UsageReport
 
 DEFAULT_DAYS = 30
 """Days of a report, unless it says otherwise."""
-MAX_INLINE_BATCHES = 4
-"""Batches of entries that are counted while a reader waits."""
 MIN_SUGGESTION_REQUESTS = 20
 """Turns or requests below which there is no suggestion."""
 PIN_SHARE = 0.2
@@ -55,13 +51,6 @@ async def count_usage(store: UsageStore, *, max_batches: int | None = None) -> i
             break
         count, batches = count + counted, batches + 1
     return count
-
-
-async def count_inline(engine: EngineContext) -> None:
-    """Counts a bounded part of what the roll-up lacks now, and the rest in the background."""
-    await count_usage(engine.store, max_batches=MAX_INLINE_BATCHES)
-    if await engine.store.has_uncounted():
-        engine.runtime.jobs.enqueue("count_usage", "", 0, partial(count_usage, engine.store))
 
 
 async def read_insights(
