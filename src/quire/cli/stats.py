@@ -30,7 +30,7 @@ OVERVIEW_DAYS = 14
 """Days in the overview: the newest."""
 NAME_CHARS = 40
 UNNAMED = {"model": "(unknown)", "project": "(none)", "source": "(Quire)"}
-"""What an empty name of a dimension stands for."""
+"""Text for an empty name of a dimension."""
 ADVICE = {
     "pin": "Pin it, or make it a reference of the agent: {share:.0%} of the turns name it.",
     "always": "Include it `always`: {share:.0%} of the requests have it.",
@@ -129,9 +129,9 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
         ]
     )
     for name, groups in stats.groups.items():
-        shown = groups[-OVERVIEW_DAYS:] if name == "day" else groups
-        if shown:
-            yield _draw_groups(name, shown)
+        newest = groups[-OVERVIEW_DAYS:] if name == "day" else groups
+        if newest:
+            yield _draw_groups(name, newest)
     if stats.documents:
         rows = [(_shorten(each.name), each.counts.uses, each.counts.tokens) for each in stats.documents]
         yield make_table("document", "messages", "tokens", rows=rows, right_aligned=("messages", "tokens"))
