@@ -64,27 +64,27 @@ def make_reply(tokens: int = 10, cost: float = 0.5) -> Draft:
     return Draft(body=Message.assistant("an answer"), usage=usage, turn=turn, created_at=DAY_MICROSECONDS)
 
 
-async def test_a_purge_erases_names_from_the_roll_up_in_its_own_transaction(store: SqlStore, database_url: str) -> None:
+async def test_a_purge_erases_names_from_the_roll_up_in_its_own_transaction(store: SqlStore, admin_url: str) -> None:
     await store.create_conversation("c", origin=ConversationOrigin(project="/home/xylophone"))
     await store.append("c", make_question("notes/xylophone.md", "b.md"), make_reply())
     await count_everything(store)
     assert [each.first for each in await store.read_document_pairs()] == ["b.md"]
-    assert contains_text(dump_database(database_url), "xylophone")
+    assert contains_text(dump_database(admin_url), "xylophone")
     await store.purge("c")
-    assert not contains_text(dump_database(database_url), "xylophone")
+    assert not contains_text(dump_database(admin_url), "xylophone")
     assert not any((await store.read_usage()).totals)
     await count_everything(store)
     report = await store.read_usage()
     assert (any(report.totals), report.turns, await store.read_document_pairs()) == (False, [], [])
 
 
-async def test_a_purge_by_value_erases_a_name_from_the_roll_up(store: SqlStore, database_url: str) -> None:
+async def test_a_purge_by_value_erases_a_name_from_the_roll_up(store: SqlStore, admin_url: str) -> None:
     await store.create_conversation("c", origin=ConversationOrigin(project="/home/xylophone"))
     await store.append("c", make_question("b.md"), make_reply())
     await count_everything(store)
     result = await store.purge_value("xylophone")
     assert result.remaining == ()
-    assert not contains_text(dump_database(database_url), "xylophone")
+    assert not contains_text(dump_database(admin_url), "xylophone")
     await count_everything(store)
     report = await store.read_usage()
     assert ([each.name for each in report.groups["project"]], report.totals.turns) == ([""], 1)
