@@ -1,7 +1,7 @@
 /** Rows of the insights view, computed from the statistics that the server returns. */
 
 import type { Stats, UsageGroup } from "../api/types";
-import { formatDollars, formatNumber, formatPercent } from "./format";
+import { formatCompact, formatDollars, formatPercent } from "./format";
 import { INSIGHTS_TEXT as TEXT } from "./insightsText";
 
 export type Grouping = keyof typeof TEXT.by;
@@ -44,7 +44,7 @@ function buildTable(grouping: Grouping, groups: UsageGroup[]): InsightTable {
   const rows = groups.map((each) => ({
     name: each.name || (TEXT.unnamed[grouping] ?? ""),
     share: largest > 0 ? size(each) / largest : 0,
-    cells: [formatDollars(each.counts.cost_usd), formatNumber(each.counts.input_tokens), formatPercent(each.counts.cache_share, 1), formatNumber(each.counts.turns)],
+    cells: [formatDollars(each.counts.cost_usd), formatCompact(each.counts.input_tokens), formatPercent(each.counts.cache_share, 1), formatCompact(each.counts.turns)],
   }));
   return { key: grouping, title, columns: [TEXT.cost, TEXT.input, TEXT.cached, TEXT.turns], rows };
 }
@@ -57,7 +57,7 @@ function buildItemTable(
   const rows = groups.map((each, index) => ({
     name: each.name,
     share: largest > 0 ? (sizes[index] ?? 0) / largest : 0,
-    cells: measure(each).map(formatNumber),
+    cells: measure(each).map(formatCompact),
   }));
   return { key, title, columns, rows };
 }
