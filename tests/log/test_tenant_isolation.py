@@ -44,6 +44,11 @@ on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
 
 TRANSCRIPT = TranscriptKey("project", "session", "subagents/agent-1")
 
+QUESTION = Draft(
+    body=Message.user("a question"), references=tuple(DocumentReference(link=each) for each in ("a.md", "b.md"))
+)
+ANSWER = Draft(body=Message.assistant("an answer"), usage=Usage(input_tokens=3))
+
 # Enough for rows of both tenants in every partition.
 CONVERSATIONS = 80
 
@@ -87,17 +92,13 @@ async def fill_store(store: SqlStore) -> None:
         name = f"conversation {number}"
         await store.create_conversation(name)
         await store.append(name, Message(role="user", parts=(TextPart(text=name), file)))
-        await store.record_reply(name, make_turn(Message.user("a question"), Message.assistant("an answer")))
+        await store.record_reply(name, make_turn()._replace(drafts=(QUESTION, ANSWER)))
         await store.put_segments([SEGMENT._replace(conversation=name)])
         await store.put_passages(f"vault:{number}", [Passage("note.md", name)])
         await store.import_items([make_import(f"imported {number}")])
-        if number < CONVERSATIONS // 2:
-            references = tuple(DocumentReference(link=each, path=each) for each in ("a.md", "b.md"))
-            usage = Usage(input_tokens=3)
-            question = Draft(body=Message.user("another question"), references=references)
-            await store.append(name, question, Draft(body=Message.assistant("another answer"), usage=usage))
-    # Half of the conversations stay uncounted, so that every table has rows.
-    await store.count_usage(max_entries=CONVERSATIONS)
+    while await store.count_usage():
+        pass
+    await store.append("conversation 0", Message.user("an uncounted message"))
     await store.add_memory("agent", "a memory", citation=Citation("conversation 0", 0, 1))
     note = VaultDocument("note.md", b"digest", 1, 1)
     await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
