@@ -83,6 +83,15 @@ async def test_archived_messages_are_indexed_and_embedded(harness: JobHarness):
     assert await harness.runner.run(Job("index_messages", "default")) == (0, ())
 
 
+async def test_usage_is_counted_once(harness: JobHarness):
+    await harness.create_unindexed()
+    assert await harness.runner.run(Job("count_usage", "default")) == (1, ())
+    counted = await harness.store.read_usage()
+    assert counted.totals.requests > 0
+    assert await harness.runner.run(Job("count_usage", "default")) == (0, ())
+    assert await harness.store.read_usage() == counted
+
+
 async def test_memories_get_vectors_too(harness: JobHarness):
     await harness.engine().conversation("c")
     await harness.store.add_memory("sailor", "the boat draws one metre eighty", source="by hand")
@@ -168,7 +177,7 @@ async def test_what_was_used_meanwhile_is_not_purged(store: SqlStore):
     assert await harness.runner.run(Job("purge", "default", "c")) == (0, ())
 
 
-@pytest.mark.parametrize("kind", ["compact", "index_messages", "embed", "purge"])
+@pytest.mark.parametrize("kind", ["compact", "index_messages", "count_usage", "embed", "purge"])
 async def test_a_job_for_what_is_gone_does_nothing(store: SqlStore, kind: str):
     harness = JobHarness(store, retention_days=1)
     assert await harness.runner.run(UNKNOWN_CONVERSATION_JOB._replace(kind=kind)) == (0, ())  # pyright: ignore[reportArgumentType]

@@ -58,6 +58,8 @@ COPY_SQL = f"""
     erasures, format, embedder, columns, terms FROM quire_message_segments, copies, generate_series(0, 50) AS next;
     INSERT INTO quire_unindexed_branches SELECT tenant, n || conversation, branch, last_seq
     FROM quire_unindexed_branches, copies;
+    INSERT INTO quire_uncounted_branches SELECT tenant, n || conversation, branch, last_seq
+    FROM quire_uncounted_branches, copies;
     INSERT INTO quire_documents SELECT tenant, n || vault, path, digest, size, modified_ns, title, summary, aliases,
     headings, row_digest FROM quire_documents, copies;
     INSERT INTO quire_memories SELECT tenant, n || '-' || next || memory, n || namespace, text, conversation,
@@ -82,6 +84,7 @@ READS: dict[str, Call] = {
     "retried append": lambda store: store.append(NAME, MESSAGES[20], after=PATHS[19]),
     "segments": lambda store: store.list_segments(NAME),
     "read segments": lambda store: read_all_segments(store),
+    "uncounted": lambda store: store.has_uncounted(),
     "unindexed": lambda store: store.has_unindexed(conversations=[NAME]),
     "message index": lambda store: store.read_message_index(["word", "20"], after_revision=1 << 60),
     "messages": lambda store: store.read_messages([MessageKey(NAME, 0, 20)]),
@@ -207,6 +210,7 @@ async def test_hot_reads_use_an_index_of_one_partition(filled_store: SqlStore, p
         "retried append": entries | {paths},
         "segments": branches | {"quire_message_segments"},
         "read segments": branches | {"quire_message_segments"},
+        "uncounted": {"quire_uncounted_branches"},
         "unindexed": {"quire_unindexed_branches"},
         "message index": {"quire_search_scopes", "quire_terms"},
         "messages": {"quire_conversations", "quire_entries"},

@@ -41,6 +41,7 @@ APPLICATION_ROLE = "quire_app"
 FORGED = "forgedtext"
 
 REBUILT = "rebuilt from the log or from files; a changed text is no hit and in no request (see the tests below)"
+COUNTED = "statistics in no request; `quire stats --recount` compares them with the log and corrects them"
 QUEUE = "state of background jobs: they name conversations and hold no text, and the sweep finds lost work"
 OUTSIDE = {
     "quire_passages": REBUILT,
@@ -49,6 +50,12 @@ OUTSIDE = {
     "quire_message_segments": REBUILT,
     "quire_unindexed_branches": "names what to index; without a row, search finds its messages after the next append",
     "quire_documents": REBUILT,
+    "quire_uncounted_branches": "names what to count; without a row, the next append or a recount counts its entries",
+    "quire_counted_branches": COUNTED,
+    "quire_usage_contributions": COUNTED,
+    "quire_usage_totals": COUNTED,
+    "quire_usage_turns": COUNTED,
+    "quire_document_pairs": COUNTED,
     "quire_sweeps": "time up to which lost work was searched for; an earlier or later one is only more or less work",
     "quire_spend_reservations": "estimated cost of calls in progress, which expires",
     "quire_blobs.uploaded_at": "decides only when an upload that nothing references is deleted",

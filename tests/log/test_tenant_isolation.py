@@ -37,12 +37,17 @@ from quire.log import (
 from quire.log.costs import SpendCaps
 from quire.log.imports import ImportBatch, ImportItem
 from quire.log.transcripts import TranscriptKey, TranscriptLine
-from quire.model import FilePart, Message, TextPart
+from quire.model import DocumentReference, Draft, FilePart, Message, TextPart, Usage
 from quire.testing.builders import make_turn
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
 
 TRANSCRIPT = TranscriptKey("project", "session", "subagents/agent-1")
+
+QUESTION = Draft(
+    body=Message.user("a question"), references=tuple(DocumentReference(link=each) for each in ("a.md", "b.md"))
+)
+ANSWER = Draft(body=Message.assistant("an answer"), usage=Usage(input_tokens=3))
 
 # Enough for rows of both tenants in every partition.
 CONVERSATIONS = 80
@@ -87,10 +92,13 @@ async def fill_store(store: SqlStore) -> None:
         name = f"conversation {number}"
         await store.create_conversation(name)
         await store.append(name, Message(role="user", parts=(TextPart(text=name), file)))
-        await store.record_reply(name, make_turn(Message.user("a question"), Message.assistant("an answer")))
+        await store.record_reply(name, make_turn()._replace(drafts=(QUESTION, ANSWER)))
         await store.put_segments([SEGMENT._replace(conversation=name)])
         await store.put_passages(f"vault:{number}", [Passage("note.md", name)])
         await store.import_items([make_import(f"imported {number}")])
+    while await store.count_usage():
+        pass
+    await store.append("conversation 0", Message.user("an uncounted message"))
     await store.add_memory("agent", "a memory", citation=Citation("conversation 0", 0, 1))
     note = VaultDocument("note.md", b"digest", 1, 1)
     await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
@@ -309,6 +317,11 @@ WITHOUT_CONVERSATION = {
     "read_message_index",
     "read_messages",
     "list_conversation_ids",
+    "has_uncounted",
+    "count_usage",
+    "read_usage",
+    "read_document_pairs",
+    "recount_usage",
 }
 
 
@@ -461,6 +474,11 @@ async def test_no_method_finds_or_changes_what_another_tenant_can_find(other_sto
     assert await mine.list_documents("vault") == []
     assert await mine.list_document_fingerprints("vault") == []
     assert not await mine.has_unindexed()
+    assert not await mine.has_uncounted()
+    assert await mine.count_usage() == 0
+    assert not any((await mine.read_usage()).totals)
+    assert await mine.read_document_pairs() == []
+    assert await mine.recount_usage() == (0, 0, 0)
     assert await mine.read_indexing_batch(max_entries=10) == ((), ())
     read = await mine.read_message_index(["message"], after_revision=0)
     assert (read.changes, read.postings) == ((), {})

@@ -22,6 +22,7 @@ COMMAND_GROUPS = ("context", "memory", "config", "agent", "conversation", "key",
 SINGLE_COMMANDS = {
     "chat": "quire chat",
     "ask": 'quire ask "Where do we stand?"',
+    "stats": "quire stats --since 30d",
     "search": "quire search 'spring tide' --limit 2",
     "init": "quire init",
     "serve": "quire serve --open",

@@ -15,8 +15,9 @@ from quire.engine import Engine
 from quire.engine.background_jobs import BackgroundJobs, EngineJobKind, TaskQueue, Work
 from quire.log import MAIN_BRANCH
 
-JobKind = Literal["compact", "index_messages", "embed", "index_vault", "summarize_documents", "purge"]
-"""Background compaction, message index, embeddings, vault index, summaries of vault documents, retention."""
+JobKind = Literal["compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge"]
+"""Background compaction, message index, usage roll-up, embeddings, vault index, summaries of vault documents,
+retention."""
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 MAX_CONCURRENT_DEFERRALS = 8
 """Jobs of one engine that are handed over at the same time."""

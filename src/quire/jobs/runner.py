@@ -31,6 +31,7 @@ from quire.llm import Model
 from quire.log import SqlStore
 from quire.log.ids import now
 from quire.log.types import IndexedDocument, Passage, VaultDocument, vault_scope
+from quire.log.usage.insights import count_usage
 
 DAY_MICROSECONDS = 86_400_000_000
 MAX_ATTEMPTS = 5
@@ -63,6 +64,8 @@ class JobRunner:
                 return await self._compact(job)
             case "index_messages":
                 return JobOutcome(await index_messages(self._engines(job.tenant, None)))
+            case "count_usage":
+                return JobOutcome(await count_usage(self._store.for_tenant(job.tenant)))
             case "embed":
                 return await self._embed(job)
             case "index_vault":

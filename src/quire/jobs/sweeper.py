@@ -122,6 +122,8 @@ class Sweeper:
             ]
         if await store.has_unindexed(conversations=[conversation]):
             jobs.append(Job("index_messages", tenant))
+        if await store.has_uncounted():
+            jobs.append(Job("count_usage", tenant))
         embedder = engine.embedder
         if embedder is not None and await store.list_unembedded_scopes(embedder=embedder.name):
             jobs.append(Job("embed", tenant))

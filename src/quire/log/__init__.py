@@ -11,6 +11,7 @@ from quire.log.protocol import (
     MessageIndexStore,
     SearchStore,
     Store,
+    UsageStore,
     WorklistStore,
 )
 from quire.log.search.vectors import pack_vector
@@ -91,6 +92,7 @@ __all__ = [
     "SqlStore",
     "Store",
     "UnembeddedPassage",
+    "UsageStore",
     "VaultDocument",
     "Window",
     "WorklistStore",

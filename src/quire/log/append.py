@@ -37,12 +37,13 @@ def append_entries(
     *,
     branch: int,
     after: bytes | None,
-    write_extra: Callable[[Sequence[Entry]], None] | None = None,
+    write_extra: Callable[[Sequence[Entry], bool], None] | None = None,
 ) -> list[Entry]:
     """Appends the drafts; with `after`, right after the message with that path, and idempotently.
 
     Drafts that are stored there already are returned. If other entries follow that message, raises `StaleHead`
-    (optimistic concurrency). `write_extra` writes rows for the stored entries in the same transaction.
+    (optimistic concurrency). `write_extra` writes rows for the stored entries in the same transaction; its second
+    argument is whether the last of them is new.
     """
     target = conversations.get_branch(connection, tenant, conversation, branch, lock=True)
     stored = [] if after is None else _find_stored(connection, tenant, target, drafts, after)
@@ -56,9 +57,9 @@ def append_entries(
             insert_entries(connection, tenant, chained)
             conversations.move_head(connection, tenant, advanced)
             if write_extra is not None:
-                write_extra(stored)
+                write_extra(stored, True)
     elif write_extra is not None:
-        write_extra(stored)
+        write_extra(stored, False)
     return stored
 
 

@@ -15,6 +15,7 @@ from quire.log.raw_sql import execute, fetch
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
 from quire.log.schema import branches, conversations, unindexed_branches
 from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
+from quire.log.usage.schema import uncounted_branches
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
 
 TOUCH_INTERVAL_MICROS = 1_000_000
@@ -278,7 +279,8 @@ def to_branch(row: Sequence[Any]) -> Branch:
 def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
     """Writes the new head of the branch and, at most once per `TOUCH_INTERVAL_MICROS`, the time of the update.
 
-    The branch is marked as unindexed, so that the message index misses no entry.
+    The branch is marked as unindexed and uncounted, so that neither the message index nor the usage roll-up misses an
+    entry.
     """
     at, updated_at = now(), branch.updated_at
     if at - updated_at > TOUCH_INTERVAL_MICROS:
@@ -286,7 +288,8 @@ def move_head(connection: Connection, tenant: str, branch: Branch) -> None:
         touch_conversation(connection, tenant, branch.conversation, at)
     overwrite_branch(connection, tenant, branch._replace(updated_at=updated_at))
     row = {"tenant": tenant, "conversation": branch.conversation, "branch": branch.number, "last_seq": branch.head_seq}
-    execute(connection, upsert(connection, unindexed_branches, replace=["last_seq"]), row)
+    for outbox in (unindexed_branches, uncounted_branches):
+        execute(connection, upsert(connection, outbox, replace=["last_seq"]), row)
 
 
 def overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> None:

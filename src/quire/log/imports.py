@@ -20,6 +20,7 @@ from quire.log.schema import conversations as conversations_table
 from quire.log.schema import imports, unindexed_branches
 from quire.log.store_base import SqlStoreBase
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
+from quire.log.usage.schema import uncounted_branches
 from quire.model import ActiveCompaction, Author, ChainHead, Compaction, Entry, EntryKind, Span, apply_entry
 
 MAX_ITEM_ID_CHARS = 100
@@ -302,7 +303,7 @@ class _RowWriter:
             if not branch.is_new:
                 conversations.overwrite_branch(connection, tenant, branch.build_branch())
             branch.is_new = False
-        self._mark_unindexed()
+        self._mark_changed()
         if self._blobs:
             blobs.insert_blobs(connection, tenant, self._blobs.values())
             append.insert_blob_uses(connection, tenant, self._blob_uses)
@@ -312,7 +313,8 @@ class _RowWriter:
         self._created, self._changed = [], {}
         self._entries, self._ledger_rows, self._blobs, self._blob_uses = [], [], {}, []
 
-    def _mark_unindexed(self) -> None:
+    def _mark_changed(self) -> None:
+        """Marks the branches for the message index and for the usage roll-up."""
         rows = [
             {
                 "tenant": self._tenant,
@@ -323,7 +325,8 @@ class _RowWriter:
             for each in self._changed.values()
         ]
         if rows:
-            self._connection.execute(upsert(self._connection, unindexed_branches, replace=["last_seq"]), rows)
+            for outbox in (unindexed_branches, uncounted_branches):
+                self._connection.execute(upsert(self._connection, outbox, replace=["last_seq"]), rows)
 
     def _write_conversations(self) -> None:
         latest: dict[str, int] = {}

@@ -15,6 +15,7 @@ from quire.log.raw_sql import execute
 from quire.log.row_digests import ROW_DIGEST, check_row, compute_row_digest, covered_columns, with_row_digest
 from quire.log.schema import branches, calibrations, conversations, entries, manifests, paths
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, RecordedRequest, ReplyRecord
+from quire.log.usage.rollup import reset_usage
 from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest
 
 MAX_RESPONSE_ID_CHARS = 500
@@ -46,11 +47,13 @@ def record_reply(
         record.drafts,
         branch=branch,
         after=after,
-        write_extra=lambda stored: _write_ledger(connection, tenant, record, stored),
+        write_extra=lambda stored, is_new: _write_ledger(connection, tenant, record, stored, is_new=is_new),
     )
 
 
-def _write_ledger(connection: Connection, tenant: str, record: ReplyRecord, stored: Sequence[Entry]) -> None:
+def _write_ledger(
+    connection: Connection, tenant: str, record: ReplyRecord, stored: Sequence[Entry], *, is_new: bool
+) -> None:
     """Stores manifest, calibration, cost and client path of a turn."""
     reply = stored[-1]
     if record.client_path is not None:
@@ -59,6 +62,9 @@ def _write_ledger(connection: Connection, tenant: str, record: ReplyRecord, stor
     ids = {"request_id": record.request_id, "response_id": _select_storable(record.response_id)}
     if not insert_manifest(connection, tenant, reply, manifest, **ids):
         return
+    if not is_new:
+        # The roll-up may have counted the reply without its manifest.
+        reset_usage(connection, tenant, reply.conversation)
     if record.calibration is not None:
         model, calibration = record.calibration
         row = with_row_digest(calibrations, {"tenant": tenant, "model": model, "calibration": calibration})

@@ -22,9 +22,13 @@ VERSION_TABLE = "quire_version"
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "imports", "transcripts",
     "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "passages", "terms", "search_scopes",
-    "message_segments", "unindexed_branches", "memories", "documents", "api_keys",
+    "message_segments", "unindexed_branches", "memories", "documents", "api_keys", "uncounted_branches",
+    "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
 )  # fmt: skip
-_DERIVED_TABLES = ("passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents")
+_DERIVED_TABLES = (
+    "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
+    "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
+)  # fmt: skip
 _UPDATABLE_COLUMNS = {
     "conversations": (
         "title",
@@ -154,7 +158,7 @@ def _grant_statements(role: str) -> list[str]:
         ),
         f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, "
         f"quire_transcripts, quire_transcript_lines TO {role}",
-        # The search index is derived and may be rewritten.
+        # The search index and the usage roll-up are derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
         # For the sweep over the conversations of all tenants.
         f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations TO {role}",

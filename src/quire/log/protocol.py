@@ -42,6 +42,8 @@ from quire.log.types import (
     VaultDocument,
     Window,
 )
+from quire.log.usage.report import USAGE_GROUPINGS, DocumentPair, UsageGrouping, UsageReport
+from quire.log.usage.rollup import BATCH_ENTRIES, RecountResult
 from quire.log.worklist import ConversationActivity
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role
 
@@ -244,6 +246,18 @@ class SampleStore(Protocol):
     async def count_messages(self, conversation: str) -> int: ...
 
 
+class UsageStore(Protocol):
+    """The usage roll-up: statistics by day, model, project, source, slot and tool."""
+
+    async def has_uncounted(self) -> bool: ...
+    async def count_usage(self, *, max_entries: int = BATCH_ENTRIES) -> int: ...
+    async def read_usage(
+        self, *, since_day: int = 0, groupings: Sequence[UsageGrouping] = USAGE_GROUPINGS, limit: int = 20
+    ) -> UsageReport: ...
+    async def read_document_pairs(self, *, limit: int = 100) -> list[DocumentPair]: ...
+    async def recount_usage(self) -> RecountResult: ...
+
+
 class Store(
     LogStore,
     LedgerStore,
@@ -254,6 +268,7 @@ class Store(
     ImportStore,
     TranscriptStore,
     SampleStore,
+    UsageStore,
     Protocol,
 ):
     """Everything that an engine needs."""

@@ -16,6 +16,7 @@ from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.schema import blob_uses, entries, manifests
 from quire.log.search.message_erasure import erase_messages
 from quire.log.types import Branch, Memory
+from quire.log.usage.rollup import reset_usage
 from quire.model import Compaction, Decision, Entry, Manifest, Message
 from quire.model.entry_bodies import purge_body
 from quire.model.messages import PURGED_TEXT
@@ -139,12 +140,14 @@ _OVERWRITE_MANIFEST = (
 def _delete_derived(
     connection: Connection, tenant: str, conversation: str, to_purge: Sequence[Entry], *, whole: bool
 ) -> None:
-    """Deletes what was derived from these entries, given with their text: index, memories, blobs with memories."""
+    """Deletes what was derived from these entries, given with their text: index, memories, blobs with memories, and
+    the conversation's part of the usage roll-up."""
     entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
     erase_messages(connection, tenant, conversation, to_purge)
     purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
     purge_memory_quotes(connection, tenant, purged_memories)
     transcripts.delete_linked(connection, tenant, conversation)
+    reset_usage(connection, tenant, conversation)
 
 
 def _read_own_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:

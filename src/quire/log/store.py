@@ -48,12 +48,20 @@ from quire.log.types import (
     ValuePurge,
     Window,
 )
+from quire.log.usage.store import SqlUsageStore
 from quire.log.worklist import SqlWorklist
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, iter_paths
 
 
 class SqlStore(
-    SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore, SqlSampleStore
+    SqlSearchStore,
+    SqlWorklist,
+    SqlKeyStore,
+    SqlCostStore,
+    SqlImportStore,
+    SqlTranscriptStore,
+    SqlSampleStore,
+    SqlUsageStore,
 ):
     """The log in SQLite or PostgreSQL."""
 

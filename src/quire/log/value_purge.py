@@ -17,6 +17,8 @@ from quire.log.schema import blob_uses, blobs, metadata
 from quire.log.search import passages
 from quire.log.search_store import delete_documents
 from quire.log.types import ValuePurge
+from quire.log.usage.rollup import reset_usage
+from quire.log.usage.schema import usage_contributions
 
 MIN_VALUE_CHARS = 8
 """A shorter value is in too many texts that have nothing to do with it."""
@@ -118,6 +120,7 @@ def _clear_conversations(connection: Connection, tenant: str, rows: Sequence[Val
         columns = [name for name, text in zip(CLEARED_COLUMNS, stored, strict=True) if text and value in text]
         if columns:
             conversations.clear_texts(connection, tenant, conversation, columns)
+            reset_usage(connection, tenant, conversation)
 
 
 def _reset_branch_names(connection: Connection, tenant: str, rows: Sequence[ValueRow], value: str) -> None:
@@ -132,6 +135,7 @@ def _erase_manifest_names(connection: Connection, tenant: str, rows: Sequence[Va
         purge.erase_decision_names(
             connection, tenant, conversation, lambda row: row.name is not None and value in row.name
         )
+        reset_usage(connection, tenant, conversation)
 
 
 def _erase_memories(connection: Connection, tenant: str, rows: Sequence[ValueRow], value: str) -> None:
@@ -166,6 +170,13 @@ def _delete_transcripts(connection: Connection, tenant: str, rows: Sequence[Valu
     transcripts.delete_exact(connection, tenant, keys)
 
 
+def _reset_usage(connection: Connection, tenant: str, rows: Sequence[ValueRow], value: str) -> None:
+    """What is left of the conversations is counted again; totals and pairs have the names of contributions alone."""
+    del value
+    for conversation in sorted({row["conversation"] for row in rows}):
+        reset_usage(connection, tenant, conversation)
+
+
 _ERASERS = {
     schema.conversations.name: _clear_conversations,
     schema.branches.name: _reset_branch_names,
@@ -176,4 +187,5 @@ _ERASERS = {
     schema.transcripts.name: _delete_transcripts,
     schema.transcript_lines.name: _delete_transcripts,
     blobs.name: _delete_blobs,
+    usage_contributions.name: _reset_usage,
 }

@@ -5,7 +5,7 @@ import type {
   AddItemBody, AddPinBody, AgentList, ApprovalBody, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
   ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
-  SearchResults, SendBody, SettingList, SettingsPreview, StopBody, StoredBlob,
+  SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob,
 } from "./types";
 
 /** Identifies one branch of a conversation. */
@@ -114,6 +114,11 @@ export const context = {
     const body: SetPriorityBody = { priority };
     return requestJson<PriorityList>("PUT", path(conversation, `/priorities/${seq}`), { query: { branch }, body });
   },
+};
+
+export const stats = {
+  /** Usage since this time, in microseconds since 1970. */
+  get: (since: number) => requestJson<Stats>("GET", "/api/stats", { query: { since } }),
 };
 
 export const requests = {

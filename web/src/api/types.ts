@@ -74,3 +74,7 @@ export type PreviewSettingsBody = Schemas["PreviewSettingsBody"];
 export type ChangeSettingsBody = Schemas["ChangeSettingsBody"];
 export type CompactBody = Schemas["CompactBody"];
 export type EditSummaryBody = Schemas["EditSummaryBody"];
+export type Stats = Schemas["StatsSchema"];
+export type UsageGroup = Schemas["UsageGroupSchema"];
+export type TurnCost = Schemas["TurnCostSchema"];
+export type Suggestion = Schemas["SuggestionSchema"];

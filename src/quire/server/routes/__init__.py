@@ -15,6 +15,7 @@ from quire.server.routes import (
     requests,
     search,
     settings,
+    stats,
     transfer,
     turns,
 )
@@ -34,6 +35,7 @@ ROUTERS = (
     settings.router,
     keys.router,
     search.router,
+    stats.router,
     transfer.router,
     imports.router,
     health.router,

@@ -1,4 +1,4 @@
-"""Initial schema: log, ledger, search index, memories, vault documents, API keys and sweeps.
+"""Initial schema: log, ledger, search index, usage roll-up, memories, vault documents, API keys and sweeps.
 
 PostgreSQL only: tables that grow with conversations have hash partitions, and row-level security isolates tenants for
 every role except superusers, the tables' owner included. PostgreSQL's full-text search is not used: under row-level
@@ -20,6 +20,8 @@ PARTITIONED_TABLES = {
     "passages": "scope",
     "terms": "scope",
     "message_segments": "conversation",
+    "usage_contributions": "conversation",
+    "usage_turns": "conversation",
 }
 """Tables with hash partitions on PostgreSQL, and the column that selects the partition."""
 
@@ -39,6 +41,10 @@ UNPARTITIONED_TABLES = (
     "memories",
     "documents",
     "api_keys",
+    "uncounted_branches",
+    "counted_branches",
+    "usage_totals",
+    "document_pairs",
 )
 """The other tables with a tenant column. `quire_sweeps` has none: it covers all tenants."""
 
@@ -156,12 +162,22 @@ _INDEXES = (
     "CREATE INDEX quire_memories_by_namespace ON quire_memories (tenant, namespace, created_at, memory)",
     "CREATE INDEX quire_memories_by_message ON quire_memories (tenant, conversation, branch, seq)",
     "CREATE UNIQUE INDEX quire_api_keys_by_id ON quire_api_keys (id)",
+    """
+    CREATE INDEX quire_usage_turns_by_cost
+    ON quire_usage_turns (tenant, cost_nanos, tokens, conversation, branch, seq, day)""",
+    "CREATE INDEX quire_document_pairs_by_count ON quire_document_pairs (tenant, conversations, first, second)",
 )
 
 
 def _tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
     types = {"key": key, "big": big, "bytes_": bytes_}
-    return _log_tables(**types) | _ledger_tables(**types) | _search_tables(**types) | _server_tables(**types)
+    return (
+        _log_tables(**types)
+        | _ledger_tables(**types)
+        | _search_tables(**types)
+        | _server_tables(**types)
+        | _usage_tables(key=key, big=big)
+    )
 
 
 def _clustered(big: str) -> str:
@@ -330,4 +346,40 @@ def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             PRIMARY KEY (tenant, id)
         )""",
         "sweeps": f"CREATE TABLE quire_sweeps (name {key} NOT NULL PRIMARY KEY, swept_until {big} NOT NULL)",
+    }
+
+
+def _usage_tables(*, key: str, big: str) -> dict[str, str]:
+    names = """turns requests input_tokens output_tokens cache_read_tokens cache_write_tokens cost_nanos compactions
+        compacted_tokens recalled_messages recalled_tokens candidates uses tokens"""
+    counts = ", ".join(f"{name} {big} NOT NULL" for name in names.split())
+    branch_table = f"""(
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, last_seq {big} NOT NULL,
+            PRIMARY KEY (tenant, conversation, branch)
+        ) {_clustered(big)}"""
+    return {
+        "uncounted_branches": f"CREATE TABLE quire_uncounted_branches {branch_table}",
+        "counted_branches": f"CREATE TABLE quire_counted_branches {branch_table}",
+        "usage_contributions": f"""
+        CREATE TABLE quire_usage_contributions (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, dimension {key} NOT NULL, day INTEGER NOT NULL,
+            name {key} NOT NULL, {counts},
+            PRIMARY KEY (tenant, conversation, dimension, day, name)
+        ) {_clustered(big)}""",
+        "usage_totals": f"""
+        CREATE TABLE quire_usage_totals (
+            tenant {key} NOT NULL, dimension {key} NOT NULL, day INTEGER NOT NULL, name {key} NOT NULL, {counts},
+            PRIMARY KEY (tenant, dimension, day, name)
+        ) {_clustered(big)}""",
+        "usage_turns": f"""
+        CREATE TABLE quire_usage_turns (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, seq {big} NOT NULL,
+            day INTEGER NOT NULL, model {key} NOT NULL, cost_nanos {big} NOT NULL, tokens {big} NOT NULL,
+            PRIMARY KEY (tenant, conversation, branch, seq)
+        )""",
+        "document_pairs": f"""
+        CREATE TABLE quire_document_pairs (
+            tenant {key} NOT NULL, first {key} NOT NULL, second {key} NOT NULL, conversations {big} NOT NULL,
+            PRIMARY KEY (tenant, first, second)
+        ) {_clustered(big)}""",
     }

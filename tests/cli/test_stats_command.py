@@ -1,0 +1,85 @@
+"""`quire stats`: the overview, one dimension, JSON as the API returns it, and the recount."""
+
+import asyncio
+import time
+
+import pytest
+from cli_fixtures import CliHome, invoke_cli, run_json
+from json_schemas import model_schema
+from jsonschema import Draft202012Validator
+from test_json_matches_api import get_json
+
+from quire.log import ConversationOrigin, SqlStore
+from quire.model import Draft, Message, ToolCallPart, Usage
+from quire.model.entry_metadata import DocumentReference, TurnTotals
+from quire.schemas.stats import StatsSchema
+
+TURNS = 24
+
+
+@pytest.fixture
+def usage(home: CliHome) -> None:
+    """Turns of an agent, in which most questions name one document and one reply calls a tool."""
+
+    async def append() -> None:
+        async with SqlStore.open(f"sqlite:///{home.database}") as store:
+            origin = ConversationOrigin(client="codex", project="/home/ada/boat")
+            await store.create_conversation("boat", title="Boat", origin=origin)
+            at = time.time_ns() // 1_000
+            for number in range(TURNS):
+                usage = Usage(model="gpt-4o", input_tokens=1_000, output_tokens=50, cache_read_tokens=500)
+                turn = TurnTotals(steps=1, usage=usage, cost_usd=0.01 * (number + 1))
+                references = (DocumentReference(link="plan.md", path="plan.md"),)
+                await store.append(
+                    "boat",
+                    Draft(body=Message.user(f"Question {number}?"), references=references, created_at=at),
+                    Draft(body=Message.assistant(f"Answer {number}."), usage=usage, turn=turn, created_at=at),
+                )
+            call = Message(role="assistant", parts=(ToolCallPart(id="1", name="read_chart"),))
+            await store.append("boat", Draft(body=call, created_at=at))
+
+    asyncio.run(append())
+
+
+def test_the_overview_is_one_screen_with_bars(usage: None):
+    outcome = invoke_cli("stats")
+    assert outcome.exit_code == 0, outcome.output
+    lines = outcome.stdout.splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 100
+    assert "24 in 25 requests" in outcome.stdout
+    assert "24,000, 50% from cache" in outcome.stdout
+    assert "$3.00" in outcome.stdout
+    assert "█" in outcome.stdout
+    assert "boat --reply 48" in outcome.stdout
+    assert "document plan.md: Pin it, or make it a reference of the agent: 100% of the turns name it." in outcome.stdout
+
+
+def test_one_dimension_has_its_rows_alone(usage: None):
+    rows = invoke_cli("stats", "--by", "source").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["source", "─" * len(rows[1].split()[0]), "codex"]
+    groups = run_json("stats", "--by", "tool")["groups"]
+    assert [(each["name"], each["counts"]["uses"]) for each in groups["tool"]] == [("read_chart", 1)]
+    assert run_json("stats", "--since", "2999-01-01")["totals"]["turns"] == 0
+
+
+def test_its_json_is_that_of_the_api(usage: None):
+    document = run_json("stats")
+    Draft202012Validator(model_schema(StatsSchema)).validate(document)
+    assert document == get_json("/api/stats", limit=5)
+    assert [each["seq"] for each in document["turns"]] == [48, 46, 44, 42, 40]
+
+
+def test_a_recount_says_what_it_corrected(usage: None, home: CliHome):
+    assert "The roll-up equals the log of" in invoke_cli("stats", "--recount").stdout
+
+    async def change() -> None:
+        from sqlalchemy import text
+
+        async with SqlStore.open(f"sqlite:///{home.database}") as store:
+            change = text("UPDATE quire_usage_totals SET turns = 7 WHERE dimension = 'all'")
+            await store._write(lambda connection, _: connection.execute(change))
+
+    asyncio.run(change())
+    assert run_json("stats", "--recount")["recount"]["corrected_totals"] > 0
+    assert run_json("stats")["totals"]["turns"] == TURNS

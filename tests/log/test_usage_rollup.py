@@ -1,0 +1,143 @@
+"""The usage roll-up equals a full recount of the log, after any operations, and a purge leaves nothing of a name."""
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from usage_workload import RecountKey, Workload, recount
+
+from infra.database_dump import contains_text, dump_database
+from quire.log import ConversationOrigin, SqlStore
+from quire.log.usage.contribution import DAY_MICROSECONDS, MAX_COST_NANOS, MAX_NAME_CHARS, MAX_TOKENS
+from quire.log.usage.report import UsageReport
+from quire.model import DocumentReference, Draft, Message, Usage
+from quire.model.entry_metadata import TurnTotals
+from quire.testing.builders import property_settings
+
+TENANT_NUMBERS = count(1)
+
+
+def to_counters(report: UsageReport) -> dict[RecountKey, Counter[str]]:
+    groups = {dimension: each for dimension, each in report.groups.items() if dimension != "day"}
+    groups |= {"document": report.documents, "rule": report.rules, "reference": report.references}
+    found = {
+        (dimension, group.name): +Counter(group.counts._asdict())
+        for dimension, each in groups.items()
+        for group in each
+    }
+    return found | ({("all", ""): +Counter(report.totals._asdict())} if any(report.totals) else {})
+
+
+async def count_everything(store: SqlStore) -> None:
+    while await store.count_usage():
+        pass
+
+
+@pytest.mark.parametrize("steps", [12])
+@settings(property_settings, max_examples=12)
+@given(seed=st.integers(0, 2**32))
+async def test_the_roll_up_equals_a_full_recount_after_any_operations(store: SqlStore, steps: int, seed: int) -> None:
+    tenant = store.for_tenant(f"tenant {next(TENANT_NUMBERS)}")
+    await Workload(tenant, seed).run(steps)
+    await count_everything(tenant)
+    report = await tenant.read_usage(limit=1_000)
+    assert to_counters(report) == await recount(tenant)
+    days = Counter[str]()
+    for group in report.groups["day"]:
+        days.update(group.counts._asdict())
+    assert days == Counter(report.totals._asdict())
+    assert report.pending_branches == 0
+    assert (await tenant.recount_usage())[1:] == (0, 0)
+
+
+def make_question(*documents: str) -> Draft:
+    references = tuple(DocumentReference(link=name, path=name) for name in documents)
+    return Draft(body=Message.user("a question"), references=references, created_at=DAY_MICROSECONDS)
+
+
+def make_reply(tokens: int = 10, cost: float = 0.5) -> Draft:
+    usage = Usage(model="m", input_tokens=tokens)
+    turn = TurnTotals(steps=1, usage=usage, cost_usd=cost)
+    return Draft(body=Message.assistant("an answer"), usage=usage, turn=turn, created_at=DAY_MICROSECONDS)
+
+
+async def test_a_purge_erases_names_from_the_roll_up_in_its_own_transaction(store: SqlStore, admin_url: str) -> None:
+    await store.create_conversation("c", origin=ConversationOrigin(project="/home/xylophone"))
+    await store.append("c", make_question("notes/xylophone.md", "b.md"), make_reply())
+    await count_everything(store)
+    assert [each.first for each in await store.read_document_pairs()] == ["b.md"]
+    assert contains_text(dump_database(admin_url), "xylophone")
+    await store.purge("c")
+    assert not contains_text(dump_database(admin_url), "xylophone")
+    assert not any((await store.read_usage()).totals)
+    await count_everything(store)
+    report = await store.read_usage()
+    assert (any(report.totals), report.turns, await store.read_document_pairs()) == (False, [], [])
+
+
+async def test_a_purge_by_value_erases_a_name_from_the_roll_up(store: SqlStore, admin_url: str) -> None:
+    await store.create_conversation("c", origin=ConversationOrigin(project="/home/xylophone"))
+    await store.append("c", make_question("b.md"), make_reply())
+    await count_everything(store)
+    result = await store.purge_value("xylophone")
+    assert result.remaining == ()
+    assert not contains_text(dump_database(admin_url), "xylophone")
+    await count_everything(store)
+    report = await store.read_usage()
+    assert ([each.name for each in report.groups["project"]], report.totals.turns) == ([""], 1)
+
+
+async def test_a_repeated_count_adds_nothing(store: SqlStore) -> None:
+    await store.create_conversation("c")
+    await store.append("c", make_question(), make_reply())
+    assert await store.has_uncounted()
+    await count_everything(store)
+    before = await store.read_usage()
+    assert not await store.has_uncounted()
+    assert await store.count_usage() == 0
+    assert await store.read_usage() == before
+    assert before.totals.input_tokens == 10
+
+
+async def test_the_turns_that_cost_most_come_first(store: SqlStore) -> None:
+    for name, cost in {"a": 0.1, "b": 0.3, "c": 0.2}.items():
+        await store.create_conversation(name)
+        await store.append(name, make_question(), make_reply(cost=cost))
+    await count_everything(store)
+    turns = (await store.read_usage(limit=2)).turns
+    assert [(each.conversation, each.seq, each.cost_nanos) for each in turns] == [
+        ("b", 2, 300_000_000),
+        ("c", 2, 200_000_000),
+    ]
+    assert (await store.read_usage(since_day=2)).turns == []
+
+
+async def test_a_recount_corrects_changed_rows(store: SqlStore) -> None:
+    await store.create_conversation("c")
+    await store.append("c", make_question("a.md", "b.md"), make_reply())
+    await count_everything(store)
+    before = await store.read_usage(), await store.read_document_pairs()
+    changes = (
+        "UPDATE quire_usage_totals SET turns = turns + 1 WHERE dimension = 'all'",
+        "DELETE FROM quire_usage_contributions WHERE dimension = 'document'",
+        "DELETE FROM quire_document_pairs",
+    )
+    for change in changes:
+        await store._write(lambda connection, _, sql: connection.execute(text(sql)), change)
+    result = await store.recount_usage()
+    assert (result.conversations, result.corrected_conversations) == (1, 1)
+    assert result.corrected_totals > 0
+    assert (await store.read_usage(), await store.read_document_pairs()) == before
+    assert (await store.recount_usage())[1:] == (0, 0)
+
+
+async def test_numbers_and_names_beyond_every_limit_are_cut(store: SqlStore) -> None:
+    await store.create_conversation("c")
+    await store.append("c", make_question("é" * 3_000), make_reply(tokens=10**30, cost=1e300))
+    await count_everything(store)
+    report = await store.read_usage()
+    assert (report.totals.input_tokens, report.totals.cost_nanos) == (MAX_TOKENS, MAX_COST_NANOS)
+    assert [len(each.name) for each in report.documents] == [MAX_NAME_CHARS]

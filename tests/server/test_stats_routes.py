@@ -1,0 +1,65 @@
+"""Insights over HTTP: the usage of the tenant, and documents that are used together."""
+
+from typing import Any
+
+import httpx2
+
+from quire.log import SqlStore
+from quire.log.ids import now
+from quire.model import DocumentReference, Draft, Message, Usage
+from quire.model.entry_metadata import TurnTotals
+
+
+async def append_turn(
+    store: SqlStore, conversation: str, *documents: str, cost: float = 0.5, at: int | None = None
+) -> None:
+    usage = Usage(model="gpt-4o", input_tokens=100, cache_read_tokens=25)
+    references = tuple(DocumentReference(link=name, path=name) for name in documents)
+    await store.append(
+        conversation,
+        Draft(body=Message.user("A question?"), references=references, created_at=at or now()),
+        Draft(
+            body=Message.assistant("An answer."),
+            usage=usage,
+            turn=TurnTotals(steps=1, usage=usage, cost_usd=cost),
+            created_at=at or now(),
+        ),
+    )
+
+
+async def get_stats(client: httpx2.AsyncClient, **params: Any) -> dict[str, Any]:
+    response = await client.get("/api/stats", params=params)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_what_was_just_appended_is_counted(client: httpx2.AsyncClient, store: SqlStore):
+    await store.create_conversation("c", title="Boats")
+    await append_turn(store, "c", "plan.md")
+    stats = await get_stats(client)
+    assert (stats["totals"]["turns"], stats["totals"]["cost_usd"], stats["totals"]["cache_share"]) == (1, 0.5, 0.25)
+    assert list(stats["groups"]) == ["day", "model", "project", "source", "slot", "tool"]
+    assert [each["name"] for each in stats["documents"]] == ["plan.md"]
+    [turn] = stats["turns"]
+    assert (turn["conversation"], turn["title"], turn["seq"]) == ("c", "Boats", 2)
+    assert stats["pending_branches"] == 0
+
+
+async def test_it_can_be_limited_to_a_dimension_and_a_time(client: httpx2.AsyncClient, store: SqlStore):
+    await store.create_conversation("c")
+    await append_turn(store, "c", at=5)
+    assert (await get_stats(client))["totals"]["turns"] == 0
+    stats = await get_stats(client, since=0, by="day")
+    assert [each["name"] for each in stats["groups"].pop("day")] == ["1970-01-01"]
+    assert stats["groups"] == {}
+    assert (await client.get("/api/stats", params={"by": "moon"})).status_code == 422
+
+
+async def test_documents_that_the_same_conversations_use_form_a_graph(client: httpx2.AsyncClient, store: SqlStore):
+    for name, documents in {"c": ("a.md", "b.md"), "d": ("a.md", "b.md", "c.md")}.items():
+        await store.create_conversation(name)
+        await append_turn(store, name, *documents)
+    graph = (await client.get("/api/stats/references")).json()
+    assert graph["documents"] == ["a.md", "b.md", "c.md"]
+    assert graph["pairs"][0] == {"first": "a.md", "second": "b.md", "conversations": 2}
+    assert len(graph["pairs"]) == 3

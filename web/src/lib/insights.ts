@@ -1,0 +1,63 @@
+/** Rows of the insights view, computed from the statistics that the server returns. */
+
+import type { Stats, UsageGroup } from "../api/types";
+import { formatCompact, formatDollars, formatPercent } from "./format";
+import { INSIGHTS_TEXT as TEXT } from "./insightsText";
+
+export type Grouping = keyof typeof TEXT.by;
+
+export const GROUPINGS: readonly Grouping[] = ["day", "model", "project", "source", "slot", "tool"];
+
+export interface InsightRow {
+  name: string;
+  /** Length of the bar, from 0 to 1. */
+  share: number;
+  cells: string[];
+}
+
+export interface InsightTable {
+  key: string;
+  title: string;
+  columns: string[];
+  rows: InsightRow[];
+}
+
+/** The tables of all dimensions that have rows. */
+export function listTables(stats: Stats): InsightTable[] {
+  const tables = GROUPINGS.map((grouping) => buildTable(grouping, stats.groups[grouping] ?? []));
+  const items = [
+    buildItemTable("documents", TEXT.documents, stats.documents, [TEXT.messages, TEXT.tokens], (each) => [each.counts.uses, each.counts.tokens]),
+    buildItemTable("rules", TEXT.rules, stats.rules, [TEXT.requests, TEXT.tokens], (each) => [each.counts.requests, each.counts.tokens]),
+  ];
+  return [...tables, ...items].filter((table) => table.rows.length > 0);
+}
+
+function buildTable(grouping: Grouping, groups: UsageGroup[]): InsightTable {
+  const title = TEXT.by[grouping];
+  if (grouping === "slot")
+    return buildItemTable(grouping, title, groups, [TEXT.tokens, TEXT.requests], (each) => [each.counts.tokens, each.counts.requests]);
+  if (grouping === "tool")
+    return buildItemTable(grouping, title, groups, [TEXT.calls, TEXT.tokens], (each) => [each.counts.uses, each.counts.tokens]);
+  const hasCost = groups.some((each) => each.counts.cost_usd > 0);
+  const size = (each: UsageGroup) => (hasCost ? each.counts.cost_usd : each.counts.input_tokens);
+  const largest = Math.max(...groups.map(size), 0);
+  const rows = groups.map((each) => ({
+    name: each.name || (TEXT.unnamed[grouping] ?? ""),
+    share: largest > 0 ? size(each) / largest : 0,
+    cells: [formatDollars(each.counts.cost_usd), formatCompact(each.counts.input_tokens), formatPercent(each.counts.cache_share, 1), formatCompact(each.counts.turns)],
+  }));
+  return { key: grouping, title, columns: [TEXT.cost, TEXT.input, TEXT.cached, TEXT.turns], rows };
+}
+
+function buildItemTable(
+  key: string, title: string, groups: UsageGroup[], columns: string[], measure: (each: UsageGroup) => number[],
+): InsightTable {
+  const sizes = groups.map((each) => measure(each)[0] ?? 0);
+  const largest = Math.max(...sizes, 0);
+  const rows = groups.map((each, index) => ({
+    name: each.name,
+    share: largest > 0 ? (sizes[index] ?? 0) / largest : 0,
+    cells: measure(each).map(formatCompact),
+  }));
+  return { key, title, columns, rows };
+}

@@ -1,0 +1,7 @@
+/** Whether the insights are open. */
+
+class InsightsStore {
+  open = $state(false);
+}
+
+export const insights = new InsightsStore();
