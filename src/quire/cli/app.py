@@ -12,12 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from quire import __version__
+from quire.cli import COMMAND_GROUPS
 from quire.cli.common import enable_garbage_collection, format_example, to_exit_code
 from quire.cli.output import print_note
 from quire.errors import QuireError
-
-COMMAND_GROUPS = ("context", "memory", "config", "agent", "conversation", "key", "db")
-"""Modules with a Typer `app` of several commands."""
 
 SINGLE_COMMANDS = {
     "chat": "quire chat",
