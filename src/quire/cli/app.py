@@ -22,6 +22,7 @@ SINGLE_COMMANDS = {
     "ask": 'quire ask "Where do we stand?"',
     "search": "quire search 'spring tide' --limit 2",
     "init": "quire init",
+    "doctor": "quire doctor",
     "serve": "quire serve --open",
     "run": "quire run claude",
     "worker": "quire worker",

@@ -77,6 +77,14 @@ def plan_install(agent: str, path: Path) -> HookChange:
     )
 
 
+def find_hook_commands(agent: str, path: Path) -> list[str]:
+    """Commands of Quire's hooks for this agent in its settings, each once."""
+    groups = _get_hooks(path, _parse(path, _read(path)), create=False)
+    listed = [cast("list[Any]", each) for each in groups.values() if isinstance(each, list)]
+    own = (group for groups_of_event in listed for group in groups_of_event if _is_own(group, agent))
+    return list(dict.fromkeys(str(group["hooks"][0]["command"]) for group in own))
+
+
 def plan_uninstall(agent: str, path: Path, backups: Path) -> HookChange:
     before = _read(path)
     backup = _read_backup(_get_backup_path(path, backups))
