@@ -35,7 +35,8 @@ def main() -> None:
             raise
         from quire.errors import MissingExtra
 
-        sys.exit(str(MissingExtra(extra="cli", feature="The command line")))
+        hint = 'Without installing it: uvx --from "quire[all]" quire'
+        sys.exit(f"{MissingExtra(extra='cli', feature='The command line')}\n{hint}")
     try:
         app(prog_name="quire")
     finally:

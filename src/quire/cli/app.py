@@ -85,7 +85,7 @@ def _load_command(name: str) -> Any:
 app = typer.Typer(
     help="A context engine for LLM chat and agents.",
     cls=LazyCommandGroup,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
 
@@ -98,9 +98,14 @@ def _print_version(value: bool) -> None:  # noqa: FBT001 (Typer calls it)
 
 @app.callback()
 def _quire(
+    context: typer.Context,
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        from quire.cli.welcome import print_welcome
+
+        if not print_welcome():
+            typer.echo(context.get_help())
