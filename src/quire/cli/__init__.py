@@ -37,6 +37,9 @@ def main() -> None:
 
         hint = 'Without installing it: uvx --from "quire[all]" quire'
         sys.exit(f"{MissingExtra(extra='cli', feature='The command line')}\n{hint}")
+    from quire.cli.platforms import replace_unencodable
+
+    replace_unencodable(sys.stdout, sys.stderr)
     try:
         app(prog_name="quire")
     finally:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from quire.cli.platforms import IS_WINDOWS
+
 AGENT_PROGRAM_NAMES = ("claude", "codex", "opencode")
 """Agents that `quire run` connects."""
 COMMAND_COLUMNS = 32
@@ -82,5 +84,5 @@ def print_welcome() -> bool:
     first_run = find_first_run(os.environ)
     if first_run is None:
         return False
-    sys.stdout.write(f"{format_welcome(first_run, is_windows=os.name == 'nt')}\n")
+    sys.stdout.write(f"{format_welcome(first_run, is_windows=IS_WINDOWS)}\n")
     return True

@@ -1,7 +1,6 @@
 """Checks of the connections to coding agents: hooks, and the MCP server in their settings."""
 
 import json
-import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from quire.cli.doctor_checks.findings import Finding, report_note, report_ok, report_problem
 from quire.cli.hook_client import AGENTS
 from quire.cli.hook_settings import find_hook_commands, get_settings_path
+from quire.cli.platforms import split_command
 from quire.errors import QuireError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _check_agent_hooks(agent: str, environ: Mapping[str, str]) -> list[Finding]:
         return [report_problem("hooks", str(error), f"Correct {path}, then run `{install}`.")]
     if not commands:
         return [report_note("hooks", f"{agent}: not installed.", f"Run `{install}` to store its sessions.")]
-    missing = [each for each in commands if not Path(shlex.split(each)[0]).exists()]
+    missing = [each for each in commands if not Path(split_command(each)[0]).exists()]
     if missing:
         detail = f"{agent}: {path} runs `{missing[0]}`, and that program does not exist any more."
         return [report_problem("hooks", detail, f"Run `{install}` to write its present path.")]
