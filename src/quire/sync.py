@@ -120,7 +120,7 @@ class SyncEngine:
         """A variant with another `agent`, `vault`, `summarizer`, `embedder` or `clock`, or other settings, by name."""
         return SyncEngine(self._loop, self._engine.with_changes(**changes))
 
-    def subscribe(self, listener: Callable[[ContextEvent], None]) -> None:
+    def subscribe(self, listener: "Callable[[ContextEvent], None]") -> None:
         """Calls `listener` with every event, on the event loop's thread."""
         self._engine.subscribe(listener)
 
@@ -174,8 +174,8 @@ class SyncConversation:
         self,
         message: Message | str | None = None,
         *,
-        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
-        approve: ApprovalFunction | None = None,
+        tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
+        approve: "ApprovalFunction | None" = None,
         max_steps: int | None = None,
         max_cost: float | None = None,
         model: Model | None = None,
@@ -192,8 +192,8 @@ class SyncConversation:
         self,
         message: Message | str | None = None,
         *,
-        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
-        approve: ApprovalFunction | None = None,
+        tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
+        approve: "ApprovalFunction | None" = None,
         max_steps: int | None = None,
         max_cost: float | None = None,
         model: Model | None = None,

@@ -2,6 +2,9 @@
 
 import sys
 
+COMMAND_GROUPS = ("context", "memory", "config", "agent", "conversation", "key", "db")
+"""Modules with a Typer `app` of several commands."""
+
 
 def main() -> None:
     # Before any other import, because scripts wait for the version.
@@ -17,7 +20,12 @@ def main() -> None:
         run_hook(sys.argv[2])
         return
     import gc
+    import os
 
+    # Pydantic's search for plugins reads the metadata of every installed package. Commands that serve or run other
+    # programs may have plugins.
+    if len(sys.argv) > 1 and sys.argv[1] in COMMAND_GROUPS:
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Imported objects live until the end; collecting among them again and again would only slow a short command.
     gc.disable()
     try:
@@ -27,7 +35,11 @@ def main() -> None:
             raise
         from quire.errors import MissingExtra
 
-        sys.exit(str(MissingExtra(extra="cli", feature="The command line")))
+        hint = 'Without installing it: uvx --from "quire[all]" quire'
+        sys.exit(f"{MissingExtra(extra='cli', feature='The command line')}\n{hint}")
+    from quire.cli.platforms import replace_unencodable
+
+    replace_unencodable(sys.stdout, sys.stderr)
     try:
         app(prog_name="quire")
     finally:

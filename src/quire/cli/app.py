@@ -12,12 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from quire import __version__
+from quire.cli import COMMAND_GROUPS
 from quire.cli.common import enable_garbage_collection, format_example, to_exit_code
 from quire.cli.output import print_note
 from quire.errors import QuireError
-
-COMMAND_GROUPS = ("context", "memory", "config", "agent", "conversation", "key", "db")
-"""Modules with a Typer `app` of several commands."""
 
 SINGLE_COMMANDS = {
     "chat": "quire chat",
@@ -25,6 +23,7 @@ SINGLE_COMMANDS = {
     "stats": "quire stats --since 30d",
     "search": "quire search 'spring tide' --limit 2",
     "init": "quire init",
+    "doctor": "quire doctor",
     "serve": "quire serve --open",
     "run": "quire run claude",
     "worker": "quire worker",
@@ -88,7 +87,7 @@ def _load_command(name: str) -> Any:
 app = typer.Typer(
     help="A context engine for LLM chat and agents.",
     cls=LazyCommandGroup,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
 
@@ -101,9 +100,14 @@ def _print_version(value: bool) -> None:  # noqa: FBT001 (Typer calls it)
 
 @app.callback()
 def _quire(
+    context: typer.Context,
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        from quire.cli.welcome import print_welcome
+
+        if not print_welcome():
+            typer.echo(context.get_help())

@@ -87,8 +87,6 @@ async def _load_window(
     target: CommandTarget, reply: int | None, *, servers: bool
 ) -> "tuple[Manifest, list[str], EntrySchema | None]":
     """Loads the manifest, the servers whose tools are missing from it because they were not started, and the reply."""
-    from quire.schemas.entries import entry_to_schema
-
     is_next = reply is None
     async with open_conversation(target, servers=servers and is_next) as conversation:
         missing = list_enabled_servers(conversation.engine.agent) if is_next and not servers else []
@@ -96,6 +94,8 @@ async def _load_window(
         if reply is None:
             return manifest, missing, None
         entry = await conversation.engine.store.get_entry(conversation.id, reply, branch=conversation.branch)
+        from quire.schemas.entries import entry_to_schema
+
         return manifest, missing, entry_to_schema(entry)
 
 

@@ -4,7 +4,6 @@ Each appends an entry to the log, so `undo` can revert it.
 """
 
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from quire.cli.output import (
     print_result,
     show_spinner,
 )
+from quire.cli.platforms import IS_WINDOWS, split_command
 from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ app = create_group("")
 
 CLEARED_SLOTS = ("messages", "summary")
 """Slots that `clear` empties."""
-DEFAULT_EDITOR = "vi"
+DEFAULT_EDITOR = "notepad" if IS_WINDOWS else "vi"
 UNDO_HINT = "Nothing is deleted; undo it with `quire context undo`."
 
 
@@ -264,7 +264,7 @@ def edit_in_editor(text: str) -> str:
         file = Path(folder) / "summary.md"
         file.write_text(text, "utf-8")
         try:
-            process = subprocess.run([*shlex.split(editor), str(file)], check=False)  # noqa: S603 (the user's editor)
+            process = subprocess.run([*split_command(editor), str(file)], check=False)  # noqa: S603 (the user's editor)
         except (OSError, ValueError) as error:
             raise InvalidRequest(f"Cannot start the editor {editor!r}: {error}. Set $EDITOR, or use --text.") from error
         if process.returncode:

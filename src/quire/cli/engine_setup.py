@@ -55,20 +55,23 @@ def resolve_database_url(settings: "Settings") -> str:
 @asynccontextmanager
 async def open_engine_from_settings(overrides: SettingOverrides) -> AsyncGenerator["Engine"]:
     """Opens the engine that the settings describe. Opening sends no model request."""
+    from quire.cli.model_spec_cache import SpecCacheFile
     from quire.engine import open_engine
+    from quire.view.model_specs import use_spec_cache
 
     settings = load_cli_settings(overrides).settings
     url = resolve_database_url(settings)
-    async with open_engine(
-        url,
-        settings=settings,
-        agent=settings.agent,
-        vault=settings.vault,
-        summarizer=build_summarizer(settings),
-        embedder=await build_embedder(settings),
-        **_select_engine_overrides(overrides),
-    ) as engine:
-        yield engine.with_changes(runs_turns=True)
+    with use_spec_cache(SpecCacheFile(paths.get_spec_cache_path())):
+        async with open_engine(
+            url,
+            settings=settings,
+            agent=settings.agent,
+            vault=settings.vault,
+            summarizer=build_summarizer(settings),
+            embedder=await build_embedder(settings),
+            **_select_engine_overrides(overrides),
+        ) as engine:
+            yield engine.with_changes(runs_turns=True)
 
 
 def _select_engine_overrides(overrides: SettingOverrides) -> dict[str, Any]:

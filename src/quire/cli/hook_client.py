@@ -90,7 +90,7 @@ def get_socket_path(folder: str) -> str | None:
 
 def _list_user_settings_files() -> list[Path]:
     """Where the user's settings may be, as `quire.cli.paths` finds them with a library."""
-    home = Path(os.environ.get("HOME") or "~")
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (tested with HOME alone)
     configured = os.environ.get("QUIRE_CONFIG")
     folders = (os.environ.get("XDG_CONFIG_HOME") or home / ".config", home / "Library" / "Application Support")
     return [Path(configured)] if configured else [Path(each, "quire", _SETTINGS_FILENAME) for each in folders]
@@ -140,7 +140,7 @@ def write_log(line: str) -> None:
 
 
 def get_log_path() -> Path:
-    data = os.environ.get("XDG_DATA_HOME") or Path(os.environ.get("HOME") or "~", ".local", "share")
+    data = os.environ.get("XDG_DATA_HOME") or Path(os.path.expanduser("~"), ".local", "share")  # noqa: PTH111
     return Path(data, "quire", "hook.log")
 
 

@@ -7,7 +7,6 @@ between, only Quire's hooks are removed.
 
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from quire.cli.hook_client import RECALL_SECONDS
+from quire.cli.platforms import join_command
 from quire.errors import InvalidRequest
 
 HOOK_EVENTS = ("SessionStart", "UserPromptSubmit", "PreCompact", "Stop", "SessionEnd")
@@ -55,9 +55,9 @@ def get_settings_path(agent: str, environ: Mapping[str, str]) -> Path:
 def build_command(agent: str) -> str:
     """The command for the agent's settings: this program by its absolute path, because agents have their own PATH."""
     program = Path(sys.argv[0])
-    found = shutil.which("quire") if program.name != "quire" else str(program.absolute())
+    found = shutil.which("quire") if program.stem != "quire" else str(program.absolute())
     words = [found] if found else [sys.executable, "-m", "quire"]
-    return shlex.join([*words, "hook", agent])
+    return join_command([*words, "hook", agent])
 
 
 def plan_install(agent: str, path: Path) -> HookChange:
@@ -75,6 +75,14 @@ def plan_install(agent: str, path: Path) -> HookChange:
     return HookChange(
         path, before, before if before and settings == _parse(path, before) else _format(settings, before)
     )
+
+
+def find_hook_commands(agent: str, path: Path) -> list[str]:
+    """Commands of Quire's hooks for this agent in its settings, each once."""
+    groups = _get_hooks(path, _parse(path, _read(path)), create=False)
+    listed = [cast("list[Any]", each) for each in groups.values() if isinstance(each, list)]
+    own = (group for groups_of_event in listed for group in groups_of_event if _is_own(group, agent))
+    return list(dict.fromkeys(str(group["hooks"][0]["command"]) for group in own))
 
 
 def plan_uninstall(agent: str, path: Path, backups: Path) -> HookChange:

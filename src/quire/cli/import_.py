@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from quire.cli.common import EXIT_FAILED, AsJson, SetOptions, run_async
 from quire.cli.output import make_table, make_text, pluralize, print_json, print_note, print_result, show_progress
+from quire.cli.platforms import call_on_signals
 from quire.errors import DocumentNotFound, InvalidRequest
 
 if TYPE_CHECKING:
@@ -147,15 +147,14 @@ async def _import_changed(engine: "Engine", source: "Source", watcher: Any, opti
 async def _watch(engine: "Engine", source: "Source", watcher: Any, options: "ImportOptions", *, as_json: bool) -> None:
     """Imports changed files until an interrupt; a transaction that has begun is finished first."""
     stopped = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(each, stopped.set)
     print_note(f"Watching {source.title}; press Ctrl+C to stop.")
-    while not stopped.is_set():
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), WATCH_SECONDS)
-        report = await _import_changed(engine, source, watcher, options)
-        if report.messages or report.error_count:
-            _print_report(report, options, as_json=as_json)
+    with call_on_signals(stopped.set):
+        while not stopped.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), WATCH_SECONDS)
+            report = await _import_changed(engine, source, watcher, options)
+            if report.messages or report.error_count:
+                _print_report(report, options, as_json=as_json)
 
 
 def _print_report(report: "ImportReport", options: "ImportOptions", *, as_json: bool) -> None:

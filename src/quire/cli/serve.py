@@ -11,6 +11,7 @@ import typer
 from quire.cli.chat import AgentOption, VaultOption
 from quire.cli.common import EXIT_FAILED, SetOptions, enable_garbage_collection, run_async
 from quire.cli.output import print_note
+from quire.cli.platforms import IS_WINDOWS
 from quire.errors import InvalidConfiguration, MissingExtra
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def build_options(overrides: Any, *, local: bool, grace_seconds: float, log_form
 def _check_workers(options: ServeOptions, workers: int) -> None:
     from quire.log.database_url import is_postgres
 
+    if workers > 1 and IS_WINDOWS:
+        raise InvalidConfiguration("Several workers need Linux or macOS; on Windows use --workers 1.")
     if workers > 1 and not is_postgres(options.database_url):
         raise InvalidConfiguration(
             "Several workers need PostgreSQL, not SQLite: use --workers 1, or set `database_url` to postgresql://…"

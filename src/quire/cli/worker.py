@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quire.cli.common import EXIT_FAILED, AsJson, SetOptions, run_async
 from quire.cli.output import make_table, print_result
+from quire.cli.platforms import call_on_signals
 
 if TYPE_CHECKING:
     from quire.engine.tenants import TenantEngines
@@ -121,7 +121,7 @@ async def _run_with_queue(url: str, runner: Any, sweeper: Any, *, once: bool, op
     await asyncio.to_thread(queue_schema.check_queue, url)
     async with JobQueue.open(url) as queue:
         worker = Worker(queue, runner, sweeper, WorkerOptions(**options))
-        async with _stop_on_signals(worker.stop):
+        with call_on_signals(worker.stop):
             if once:
                 return await worker.run_once()
             await worker.run()
@@ -138,25 +138,12 @@ async def _run_locally(_url: str, runner: Any, sweeper: Any, *, once: bool, opti
         await sweeper.sweep(jobs.defer)
         await jobs.wait_until_idle()
         return jobs.counts
-    async with _stop_on_signals(stop.set):
+    with call_on_signals(stop.set):
         async with LocalJobs(runner, sweeper, max_concurrent=concurrency) as jobs:
             log_event("worker_started", concurrency=concurrency)
             await stop.wait()
         log_event("worker_stopped", done=jobs.counts.done.total(), failed=jobs.counts.failed.total())
     return jobs.counts
-
-
-@asynccontextmanager
-async def _stop_on_signals(stop: Callable[[], None]) -> AsyncGenerator[None]:
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for each in signals:
-        loop.add_signal_handler(each, stop)
-    try:
-        yield
-    finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
 
 
 @contextmanager

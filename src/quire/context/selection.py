@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from math import log, sqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -24,7 +24,6 @@ from quire.llm.embeddings import Embedder, embed_texts
 from quire.model import ContextItem
 from quire.model.agents import Agent, AgentTool, Reference, Rule
 from quire.model.base import FrozenModel
-from quire.search.tokenizer import tokenize, tokenize_query
 
 if TYPE_CHECKING:
     from quire.llm.embeddings import Vectors
@@ -41,10 +40,15 @@ MAX_MESSAGE_CHARS = 4_000
 """Characters of a message that are scored."""
 
 _CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_REQUEST_TERMS = frozenset(
-    tokenize("give go good make morning need new now one please show tell through use want while")
-)
+_REQUEST_WORDS = "give go good make morning need new now one please show tell through use want while"
 """Words of any request, which say nothing about its subject."""
+
+
+@cache
+def _list_request_terms() -> frozenset[str]:
+    from quire.search.tokenizer import tokenize
+
+    return frozenset(tokenize(_REQUEST_WORDS))
 
 
 class SearchableText(NamedTuple):
@@ -57,12 +61,18 @@ class SearchableText(NamedTuple):
 
 def extract_keywords(text: str) -> list[str]:
     """Terms of an item's text; `readFile` and `read_file` are two words each."""
-    return [term for term in tokenize(_CAMEL_CASE_BOUNDARY.sub(" ", text)) if term not in _REQUEST_TERMS]
+    from quire.search.tokenizer import tokenize
+
+    ignored = _list_request_terms()
+    return [term for term in tokenize(_CAMEL_CASE_BOUNDARY.sub(" ", text)) if term not in ignored]
 
 
 def _extract_query_keywords(message: str) -> list[str]:
+    from quire.search.tokenizer import tokenize_query
+
+    ignored = _list_request_terms()
     query = _CAMEL_CASE_BOUNDARY.sub(" ", message[:MAX_MESSAGE_CHARS])
-    return [term for term in tokenize_query(query) if term not in _REQUEST_TERMS]
+    return [term for term in tokenize_query(query) if term not in ignored]
 
 
 def score_keywords(message: str, texts: Sequence[SearchableText], *, recent: Sequence[str] = ()) -> list[float]:

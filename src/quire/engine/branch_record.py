@@ -1,10 +1,14 @@
 """`BranchRecord`: reads a branch and the record of its requests, explains them, pins messages and sets priorities."""
 
+from typing import TYPE_CHECKING
+
 from quire.engine.context import EngineContext
 from quire.errors import InvalidRequest
-from quire.ledger import ManifestChange, Replay, diff_manifests, find_decision, replay
 from quire.model import Decision, Entry, Manifest, Pin, Priority, Unpin
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY
+
+if TYPE_CHECKING:
+    from quire.ledger import ManifestChange, Replay
 
 
 class BranchRecord:
@@ -46,8 +50,10 @@ class BranchRecord:
         """The manifest of the request that entry `reply` answered."""
         return await self.engine.store.get_manifest(self.id, reply, branch=self.branch)
 
-    async def replay(self, reply: int) -> Replay:
+    async def replay(self, reply: int) -> "Replay":
         """Rebuilds the request that entry `reply` answered, and compares it with its recorded digest."""
+        from quire.ledger import replay
+
         manifest = await self.manifest(reply)
         for row in manifest.included:
             if row.span is not None:
@@ -57,10 +63,14 @@ class BranchRecord:
                 await self.engine.load_blobs(entries)
         return await replay(self.engine.store, manifest, load_blob=self.engine.blobs.get)
 
-    async def diff(self, reply: int, other: int) -> list[ManifestChange]:
+    async def diff(self, reply: int, other: int) -> "list[ManifestChange]":
         """The changes between the requests of two replies."""
+        from quire.ledger import diff_manifests
+
         return diff_manifests(await self.manifest(reply), await self.manifest(other))
 
     async def why(self, item: int | str, *, reply: int) -> Decision:
         """The decision that included or excluded a message (by number) or an item (by name) in that request."""
+        from quire.ledger import find_decision
+
         return find_decision(await self.manifest(reply), item)

@@ -16,7 +16,6 @@ from quire.log import Store
 from quire.log.costs import SpendCaps, SpendingKey, SpendReservation
 from quire.model import Entry, Policy, Usage
 from quire.model.agents import Agent
-from quire.model.events import ContextEvent
 from quire.model.lazy import lazy_property
 from quire.settings import Settings
 from quire.settings.schema import tenant_spend_cap_for
@@ -28,6 +27,7 @@ from quire.view.tokens import warn_once
 if TYPE_CHECKING:
     from quire.context.vault import Vault
     from quire.llm.pydantic_ai_model import PydanticAIModel
+    from quire.model.events import ContextEvent
 
 _log = logging.getLogger(__name__)
 
@@ -113,11 +113,11 @@ class EngineContext:
     def hooks(self) -> CompactionHooks:
         return self.runtime.hooks
 
-    def subscribe(self, listener: Callable[[ContextEvent], None]) -> None:
+    def subscribe(self, listener: "Callable[[ContextEvent], None]") -> None:
         """Calls `listener` with every event of this engine and its variants, in order, from now on."""
         self.runtime.listeners.append(listener)
 
-    def emit(self, event: ContextEvent) -> None:
+    def emit(self, event: "ContextEvent") -> None:
         for listener in self.runtime.listeners:
             listener(event)
 

@@ -5,12 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quire.agent.approvals import ApprovalFunction
-from quire.agent.function_tools import FunctionTool, to_function_tools
 from quire.compaction.execution import CompactionTrigger
 from quire.context.items import ResolvedSessionItem
 from quire.context.tool_search import TOOL_SEARCH, parse_tool_search
-from quire.engine.agent_loop import TurnResult, collect_turn, stream_turn
 from quire.engine.assembler import Assembler
 from quire.engine.branch_record import BranchRecord
 from quire.engine.builtin_tools import BuiltinTools, deduplicate_references
@@ -31,12 +28,15 @@ from quire.llm import Model
 from quire.log import MAIN_BRANCH
 from quire.model import ContextItem, Entry, Manifest, Message, ToolCallPart, Usage
 from quire.model.entry_metadata import DocumentReference
-from quire.model.events import TurnEvent
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
 
 if TYPE_CHECKING:
+    from quire.agent.approvals import ApprovalFunction
+    from quire.agent.function_tools import FunctionTool
+    from quire.engine.agent_loop import TurnResult
+    from quire.model.events import TurnEvent
     from quire.search.catalog import SearchOrder
 
 
@@ -58,12 +58,12 @@ class Conversation(BranchRecord):
         self,
         message: Message | str | None = None,
         *,
-        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
-        approve: ApprovalFunction | None = None,
+        tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
+        approve: "ApprovalFunction | None" = None,
         max_steps: int | None = None,
         max_cost: float | None = None,
         model: Model | None = None,
-    ) -> TurnResult:
+    ) -> "TurnResult":
         """Runs a turn to its answer: sends the message, runs the tools that the model calls, and sends their results,
         until a reply calls none. Without a message it continues from the log as it is.
 
@@ -72,6 +72,8 @@ class Conversation(BranchRecord):
         the setting of this name), and begins no further step once it has cost `max_cost` US dollars; `reason` of the
         result says so. `model` answers instead of the model that the settings name.
         """
+        from quire.engine.agent_loop import collect_turn
+
         events = self.stream(message, tools=tools, approve=approve, max_steps=max_steps, max_cost=max_cost, model=model)
         return await collect_turn(self.engine, self.id, self.branch, events)
 
@@ -79,17 +81,20 @@ class Conversation(BranchRecord):
         self,
         message: Message | str | None = None,
         *,
-        tools: Sequence[FunctionTool | Callable[..., Any]] = (),
-        approve: ApprovalFunction | None = None,
+        tools: "Sequence[FunctionTool | Callable[..., Any]]" = (),
+        approve: "ApprovalFunction | None" = None,
         max_steps: int | None = None,
         max_cost: float | None = None,
         model: Model | None = None,
-    ) -> AsyncGenerator[TurnEvent]:
+    ) -> "AsyncGenerator[TurnEvent]":
         """Runs a turn like `send`, and yields its events (`quire.model.events`) as they happen.
 
         The last event is `TurnEnded`, or `TurnFailed` with the error. Closing the iterator stops the turn: what has
         arrived of the reply is recorded, and every tool call has a result.
         """
+        from quire.agent.function_tools import to_function_tools
+        from quire.engine.agent_loop import stream_turn
+
         functions = to_function_tools(tools)
         return stream_turn(
             partial(self._for_turn, functions),
@@ -102,7 +107,7 @@ class Conversation(BranchRecord):
             model=model,
         )
 
-    def _for_turn(self, functions: Sequence[FunctionTool], model: Model) -> "Conversation":
+    def _for_turn(self, functions: "Sequence[FunctionTool]", model: Model) -> "Conversation":
         """The same conversation, whose requests offer these functions and the built-in tools, since a turn runs both.
         Unless another summarizer is named, the model that answers writes the summaries too."""
         agent, settings = self.engine.agent, self.engine.settings

@@ -44,12 +44,15 @@ class ReadingTools:
 
         Document tools reserve the space of history tools: a later compaction then adds tools and removes none.
         """
+        offered = self._select_tools(archived=archived, listed=listed)
+        if not offered:
+            return tools
         present = {tool.definition.name for tool in tools.tools}
         free_tokens = self._count_free_tokens(tools)
         history = list(map(_build_definition, HISTORY_TOOLS)) if self._engine.config.runs_turns else []
         reserved_tokens = sum(self._count_cached(each) for each in history if each.name not in present)
         added: list[IncludedTool] = []
-        for definition in self._select_tools(archived=archived, listed=listed):
+        for definition in offered:
             tokens = self._count_cached(definition)
             max_tokens = free_tokens if definition in history else free_tokens - reserved_tokens
             if definition.name not in present and tokens <= max_tokens:

@@ -20,7 +20,6 @@ from quire.llm import get_model
 from quire.llm.embeddings import Embedder
 from quire.log import LogStore, SegmentRef
 from quire.model import Entry, Policy
-from quire.model.events import ContextEvent
 from quire.view.calibration import Calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.rendered import MessageCounter
@@ -29,6 +28,7 @@ from quire.view.wire_formats import wire_format_for
 
 if TYPE_CHECKING:
     from quire.llm.pydantic_ai_model import PydanticAIModel
+    from quire.model.events import ContextEvent
     from quire.search.catalog import MessageCatalog
     from quire.search.index import RecallIndex
     from quire.search.segments import Segment

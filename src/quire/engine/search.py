@@ -21,8 +21,6 @@ from quire.log.worker_threads import run_in_worker
 from quire.model import Entry, Role
 from quire.model.base import FrozenModel
 from quire.search.format import FORMAT_VERSION
-from quire.search.highlights import make_excerpt
-from quire.search.query_words import find_query_words
 from quire.view.recalled_messages import message_to_text
 
 if TYPE_CHECKING:
@@ -83,6 +81,8 @@ async def search_messages(
     `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
     no hit.
     """
+    from quire.search.query_words import find_query_words
+
     ids = await _list_conversations(engine, where)
     if ids is not None and not ids:
         return MessageSearchResult([], complete=True)
@@ -189,6 +189,8 @@ async def _refresh(
 
 async def _load_hits(engine: EngineContext, hits: Sequence["CatalogHit"], terms: Collection[str]) -> list[MessageHit]:
     """Reads the messages of hits; one that was purged since it was indexed is left out."""
+    from quire.search.highlights import make_excerpt
+
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
     entries, records = await engine.store.read_messages(keys)
     records = {each.id: each for each in await engine.store.fill_titles(*records.values())}

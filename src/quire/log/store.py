@@ -15,7 +15,6 @@ from quire.log import (
     blobs,
     conversations,
     dialects,
-    export_import,
     history_match,
     integrity,
     ledger,
@@ -328,6 +327,8 @@ class SqlStore(
 
     async def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
         """The conversation as JSON Lines, up to the heads that its branches had at the start."""
+        from quire.log import export_import
+
         yield export_import.format_conversation_line(await self.get_conversation(conversation))
         for digest in await self._read_bulk(blobs.list_used_blobs, conversation):
             yield export_import.format_blob_line(digest, await self.get_blob(digest))
@@ -347,7 +348,9 @@ class SqlStore(
 
     async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:
         """Imports an exported conversation in one transaction, under another id if one is given."""
-        return await self._write_bulk(export_import.import_lines, lines, as_id=as_id)
+        from quire.log.export_import import import_lines
+
+        return await self._write_bulk(import_lines, lines, as_id=as_id)
 
 
 def _find_longest_path(

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from quire.errors import UnknownTokenizer
 from quire.model.policy import MAX_MODEL_NAME_CHARS
+from quire.view.counted_texts import find_counted_text
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +155,9 @@ class _VocabularyCounter:
         if encode is None:
             if not text:
                 return 0
+            counted = find_counted_text(self.vocabulary, text)
+            if counted is not None:
+                return counted
             encode = _load_locked(_vocabulary_encoder, self.vocabulary)
             self._adds_space = len(encode(" a")) > len(encode("a"))
             # The first long run of one kind makes the encoder build tables; they belong to the loading.

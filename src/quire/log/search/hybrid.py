@@ -16,7 +16,6 @@ from quire.log.search import vectors
 from quire.log.search.inverted_index import split_chunks
 from quire.log.types import Passage, SearchHit
 from quire.search.postings import PostingRow, RankedPassage, rank_by_bm25
-from quire.search.tokenizer import tokenize_query
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -71,6 +70,8 @@ def fuse_rankings(rankings: Sequence[tuple[float, Sequence[RankedPassage]]]) -> 
 def _rank_by_terms(
     connection: Connection, tenant: str, query: str, scope_names: Sequence[str], depth: int
 ) -> list[RankedPassage]:
+    from quire.search.tokenizer import tokenize_query
+
     query_terms = tokenize_query(query)[:MAX_QUERY_TERMS]
     if not query_terms:
         return []

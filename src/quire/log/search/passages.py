@@ -18,7 +18,6 @@ from quire.log.search.inverted_index import split_chunks
 from quire.log.search.scopes import has_scope, lock_scope, update_scope
 from quire.log.types import Passage, PassageVector, UnembeddedPassage
 from quire.search.postings import NUMBERS_PER_BLOCK, IndexRowKey, build_postings, remove_postings
-from quire.search.tokenizer import count_terms
 
 _TITLE_WEIGHT = 2
 """A word in the title counts as this many words of the text."""
@@ -192,6 +191,8 @@ def _count_terms_by_number(
 
 
 def _count_weighted_terms(title: str, text: str) -> dict[str, int]:
+    from quire.search.tokenizer import count_terms
+
     counts = count_terms(text)
     for term, count in count_terms(title).items():
         counts[term] += _TITLE_WEIGHT * count

@@ -1,0 +1,88 @@
+"""`quire` without a command, before it was ever used: what it does, and the way to the first answer, in one screen."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.cli.platforms import IS_WINDOWS
+
+AGENT_PROGRAM_NAMES = ("claude", "codex", "opencode")
+"""Agents that `quire run` connects."""
+COMMAND_COLUMNS = 32
+"""Width of the column of commands."""
+
+
+class FirstRun(NamedTuple):
+    """What a first run can build on."""
+
+    key_variable: str | None
+    """Variable with an API key, by which `quire init` chooses a model."""
+    agents: tuple[str, ...]
+    """Installed agents."""
+
+
+def find_first_run(environ: Mapping[str, str]) -> FirstRun | None:
+    """Looks for API keys and agents; None if there are settings or a database already."""
+    from quire.cli import paths
+    from quire.cli.init import find_provider_keys
+
+    used = (
+        paths.get_user_settings_path(environ).exists()
+        or paths.find_project_settings_path(Path.cwd()) is not None
+        or any(name.startswith("QUIRE_") for name in environ)
+        or Path(paths.get_default_database_url().removeprefix("sqlite:///")).exists()
+    )
+    if used:
+        return None
+    key = next(iter(find_provider_keys(environ)), None)
+    agents = tuple(name for name in AGENT_PROGRAM_NAMES if shutil.which(name, path=environ.get("PATH")))
+    return FirstRun(key.variable if key is not None else None, agents)
+
+
+def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
+    agent = first_run.agents[0] if first_run.agents else AGENT_PROGRAM_NAMES[0]
+    lines: list[str | tuple[str, str]] = [
+        "Quire stores every message of your chats and agents, fits each request into the",
+        "model's context window, and records what the model was sent and why.",
+        "",
+        "Get a first answer:",
+        *_list_first_steps(first_run, is_windows=is_windows),
+        ('quire ask "What can you do?"', "one answer"),
+        ("quire chat", "a conversation in the terminal"),
+        "",
+        f"Or put it between an agent and its model{_name_agents(first_run.agents)}:",
+        (f"quire run {agent}", "record its sessions, nothing else to set up"),
+        ("quire import claude-code", "past sessions, to search and continue"),
+        "",
+        "Then look at what happened:",
+        ("quire serve --open", "the web interface"),
+        ("quire context show", "what the model sees of a conversation"),
+        ("quire doctor", "check the set-up"),
+        ("quire --help", "all commands"),
+    ]
+    return "\n".join(line if isinstance(line, str) else f"  {line[0]:{COMMAND_COLUMNS}}{line[1]}" for line in lines)
+
+
+def _list_first_steps(first_run: FirstRun, *, is_windows: bool) -> list[tuple[str, str]]:
+    if first_run.key_variable is None:
+        return [
+            (f"{'set' if is_windows else 'export'} OPENAI_API_KEY=…", "or ANTHROPIC_API_KEY, or start Ollama"),
+            ("quire init", "choose a model, write the settings"),
+        ]
+    return [("quire init", f"use the key in {first_run.key_variable}")]
+
+
+def _name_agents(agents: Sequence[str]) -> str:
+    return f" ({', '.join(agents)} found)" if agents else " (Claude Code, Codex, opencode)"
+
+
+def print_welcome() -> bool:
+    """Prints the welcome on a first run; returns False on any other."""
+    first_run = find_first_run(os.environ)
+    if first_run is None:
+        return False
+    sys.stdout.write(f"{format_welcome(first_run, is_windows=IS_WINDOWS)}\n")
+    return True
