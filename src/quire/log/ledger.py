@@ -46,6 +46,8 @@ def record_reply(
         record.drafts,
         branch=branch,
         after=after,
+        lease=record.lease,
+        ends_turn=record.ends_turn,
         write_extra=lambda stored: _write_ledger(connection, tenant, record, stored),
     )
 
