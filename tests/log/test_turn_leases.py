@@ -131,13 +131,15 @@ async def test_a_stop_reaches_only_a_running_turn(log: SqlStore):
 
 async def test_the_first_decision_on_a_call_counts(log: SqlStore):
     lease = await acquire(log)
-    assert not await log.decide_call_approval("c", 0, "call", approve=True)
-    await log.request_call_approval(lease, "call\x00")
-    assert not await log.decide_call_approval("c", 0, "another", approve=True)
+    assert await log.decide_call_approval("c", 0, "call", approve=True) is None
+    approval = await log.request_call_approval(lease, "call\x00")
+    assert await log.decide_call_approval("c", 0, "another", approve=True) is None
     decisions = [log.decide_call_approval("c", 0, "call\x00", approve=approve) for approve in (True, False, True)]
-    assert sorted(await asyncio.gather(*decisions)) == [False, False, True]
+    assert sorted(each or "" for each in await asyncio.gather(*decisions)) == ["", "", approval]
     [state] = await log.list_turn_leases([lease.turn])
+    assert state.approval == approval
     assert state.is_approved is not None
-    await log.request_call_approval(lease, "next")
+    repeated = await log.request_call_approval(lease, "call\x00")
     [state] = await log.list_turn_leases([lease.turn])
-    assert (state.pending_call, state.is_approved) == ("next", None)
+    assert (state.approval, state.is_approved) == (repeated, None)
+    assert repeated != approval

@@ -51,6 +51,7 @@ _UPDATABLE_COLUMNS = {
         "expires_at",
         "stop_requested",
         "pending_call",
+        "approval",
         "is_approved",
         "outcome",
     ),

@@ -226,6 +226,7 @@ turn_leases = Table(
     Column("expires_at", BigInteger, nullable=False),
     Column("stop_requested", Integer, nullable=False),
     Column("pending_call", Text),
+    Column("approval", Text),
     Column("is_approved", Integer),
     Column("outcome", Text),
 )

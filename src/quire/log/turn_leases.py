@@ -63,10 +63,10 @@ class LeaseState(NamedTuple):
     is_running: bool
     """Whether the turn has not ended and the lease has not expired."""
     stop_requested: bool
-    pending_call: str | None
-    """Id of the last tool call that needed approval."""
+    approval: str | None
+    """Id of the last approval that the turn requested."""
     is_approved: bool | None
-    """The decision on that call, once there is one."""
+    """The decision, once there is one."""
     outcome: str | None
     """JSON of the last event of a turn that ended without an answer."""
 
@@ -104,7 +104,7 @@ _ACQUIRE = """
     ON CONFLICT (tenant, conversation, branch) DO UPDATE SET
         turn = excluded.turn, owner = excluded.owner, after_seq = excluded.after_seq,
         question_digest = excluded.question_digest, expires_at = excluded.expires_at,
-        stop_requested = 0, pending_call = NULL, is_approved = NULL, outcome = NULL
+        stop_requested = 0, pending_call = NULL, approval = NULL, is_approved = NULL, outcome = NULL
     WHERE quire_turn_leases.outcome IS NOT NULL OR quire_turn_leases.expires_at <= {now}
     RETURNING turn
 """
@@ -163,20 +163,26 @@ def request_stop(connection: Connection, tenant: str, conversation: str, branch:
     return connection.execute(stop.where(_is_running(connection))).rowcount == 1
 
 
-def request_approval(connection: Connection, tenant: str, lease: TurnLease, call: str) -> None:
-    """Records that a tool call of the turn waits for approval."""
-    waiting = update(turn_leases).values(pending_call=sanitize_text(call), is_approved=None)
+def request_approval(connection: Connection, tenant: str, lease: TurnLease, call: str) -> str:
+    """Records that a tool call of the turn waits for approval; returns the id of the approval.
+
+    The id of the call does not identify it: a model may repeat that of an earlier call.
+    """
+    approval = new_id()
+    waiting = update(turn_leases).values(pending_call=sanitize_text(call), approval=approval, is_approved=None)
     if connection.execute(waiting.where(*_is_lease(tenant, lease))).rowcount != 1:
         raise TurnLeaseLost
+    return approval
 
 
 def decide_approval(
     connection: Connection, tenant: str, conversation: str, branch: int, call: str, *, approve: bool
-) -> bool:
-    """Records the decision on a tool call; returns False if the call does not wait for one."""
+) -> str | None:
+    """Records the decision on a tool call; returns the id of the approval, None if the call waits for none."""
     decided = update(turn_leases).values(is_approved=int(approve)).where(*_is_branch(tenant, conversation, branch))
     is_pending = (turn_leases.c.pending_call == sanitize_text(call)) & turn_leases.c.is_approved.is_(None)
-    return connection.execute(decided.where(is_pending, _is_running(connection))).rowcount == 1
+    returned = decided.where(is_pending, _is_running(connection)).returning(turn_leases.c.approval)
+    return connection.execute(returned).scalar()
 
 
 def _now(connection: Connection) -> ColumnElement[int]:
@@ -215,7 +221,7 @@ def _to_states(rows: Collection[Row[Any]]) -> list[LeaseState]:
             idempotency_key=None if row.after_seq is None else IdempotencyKey(row.after_seq, row.question_digest),
             is_running=bool(row.is_running),
             stop_requested=bool(row.stop_requested),
-            pending_call=row.pending_call,
+            approval=row.approval,
             is_approved=None if row.is_approved is None else bool(row.is_approved),
             outcome=row.outcome,
         )
@@ -255,10 +261,13 @@ class SqlTurnLeaseStore(SqlStoreBase):
         """Asks the process that runs the branch's turn to stop it; returns whether a turn is running."""
         return await self._write(request_stop, conversation, branch)
 
-    async def request_call_approval(self, lease: TurnLease, call: str) -> None:
-        """Records that a tool call of the turn waits for approval."""
-        await self._write(request_approval, lease, call)
+    async def request_call_approval(self, lease: TurnLease, call: str) -> str:
+        """Records that a tool call of the turn waits for approval; returns the id of the approval."""
+        return await self._write(request_approval, lease, call)
 
-    async def decide_call_approval(self, conversation: str, branch: int, call: str, *, approve: bool) -> bool:
-        """Records the decision on a tool call, the first one only; returns False if the call waits for none."""
+    async def decide_call_approval(self, conversation: str, branch: int, call: str, *, approve: bool) -> str | None:
+        """Records the decision on a tool call, the first one only; returns the id of the approval.
+
+        None if the call waits for no decision.
+        """
         return await self._write(decide_approval, conversation, branch, call, approve=approve)

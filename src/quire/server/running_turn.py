@@ -13,7 +13,6 @@ from quire.engine import Conversation
 from quire.errors import QuireError
 from quire.llm import Model
 from quire.log import SqlStore
-from quire.log.dialects import sanitize_text
 from quire.log.turn_leases import IdempotencyKey, TurnLease
 from quire.model import Message, ToolCallPart, Usage
 from quire.model.events import ApprovalRequested, ReplyRecorded, TurnEnded, TurnEvent, TurnFailed
@@ -38,7 +37,8 @@ class RunningTurn:
         self._events: list[TurnEvent] = []
         self._changed = asyncio.Event()
         self._stop_requested = asyncio.Event()
-        self._pending_approvals: dict[str, asyncio.Future[ApprovalDecision]] = {}
+        self._approval_id: str | None = None
+        self._decision: asyncio.Future[ApprovalDecision]
         self._has_lease = True
         self._is_interrupted = False
         self._is_finished = False
@@ -126,22 +126,18 @@ class RunningTurn:
         self._is_interrupted = True
         self.stop()
 
-    def resolve_approval(self, call: str, *, approve: bool) -> None:
-        """Approves or denies a tool call that waits for it."""
-        approval = self._pending_approvals.get(sanitize_text(call))
-        if approval is not None and not approval.done():
-            approval.set_result(Allow() if approve else Deny())
+    def resolve_approval(self, approval: str, *, approve: bool) -> None:
+        """Resolves the pending approval if it has this id."""
+        if approval == self._approval_id and not self._decision.done():
+            self._decision.set_result(Allow() if approve else Deny())
 
     async def _request_approval(self, call: ToolCallPart) -> None:
-        approval = self._pending_approvals[sanitize_text(call.id)] = asyncio.get_running_loop().create_future()
+        """Makes the call known to all processes. Calls request their approvals one after the other."""
+        self._approval_id, self._decision = None, asyncio.get_running_loop().create_future()
         try:
-            await self._store.request_call_approval(self.lease, call.id)
+            self._approval_id = await self._store.request_call_approval(self.lease, call.id)
         except QuireError as error:
-            approval.set_exception(error)
+            self._decision.set_exception(error)
 
     async def _wait_for_approval(self, call: ToolCallPart) -> ApprovalDecision:
-        id_ = sanitize_text(call.id)
-        try:
-            return await self._pending_approvals[id_]
-        finally:
-            del self._pending_approvals[id_]
+        return await self._decision

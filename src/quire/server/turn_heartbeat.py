@@ -90,5 +90,5 @@ def _apply_signals(turns: Mapping[str, RunningTurn], states: Collection[LeaseSta
         turn = turns[state.lease.turn]
         if state.stop_requested:
             turn.stop()
-        if state.pending_call is not None and state.is_approved is not None:
-            turn.resolve_approval(state.pending_call, approve=state.is_approved)
+        if state.approval is not None and state.is_approved is not None:
+            turn.resolve_approval(state.approval, approve=state.is_approved)

@@ -133,13 +133,14 @@ class TurnRegistry:
         """Approves or denies a tool call, in whichever process its turn runs."""
         store = self._store.for_tenant(key.tenant)
         # The database decides which of several decisions is the first.
-        if not await store.decide_call_approval(key.conversation, key.branch, call, approve=approve):
+        approval = await store.decide_call_approval(key.conversation, key.branch, call, approve=approve)
+        if approval is None:
             raise NotFound(
                 f"No pending approval for the tool call {call!r} on branch {key.branch} of {key.conversation!r}: "
                 "it was already decided, or does not exist."
             )
         if (running := self.get(key)) is not None:
-            running.resolve_approval(call, approve=approve)
+            running.resolve_approval(approval, approve=approve)
 
     async def wait_for_outcome(self, tenant: str, lease: TurnLease) -> str | None:
         """Waits for the end of a turn in another process; returns the outcome of a turn without an answer.
@@ -156,7 +157,8 @@ class TurnRegistry:
     def _remove_wait(self, task: asyncio.Task[str | None]) -> None:
         self._waits = {lease: each for lease, each in self._waits.items() if each is not task}
         # The requests that waited may be gone: retrieved here, so that asyncio does not report it.
-        task.exception()
+        if not task.cancelled():
+            task.exception()
 
     async def _poll_outcome(self, tenant: str, lease: TurnLease) -> str | None:
         store = self._store.for_tenant(tenant)

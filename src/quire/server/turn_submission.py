@@ -43,10 +43,12 @@ class TurnSubmission:
 
     @property
     def idempotency_key(self) -> IdempotencyKey | None:
-        if self.after is None:
-            return None
-        text = self.message.canonical_json() if self.message is not None else ""
-        return IdempotencyKey(self.after, sha256(text.encode(errors="surrogatepass")).digest())
+        return make_idempotency_key(self.message, self.after) if self.after is not None else None
+
+
+def make_idempotency_key(message: Message | None, after: int) -> IdempotencyKey:
+    text = message.canonical_json() if message is not None else ""
+    return IdempotencyKey(after, sha256(text.encode(errors="surrogatepass")).digest())
 
 
 async def open_turn(turns: TurnRegistry, submission: TurnSubmission) -> TurnSource:

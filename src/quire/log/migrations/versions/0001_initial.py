@@ -327,8 +327,8 @@ def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
         CREATE TABLE quire_turn_leases (
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL,
             turn {key} NOT NULL, owner TEXT NOT NULL, after_seq {big}, question_digest {bytes_},
-            expires_at {big} NOT NULL, stop_requested INTEGER NOT NULL, pending_call TEXT, is_approved INTEGER,
-            outcome TEXT,
+            expires_at {big} NOT NULL, stop_requested INTEGER NOT NULL, pending_call TEXT, approval TEXT,
+            is_approved INTEGER, outcome TEXT,
             PRIMARY KEY (tenant, conversation, branch)
         )""",
         "api_keys": f"""
