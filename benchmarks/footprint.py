@@ -16,11 +16,11 @@ import httpx2
 import psycopg
 
 from infra.postgres import Cluster, PostgresServer
-from quire.agent.turn import run_turn
 from quire.engine import Conversation, Engine, open_engine
-from quire.log import SqlStore, migrate
+from quire.log import DEFAULT_TENANT, SqlStore, migrate
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.server.turn_registry import BranchKey
 from quire.settings import Settings
 from quire.testing.scripted_model import ScriptedModel
 
@@ -163,15 +163,25 @@ async def count_engine_turns(url: str, owner: "psycopg.Connection[Any]", way: Co
         await _count_call(
             owner, way, "record its reply", lambda: conversation.record(make_sentence(dice), request=prepared)
         )
+
+
+async def count_server_turns(url: str, owner: "psycopg.Connection[Any]", way: CountingProxy) -> None:
+    dice = random.Random(4)
+    async with SqlStore.open(url) as store, httpx2.AsyncClient() as client:
+        state = ServerState(store, Settings(model="gpt-4o"), http_client=client)
+        conversation = await state.engine_for(DEFAULT_TENANT).conversation("sent")
         model = ScriptedModel(make_sentence(dice), repeat=True)
+        for _ in range(8):
+            await _run_turn(state, conversation, make_sentence(dice), model)
         await _count_call(
-            owner, way, "a turn of the server", lambda: _run_turn(conversation, make_sentence(dice), model)
+            owner, way, "a turn of the server", lambda: _run_turn(state, conversation, make_sentence(dice), model)
         )
+        await state.wait_for_background()
 
 
-async def _run_turn(conversation: Conversation, question: str, model: ScriptedModel) -> None:
-    async for _ in run_turn(conversation, question, model=model):
-        pass
+async def _run_turn(state: ServerState, conversation: Conversation, question: str, model: ScriptedModel) -> None:
+    await state.turns.start(BranchKey(DEFAULT_TENANT, conversation.id, 0), conversation, question, model=model)
+    await state.turns.wait_until_idle()
 
 
 async def count_gateway_turns(url: str, owner: "psycopg.Connection[Any]", way: CountingProxy) -> None:
@@ -220,6 +230,7 @@ async def count_all(cluster: Cluster, owner: "psycopg.Connection[Any]") -> None:
     async with way.open() as port:
         url = PostgresServer(port).url("quire")
         await count_engine_turns(url, owner, way)
+        await count_server_turns(url, owner, way)
         await count_gateway_turns(url, owner, way)
 
 

@@ -144,6 +144,11 @@ class TurnInProgress(Conflict):
     """A turn is in progress on this branch; wait for its end, or stop it."""
 
 
+class TurnLeaseLost(Conflict):
+    """Another server process took over this turn, because its lease was not renewed in time; send the question again
+    with the same `after` to get its answer."""
+
+
 class AccessDenied(QuireError):
     """The caller is not allowed to access this resource."""
 

@@ -105,6 +105,7 @@ async def fill_store(store: SqlStore) -> None:
     await store.append_transcript(TRANSCRIPT, [TranscriptLine("id", "{}")])
     await store.create_key("a key", ["read"])
     await store.reserve_spend("conversation 0", 1.0, SpendCaps(tenant=100.0))
+    await store.acquire_turn_lease("conversation 0", 0, owner="a process")
 
 
 @pytest.fixture

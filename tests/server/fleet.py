@@ -7,10 +7,12 @@ arrived. Every reply that a client received must be in the log afterwards.
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,11 +66,18 @@ class Process:
     def _start(self) -> "subprocess.Popen[bytes]":
         with self._output.open("ab") as output:
             return subprocess.Popen(
-                self._arguments, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=self._environment
+                self._arguments,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
             )
 
     def kill(self) -> None:
-        self.process.kill()
+        """Kills the process and its own children, such as the workers of a server."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
@@ -124,9 +133,9 @@ class Fleet:
             **self.overrides,
         }
 
-    def start_server(self) -> Process:
+    def start_server(self, *, workers: int = 1) -> Process:
         port = find_free_port()
-        arguments = [sys.executable, "-m", "quire", "serve", "--port", str(port), "--keys"]
+        arguments = [sys.executable, "-m", "quire", "serve", "--port", str(port), "--keys", "--workers", str(workers)]
         output = self.folder / f"server-{len(self.servers)}.log"
         self.servers.append(Process(arguments, output=output, environment=self.environment))
         self.ports.append(port)

@@ -83,7 +83,7 @@ class InstrumentedServer:
     async def run_turn(self, question: str, model: ScriptedModel, *, conversation: str = "c") -> None:
         engine = self.server_state.engine_for("default")
         key = BranchKey("default", conversation, 0)
-        running = self.server_state.turns.start(
+        running = await self.server_state.turns.start(
             key, Conversation(engine, conversation), question, model=self.server_state.instrument_model(model)
         )
         async for _ in running.stream_events():
@@ -397,7 +397,7 @@ async def test_without_an_sdk_the_clients_own_header_is_propagated(tmp_path: Pat
         model = ScriptedModel("Yes.", "No.")
         for traceparent in (TRACEPARENT, None):
             with continue_trace({"traceparent": traceparent} if traceparent else {}):
-                running = shared.turns.start(
+                running = await shared.turns.start(
                     BranchKey("default", "c", 0),
                     Conversation(shared.engine_for("default"), "c"),
                     "Hi",

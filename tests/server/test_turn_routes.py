@@ -319,12 +319,14 @@ class TestRetry:
         body = {"message": "well?", "after": 0}
         async with open_event_stream(live_client, f"{conversation}/send", json=body) as listener:
             await listener.read_until("question_recorded")
-        refused = await live_client.post(f"{conversation}/send", json=body)
-        assert (refused.status_code, refused.json()["code"]) == (409, "turn_in_progress")
-        await asyncio.sleep(0.6)
-        events = await send(live_client, conversation, "well?", after=0)
-        assert events[-1].data["reason"] == "answered"
+        refused = await live_client.post(f"{conversation}/send", json=body | {"message": "another"})
+        assert (refused.status_code, refused.json()["code"]) == (409, "stale_head")
+        attempts = await asyncio.gather(*(send(live_client, conversation, "well?", after=0) for _ in range(3)))
+        for events in attempts:
+            assert event_names(events)[:3] == ["turn_started", "question_recorded", "request_prepared"]
+            assert events[-1].data["reason"] == "answered"
         assert await load_messages(store) == [("user", "well?"), ("assistant", "slowly")]
+        assert await store.get_turn_lease("c", 0) is None
 
     async def test_where_something_else_was_said_it_is_refused(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore

@@ -26,6 +26,7 @@ from quire.engine.turn_totals import read_turn_steps
 from quire.errors import ContextOverflow, ModelContextOverflow
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
+from quire.log.turn_leases import TurnLease
 from quire.model import ContextItem, Entry, Manifest, Message, ToolCallPart, Usage
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import ViewAssembly
@@ -43,16 +44,23 @@ if TYPE_CHECKING:
 class Conversation(BranchRecord):
     """One branch of a conversation, and the requests made from it."""
 
-    def __init__(self, engine: EngineContext, id: str, branch: int = MAIN_BRANCH) -> None:
+    def __init__(
+        self, engine: EngineContext, id: str, branch: int = MAIN_BRANCH, *, lease: TurnLease | None = None
+    ) -> None:
         super().__init__(engine, id, branch)
+        self._lease = lease
         gatherer, self._recall = ContextGatherer(engine), Recall(engine)
         self._compactor = Compactor(engine, id, branch)
         self._assembler = Assembler(engine, id, branch, gatherer=gatherer, recall=self._recall)
         self._request_builder = RequestBuilder(engine, id, branch, assembler=self._assembler, compactor=self._compactor)
-        self._recorder = Recorder(engine, id, branch)
+        self._recorder = Recorder(engine, id, branch, lease=lease)
         self._reference_memory = ReferenceMemory(engine, id, branch)
         self._session_items = SessionItems(engine, id, branch, count_tokens=gatherer.count_tool_tokens)
         self._builtin_tools = BuiltinTools(engine, id, branch, recall=self._recall)
+
+    def with_lease(self, lease: TurnLease) -> "Conversation":
+        """The same branch for the turn that has this lease; its messages are recorded only while the turn has it."""
+        return Conversation(self.engine, self.id, self.branch, lease=lease)
 
     async def send(
         self,
@@ -126,7 +134,7 @@ class Conversation(BranchRecord):
         pending = [PendingMessage(message) for message in map(to_message, messages)]
         await self.engine.load_blobs([], digests=[digest for each in pending for digest in each.blob_digests()])
         drafts = await self._recorder.make_drafts(pending)
-        entries = await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after)
+        entries = await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after, lease=self._lease)
         schedule_indexing(self.engine)
         return entries
 

@@ -9,6 +9,7 @@ from quire.engine.context import EngineContext
 from quire.engine.request import PendingMessage, Request
 from quire.errors import StaleHead
 from quire.log import ReplyRecord
+from quire.log.turn_leases import TurnLease
 from quire.log.worker_threads import measure_messages, run_sized
 from quire.model import Draft, Entry, Manifest, Span, TokenCount, TurnTotals
 from quire.view.calibration import update_calibration
@@ -25,10 +26,12 @@ CALIBRATION_MAX_DRIFT = 0.01
 
 
 class Recorder:
-    """Records questions and replies of one branch."""
+    """Records questions and replies of one branch; with a `lease`, those of the turn that has it."""
 
-    def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
-        self._engine, self._conversation, self._branch = engine, conversation, branch
+    def __init__(
+        self, engine: EngineContext, conversation: str, branch: int, *, lease: TurnLease | None = None
+    ) -> None:
+        self._engine, self._conversation, self._branch, self._lease = engine, conversation, branch, lease
 
     def make_draft(
         self,
@@ -59,15 +62,17 @@ class Recorder:
         """Stores the pending messages before the request is sent; returns the request with nothing pending."""
         if not request.pending:
             return [], request
-        store, drafts = self._engine.store, await self.make_drafts(request.pending)
+        store, drafts, lease = self._engine.store, await self.make_drafts(request.pending), self._lease
         referenced = {digest for draft in drafts for digest in draft.blob_digests()}
         for blob in request.blobs:
             if sha256(blob.data).hexdigest() in referenced:
                 await store.put_blob(blob.data, media_type=blob.media_type)
         try:
-            stored = await store.append(self._conversation, *drafts, branch=self._branch, after=request.after)
+            stored = await store.append(
+                self._conversation, *drafts, branch=self._branch, after=request.after, lease=lease
+            )
         except StaleHead:
-            stored = await store.append(self._conversation, *drafts, branch=self._branch)
+            stored = await store.append(self._conversation, *drafts, branch=self._branch, lease=lease)
         assembly = replace(request.assembly, question_span=Span(first=stored[0].seq, last=stored[-1].seq))
         return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly)
 
@@ -92,6 +97,8 @@ class Recorder:
             response_id=request.response_id,
             creates_conversation=request.creates_conversation,
             client_path=request.client_path,
+            lease=self._lease,
+            ends_turn=turn is not None,
         )
         store = self._engine.store
         try:

@@ -10,6 +10,7 @@ from quire.log.dialects import insert_rows, insert_tuples
 from quire.log.ids import now
 from quire.log.raw_sql import pipeline, yield_to_event_loop
 from quire.log.schema import blob_uses, blobs, entries, paths
+from quire.log.turn_leases import TurnLease, check_lease
 from quire.log.types import Branch
 from quire.model import (
     ActiveCompaction,
@@ -37,15 +38,19 @@ def append_entries(
     *,
     branch: int,
     after: bytes | None,
+    lease: TurnLease | None = None,
+    ends_turn: bool = False,
     write_extra: Callable[[Sequence[Entry], bool], None] | None = None,
 ) -> list[Entry]:
     """Appends the drafts; with `after`, right after the message with that path, and idempotently.
 
     Drafts that are stored there already are returned. If other entries follow that message, raises `StaleHead`
-    (optimistic concurrency). `write_extra` writes rows for the stored entries in the same transaction; its second
-    argument is whether the last of them is new.
+    (optimistic concurrency). With `lease`, raises `TurnLeaseLost` if the turn no longer has it. `write_extra` writes
+    rows for the stored entries in the same transaction; its second argument is whether the last of them is new.
     """
     target = conversations.get_branch(connection, tenant, conversation, branch, lock=True)
+    if lease is not None:
+        check_lease(connection, tenant, lease, ends_turn=ends_turn)
     stored = [] if after is None else _find_stored(connection, tenant, target, drafts, after)
     new_drafts = drafts[len(stored) :]
     if new_drafts:

@@ -47,6 +47,8 @@ def record_reply(
         record.drafts,
         branch=branch,
         after=after,
+        lease=record.lease,
+        ends_turn=record.ends_turn,
         write_extra=lambda stored, is_new: _write_ledger(connection, tenant, record, stored, is_new=is_new),
     )
 

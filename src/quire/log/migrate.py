@@ -21,8 +21,8 @@ VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "imports", "transcripts",
-    "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "passages", "terms", "search_scopes",
-    "message_segments", "unindexed_branches", "memories", "documents", "api_keys", "uncounted_branches",
+    "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "turn_leases", "passages", "terms",
+    "search_scopes", "message_segments", "unindexed_branches", "memories", "documents", "api_keys", "uncounted_branches",
     "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
 )  # fmt: skip
 _DERIVED_TABLES = (
@@ -47,6 +47,18 @@ _UPDATABLE_COLUMNS = {
     "transcripts": ("conversation", "line_count", "modified_at", "summary", "row_digest"),
     "costs": ("cost_usd",),
     "spending": ("cost_usd",),
+    "turn_leases": (
+        "turn",
+        "owner",
+        "after_seq",
+        "question_digest",
+        "expires_at",
+        "stop_requested",
+        "pending_call",
+        "approval",
+        "is_approved",
+        "outcome",
+    ),
     # A memory can only be retired, or lose its text to a purge.
     "memories": ("text", "source", "retired_at", "replaced_by", "row_digest"),
     "api_keys": ("revoked_at", "row_digest"),
@@ -156,7 +168,7 @@ def _grant_statements(role: str) -> list[str]:
             f"GRANT UPDATE ({', '.join(columns)}) ON quire_{table} TO {role}"
             for table, columns in _UPDATABLE_COLUMNS.items()
         ),
-        f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, "
+        f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
         f"quire_transcripts, quire_transcript_lines TO {role}",
         # The search index and the usage roll-up are derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",

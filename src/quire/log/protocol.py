@@ -11,6 +11,7 @@ from quire.log.costs import NO_KEY, SpendCaps
 from quire.log.imports import ImportBatch, ImportLedger, Position
 from quire.log.keys import ApiKey, KeyPosition
 from quire.log.transcripts import SummaryFold, TranscriptKey, TranscriptLine, TranscriptRecord
+from quire.log.turn_leases import TurnLease
 from quire.log.types import (
     MAIN_BRANCH,
     Blob,
@@ -77,7 +78,12 @@ class LogStore(Protocol):
         self, conversation: str, *, at: int, branch: int = MAIN_BRANCH, name: str | None = None
     ) -> Branch: ...
     async def append(
-        self, conversation: str, *items: Draft | Body, branch: int = MAIN_BRANCH, after: bytes | None = None
+        self,
+        conversation: str,
+        *items: Draft | Body,
+        branch: int = MAIN_BRANCH,
+        after: bytes | None = None,
+        lease: TurnLease | None = None,
     ) -> list[Entry]: ...
     async def get_entry(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Entry: ...
     async def get_entries(

@@ -15,6 +15,7 @@ from quire.log.ids import now
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.schema import blob_uses, entries, manifests
 from quire.log.search.message_erasure import erase_messages
+from quire.log.turn_leases import delete_outcomes
 from quire.log.types import Branch, Memory
 from quire.log.usage.rollup import reset_usage
 from quire.model import Compaction, Decision, Entry, Manifest, Message
@@ -80,6 +81,7 @@ def _purge(
     conversation = all_branches[0].conversation
     _purge_manifests(connection, tenant, conversation, None if whole else _list_document_names(to_purge))
     _delete_derived(connection, tenant, conversation, to_purge, whole=whole)
+    delete_outcomes(connection, tenant, conversation)
     blobs.delete_orphan_blobs(connection, tenant)
     return purged
 

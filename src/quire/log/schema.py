@@ -213,6 +213,26 @@ spend_reservations = Table(
 )
 """Estimated cost of each call in progress that a spend cap applies to."""
 
+turn_leases = Table(
+    "quire_turn_leases",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("turn", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("after_seq", BigInteger),
+    Column("question_digest", Bytes),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("stop_requested", Integer, nullable=False),
+    Column("pending_call", Text),
+    Column("approval", Text),
+    Column("is_approved", Integer),
+    Column("outcome", Text),
+)
+"""Running turns of servers: see `quire.log.turn_leases`. `owner` names the process; `after_seq` and `question_digest`
+are the idempotency key of the question."""
+
 passages = Table(
     "quire_passages",
     metadata,

@@ -32,6 +32,7 @@ from quire.log.samples import SqlSampleStore
 from quire.log.search_store import SqlSearchStore
 from quire.log.store_base import DEFAULT_TENANT, P, StoreFunction, T, with_branch
 from quire.log.transcripts import SqlTranscriptStore
+from quire.log.turn_leases import SqlTurnLeaseStore, TurnLease
 from quire.log.types import (
     MAIN_BRANCH,
     Blob,
@@ -61,6 +62,7 @@ class SqlStore(
     SqlTranscriptStore,
     SqlSampleStore,
     SqlUsageStore,
+    SqlTurnLeaseStore,
 ):
     """The log in SQLite or PostgreSQL."""
 
@@ -144,14 +146,22 @@ class SqlStore(
         return await self._write_conversation(conversations.create_fork, conversation, branch=branch, at=at, name=name)
 
     async def append(
-        self, conversation: str, *items: Draft | Body, branch: int = MAIN_BRANCH, after: bytes | None = None
+        self,
+        conversation: str,
+        *items: Draft | Body,
+        branch: int = MAIN_BRANCH,
+        after: bytes | None = None,
+        lease: TurnLease | None = None,
     ) -> list[Entry]:
         """Appends all items or none.
 
         With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: items that are stored right after
-        that message are returned, and `StaleHead` is raised if other entries follow it (optimistic concurrency)."""
+        that message are returned, and `StaleHead` is raised if other entries follow it (optimistic concurrency).
+        With `lease`, `TurnLeaseLost` is raised if the turn no longer has it."""
         drafts = [item if isinstance(item, Draft) else Draft(body=item) for item in items]
-        return await self._write_conversation(append.append_entries, conversation, drafts, branch=branch, after=after)
+        return await self._write_conversation(
+            append.append_entries, conversation, drafts, branch=branch, after=after, lease=lease
+        )
 
     async def get_entry(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Entry:
         return await self._read_inline(with_branch(reads.get_entry), conversation, branch, seq)

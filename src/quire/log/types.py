@@ -3,13 +3,16 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from quire.log.dialects import sanitize_text
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
+
+if TYPE_CHECKING:
+    from quire.log.turn_leases import TurnLease
 
 MAIN_BRANCH = 0
 """The number of a conversation's first branch."""
@@ -153,6 +156,10 @@ class ReplyRecord(NamedTuple):
     """Conversation to create with this turn; if it exists by then, the turn is appended to it."""
     client_path: bytes | None = None
     """Path of the reply as the client computes it, if the client's copy of the messages differs from the log."""
+    lease: "TurnLease | None" = None
+    """Lease of the turn, which must still have it."""
+    ends_turn: bool = False
+    """Whether the reply ends the turn, and with it the lease."""
 
 
 class RecordedRequest(NamedTuple):

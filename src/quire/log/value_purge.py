@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Table, Text, bindparam, delete, func, or_, select
 
 from quire.errors import InvalidRequest
-from quire.log import conversations, memories, purge, schema, transcripts
+from quire.log import conversations, memories, purge, schema, transcripts, turn_leases
 from quire.log.schema import blob_uses, blobs, metadata
 from quire.log.search import passages
 from quire.log.search_store import delete_documents
@@ -177,6 +177,12 @@ def _reset_usage(connection: Connection, tenant: str, rows: Sequence[ValueRow], 
         reset_usage(connection, tenant, conversation)
 
 
+def _delete_outcomes(connection: Connection, tenant: str, rows: Sequence[ValueRow], value: str) -> None:
+    del value
+    for conversation in {row["conversation"] for row in rows}:
+        turn_leases.delete_outcomes(connection, tenant, conversation)
+
+
 _ERASERS = {
     schema.conversations.name: _clear_conversations,
     schema.branches.name: _reset_branch_names,
@@ -186,6 +192,7 @@ _ERASERS = {
     schema.documents.name: _delete_documents,
     schema.transcripts.name: _delete_transcripts,
     schema.transcript_lines.name: _delete_transcripts,
+    schema.turn_leases.name: _delete_outcomes,
     blobs.name: _delete_blobs,
     usage_contributions.name: _reset_usage,
 }

@@ -12,7 +12,7 @@ from quire.engine.message_index import schedule_indexing
 from quire.engine.recorder import Recorder
 from quire.engine.request import PendingMessage
 from quire.errors import StaleHead
-from quire.log import LogStore
+from quire.log import Branch, LogStore
 from quire.model import CHAIN_ROOT, Entry, Message, Usage, events
 from quire.model.events import TurnEvent, sum_usage
 
@@ -43,13 +43,14 @@ async def append_once(conversation: Conversation, messages: Sequence[Message], *
     return entries
 
 
-async def find_prior_attempt(conversation: Conversation, message: Message | None, *, after: int) -> PriorAttempt | None:
-    """Finds an earlier attempt of this question after entry `after`; None if nothing follows that entry yet.
+async def find_prior_attempt(
+    conversation: Conversation, message: Message | None, *, after: int, head: Branch
+) -> PriorAttempt | None:
+    """Finds an earlier attempt of this question after entry `after`; None if that entry is the `head` of the branch.
 
     Raises `StaleHead` if another message follows it.
     """
     store, branch = conversation.engine.store, conversation.branch
-    head = await store.get_branch(conversation.id, branch)
     if await _get_path_at(store, conversation, after) == head.head_path:
         return None
     entries = await store.read_range(

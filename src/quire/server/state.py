@@ -49,7 +49,7 @@ class ServerState:
     ) -> None:
         self.store, self.http_client, self.is_local = store, http_client, is_local
         self.environ = environ or {}
-        self.turns = TurnRegistry()
+        self.turns = TurnRegistry(store)
         self.turns.limits = build_turn_limits(settings)
         self.imports = ImportJobs()
         self.instrument_model: Callable[[Model], Model] = lambda model: model

@@ -6,7 +6,6 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field, field_validator
 
-from quire.errors import NotFound
 from quire.log import MAIN_BRANCH
 from quire.model import Message
 from quire.model.policy import MAX_MODEL_NAME_CHARS
@@ -19,11 +18,10 @@ from quire.server.event_stream import (
     LiveEventSchema,
     event_stream_responses,
     get_live_events,
-    stream_turn,
 )
-from quire.server.idempotency import find_prior_attempt, replay_turn
 from quire.server.routes.entries import AfterSeq
 from quire.server.turn_registry import BranchKey
+from quire.server.turn_submission import TurnSubmission, open_turn, stream_submission
 
 router = APIRouter(prefix="/api/conversations/{conversation}", tags=["turns"])
 
@@ -60,7 +58,7 @@ class StopBody(BaseModel):
 
 
 class StopSchema(JsonModel):
-    was_running: bool = Field(description="Whether this server had a running turn of the branch.")
+    was_running: bool = Field(description="Whether the branch had a running turn, on any server.")
 
 
 class ApprovalBody(BaseModel):
@@ -81,9 +79,10 @@ async def send_message(
     """Starts a turn and streams its events: `event` is the name, `data` the event as JSON.
 
     The last event is `turn_ended` or `turn_failed`. A turn belongs to the conversation: it continues if the client
-    disconnects, and `/events` streams it from its start. 409 `turn_in_progress` if the branch has a running turn. A
-    retry with the same `after` (idempotency key) replays an answered question from the log, and answers one that was
-    not answered. A server that shuts down ends the stream with `server_stopping`; the reply so far is recorded. The
+    disconnects, and `/events` streams it from its start. 409 `turn_in_progress` if the branch has a running turn, on
+    any server. A retry with the same message and `after` (idempotency key) replays an answered question from the log,
+    streams the turn that is running, or waits for it if another server process runs it, and answers a question that
+    was not answered. A server that shuts down ends the stream with `server_stopping`; the reply so far is recorded. The
     stream ends within ten seconds after its key was revoked or expired.
     """
     is_authorized = partial(is_still_authorized, request)
@@ -91,30 +90,29 @@ async def send_message(
     upstream = server_state.upstream_for(model)
     check_model(caller, model, upstream.model if upstream is not None else None)
     loaded = await load_conversation(server_state, caller, conversation, body.branch, model=body.model)
-    message = body.question
-    if body.after is not None:
-        attempt = await find_prior_attempt(loaded, message, after=body.after)
-        if attempt is not None and attempt.is_answered:
-            replayed = stream_turn(replay_turn(attempt), branch=body.branch)
-            return EventStreamResponse(replayed, is_authorized=is_authorized)
-        message = message if attempt is None else None
-    # Reading may work where writing does not, and the model is called before the reply is written.
-    await server_state.store.check_known_outage()
-    key = BranchKey(caller.tenant, conversation, body.branch)
-    running = server_state.turns.start(key, loaded, message, model=server_state.model_for(body.model))
-    return EventStreamResponse(stream_turn(running.stream_events(), branch=body.branch), is_authorized=is_authorized)
+    submission = TurnSubmission(
+        key=BranchKey(caller.tenant, conversation, body.branch),
+        conversation=loaded,
+        message=body.question,
+        after=body.after,
+        model=server_state.model_for(body.model),
+    )
+    source = await open_turn(server_state.turns, submission)
+    events = stream_submission(server_state.turns, submission, source)
+    return EventStreamResponse(events, is_authorized=is_authorized)
 
 
 @router.post("/stop", status_code=202)
 async def stop_turn(
     caller: ChatCaller, server_state: StateDep, conversation: ConversationId, body: StopBody
 ) -> StopSchema:
-    """Stops the branch's turn; the reply so far is recorded and marked as incomplete."""
+    """Stops the branch's turn; the reply so far is recorded and marked as incomplete.
+
+    A turn that another server process runs stops about a second later.
+    """
     await load_conversation(server_state, caller, conversation, body.branch)
-    running = server_state.turns.get(BranchKey(caller.tenant, conversation, body.branch))
-    if running is not None:
-        running.stop()
-    return StopSchema(was_running=running is not None)
+    key = BranchKey(caller.tenant, conversation, body.branch)
+    return StopSchema(was_running=await server_state.turns.stop(key))
 
 
 @router.post("/approvals/{call}", status_code=204)
@@ -125,17 +123,15 @@ async def decide_approval(
     call: Annotated[str, Path(min_length=1, max_length=500, description="ID of the call in `approval_requested`.")],
     body: ApprovalBody,
 ) -> None:
-    """Approves or denies a tool call; the model receives the decision.
+    """Approves or denies a tool call, on any server; the model receives the decision. The first decision counts.
 
     A tool runs on the server's machine, so approving needs both scopes, `chat` and `approve`; denying needs `chat`.
     """
     if body.approve:
         check_scope(caller, "approve")
     await load_conversation(server_state, caller, conversation, body.branch)
-    running = server_state.turns.get(BranchKey(caller.tenant, conversation, body.branch))
-    if running is None:
-        raise NotFound(f"Branch {body.branch} of {conversation!r} has no running turn that waits for approval.")
-    running.resolve_approval(call, approve=body.approve)
+    key = BranchKey(caller.tenant, conversation, body.branch)
+    await server_state.turns.decide_approval(key, call, approve=body.approve)
 
 
 @router.get(

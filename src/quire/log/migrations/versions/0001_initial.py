@@ -36,6 +36,7 @@ UNPARTITIONED_TABLES = (
     "costs",
     "spending",
     "spend_reservations",
+    "turn_leases",
     "search_scopes",
     "unindexed_branches",
     "memories",
@@ -338,6 +339,14 @@ def _search_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
 
 def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
     return {
+        "turn_leases": f"""
+        CREATE TABLE quire_turn_leases (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL,
+            turn {key} NOT NULL, owner TEXT NOT NULL, after_seq {big}, question_digest {bytes_},
+            expires_at {big} NOT NULL, stop_requested INTEGER NOT NULL, pending_call TEXT, approval TEXT,
+            is_approved INTEGER, outcome TEXT,
+            PRIMARY KEY (tenant, conversation, branch)
+        )""",
         "api_keys": f"""
         CREATE TABLE quire_api_keys (
             tenant {key} NOT NULL, id {key} NOT NULL, name TEXT NOT NULL, digest {bytes_} NOT NULL,
