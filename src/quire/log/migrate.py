@@ -156,7 +156,7 @@ def _grant_statements(role: str) -> list[str]:
         f"quire_transcripts, quire_transcript_lines TO {role}",
         # The search index is derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
-        # For the sweep over the conversations of all tenants.
-        f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations TO {role}",
+        # For the sweep over the conversations of all tenants, and for event streams.
+        f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads TO {role}",
         f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {role}",
     ]

@@ -24,6 +24,7 @@ from quire.log import (
     titles,
     value_purge,
 )
+from quire.log.branch_heads import SqlBranchHeads
 from quire.log.costs import SqlCostStore
 from quire.log.database import Database
 from quire.log.ids import new_id, now
@@ -51,7 +52,9 @@ from quire.log.worklist import SqlWorklist
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, iter_paths
 
 
-class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore):
+class SqlStore(
+    SqlSearchStore, SqlWorklist, SqlBranchHeads, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore
+):
     """The log in SQLite or PostgreSQL."""
 
     def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
@@ -62,9 +65,13 @@ class SqlStore(SqlSearchStore, SqlWorklist, SqlKeyStore, SqlCostStore, SqlImport
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, *, tenant: str = DEFAULT_TENANT) -> AsyncGenerator["SqlStore"]:
-        """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`)."""
-        store = cls(await dialects.open_database(url), tenant=tenant)
+    async def open(
+        cls, url: str, *, tenant: str = DEFAULT_TENANT, listen_url: str | None = None
+    ) -> AsyncGenerator["SqlStore"]:
+        """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
+
+        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`."""
+        store = cls(await dialects.open_database(url, listen_url=listen_url), tenant=tenant)
         try:
             yield store
         finally:

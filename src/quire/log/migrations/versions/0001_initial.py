@@ -43,7 +43,7 @@ UNPARTITIONED_TABLES = (
 """The other tables with a tenant column. `quire_sweeps` has none: it covers all tenants."""
 
 SWEEP_SETTING = "quire.sweep"
-"""Set only inside `quire_list_updated_conversations`; setting it elsewhere has an effect only for the owner."""
+"""Set only inside functions that read rows of all tenants; setting it elsewhere has an effect only for the owner."""
 
 PRESENTED_KEY = "id = NULLIF(current_setting('quire.key_id', true), '')"
 """Before authentication the tenant is unknown: the transaction sees only the row of the key that was presented."""
@@ -73,7 +73,7 @@ def _postgres_statements(schema: str) -> list[str]:
     statements += _INDEXES
     statements += build_row_security(*UNPARTITIONED_TABLES, *PARTITIONED_TABLES, *partitions)
     statements.append(f"CREATE POLICY presented_key ON quire_api_keys FOR SELECT USING ({PRESENTED_KEY})")
-    return statements + _sweep_function(schema)
+    return statements + _sweep_function(schema) + _heads_function(schema)
 
 
 def _add_partitioning(table: str, statement: str) -> str:
@@ -121,6 +121,31 @@ def _sweep_function(schema: str) -> list[str]:
         END
         $$""",  # noqa: S608 (the inserted texts are the schema's quoted name and a constant)
         "REVOKE ALL ON FUNCTION quire_list_updated_conversations FROM PUBLIC",
+    ]
+
+
+def _heads_function(schema: str) -> list[str]:
+    """A function that lists the heads of the branches of these conversations, like `_sweep_function`."""
+    quoted = '"' + schema.replace('"', '""') + '"'
+    return [
+        f"""
+        CREATE POLICY sweep ON quire_branches FOR SELECT TO CURRENT_USER
+        USING (current_setting('{SWEEP_SETTING}', true) = 'on')""",
+        f"""
+        CREATE FUNCTION quire_list_branch_heads(tenants text[], conversations text[])
+        RETURNS TABLE (tenant text, conversation text, branch integer, head_seq bigint)
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = {quoted}, pg_temp
+        AS $$
+        BEGIN
+            PERFORM set_config('{SWEEP_SETTING}', 'on', true);
+            RETURN QUERY
+                SELECT b.tenant, b.conversation, b.branch, b.head_seq
+                FROM unnest(tenants, conversations) AS watched (tenant, conversation)
+                JOIN quire_branches AS b ON b.tenant = watched.tenant AND b.conversation = watched.conversation;
+            PERFORM set_config('{SWEEP_SETTING}', '', true);
+        END
+        $$""",  # noqa: S608 (the inserted texts are the schema's quoted name and a constant)
+        "REVOKE ALL ON FUNCTION quire_list_branch_heads FROM PUBLIC",
     ]
 
 
