@@ -22,7 +22,7 @@ VERSION_TABLE = "quire_version"
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "imports", "transcripts",
     "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "passages", "terms", "search_scopes",
-    "message_segments", "unindexed_branches", "memories", "documents", "api_keys",
+    "message_segments", "unindexed_branches", "memories", "documents", "api_keys", "turn_events", "rate_limits",
 )  # fmt: skip
 _DERIVED_TABLES = ("passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents")
 _UPDATABLE_COLUMNS = {
@@ -46,6 +46,7 @@ _UPDATABLE_COLUMNS = {
     # A memory can only be retired, or lose its text to a purge.
     "memories": ("text", "source", "retired_at", "replaced_by", "row_digest"),
     "api_keys": ("revoked_at", "row_digest"),
+    "rate_limits": ("tokens", "granted", "updated_at"),
 }
 """Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
 _CONNECT_SECONDS = 10
@@ -153,7 +154,7 @@ def _grant_statements(role: str) -> list[str]:
             for table, columns in _UPDATABLE_COLUMNS.items()
         ),
         f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, "
-        f"quire_transcripts, quire_transcript_lines TO {role}",
+        f"quire_transcripts, quire_transcript_lines, quire_turn_events TO {role}",
         # The search index is derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
         # For the sweep over the conversations of all tenants, and for event streams.

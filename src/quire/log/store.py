@@ -30,9 +30,11 @@ from quire.log.database import Database
 from quire.log.ids import new_id, now
 from quire.log.imports import SqlImportStore
 from quire.log.keys import SqlKeyStore
+from quire.log.rate_limits import SqlRateLimits
 from quire.log.search_store import SqlSearchStore
 from quire.log.store_base import DEFAULT_TENANT, P, StoreFunction, T, with_branch
 from quire.log.transcripts import SqlTranscriptStore
+from quire.log.turn_events import SqlTurnEvents
 from quire.log.types import (
     MAIN_BRANCH,
     Blob,
@@ -53,7 +55,15 @@ from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, 
 
 
 class SqlStore(
-    SqlSearchStore, SqlWorklist, SqlBranchHeads, SqlKeyStore, SqlCostStore, SqlImportStore, SqlTranscriptStore
+    SqlSearchStore,
+    SqlWorklist,
+    SqlBranchHeads,
+    SqlTurnEvents,
+    SqlRateLimits,
+    SqlKeyStore,
+    SqlCostStore,
+    SqlImportStore,
+    SqlTranscriptStore,
 ):
     """The log in SQLite or PostgreSQL."""
 

@@ -115,6 +115,8 @@ class TurnRegistry:
         self.runners: Sequence[ToolRunner] = ()
         self.limits: TurnLimits | None = None
         self.observer: TurnObserver = lambda _conversation, _model: nullcontext(lambda _event: None)
+        self.on_start: Callable[[BranchKey], None] = lambda _key: None
+        """Called when a turn has started."""
         self._running: dict[BranchKey, tuple[RunningTurn, asyncio.Task[None]]] = {}
         self._subscribers: dict[BranchKey, list[Callable[[RunningTurn], None]]] = {}
 
@@ -136,12 +138,16 @@ class TurnRegistry:
         task.add_done_callback(lambda _: self._running.pop(key, None))
         for subscriber in self._subscribers.get(key, ()):
             subscriber(running)
+        self.on_start(key)
         return running
 
     def get(self, key: BranchKey) -> RunningTurn | None:
         """Returns the branch's running turn."""
         running = self._running.get(key)
         return running[0] if running is not None else None
+
+    def list_running(self) -> list[tuple[BranchKey, RunningTurn]]:
+        return [(key, running) for key, (running, _) in self._running.items()]
 
     def subscribe(self, key: BranchKey, subscriber: Callable[[RunningTurn], None]) -> Callable[[], None]:
         """Calls `subscriber` with every turn that starts on a branch; returns a function that unsubscribes."""

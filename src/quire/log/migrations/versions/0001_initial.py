@@ -39,8 +39,13 @@ UNPARTITIONED_TABLES = (
     "memories",
     "documents",
     "api_keys",
+    "turn_events",
+    "rate_limits",
 )
 """The other tables with a tenant column. `quire_sweeps` has none: it covers all tenants."""
+
+UNLOGGED_TABLES = ("turn_events", "rate_limits")
+"""Tables whose rows live for seconds and may be lost: on PostgreSQL they are not in the write-ahead log."""
 
 SWEEP_SETTING = "quire.sweep"
 """Set only inside functions that read rows of all tenants; setting it elsewhere has an effect only for the owner."""
@@ -61,7 +66,7 @@ def upgrade() -> None:
 
 def _postgres_statements(schema: str) -> list[str]:
     tables = _tables(key='TEXT COLLATE "C"', big="BIGINT", bytes_="BYTEA")
-    statements = [_add_partitioning(name, statement) for name, statement in tables.items()]
+    statements = [_adapt_table(name, statement) for name, statement in tables.items()]
     statements += _disable_compression()
     # Appends rewrite these rows without touching indexed columns: free space on the page allows HOT updates.
     statements += [f"ALTER TABLE quire_{table} SET (fillfactor = 50)" for table in ("branches", "spending")]
@@ -76,7 +81,9 @@ def _postgres_statements(schema: str) -> list[str]:
     return statements + _sweep_function(schema) + _heads_function(schema)
 
 
-def _add_partitioning(table: str, statement: str) -> str:
+def _adapt_table(table: str, statement: str) -> str:
+    if table in UNLOGGED_TABLES:
+        return statement.replace("CREATE TABLE", "CREATE UNLOGGED TABLE")
     column = PARTITIONED_TABLES.get(table)
     return statement if column is None else f"{statement} PARTITION BY HASH ({column})"
 
@@ -353,6 +360,18 @@ def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             scopes TEXT NOT NULL, requests_per_minute INTEGER, max_spend DOUBLE PRECISION, models TEXT,
             created_at {big} NOT NULL, expires_at {big}, revoked_at {big}, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, id)
+        )""",
+        "turn_events": f"""
+        CREATE TABLE quire_turn_events (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, turn {key} NOT NULL, number INTEGER NOT NULL,
+            events TEXT NOT NULL, expires_at {big} NOT NULL,
+            PRIMARY KEY (tenant, conversation, turn, number)
+        )""",
+        "rate_limits": f"""
+        CREATE TABLE quire_rate_limits (
+            tenant {key} NOT NULL, key_id {key} NOT NULL, tokens DOUBLE PRECISION NOT NULL,
+            granted DOUBLE PRECISION NOT NULL, updated_at DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (tenant, key_id)
         )""",
         "sweeps": f"CREATE TABLE quire_sweeps (name {key} NOT NULL PRIMARY KEY, swept_until {big} NOT NULL)",
     }
