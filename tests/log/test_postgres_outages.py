@@ -82,7 +82,8 @@ async def test_forty_waiters_for_one_row_do_not_stop_other_conversations(cluster
         await asyncio.sleep(0.2)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await append(store, "cold")
-        assert store.get_pool_stats().in_use <= postgres._MAX_CONVERSATION_WRITERS
+        # One more may send notifications.
+        assert store.get_pool_stats().in_use <= postgres._MAX_CONVERSATION_WRITERS + 1
     results = await asyncio.gather(*waiters, return_exceptions=True)
     assert all(isinstance(each, list | StoreBusy) for each in results), results
     assert len(await store.read_range("hot")) == sum(isinstance(each, list) for each in results)

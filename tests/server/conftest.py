@@ -41,8 +41,11 @@ async def server_state(
             store, settings, http_client=http_client, agent=scripted.agent, model_factory=scripted.get_model
         )
         state.turns.runners = (scripted,)
+        # The connection that listens lasts as long as the store: no test counts its task as a leak.
+        store.notifications.subscribe(lambda _: None)
         yield state
         await state.turns.stop_all()
+        await state.relay.close()
         await state.wait_for_background()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from quire.log import KEY_SCOPES, SqlStore
 from quire.model import Message, TextPart, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.testing.scripted_model import ScriptedModel, ScriptStep
+
+IS_POOLED = bool(os.environ.get("QUIRE_TEST_PGBOUNCER"))
+"""Whether PostgreSQL is behind a pooler, where a server receives no notifications."""
 
 GUARDED_TOOL = AgentTool(
     definition=ToolDefinition(

@@ -20,6 +20,7 @@ from quire.server.auth import (
     KeyVerifier,
     require_scope,
 )
+from quire.server.rate_limits import SharedRateLimiter
 from quire.server.state import ServerState
 from quire.settings import Settings
 
@@ -71,6 +72,7 @@ async def server_state(store: SqlStore) -> AsyncIterator[ServerState]:
 def app(server_state: ServerState, counting_keys: CountingKeys, clock: Clock) -> FastAPI:
     app = create_app(server_state)
     app.state.key_verifier = KeyVerifier(counting_keys, clock=clock)
+    app.state.rate_limiter = SharedRateLimiter(server_state.store, clock=clock)
 
     async def whoami(request: Request, caller: Annotated[Caller, Depends(require_scope("read"))]) -> dict[str, Any]:
         return {"tenant": caller.tenant, "key": caller.key_id, "scopes": sorted(caller.scopes)}
@@ -355,6 +357,8 @@ async def test_concurrent_tenants_are_not_mixed_up(client: httpx2.AsyncClient, s
 # rate limit
 
 
+# On PostgreSQL, time is the database's: see test_shared_rate_limits.py.
+@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_a_key_is_rate_limited_and_gets_retry_after(
     client: httpx2.AsyncClient, server_state: ServerState, store: SqlStore, clock: Clock
 ):

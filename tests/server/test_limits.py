@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from quire.server import limits
-from quire.server.limits import RATE_LIMIT_SCOPE_KEY, LimitsMiddleware, RateLimiter, RateLimitStatus
+from quire.server import limits, rate_limits
+from quire.server.limits import LimitsMiddleware
 from quire.server.problems import add_exception_handlers
+from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimiter, RateLimitStatus
 
 MAX_BYTES = 1_000
 
@@ -82,7 +83,7 @@ def test_a_rate_that_is_lowered_holds_at_once():
 
 
 def test_the_number_of_tracked_keys_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "MAX_TRACKED_KEYS", 3)
+    monkeypatch.setattr(rate_limits, "MAX_TRACKED_KEYS", 3)
     limiter = RateLimiter(clock=Clock())
     for key in "abcd":
         limiter.acquire(key, 10)

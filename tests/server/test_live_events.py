@@ -2,19 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import httpx2
 import pytest
 from fastapi import FastAPI
-from server_helpers import ScriptedAgent, assert_no_task_left, open_event_stream, serve_app, tool_call_reply
+from server_helpers import IS_POOLED, ScriptedAgent, assert_no_task_left, open_event_stream, serve_app, tool_call_reply
 
 from quire.errors import StoreUnavailable
 from quire.log import SqlStore
+from quire.log.notifications import ConversationKey, Notifications
 from quire.model import Message
-from quire.server import event_stream
+from quire.server import event_stream, head_watcher
 from quire.server.auth import get_key_verifier
-from quire.server.event_stream import BranchChangedSchema, HeadPoller, get_live_events
+from quire.server.live_events import get_live_events
 from quire.server.state import ServerState
 from quire.testing.scripted_model import DelayedReply
 
@@ -81,18 +82,27 @@ async def test_a_turn_on_a_new_branch_is_streamed_too(
     assert ended.data["branch"] == 1
 
 
-async def test_many_subscribers_share_one_poll_of_the_store(
-    live_client: httpx2.AsyncClient, app: FastAPI, conversation: str, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+class LookCounter:
+    """Counts the looks of the watcher at the heads of branches, and the conversations of each."""
+
+    def __init__(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self._list_heads = store.list_branch_heads
+        monkeypatch.setattr(store, "list_branch_heads", self._list_counted)
+
+    async def _list_counted(self, keys: Collection[ConversationKey]) -> dict[ConversationKey, dict[int, int]]:
+        self.sizes.append(len(keys))
+        return await self._list_heads(keys)
+
+
+@pytest.fixture
+def looks(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> LookCounter:
+    return LookCounter(store, monkeypatch)
+
+
+async def test_many_subscribers_share_one_look(
+    live_client: httpx2.AsyncClient, app: FastAPI, conversation: str, store: SqlStore, looks: LookCounter
 ):
-    polls: list[str] = []
-    load_heads = event_stream._load_heads  # pyright: ignore[reportPrivateUsage]
-
-    async def load_counted(store: SqlStore, conversation: str) -> Mapping[int, int]:
-        polls.append(conversation)
-        return await load_heads(store, conversation)
-
-    monkeypatch.setattr(event_stream, "_load_heads", load_counted)
-    monkeypatch.setattr(event_stream, "HEAD_POLL_SECONDS", 0.1)
     async with (
         assert_no_task_left(),
         open_event_stream(live_client, f"{conversation}/events") as one,
@@ -102,16 +112,74 @@ async def test_many_subscribers_share_one_poll_of_the_store(
         for listener in (one, two, three):
             await listener.read_next()
         assert len(get_live_events(app)) == 1
-        polls.clear()
-        await asyncio.sleep(1)
-        assert 4 <= len(polls) <= 11
         [entry] = await store.append("c", Message.user("for all"))
         for listener in (one, two, three):
             await listener.read_until("branch_changed", head=entry.seq)
     assert len(get_live_events(app)) == 0
-    polls.clear()
+    assert set(looks.sizes) == {1}
+    looks.sizes.clear()
+    await store.append("c", Message.user("for nobody"))
     await asyncio.sleep(0.3)
-    assert polls == []
+    assert looks.sizes == []
+
+
+async def test_all_conversations_are_looked_at_by_one_query(
+    live_client: httpx2.AsyncClient,
+    app: FastAPI,
+    conversation: str,
+    store: SqlStore,
+    looks: LookCounter,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(head_watcher, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(head_watcher, "SAFETY_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(store, "get_data_version", fail_data_version)
+    await store.create_conversation("d")
+    async with (
+        open_event_stream(live_client, f"{conversation}/events") as one,
+        open_event_stream(live_client, "/api/conversations/d/events") as two,
+    ):
+        await one.read_next()
+        await two.read_next()
+        looks.sizes.clear()
+        await asyncio.sleep(0.5)
+    assert len(looks.sizes) >= 2
+    assert set(looks.sizes) == {2}
+
+
+async def fail_data_version() -> None:
+    """A database that cannot say whether it changed."""
+
+
+@pytest.mark.skipif(IS_POOLED, reason="needs notifications")
+async def test_idle_streams_cost_no_queries(
+    live_client: httpx2.AsyncClient, conversation: str, store: SqlStore, looks: LookCounter
+):
+    async with open_event_stream(live_client, f"{conversation}/events") as listener:
+        await listener.read_next()
+        # The first looks: of the new stream, and of a database that was not looked at before.
+        await asyncio.sleep(1)
+        looks.sizes.clear()
+        await asyncio.sleep(2)
+        assert looks.sizes == []
+        [entry] = await store.append("c", Message.user("at once"))
+        await listener.read_until("branch_changed", head=entry.seq)
+    assert len(looks.sizes) == 1
+
+
+@pytest.mark.parametrize("backend", ["postgres18"])
+async def test_without_notifications_changes_are_found_by_looking(
+    live_client: httpx2.AsyncClient, conversation: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Notifications, "is_listening", False)
+    monkeypatch.setattr(Notifications, "_on_payload", lambda *_: None)
+    async with (
+        SqlStore.open(database_url) as elsewhere,
+        open_event_stream(live_client, f"{conversation}/events") as listener,
+    ):
+        await listener.read_next()
+        [entry] = await elsewhere.append("c", Message.user("from elsewhere"))
+        await listener.read_until("branch_changed", head=entry.seq)
 
 
 async def test_disconnecting_during_a_turn_leaks_no_task(
@@ -132,37 +200,43 @@ async def test_disconnecting_during_a_turn_leaks_no_task(
         await server_state.turns.wait_until_idle()
 
 
-async def test_a_store_that_is_away_for_a_while_ends_nothing():
-    heads = {0: 1}
-    is_down = False
+async def test_a_store_that_is_away_for_a_while_ends_nothing(
+    live_client: httpx2.AsyncClient, conversation: str, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+):
+    failed = asyncio.Event()
 
-    async def fetch_heads() -> Mapping[int, int]:
-        if is_down:
-            raise StoreUnavailable
-        return dict(heads)
+    async def fail(keys: object) -> None:
+        failed.set()
+        raise StoreUnavailable("down")
 
-    events: list[BranchChangedSchema | None] = []
-    poller = HeadPoller(fetch_heads)
-    poller.subscribe(events.append)
-    await asyncio.sleep(0.05)
-    is_down = True
-    await asyncio.sleep(0.6)
-    heads[0], is_down = 2, False
-    await asyncio.sleep(0.6)
-    assert [each.head for each in events if each is not None] == [1, 2]
-    assert poller.unsubscribe(events.append) is True
+    async with open_event_stream(live_client, f"{conversation}/events") as listener:
+        await listener.read_next()
+        with monkeypatch.context() as outage:
+            outage.setattr(store, "list_branch_heads", fail)
+            [entry] = await store.append("c", Message.user("meanwhile"))
+            await asyncio.wait_for(failed.wait(), 5)
+        await listener.read_until("branch_changed", head=entry.seq)
 
 
-async def test_listeners_are_notified_if_polling_fails():
-    async def fetch_heads() -> Mapping[int, int]:
+async def test_a_stream_ends_if_watching_fails(
+    live_client: httpx2.AsyncClient,
+    app: FastAPI,
+    conversation: str,
+    store: SqlStore,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def fail(keys: object) -> None:
         raise ZeroDivisionError
 
-    events: list[BranchChangedSchema | None] = []
-    poller = HeadPoller(fetch_heads)
-    poller.subscribe(events.append)
-    with pytest.raises(ZeroDivisionError):
-        await poller._task  # pyright: ignore[reportPrivateUsage]
-    assert events == [None]
+    async with open_event_stream(live_client, f"{conversation}/events") as listener:
+        await listener.read_next()
+        monkeypatch.setattr(store, "list_branch_heads", fail)
+        task = get_live_events(app)._heads._task  # pyright: ignore[reportPrivateUsage]
+        assert task is not None
+        await store.append("c", Message.user("x"))
+        await listener.read_rest()
+        with pytest.raises(ZeroDivisionError):
+            await task
 
 
 async def test_a_server_that_stops_notifies_subscribers(

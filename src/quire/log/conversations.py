@@ -11,6 +11,7 @@ from quire.errors import BranchNotFound, ConversationExists, ConversationNotFoun
 from quire.log import reads
 from quire.log.dialects import upsert
 from quire.log.ids import now
+from quire.log.notifications import mark_changed
 from quire.log.raw_sql import execute, fetch
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
 from quire.log.schema import branches, conversations, unindexed_branches
@@ -72,6 +73,7 @@ def build_main_branch(conversation: ConversationRecord) -> Branch:
 
 def insert_branch(connection: Connection, tenant: str, branch: Branch) -> None:
     connection.execute(insert(branches), to_branch_row(tenant, branch))
+    mark_changed(connection, tenant, branch.conversation)
 
 
 def to_conversation_row(tenant: str, conversation: ConversationRecord) -> dict[str, Any]:
@@ -296,6 +298,7 @@ def overwrite_branch(connection: Connection, tenant: str, branch: Branch) -> Non
     row = to_branch_row(tenant, branch)
     key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch")}
     execute(connection, OVERWRITE_BRANCH, key | {name: row[name] for name in _MUTABLE_BRANCH_COLUMNS})
+    mark_changed(connection, tenant, branch.conversation)
 
 
 def touch_conversation(connection: Connection, tenant: str, conversation: str, at: int) -> None:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from quire.errors import StoreError
+from quire.log.notifications import Notifications
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -31,6 +32,11 @@ class PoolStats(NamedTuple):
 
 
 class Database(Protocol):
+    @property
+    def notifications(self) -> Notifications:
+        """Announces the conversations that transactions changed, to this process and to others."""
+        ...
+
     async def read(
         self,
         work: Work[T],
@@ -96,6 +102,10 @@ class ObservedDatabase:
 
     def __init__(self, database: Database, observer: TransactionObserver) -> None:
         self._database, self._observer = database, observer
+
+    @property
+    def notifications(self) -> Notifications:
+        return self._database.notifications
 
     async def read(
         self,

@@ -28,7 +28,7 @@ MAX_INSERT_ROWS = 200
 _POSTGRES_ARRAY_TYPES = {"TEXT": "text[]", "BIGINT": "bigint[]", "INTEGER": "integer[]", "BLOB": "bytea[]"}
 
 
-async def open_database(url: str) -> Database:
+async def open_database(url: str, *, listen_url: str | None = None) -> Database:
     parsed = parse_database_url(url)
     match parsed.get_backend_name():
         # Imported here so that a command loads only the driver it needs and starts faster.
@@ -39,7 +39,8 @@ async def open_database(url: str) -> Database:
         case "postgresql":
             from quire.log.postgres import PostgresDatabase
 
-            return await PostgresDatabase.open(parsed)
+            listen_at = parse_database_url(listen_url) if listen_url is not None else None
+            return await PostgresDatabase.open(parsed, listen_url=listen_at)
         case other:
             raise StoreError(f"Quire stores its log in SQLite or PostgreSQL, not in {other!r}; check the database URL.")
 

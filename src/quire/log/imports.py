@@ -14,6 +14,7 @@ from sqlalchemy import Connection, exists, select
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
 from quire.log.dialects import insert_rows, insert_tuples, upsert
+from quire.log.notifications import mark_changed
 from quire.log.raw_sql import yield_to_event_loop
 from quire.log.schema import branches as branches_table
 from quire.log.schema import conversations as conversations_table
@@ -300,7 +301,9 @@ class _RowWriter:
             rows = [conversations.to_branch_row(tenant, branch.build_branch()) for branch in new]
             insert_rows(connection, branches_table, rows)
         for branch in self._changed.values():
-            if not branch.is_new:
+            if branch.is_new:
+                mark_changed(connection, tenant, branch.conversation)
+            else:
                 conversations.overwrite_branch(connection, tenant, branch.build_branch())
             branch.is_new = False
         self._mark_changed()

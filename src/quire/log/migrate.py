@@ -22,8 +22,9 @@ VERSION_TABLE = "quire_version"
 _TENANT_TABLES = (
     "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "imports", "transcripts",
     "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "turn_leases", "passages", "terms",
-    "search_scopes", "message_segments", "unindexed_branches", "memories", "documents", "api_keys", "uncounted_branches",
-    "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
+    "search_scopes", "message_segments", "unindexed_branches", "memories", "documents", "api_keys",
+    "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions", "usage_totals",
+    "usage_turns", "document_pairs",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
@@ -62,6 +63,7 @@ _UPDATABLE_COLUMNS = {
     # A memory can only be retired, or lose its text to a purge.
     "memories": ("text", "source", "retired_at", "replaced_by", "row_digest"),
     "api_keys": ("revoked_at", "row_digest"),
+    "rate_limits": ("tokens", "granted", "updated_at"),
 }
 """Columns that the application updates: the head of a branch, totals, times, and what a purge overwrites."""
 _CONNECT_SECONDS = 10
@@ -169,10 +171,10 @@ def _grant_statements(role: str) -> list[str]:
             for table, columns in _UPDATABLE_COLUMNS.items()
         ),
         f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
-        f"quire_transcripts, quire_transcript_lines TO {role}",
+        f"quire_transcripts, quire_transcript_lines, quire_turn_events TO {role}",
         # The search index and the usage roll-up are derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
-        # For the sweep over the conversations of all tenants.
-        f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations TO {role}",
+        # For the sweep over the conversations of all tenants, and for event streams.
+        f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads TO {role}",
         f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {role}",
     ]

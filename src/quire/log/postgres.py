@@ -5,11 +5,11 @@ Every wait is bounded: for a connection, for a lock, for a statement, and for a 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 from sqlalchemy import URL, Connection, Engine, event
@@ -19,7 +19,12 @@ from quire.log import migrate
 from quire.log.circuit_breaker import CircuitBreaker
 from quire.log.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, Work
 from quire.log.error_mapping import map_database_errors
+from quire.log.notifications import Notifications, take_changes
+from quire.log.postgres_notifications import PostgresTransport, send_notifications
 from quire.log.raw_sql import execute_text
+
+if TYPE_CHECKING:
+    from quire.log.deadline_connection import DeadlineConnection
 
 _POOL_SIZE = 32
 """Maximum connections per process."""
@@ -49,8 +54,9 @@ _TEST_WRITE = """
 
 
 class PostgresDatabase:
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, *, listen_url: URL | None = None) -> None:
+        self._engine, self._listen_url = engine, listen_url
+        self.notifications = Notifications(PostgresTransport(self._notify, self._connect_listener))
         self._is_closed = False
         self._transactions = 0
         self._is_idle = asyncio.Event()
@@ -60,7 +66,7 @@ class PostgresDatabase:
         self._loss_callbacks: list[Callable[[], None]] = []
 
     @classmethod
-    async def open(cls, url: URL) -> "PostgresDatabase":
+    async def open(cls, url: URL, *, listen_url: URL | None = None) -> "PostgresDatabase":
         try:
             import_module("psycopg")
             from sqlalchemy.ext.asyncio import create_async_engine
@@ -80,7 +86,7 @@ class PostgresDatabase:
             connect_args={"async_creator_fn": DeadlineConnection.connect, "connect_timeout": CONNECT_SECONDS},
         )
         event.listen(engine.sync_engine, "connect", _disable_prepared_statements_behind_pooler)
-        database = cls(engine)
+        database = cls(engine, listen_url=listen_url)
         try:
             await database.read(migrate.check_version, tenant="")
         except BaseException:
@@ -153,9 +159,11 @@ class PostgresDatabase:
 
     def _run_transaction(self, work: Work[T], begin_sql: str, commit_sql: str, statement_seconds: float) -> T:
         connection = self._begin(begin_sql, statement_seconds)
+        take_changes(connection)
         try:
             result = work(connection)
             execute_text(connection, commit_sql)
+            self.notifications.announce_changes(take_changes(connection))
             return result
         except BaseException:
             # SQLAlchemy may have invalidated the connection already; accessing it would then raise another error.
@@ -191,15 +199,9 @@ class PostgresDatabase:
         await self._breaker.check(is_write=True)
 
     async def _probe(self) -> None:
-        """Connects, and tests that the database accepts writes. Not from the pool, whose connections may be busy."""
-        from quire.log.deadline_connection import DeadlineConnection
-
-        engine: Engine = self._engine.sync_engine
-        _, url_arguments = engine.dialect.create_connect_args(engine.url)
-        # The limit of the URL is for the pool.
-        arguments: dict[str, Any] = {**url_arguments, "prepare_threshold": None, "connect_timeout": int(_PROBE_SECONDS)}
+        """Connects, and tests that the database accepts writes."""
         with map_database_errors():
-            connection = await DeadlineConnection.connect(**arguments, autocommit=True)
+            connection = await self._connect(self._engine.url, connect_seconds=int(_PROBE_SECONDS))
             try:
                 connection.deadline_seconds = _PROBE_SECONDS
                 if await (await connection.execute(_IS_READ_ONLY)).fetchone() == (True,):
@@ -207,6 +209,25 @@ class PostgresDatabase:
                 await connection.execute(_TEST_WRITE)
             finally:
                 await connection.close()
+
+    async def _connect_listener(self) -> "DeadlineConnection":
+        from quire.log.deadline_connection import CONNECT_SECONDS
+
+        connection = await self._connect(self._listen_url or self._engine.url, connect_seconds=CONNECT_SECONDS)
+        connection.deadline_seconds = REQUEST_STATEMENT_SECONDS
+        return connection
+
+    async def _connect(self, url: URL, *, connect_seconds: int) -> "DeadlineConnection":
+        """A connection that is not of the pool, whose connections may be busy."""
+        from quire.log.deadline_connection import DeadlineConnection
+
+        _, url_arguments = self._engine.sync_engine.dialect.create_connect_args(url)
+        # The limit of the URL is for the pool.
+        arguments: dict[str, Any] = {**url_arguments, "prepare_threshold": None, "connect_timeout": connect_seconds}
+        return await DeadlineConnection.connect(**arguments, autocommit=True)
+
+    async def _notify(self, payloads: Sequence[str]) -> None:
+        await self.write(lambda connection: send_notifications(connection, payloads), tenant="")
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         self._loss_callbacks.append(callback)
@@ -224,6 +245,7 @@ class PostgresDatabase:
 
     async def close(self) -> None:
         """Closes the pool once the transactions of background jobs have ended; later ones are refused."""
+        await self.notifications.close()
         self._is_closed = True
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from sqlalchemy import Connection, bindparam, delete, select, text, update
 
 from quire.errors import InvalidEntry
-from quire.log import blobs, conversations, ledger, memories, reads, transcripts
+from quire.log import blobs, conversations, ledger, memories, reads, transcripts, turn_events
 from quire.log.blobs import delete_unused_blobs
 from quire.log.ids import now
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
@@ -150,6 +150,7 @@ def _delete_derived(
     purge_memory_quotes(connection, tenant, purged_memories)
     transcripts.delete_linked(connection, tenant, conversation)
     reset_usage(connection, tenant, conversation)
+    turn_events.delete_conversation_events(connection, tenant, conversation)
 
 
 def _read_own_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:

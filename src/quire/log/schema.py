@@ -363,6 +363,29 @@ api_keys = Table(
 """API keys: the public id and the digest of the secret; scopes are separated by spaces,
 `models` is a JSON list."""
 
+turn_events = Table(
+    "quire_turn_events",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("turn", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("events", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""Events of running turns that other processes show, as JSON arrays; `number` is that of the first event in a row."""
+
+rate_limits = Table(
+    "quire_rate_limits",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("tokens", Double, nullable=False),
+    Column("granted", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+"""Token bucket of an API key: its tokens at a time in seconds, and the permits that the last server took."""
+
 sweeps = Table(
     "quire_sweeps",
     metadata,

@@ -23,6 +23,7 @@ from quire.log.database import (
     Work,
 )
 from quire.log.error_mapping import map_database_errors
+from quire.log.notifications import ConversationKey, Notifications, take_changes
 from quire.log.raw_sql import execute_text
 from quire.log.sqlite_files import create_private_files
 
@@ -53,6 +54,7 @@ class SqliteDatabase:
 
     def __init__(self, writer: Engine, reader: Engine, inline: Engine | None) -> None:
         self._writer, self._reader, self._inline_engine = writer, reader, inline
+        self.notifications = Notifications()
         self._inline_connection: Connection | None = None
         self._needs_checkpoint = False
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="quire-write")
@@ -93,7 +95,8 @@ class SqliteDatabase:
                 return self._read_inline(self._inline_engine, work)
             except InlineReadTooLong:
                 pass
-        return await self._run_in_thread(self._read_threads, self._reader, work)
+        result, _ = await self._run_in_thread(self._read_threads, self._reader, work)
+        return result
 
     async def write(
         self,
@@ -103,7 +106,8 @@ class SqliteDatabase:
         conversation: str | None = None,
         statement_seconds: float = REQUEST_STATEMENT_SECONDS,
     ) -> T:
-        result = await self._run_in_thread(self._write_thread, self._writer, work)
+        result, changes = await self._run_in_thread(self._write_thread, self._writer, work)
+        self.notifications.announce_changes(changes)
         if self._needs_checkpoint:
             await self._try_checkpoint()
         return result
@@ -149,7 +153,9 @@ class SqliteDatabase:
                 self._inline_connection.info[INLINE_READ_FLAG] = True
             return work(self._inline_connection)
 
-    async def _run_in_thread(self, threads: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
+    async def _run_in_thread(
+        self, threads: ThreadPoolExecutor, engine: Engine, work: Work[T]
+    ) -> tuple[T, set[ConversationKey]]:
         return await asyncio.get_running_loop().run_in_executor(threads, partial(_run_transaction, engine, work))
 
     async def close(self) -> None:
@@ -161,9 +167,14 @@ class SqliteDatabase:
             cast(Engine, engine).dispose()
 
 
-def _run_transaction(engine: Engine, work: Work[T]) -> T:
-    with map_database_errors(), engine.begin() as connection:
-        return work(connection)
+def _run_transaction(engine: Engine, work: Work[T]) -> tuple[T, set[ConversationKey]]:
+    """Returns the result, and the conversations that were changed."""
+    with map_database_errors():
+        with engine.begin() as connection:
+            take_changes(connection)
+            result = work(connection)
+            changes = take_changes(connection)
+        return result, changes
 
 
 def _checkpoint(engine: Engine) -> bool:

@@ -23,15 +23,18 @@ from quire.log import (
     titles,
     value_purge,
 )
+from quire.log.branch_heads import SqlBranchHeads
 from quire.log.costs import SqlCostStore
 from quire.log.database import Database
 from quire.log.ids import new_id, now
 from quire.log.imports import SqlImportStore
 from quire.log.keys import SqlKeyStore
+from quire.log.rate_limits import SqlRateLimits
 from quire.log.samples import SqlSampleStore
 from quire.log.search_store import SqlSearchStore
 from quire.log.store_base import DEFAULT_TENANT, P, StoreFunction, T, with_branch
 from quire.log.transcripts import SqlTranscriptStore
+from quire.log.turn_events import SqlTurnEvents
 from quire.log.turn_leases import SqlTurnLeaseStore, TurnLease
 from quire.log.types import (
     MAIN_BRANCH,
@@ -56,6 +59,9 @@ from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role, 
 class SqlStore(
     SqlSearchStore,
     SqlWorklist,
+    SqlBranchHeads,
+    SqlTurnEvents,
+    SqlRateLimits,
     SqlKeyStore,
     SqlCostStore,
     SqlImportStore,
@@ -74,9 +80,13 @@ class SqlStore(
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, *, tenant: str = DEFAULT_TENANT) -> AsyncGenerator["SqlStore"]:
-        """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`)."""
-        store = cls(await dialects.open_database(url), tenant=tenant)
+    async def open(
+        cls, url: str, *, tenant: str = DEFAULT_TENANT, listen_url: str | None = None
+    ) -> AsyncGenerator["SqlStore"]:
+        """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
+
+        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`."""
+        store = cls(await dialects.open_database(url, listen_url=listen_url), tenant=tenant)
         try:
             yield store
         finally:

@@ -14,6 +14,7 @@ from quire.log.database import (
     PoolStats,
     TransactionObserver,
 )
+from quire.log.notifications import Notifications
 from quire.log.types import Branch
 
 P = ParamSpec("P")
@@ -28,6 +29,11 @@ class SqlStoreBase:
         if not tenant:
             raise StoreError("The tenant of a store must not be empty; give it a name.")
         self._database, self.tenant = database, tenant
+
+    @property
+    def notifications(self) -> Notifications:
+        """Notifications between the processes that use the database, of all tenants."""
+        return self._database.notifications
 
     async def check(self, *, max_age_seconds: float = 0.0) -> None:
         """Health check: raises a `StoreError` unless the database has the current schema and accepts writes.

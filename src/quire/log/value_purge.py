@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Table, Text, bindparam, delete, func, or_, select
 
 from quire.errors import InvalidRequest
-from quire.log import conversations, memories, purge, schema, transcripts, turn_leases
+from quire.log import conversations, memories, purge, schema, transcripts, turn_events, turn_leases
 from quire.log.schema import blob_uses, blobs, metadata
 from quire.log.search import passages
 from quire.log.search_store import delete_documents
@@ -183,6 +183,11 @@ def _delete_outcomes(connection: Connection, tenant: str, rows: Sequence[ValueRo
         turn_leases.delete_outcomes(connection, tenant, conversation)
 
 
+def _delete_turn_events(connection: Connection, tenant: str, rows: Iterable[ValueRow], _value: str) -> None:
+    for conversation in {row["conversation"] for row in rows}:
+        turn_events.delete_conversation_events(connection, tenant, conversation)
+
+
 _ERASERS = {
     schema.conversations.name: _clear_conversations,
     schema.branches.name: _reset_branch_names,
@@ -193,6 +198,7 @@ _ERASERS = {
     schema.transcripts.name: _delete_transcripts,
     schema.transcript_lines.name: _delete_transcripts,
     schema.turn_leases.name: _delete_outcomes,
+    schema.turn_events.name: _delete_turn_events,
     blobs.name: _delete_blobs,
     usage_contributions.name: _reset_usage,
 }

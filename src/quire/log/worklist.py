@@ -1,7 +1,7 @@
 """Worklist of the sweep for missing background work: recently updated conversations of all tenants, and sweep times.
 
-This is the only module that sees rows of other tenants, and only their ids and times. The sweep then reads each
-conversation as its tenant.
+Only this module and `branch_heads` see rows of other tenants, this one only their ids and times. The sweep then reads
+each conversation as its tenant.
 """
 
 from collections.abc import Mapping

@@ -33,8 +33,8 @@ from quire.log import KEY_SCOPES, ApiKey, KeyScope, KeyStore
 from quire.log.costs import SpendingKey
 from quire.log.ids import now
 from quire.log.worker_threads import set_work_owner
-from quire.server.limits import RATE_LIMIT_SCOPE_KEY, RateLimiter
 from quire.server.problems import error_to_response
+from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, SharedRateLimiter
 from quire.settings import Settings
 
 __all__ = [
@@ -106,12 +106,11 @@ class _CachedKey(NamedTuple):
 
 
 class KeyVerifier:
-    """Verifies API keys, with an LRU cache, and holds their rate limiter."""
+    """Verifies API keys, with an LRU cache."""
 
     def __init__(self, keys: KeyStore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys, self._clock = keys, clock
         self._cache: LRUCache[bytes, _CachedKey] = LRUCache(KEY_CACHE_SIZE)
-        self.rate_limiter = RateLimiter(clock=clock)
 
     async def verify(
         self, presented: str | None, *, allow_stale: bool = False, max_age_seconds: float = KEY_CACHE_SECONDS
@@ -174,6 +173,13 @@ def get_key_verifier(app: FastAPI) -> KeyVerifier:
     if not hasattr(app.state, "key_verifier"):
         app.state.key_verifier = KeyVerifier(app.state.server_state.store)
     return app.state.key_verifier
+
+
+def get_rate_limiter(app: FastAPI) -> SharedRateLimiter:
+    """Returns the application's rate limiter, created on first use."""
+    if not hasattr(app.state, "rate_limiter"):
+        app.state.rate_limiter = SharedRateLimiter(app.state.server_state.store)
+    return app.state.rate_limiter
 
 
 async def authorize(request: Request, scope: KeyScope) -> Caller:
@@ -251,7 +257,8 @@ async def _authenticate(request: Request) -> Caller:
         raise InvalidKey
     per_minute = key.requests_per_minute or settings.requests_per_minute
     if per_minute is not None:
-        status = request.scope[RATE_LIMIT_SCOPE_KEY] = verifier.rate_limiter.acquire(key.id, per_minute)
+        status = await get_rate_limiter(request.app).acquire(key.tenant, key.id, per_minute)
+        request.scope[RATE_LIMIT_SCOPE_KEY] = status
         if status.retry_after is not None:
             raise TooManyRequests(
                 f"The key {key.id!r} is limited to {per_minute:,} requests a minute; "

@@ -7,12 +7,10 @@ not read, raises `BrokenResourceError` instead, and sends its own `Cache-Control
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic import Field
 from starlette.responses import StreamingResponse
@@ -21,19 +19,14 @@ from typing_extensions import TypeAliasType
 
 from quire.agent.cancellation import run_shielded
 from quire.errors import QuireError
-from quire.log import LogStore
 from quire.model import Usage
 from quire.model.events import TurnEnded, TurnEvent, TurnFailed
 from quire.schemas import JsonModel
 from quire.schemas.turn_events import AnyTurnEventSchema, TurnFailedSchema, turn_event_to_schema
 from quire.server.problems import UNEXPECTED_PROBLEM, error_to_problem
-from quire.server.state import ServerState
-from quire.server.turn_registry import BranchKey, RunningTurn
 
 HEARTBEAT_SECONDS = 15.0
 """Heartbeat interval: after this many idle seconds an SSE comment is sent, so that proxies do not close the stream."""
-HEAD_POLL_SECONDS = 0.5
-"""Seconds between two polls of a conversation's branch heads."""
 KEY_RECHECK_SECONDS = 5.0
 """Seconds between two verifications of the key of an open stream, and maximum age of a cached verification: a revoked
 key ends its streams within twice this time."""
@@ -50,8 +43,6 @@ class BranchChangedSchema(JsonModel):
 StreamEvent = AnyTurnEventSchema | BranchChangedSchema
 LiveEventSchema = TypeAliasType("LiveEventSchema", Annotated[StreamEvent, Field(discriminator="event")])
 
-HeadListener = Callable[[BranchChangedSchema | None], None]
-"""Called for each branch whose head moved, and with None when polling ends."""
 AuthorizationCheck = Callable[[float], Awaitable[bool]]
 """Returns whether the client is still authorized; its argument is the maximum age of a cached result in seconds."""
 
@@ -167,130 +158,3 @@ async def stream_turn(
             yield turn_event_to_schema(event, branch=branch, to_problem=error_to_problem)
     if not ended:
         yield TurnFailedSchema(branch=branch, problem=UNEXPECTED_PROBLEM, steps=0, usage=Usage())
-
-
-class HeadPoller:
-    """Polls the branch heads of one conversation as long as it has listeners."""
-
-    def __init__(self, fetch_heads: Callable[[], Awaitable[Mapping[int, int]]]) -> None:
-        self._fetch_heads = fetch_heads
-        self._heads: dict[int, int] = {}
-        self._listeners: list[HeadListener] = []
-        self._no_listeners = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._poll())
-
-    def subscribe(self, listener: HeadListener) -> None:
-        """Calls `listener` with every known head, and from now on with each that moves."""
-        self._listeners.append(listener)
-        for branch, head in self._heads.items():
-            listener(BranchChangedSchema(branch=branch, head=head))
-
-    def unsubscribe(self, listener: HeadListener) -> bool:
-        """Returns whether no listeners remain. A poll that is running then finishes, and is the last."""
-        with suppress(ValueError):
-            self._listeners.remove(listener)
-        if not self._listeners:
-            self._no_listeners.set()
-        return not self._listeners
-
-    async def _poll(self) -> None:
-        try:
-            while not self._no_listeners.is_set():
-                # The store may be down for a while; changes are seen when it is back.
-                with suppress(QuireError):
-                    self._notify_changes(await self._fetch_heads())
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(HEAD_POLL_SECONDS):
-                        await self._no_listeners.wait()
-        finally:
-            for listener in list(self._listeners):
-                listener(None)
-
-    def _notify_changes(self, heads: Mapping[int, int]) -> None:
-        moved = {branch: head for branch, head in heads.items() if self._heads.get(branch) != head}
-        self._heads.update(moved)
-        for branch, head in moved.items():
-            for listener in list(self._listeners):
-                listener(BranchChangedSchema(branch=branch, head=head))
-
-
-class LiveEvents:
-    """Fan-out of live events: one `HeadPoller` per conversation with subscribers."""
-
-    def __init__(self, server_state: ServerState) -> None:
-        self._server_state = server_state
-        self._pollers: dict[tuple[str, str], HeadPoller] = {}
-
-    def __len__(self) -> int:
-        """Number of conversations that are polled."""
-        return len(self._pollers)
-
-    async def events(self, tenant: str, conversation: str) -> AsyncGenerator[StreamEvent, None]:
-        """Streams a conversation's events until the generator is closed. A running turn is streamed from its start."""
-        subscriber = _Subscriber(self._server_state, tenant, conversation)
-        poller = self._subscribe(tenant, conversation, subscriber.on_head_change)
-        try:
-            while (event := await subscriber.queue.get()) is not None:
-                yield event
-        finally:
-            if poller.unsubscribe(subscriber.on_head_change) and self._pollers.get((tenant, conversation)) is poller:
-                del self._pollers[tenant, conversation]
-            await subscriber.close()
-
-    def _subscribe(self, tenant: str, conversation: str, listener: HeadListener) -> HeadPoller:
-        key = tenant, conversation
-        if key not in self._pollers:
-            self._pollers[key] = HeadPoller(
-                partial(_load_heads, self._server_state.engine_for(tenant).store, conversation)
-            )
-        self._pollers[key].subscribe(listener)
-        return self._pollers[key]
-
-
-async def _load_heads(store: LogStore, conversation: str) -> dict[int, int]:
-    return {branch.number: branch.head_seq for branch in await store.list_branches(conversation)}
-
-
-class _Subscriber:
-    """One client of `/events`: its queue, and the tasks that forward running turns to it."""
-
-    def __init__(self, server_state: ServerState, tenant: str, conversation: str) -> None:
-        self._turns, self._tenant, self._conversation = server_state.turns, tenant, conversation
-        self.queue: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
-        self._unwatch_by_branch: dict[int, Callable[[], None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def on_head_change(self, changed: BranchChangedSchema | None) -> None:
-        if changed is not None and changed.branch not in self._unwatch_by_branch:
-            self._watch_branch(changed.branch)
-        self.queue.put_nowait(changed)
-
-    def _watch_branch(self, branch: int) -> None:
-        key, follow = BranchKey(self._tenant, self._conversation, branch), partial(self._follow_turn, branch)
-        self._unwatch_by_branch[branch] = self._turns.subscribe(key, follow)
-        if (running := self._turns.get(key)) is not None:
-            follow(running)
-
-    def _follow_turn(self, branch: int, running: RunningTurn) -> None:
-        task = asyncio.get_running_loop().create_task(self._forward_events(branch, running))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _forward_events(self, branch: int, running: RunningTurn) -> None:
-        async for event in stream_turn(running.stream_events(), branch=branch):
-            self.queue.put_nowait(event)
-
-    async def close(self) -> None:
-        for unwatch in self._unwatch_by_branch.values():
-            unwatch()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def get_live_events(app: FastAPI) -> LiveEvents:
-    """Returns the application's `LiveEvents`, created on first use."""
-    if not hasattr(app.state, "live_events"):
-        app.state.live_events = LiveEvents(app.state.server_state)
-    return app.state.live_events

@@ -1,26 +1,21 @@
-"""Limits for one caller: rate limit (token bucket), maximum size and number of values of a body, body timeout.
+"""Limits of requests: maximum size and number of values of a body, body timeout, and headers on the rate limit.
 
-Rate limits are counted per process: with several nodes a key has its rate on each. A refused request gets a problem
-response; if the rest of its body may still arrive, the connection is closed.
+A refused request gets a problem response; if the rest of its body may still arrive, the connection is closed.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from math import ceil
-from typing import NamedTuple
 
-from cachetools import LRUCache
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError, RequestTimeout, RequestTooLarge
 from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonSeparatorCounter
 from quire.server.problems import error_to_response
+from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, rate_limit_headers
 
-MAX_TRACKED_KEYS = 10_000
-"""Maximum token buckets, evicted least recently used first; an evicted key starts again with a full bucket."""
 BODY_TIMEOUT_SECONDS = 60.0
 """Total seconds that the server waits for a request body."""
 DRAIN_SECONDS = 5.0
@@ -31,51 +26,6 @@ MAX_UPLOAD_BYTES = 4_000_000_000
 UPLOAD_TIMEOUT_SECONDS = 3_600.0
 RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH)
 """Paths whose bodies are not parsed as one JSON text; every other body is checked by `JsonSeparatorCounter`."""
-RATE_LIMIT_SCOPE_KEY = "quire.rate"
-"""ASGI scope key of the caller's `RateLimitStatus`."""
-
-
-class RateLimitStatus(NamedTuple):
-    """Requests that a key has left, and the seconds until its bucket is full again."""
-
-    limit: int
-    remaining: int
-    reset_seconds: int
-    retry_after: int | None
-    """Seconds until the next request is allowed; None if this one is."""
-
-
-class RateLimiter:
-    """Token bucket rate limiter: a request takes a token; an empty bucket refills in a minute.
-
-    An idle key may therefore send a minute's worth of requests in one burst.
-    """
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(MAX_TRACKED_KEYS)
-
-    def acquire(self, key: str, per_minute: int) -> RateLimitStatus:
-        current = self._clock()
-        tokens, updated_at = self._buckets.get(key, (float(per_minute), current))
-        tokens = min(per_minute, tokens + (current - updated_at) * per_minute / 60)
-        is_allowed = tokens >= 1
-        tokens -= is_allowed
-        self._buckets[key] = tokens, current
-        retry_after = None if is_allowed else _refill_seconds(1 - tokens, per_minute)
-        return RateLimitStatus(per_minute, int(tokens), _refill_seconds(per_minute - tokens, per_minute), retry_after)
-
-
-def _refill_seconds(tokens: float, per_minute: int) -> int:
-    return max(1, ceil(tokens * 60 / per_minute))
-
-
-def rate_limit_headers(status: RateLimitStatus) -> dict[str, str]:
-    """Builds the headers of the IETF draft on RateLimit header fields."""
-    return {
-        "RateLimit-Policy": f'"key";q={status.limit};w=60',
-        "RateLimit": f'"key";r={status.remaining};t={status.reset_seconds}',
-    }
 
 
 class LimitsMiddleware:

@@ -23,7 +23,9 @@ from quire.log import SqlStore
 from quire.model.agents import Agent
 from quire.model.events import ContextEvent
 from quire.server.import_jobs import ImportJobs
+from quire.server.remote_turns import RemoteTurns
 from quire.server.turn_registry import TurnRegistry
+from quire.server.turn_relay import TurnRelay
 from quire.settings import Settings
 from quire.settings.schema import Upstream, upstream_for
 
@@ -51,6 +53,8 @@ class ServerState:
         self.environ = environ or {}
         self.turns = TurnRegistry(store)
         self.turns.limits = build_turn_limits(settings)
+        self.relay = TurnRelay(store, self.turns)
+        self.remote_turns = RemoteTurns(store)
         self.imports = ImportJobs()
         self.instrument_model: Callable[[Model], Model] = lambda model: model
         """Wraps a model with tracing and metrics."""
@@ -133,7 +137,7 @@ async def open_server_state(
     No MCP server starts where no tenant has access to the host.
     """
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(SqlStore.open(url))
+        store = await stack.enter_async_context(SqlStore.open(url, listen_url=settings.listen_database_url))
         timeout = httpx2.Timeout(settings.upstream_timeout, connect=10.0)
         # No limit here: each request holds at most one connection, so the server's own connections are the limit.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
@@ -157,5 +161,6 @@ async def open_server_state(
             yield state
         finally:
             await state.turns.stop_all()
+            await state.relay.close()
             await state.imports.stop_all()
             await state.wait_for_background()

@@ -44,6 +44,8 @@ class TurnRegistry:
         self.runners: Sequence[ToolRunner] = ()
         self.limits: TurnLimits | None = None
         self.observer: TurnObserver = lambda _conversation, _model: nullcontext(lambda _event: None)
+        self.on_start: Callable[[BranchKey], None] = lambda _key: None
+        """Called when a turn has started."""
         self._store = store
         self._owner = f"{socket.gethostname()}/{os.getpid()}/{new_id()}"
         self._running: dict[BranchKey, tuple[RunningTurn, asyncio.Task[None]]] = {}
@@ -99,6 +101,7 @@ class TurnRegistry:
         self._heartbeat.start()
         for subscriber in self._subscribers.get(key, ()):
             subscriber(running)
+        self.on_start(key)
         return running
 
     def _remove(self, key: BranchKey) -> None:
@@ -109,6 +112,9 @@ class TurnRegistry:
         """Returns the branch's running turn, if it is one of this process."""
         running = self._running.get(key)
         return running[0] if running is not None else None
+
+    def list_running(self) -> list[tuple[BranchKey, RunningTurn]]:
+        return [(key, running) for key, (running, _) in self._running.items()]
 
     def subscribe(self, key: BranchKey, subscriber: Callable[[RunningTurn], None]) -> Callable[[], None]:
         """Calls `subscriber` with every turn that starts on a branch; returns a function that unsubscribes."""

@@ -90,6 +90,11 @@ class Settings(FrozenModel):
         default=None,
         description="Database of the log: sqlite:///path or postgresql://…; else a file in your data directory.",
     )
+    listen_database_url: str | None = Field(
+        default=None,
+        description="PostgreSQL past a pooler in transaction mode: where a server listens for changes by others; else "
+        "`database_url`.",
+    )
     base_url: str | None = Field(
         default=None, description="Base URL of an OpenAI-compatible server, such as http://127.0.0.1:11434/v1."
     )

@@ -17,8 +17,8 @@ from quire.server.event_stream import (
     EventStreamResponse,
     LiveEventSchema,
     event_stream_responses,
-    get_live_events,
 )
+from quire.server.live_events import get_live_events
 from quire.server.routes.entries import AfterSeq
 from quire.server.turn_registry import BranchKey
 from quire.server.turn_submission import TurnSubmission, open_turn, stream_submission
@@ -146,10 +146,10 @@ async def stream_events(
 ) -> EventStreamResponse:
     """Streams live events: `event` is the name, `data` the event as JSON.
 
-    `branch_changed` is sent for every branch at first, and then within a second of each change, by any node. Turns that
-    run on this server are streamed live; one that was running already, from its start. A server that shuts down ends
-    the stream with `server_stopping`: reconnect. The stream ends within ten seconds after its key was revoked or
-    expired.
+    `branch_changed` is sent for every branch at first, and then within a second of each change, by any node. Turns are
+    streamed live, from their start, on whichever node they run; one whose node died ends with `turn_failed` and the
+    code `turn_lost`. A server that shuts down ends the stream with `server_stopping`: reconnect. The stream ends within
+    ten seconds after its key was revoked or expired.
     """
     await load_conversation(server_state, caller, conversation)
     events = get_live_events(request.app).events(caller.tenant, conversation)

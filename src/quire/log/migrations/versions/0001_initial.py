@@ -46,11 +46,16 @@ UNPARTITIONED_TABLES = (
     "counted_branches",
     "usage_totals",
     "document_pairs",
+    "turn_events",
+    "rate_limits",
 )
 """The other tables with a tenant column. `quire_sweeps` has none: it covers all tenants."""
 
+UNLOGGED_TABLES = ("turn_events", "rate_limits")
+"""Tables whose rows live for seconds and may be lost: on PostgreSQL they are not in the write-ahead log."""
+
 SWEEP_SETTING = "quire.sweep"
-"""Set only inside `quire_list_updated_conversations`; setting it elsewhere has an effect only for the owner."""
+"""Set only inside functions that read rows of all tenants; setting it elsewhere has an effect only for the owner."""
 
 PRESENTED_KEY = "id = NULLIF(current_setting('quire.key_id', true), '')"
 """Before authentication the tenant is unknown: the transaction sees only the row of the key that was presented."""
@@ -68,7 +73,7 @@ def upgrade() -> None:
 
 def _postgres_statements(schema: str) -> list[str]:
     tables = _tables(key='TEXT COLLATE "C"', big="BIGINT", bytes_="BYTEA")
-    statements = [_add_partitioning(name, statement) for name, statement in tables.items()]
+    statements = [_adapt_table(name, statement) for name, statement in tables.items()]
     statements += _disable_compression()
     # Appends rewrite these rows without touching indexed columns: free space on the page allows HOT updates.
     statements += [f"ALTER TABLE quire_{table} SET (fillfactor = 50)" for table in ("branches", "spending")]
@@ -80,10 +85,12 @@ def _postgres_statements(schema: str) -> list[str]:
     statements += _INDEXES
     statements += build_row_security(*UNPARTITIONED_TABLES, *PARTITIONED_TABLES, *partitions)
     statements.append(f"CREATE POLICY presented_key ON quire_api_keys FOR SELECT USING ({PRESENTED_KEY})")
-    return statements + _sweep_function(schema)
+    return statements + _sweep_function(schema) + _heads_function(schema)
 
 
-def _add_partitioning(table: str, statement: str) -> str:
+def _adapt_table(table: str, statement: str) -> str:
+    if table in UNLOGGED_TABLES:
+        return statement.replace("CREATE TABLE", "CREATE UNLOGGED TABLE")
     column = PARTITIONED_TABLES.get(table)
     return statement if column is None else f"{statement} PARTITION BY HASH ({column})"
 
@@ -128,6 +135,31 @@ def _sweep_function(schema: str) -> list[str]:
         END
         $$""",  # noqa: S608 (the inserted texts are the schema's quoted name and a constant)
         "REVOKE ALL ON FUNCTION quire_list_updated_conversations FROM PUBLIC",
+    ]
+
+
+def _heads_function(schema: str) -> list[str]:
+    """A function that lists the heads of the branches of these conversations, like `_sweep_function`."""
+    quoted = '"' + schema.replace('"', '""') + '"'
+    return [
+        f"""
+        CREATE POLICY sweep ON quire_branches FOR SELECT TO CURRENT_USER
+        USING (current_setting('{SWEEP_SETTING}', true) = 'on')""",
+        f"""
+        CREATE FUNCTION quire_list_branch_heads(tenants text[], conversations text[])
+        RETURNS TABLE (tenant text, conversation text, branch integer, head_seq bigint)
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = {quoted}, pg_temp
+        AS $$
+        BEGIN
+            PERFORM set_config('{SWEEP_SETTING}', 'on', true);
+            RETURN QUERY
+                SELECT b.tenant, b.conversation, b.branch, b.head_seq
+                FROM unnest(tenants, conversations) AS watched (tenant, conversation)
+                JOIN quire_branches AS b ON b.tenant = watched.tenant AND b.conversation = watched.conversation;
+            PERFORM set_config('{SWEEP_SETTING}', '', true);
+        END
+        $$""",  # noqa: S608 (the inserted texts are the schema's quoted name and a constant)
+        "REVOKE ALL ON FUNCTION quire_list_branch_heads FROM PUBLIC",
     ]
 
 
@@ -353,6 +385,18 @@ def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             scopes TEXT NOT NULL, requests_per_minute INTEGER, max_spend DOUBLE PRECISION, models TEXT,
             created_at {big} NOT NULL, expires_at {big}, revoked_at {big}, row_digest {bytes_} NOT NULL,
             PRIMARY KEY (tenant, id)
+        )""",
+        "turn_events": f"""
+        CREATE TABLE quire_turn_events (
+            tenant {key} NOT NULL, conversation {key} NOT NULL, turn {key} NOT NULL, number INTEGER NOT NULL,
+            events TEXT NOT NULL, expires_at {big} NOT NULL,
+            PRIMARY KEY (tenant, conversation, turn, number)
+        )""",
+        "rate_limits": f"""
+        CREATE TABLE quire_rate_limits (
+            tenant {key} NOT NULL, key_id {key} NOT NULL, tokens DOUBLE PRECISION NOT NULL,
+            granted DOUBLE PRECISION NOT NULL, updated_at DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (tenant, key_id)
         )""",
         "sweeps": f"CREATE TABLE quire_sweeps (name {key} NOT NULL PRIMARY KEY, swept_until {big} NOT NULL)",
     }
