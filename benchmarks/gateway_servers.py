@@ -220,11 +220,10 @@ UPSERT_COST = """INSERT INTO quire_costs (tenant, conversation, key_id, cost_usd
 
 async def serve_gateway(upstream: str, url: str, window: str) -> None:
     """Serves the gateway without background jobs, which a worker runs in a deployment."""
-    import httpx2
-
     from quire.log import SqlStore
     from quire.server.app import create_app
     from quire.server.state import ServerState
+    from quire.server.upstream_client import UpstreamClient
     from quire.settings import Settings
     from quire.settings.schema import Upstream
 
@@ -236,8 +235,7 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
             "gpt-4o-mini": Upstream(base_url=upstream),
         },
     )  # fmt: skip
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
-    async with SqlStore.open(url) as store, httpx2.AsyncClient(limits=limits) as client:
+    async with SqlStore.open(url) as store, UpstreamClient() as client:
         await serve(create_app(ServerState(store, settings, http_client=client)))
 
 
