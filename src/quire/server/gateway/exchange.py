@@ -31,6 +31,7 @@ from quire.server.gateway.codecs.bodies import (
 )
 from quire.server.gateway.engine_variants import EngineVariant, EngineVariants
 from quire.server.gateway.header_rules import filter_response_headers
+from quire.server.gateway.known_messages import KnownMessageCache
 from quire.server.gateway.prepare import PreparedRequest, prepare_request
 from quire.server.gateway.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_history
 from quire.server.gateway.relay import Relay
@@ -57,6 +58,7 @@ class Exchange:
     server_state: ServerState
     variants: EngineVariants
     head_cache: HeadCache
+    known_messages: KnownMessageCache
     caller: Caller
     requested: RequestedConversation
     headers: Headers
@@ -141,7 +143,9 @@ class Exchange:
             raw, resolved = self.raw_body, await resolve_items(self.codec, body, self.get_store())
             if resolved is not body:
                 raw, body = await run_sized(len(raw), encode_body, resolved), resolved
-            client_request = await run_sized(len(raw), self.codec.parse_request, raw, body)
+            client_request = await run_sized(
+                len(raw), self.known_messages.parse_request, self.codec, raw, body, tenant=self.caller.tenant
+            )
             client_request = await restore_envelope(client_request, self.get_store())
             prepared = await self._match_and_prepare(client_request, upstream)
             # The reservation must be known to the relay, which settles it, even if the client disconnects now.

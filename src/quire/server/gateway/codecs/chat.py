@@ -104,6 +104,7 @@ class ChatMessage(ClientMessage):
 
 class ChatCodec(Codec):
     name: ClassVar[FormatName] = "chat"
+    leading_roles: ClassVar[frozenset[str] | None] = _INSTRUCTION_ROLES
     provider: ClassVar[Provider] = PROVIDER
     finish_reasons: ClassVar[Mapping[str, FinishReason]] = {
         "stop": "stop",
