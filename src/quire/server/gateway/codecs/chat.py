@@ -190,7 +190,7 @@ class ChatCodec(Codec):
     def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
         sent = [cast(ChatMessage, each).raw for each in request.messages[start:]]
         return len(rendered) == len(sent) and all(
-            _normalize_wire_message(ours) == _normalize_wire_message(theirs)
+            ours == theirs or _normalize_wire_message(ours) == _normalize_wire_message(theirs)
             for ours, theirs in zip(rendered, sent, strict=True)
         )
 
