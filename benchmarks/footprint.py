@@ -15,12 +15,14 @@ from typing import Any
 import httpx2
 import psycopg
 
+from fake_upstream import UpstreamRequest, run_fake_upstream
 from infra.postgres import Cluster, PostgresServer
 from quire.engine import Conversation, Engine, open_engine
 from quire.log import DEFAULT_TENANT, SqlStore, migrate
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.turn_registry import BranchKey
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.testing.scripted_model import ScriptedModel
 
@@ -188,17 +190,14 @@ async def count_gateway_turns(url: str, owner: "psycopg.Connection[Any]", way: C
     """Counts turns through the gateway, of a client that names its conversation and of one that does not."""
     dice = random.Random(5)
 
-    def upstream(request: httpx2.Request) -> httpx2.Response:
+    async def reply(request: UpstreamRequest) -> None:
         message = {"role": "assistant", "content": make_sentence(dice)}
         usage = {"prompt_tokens": 100, "completion_tokens": 60, "total_tokens": 160}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return httpx2.Response(200, json={"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
+        await request.respond({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
 
-    settings = Settings(model="gpt-4o", base_url="http://upstream/v1")
-    async with (
-        SqlStore.open(url) as store,
-        httpx2.AsyncClient(transport=httpx2.MockTransport(upstream)) as outward,
-    ):
+    async with SqlStore.open(url) as store, UpstreamClient() as outward, run_fake_upstream(reply) as upstream:
+        settings = Settings(model="gpt-4o", base_url=upstream.url)
         app = create_app(ServerState(store, settings, http_client=outward), token="token")
         headers = {"Authorization": "Bearer token"}
         transport = httpx2.ASGITransport(app)

@@ -1,150 +1,62 @@
-"""The gateway on PostgreSQL against two bare FastAPI proxies: one without a store, one that does the same inserts.
+"""The gateway on PostgreSQL against bare servers: a proxy without a store, one that does the same inserts, and a floor
+that does them with the least work.
 
 Every server runs in its own process, on loopback, with an upstream that answers at once; the clients run in this one.
 A turn is one question and one reply of sixty tokens. The servers are measured alternately, slice by slice, so that a
-slow moment of the machine affects all of them. QUIRE_PROFILE=file writes a cProfile of the gateway.
+slow moment of the machine affects all of them, and goals are ratios of their CPU time. QUIRE_PROFILE=file writes a
+cProfile of the gateway.
 """
 
 import asyncio
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 from psycopg.rows import dict_row
 
+from gateway_clients import (
+    CHAT_ONLY_MODEL,
+    NATIVE_MODEL,
+    SENTENCE,
+    SHAPES,
+    Client,
+    ClientScript,
+    send_agent_history,
+    send_for_stream,
+    send_full_history,
+    send_in_format,
+    send_last_turns,
+    send_new_messages,
+)
+from gateway_servers import STREAM_CHUNKS
 from infra.postgres import Cluster
 from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import index_messages
 from quire.log import SqlStore, migrate, schema
-from quire.log.ids import new_id
 from quire.log.row_digests import with_row_digest
 from quire.model import Compaction, Draft, Message, Span, TokenCount
 from quire.settings import Settings
 from support import Report, run_benchmark
 
-SENTENCE = "The river carries more water in spring than in autumn, and the mill runs day and night. "
-SYSTEM_PROMPT = "You keep the books of a mill, and answer in one sentence. " * 8
-QUESTION_TEXT, REPLY_TEXT = SENTENCE * 3, "The mill runs. " * 12
-TURNS_PER_CONVERSATION = 10
-"""Turns after which a client starts a new conversation; until then it sends the whole history."""
-WINDOW_TOKENS = 8_192
+WINDOW_TOKENS, WIDE_WINDOW_TOKENS = 8_192, 1_000_000
 SHORT_MESSAGES, LONG_MESSAGES, ACTIVE_MESSAGES = 1_000, 10_000, 60
 """Messages of a conversation, and those that are not archived."""
 COUNTER = "openai:o200k_base"
+WARM_UP_TURNS = 8
+"""Turns of each client before measurement: each connection to the database prepares each statement once."""
+MAX_COST_TO_INSERTS, MAX_COST_TO_FLOOR, MAX_COST_OF_MANY_CLIENTS = 1.0, 2.5, 1.3
+"""Goals: CPU time of a turn, divided by that of the bare servers, and with 64 clients by that with 16."""
+MAX_STREAM_COST, MAX_LONG_LIST_COST = 1.5, 3.0
+"""Goals: CPU time of a streamed turn divided by that of a whole one, and of a long list by the bare proxy's."""
 MAX_FORMAT_COST = 1.3
 """Goal: CPU time of a turn in another format, divided by that of chat completions."""
-
-
-class Client:
-    """Minimal HTTP client on a persistent connection."""
-
-    def __init__(self, port: int, key: str) -> None:
-        self._port, self._key = port, key
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def ask(self, body: bytes, conversation: str, *, path: str = "/v1/chat/completions") -> bytes:
-        try:
-            return await self._send(body, conversation, path)
-        except (ConnectionError, asyncio.IncompleteReadError) as error:
-            if isinstance(error, asyncio.IncompleteReadError) and error.partial:
-                raise
-        # The server closed the idle connection while other servers were measured.
-        self.close()
-        self._streams = None
-        return await self._send(body, conversation, path)
-
-    async def _send(self, body: bytes, conversation: str, path: str) -> bytes:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
-        reader, writer = self._streams
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: quire\r\nauthorization: Bearer {self._key}\r\n"
-            f"x-quire-conversation: {conversation}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        status = await reader.readuntil(b"\r\n\r\n")
-        length = int(status.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
-        answer = await reader.readexactly(length)
-        if not status.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"{status.decode()}{answer.decode()[:500]}")
-        return answer
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-
-
-ClientScript = Callable[[Client, int], AsyncIterator[None]]
-
-
-def build_body(messages: list[dict[str, str]]) -> bytes:
-    return json.dumps(
-        {"model": "gpt-4o", "messages": [{"role": "system", "content": SYSTEM_PROMPT}, *messages]}
-    ).encode()
-
-
-async def send_full_history(client: Client, number: int) -> AsyncIterator[None]:
-    """Sends the whole history, and starts a new conversation after some turns."""
-    while True:
-        conversation, history = new_id(), list[dict[str, str]]()
-        for turn in range(TURNS_PER_CONVERSATION):
-            history.append({"role": "user", "content": f"{number} {turn} {QUESTION_TEXT}"})
-            answer = await client.ask(build_body(history), conversation)
-            history.append({"role": "assistant", "content": json.loads(answer)["choices"][0]["message"]["content"]})
-            yield
-
-
-class WireShape(NamedTuple):
-    """How a client of one format sends its history and reads the reply; the chat-only model has another name."""
-
-    path: str
-    build_body: Callable[[str, list[dict[str, str]]], dict[str, object]]
-    read_text: Callable[[Any], str]
-
-
-SHAPES = {
-    "chat": WireShape(
-        "/v1/chat/completions",
-        lambda model, history: {"model": model, "messages": [{"role": "system", "content": SYSTEM_PROMPT}, *history]},
-        lambda answer: answer["choices"][0]["message"]["content"],
-    ),
-    "messages": WireShape(
-        "/v1/messages",
-        lambda model, history: {"model": model, "max_tokens": 512, "system": SYSTEM_PROMPT, "messages": history},
-        lambda answer: answer["content"][0]["text"],
-    ),
-    "responses": WireShape(
-        "/v1/responses",
-        lambda model, history: {"model": model, "instructions": SYSTEM_PROMPT, "input": history},
-        lambda answer: answer["output"][0]["content"][0]["text"],
-    ),
-}
-NATIVE_MODEL, CHAT_ONLY_MODEL = "gpt-4o", "gpt-4o-mini"
-
-
-def send_in_format(shape: WireShape, model: str) -> ClientScript:
-    """Sends the whole history in one of the formats, and starts a new conversation after some turns."""
-
-    async def asking(client: Client, number: int) -> AsyncIterator[None]:
-        while True:
-            conversation, history = new_id(), list[dict[str, str]]()
-            for turn in range(TURNS_PER_CONVERSATION):
-                history.append({"role": "user", "content": f"{number} {turn} {QUESTION_TEXT}"})
-                body = json.dumps(shape.build_body(model, history)).encode()
-                answer = json.loads(await client.ask(body, conversation, path=shape.path))
-                history.append({"role": "assistant", "content": shape.read_text(answer)})
-                yield
-
-    return asking
 
 
 async def compare_formats(
@@ -169,33 +81,6 @@ async def compare_formats(
         ("format", *COLUMNS),
         [(name, *crowd.row) for name, crowd in crowds.items()],
     )
-
-
-def send_last_turns(names: list[str]) -> ClientScript:
-    """Sends the last three turns of a conversation that it names."""
-
-    async def asking(client: Client, number: int) -> AsyncIterator[None]:
-        history, began = list[dict[str, str]](), new_id()
-        for turn in range(1_000_000):
-            history = [*history, {"role": "user", "content": f"{began} {turn} {QUESTION_TEXT}"}][-7:]
-            answer = await client.ask(build_body(history), names[number])
-            history.append({"role": "assistant", "content": json.loads(answer)["choices"][0]["message"]["content"]})
-            yield
-
-    return asking
-
-
-def send_new_messages(names: list[str]) -> ClientScript:
-    """Sends the question alone, and leaves the history to Quire."""
-
-    async def asking(client: Client, number: int) -> AsyncIterator[None]:
-        for turn in range(1_000_000):
-            await client.ask(
-                build_body([{"role": "user", "content": f"{number} {turn} {QUESTION_TEXT}"}]), names[number]
-            )
-            yield
-
-    return asking
 
 
 class ClientGroup:
@@ -298,18 +183,50 @@ async def compare_servers(
     report: Report, servers: dict[str, ServerProcess], key: str, *, counts: tuple[int, ...], rounds: int, seconds: float
 ) -> None:
     rows: list[tuple[object, ...]] = []
+    costs: dict[int, float] = {}
     for clients in counts:
         crowds = {
-            name: await ClientGroup(each, key, send_full_history, clients=clients).warm_up()
+            name: await ClientGroup(each, key, send_full_history, clients=clients).warm_up(WARM_UP_TURNS)
             for name, each in servers.items()
         }
         await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
         rows += [(clients, name, *crowd.row) for name, crowd in crowds.items()]
-        report.require_at_most(f"inserts_over_gateway_{clients}", crowds["inserts"].rate / crowds["gateway"].rate, 2.0)
+        costs[clients] = crowds["gateway"].cpu_per_turn
+        for name, goal in (("inserts", MAX_COST_TO_INSERTS), ("floor", MAX_COST_TO_FLOOR)):
+            report.require_at_most(f"cpu_to_{name}_{clients}", costs[clients] / crowds[name].cpu_per_turn, goal)
+    report.require_at_most("cpu_at_64_to_16", costs[64] / costs[16], MAX_COST_OF_MANY_CLIENTS)
     report.print_table(
         "Turns per second and milliseconds per turn; clients send the whole list, ten turns a conversation",
         ("clients", "server", *COLUMNS),
         rows,
+    )
+
+
+async def compare_shapes(
+    report: Report, servers: dict[str, ServerProcess], key: str, *, clients: int, rounds: int, seconds: float
+) -> None:
+    """Compares a streamed turn with a whole one, and an agent's long list with the bare proxy's."""
+    ways = {
+        "whole": ("gateway", send_full_history),
+        "streamed": ("gateway", send_for_stream),
+        "long list": ("wide gateway", send_agent_history),
+        "long list, bare": ("bare", send_agent_history),
+    }
+    crowds = {
+        name: await ClientGroup(servers[server], key, script, clients=clients).warm_up(WARM_UP_TURNS)
+        for name, (server, script) in ways.items()
+    }
+    await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
+    for name, base, goal in (
+        ("streamed", "whole", MAX_STREAM_COST),
+        ("long list", "long list, bare", MAX_LONG_LIST_COST),
+    ):
+        ratio = crowds[name].cpu_per_turn / crowds[base].cpu_per_turn
+        report.require_at_most(f"cpu_{name.replace(' ', '_')}", ratio, goal)
+    report.print_table(
+        f"The gateway with {clients} clients: replies whole and in {STREAM_CHUNKS} chunks; lists of half a megabyte",
+        ("turn", *COLUMNS),
+        [(name, *crowd.row) for name, crowd in crowds.items()],
     )
 
 
@@ -405,10 +322,19 @@ async def run(*, quick: bool) -> Report:
                 _, key = await store.create_key("bench", ("read", "write", "chat"))
             with start_servers(("upstream",)) as [upstream]:
                 up = f"http://127.0.0.1:{upstream.port}/v1"
-                commands = (("bare", up), ("inserts", up, theirs), ("gateway", up, ours, str(WINDOW_TOKENS)))
-                with start_servers(*commands) as (bare, inserts, gateway):
-                    servers = {"bare": bare, "inserts": inserts, "gateway": gateway}
-                    await compare_servers(report, servers, key, counts=counts, rounds=rounds, seconds=seconds)
+                commands = {
+                    "bare": ("bare", up),
+                    "inserts": ("inserts", up, theirs),
+                    "floor": ("floor", up, theirs),
+                    "gateway": ("gateway", up, ours, str(WINDOW_TOKENS)),
+                    "wide gateway": ("gateway", up, ours, str(WIDE_WINDOW_TOKENS)),
+                }
+                with start_servers(*commands.values()) as started:
+                    servers = dict(zip(commands, started, strict=True))
+                    gateway = servers["gateway"]
+                    usual = {name: each for name, each in servers.items() if name != "wide gateway"}
+                    await compare_servers(report, usual, key, counts=counts, rounds=rounds, seconds=seconds)
+                    await compare_shapes(report, servers, key, clients=4, rounds=rounds, seconds=seconds)
                     await compare_formats(report, gateway, key, clients=8, rounds=rounds * 2, seconds=seconds)
                     pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
                     await measure_growth(report, gateway, key, ours, cluster.url("ours"), **pieces)

@@ -1,7 +1,8 @@
 """The servers that `gateway.py` measures, each in its own process: prints its port, ends with its standard input.
 
-`upstream` answers at once. `bare` is a FastAPI proxy without a store; `inserts` is the same proxy that writes the rows
-of a turn by psycopg, in one transaction, as the gateway does; `gateway` is Quire.
+`upstream` answers at once, as a stream if the body says so. `bare` is a FastAPI proxy without a store; `inserts` is the
+same proxy that writes the rows of a turn by psycopg, in one transaction, as the gateway does; `floor` writes the same
+rows with the least work that Python allows: plain ASGI, aiohttp, two round trips to the database. `gateway` is Quire.
 """
 
 import asyncio
@@ -63,6 +64,33 @@ HTTP_RESPONSES = {
     for path, body in BODIES.items()
 }
 
+STREAM_CHUNKS = 50
+"""Chunks of a streamed reply, in addition to the first and the last."""
+
+
+def _build_stream() -> tuple[bytes, ...]:
+    """Writes of a streamed chat completion: the head, then one HTTP chunk for each event."""
+
+    def frame(event: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(event), event)
+
+    def encode(delta: dict[str, str], finish: str | None = None, **more: object) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4o", **more}
+        return frame(b"data: %b\n\n" % json.dumps({**chunk, "choices": [choice]}).encode())
+
+    usage = {"prompt_tokens": 300, "completion_tokens": 50, "total_tokens": 350}
+    return (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n",
+        encode({"role": "assistant", "content": ""}),
+        *(encode({"content": f"word{number} "}) for number in range(STREAM_CHUNKS)),
+        encode({}, "stop", usage=usage),
+        frame(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+    )
+
+
+STREAM_WRITES = _build_stream()
+
 KEEP_ALIVE_SECONDS = 75
 """Idle timeout of the bare servers: the same as that of `quire serve`."""
 
@@ -82,9 +110,18 @@ class UpstreamProtocol(asyncio.Protocol):
             length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self._buffer) < end + 4 + length:
                 return
-            self._buffer = self._buffer[end + 4 + length :]
+            body, self._buffer = self._buffer[end + 4 : end + 4 + length], self._buffer[end + 4 + length :]
+            if body.endswith(b'"stream": true}'):
+                self._write_stream(0)
+                continue
             path = head.split(b" ", 2)[1]
             self._transport.write(next(each for end, each in HTTP_RESPONSES.items() if path.endswith(end)))
+
+    def _write_stream(self, number: int) -> None:
+        """Writes one chunk in each round of the event loop, so that the reader sees most of them one by one."""
+        if number < len(STREAM_WRITES):
+            self._transport.write(STREAM_WRITES[number])
+            asyncio.get_running_loop().call_soon(self._write_stream, number + 1)
 
 
 async def serve_upstream() -> None:
@@ -185,6 +222,65 @@ async def insert_turn(connection: Any, conversation: str, question: dict[str, An
     await execute("COMMIT")
 
 
+async def serve_floor(upstream: str, url: str) -> None:
+    """Serves a turn with one statement for all rows; it authenticates, counts, matches and explains nothing."""
+    import aiohttp
+    import psycopg
+    from yarl import URL
+
+    target, idle, places = URL(f"{upstream}/chat/completions"), list[Any](), asyncio.Semaphore(32)
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message.get("more_body"):
+                break
+        headers = dict(scope["headers"])
+        async with session.post(target, data=body, headers={"content-type": "application/json"}) as response:
+            answer = await response.read()
+        turn = json.loads(body)["messages"][-1], json.loads(answer)["choices"][0]["message"]
+        async with places:
+            connection = idle.pop() if idle else await psycopg.AsyncConnection.connect(url, autocommit=True)
+            await insert_turn_at_once(connection, headers[b"x-quire-conversation"].decode(), turn)
+            idle.append(connection)
+        length = str(len(answer)).encode()
+        head = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": answer})
+
+    async with session:
+        await serve(app)
+
+
+async def insert_turn_at_once(connection: Any, conversation: str, turn: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Inserts the rows of `insert_turn` in two round trips: the lock, then one statement and the commit."""
+    known, digest = {"conversation": conversation}, sha256(b"instructions").digest()
+    async with connection.pipeline():
+        cursor, lock = connection.cursor(), connection.cursor()
+        await cursor.execute("BEGIN")
+        await cursor.execute("SELECT set_config('quire.tenant', 'default', true)")
+        await lock.execute(LOCK_BRANCH, known)
+    found = await lock.fetchone()
+    if found is None:
+        for statement in (INSERT_BLOB, INSERT_CONVERSATION, INSERT_BRANCH):
+            await cursor.execute(statement, known | {"digest": digest})
+    seq, path = found or (0, bytes(32))
+    rows: list[tuple[Any, ...]] = []
+    for message in turn:
+        seq += 1
+        raw = json.dumps({"role": message["role"], "parts": [{"type": "text", "text": message["content"]}]})
+        path = sha256(path + raw.encode()).digest()
+        rows.append((seq, message["role"], path, path, raw))
+    names = ("new_seq", "new_role", "new_path", "new_digest", "new_body")
+    arrays = {name: [row[column] for row in rows] for column, name in enumerate(names)}
+    values = {"seq": seq, "path": path, "digest": digest, "manifest": "m" * 1_500, "request_id": path.hex()[:26]}
+    async with connection.pipeline():
+        await cursor.execute(INSERT_ALL, known | arrays | values)
+        await cursor.execute("COMMIT")
+
+
 LOCK_BRANCH = """SELECT head_seq, head_path FROM quire_branches
     WHERE tenant = 'default' AND conversation = %(conversation)s AND branch = 0 FOR UPDATE"""
 INSERT_CONVERSATION = """INSERT INTO quire_conversations
@@ -218,13 +314,23 @@ UPSERT_COST = """INSERT INTO quire_costs (tenant, conversation, key_id, cost_usd
     ON CONFLICT (tenant, conversation, key_id) DO UPDATE SET cost_usd = quire_costs.cost_usd + excluded.cost_usd"""
 
 
+def _rename_arrays(statement: str) -> str:
+    for name in ("seq", "role", "path", "digest", "body"):
+        statement = statement.replace(f"%({name})s::", f"%(new_{name})s::")
+    return statement
+
+
+INSERT_ALL = f"""WITH entries AS ({_rename_arrays(INSERT_ENTRIES)}), paths AS ({_rename_arrays(INSERT_PATHS)}),
+    head AS ({UPDATE_HEAD}), manifest AS ({INSERT_MANIFEST}), uses AS ({INSERT_BLOB_USE}), cost AS ({UPSERT_COST})
+    SELECT 1"""
+
+
 async def serve_gateway(upstream: str, url: str, window: str) -> None:
     """Serves the gateway without background jobs, which a worker runs in a deployment."""
-    import httpx2
-
     from quire.log import SqlStore
     from quire.server.app import create_app
     from quire.server.state import ServerState
+    from quire.server.upstream_client import UpstreamClient
     from quire.settings import Settings
     from quire.settings.schema import Upstream
 
@@ -236,14 +342,19 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
             "gpt-4o-mini": Upstream(base_url=upstream),
         },
     )  # fmt: skip
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
-    async with SqlStore.open(url) as store, httpx2.AsyncClient(limits=limits) as client:
+    async with SqlStore.open(url) as store, UpstreamClient() as client:
         await serve(create_app(ServerState(store, settings, http_client=client)))
 
 
 def main() -> None:
     name, *arguments = sys.argv[1:]
-    run = {"upstream": serve_upstream, "bare": serve_bare, "inserts": serve_inserts, "gateway": serve_gateway}[name]
+    run = {
+        "upstream": serve_upstream,
+        "bare": serve_bare,
+        "inserts": serve_inserts,
+        "floor": serve_floor,
+        "gateway": serve_gateway,
+    }[name]
     profile_path = os.environ.get("QUIRE_PROFILE") if name == "gateway" else None
     if profile_path is None:
         asyncio.run(run(*arguments))

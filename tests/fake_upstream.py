@@ -23,7 +23,7 @@ class UpstreamRequest:
 
     @property
     def body(self) -> dict[str, Any]:
-        return json.loads(self.raw)
+        return json.loads(self.raw or b"{}")
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)

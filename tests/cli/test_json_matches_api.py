@@ -19,6 +19,7 @@ from quire.model.events import TurnEvent
 from quire.schemas.turn_events import SCHEMA_BY_EVENT
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 
 CONVERSATION = f"/api/conversations/{TIDES_ID}"
 REPLY = 7
@@ -31,7 +32,7 @@ def call_api(method: str, path: str, **options: Any) -> httpx2.Response:
     overrides = agent.setting_overrides if agent is not None else {}
 
     async def send() -> httpx2.Response:
-        async with SqlStore.open(resolve_database_url(settings)) as store, httpx2.AsyncClient() as upstream:
+        async with SqlStore.open(resolve_database_url(settings)) as store, UpstreamClient() as upstream:
             _, key = await store.create_key("test", KEY_SCOPES)
             merged = settings.model_validate({**settings.model_dump(), **overrides, "host_access_tenants": ["default"]})
             state = ServerState(store, merged, http_client=upstream, agent=agent)

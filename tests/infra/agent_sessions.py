@@ -12,6 +12,7 @@ from infra.scripted_provider import FormatName, ScriptedReply, run_scripted_prov
 from quire.log import KEY_SCOPES, SqlStore
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 SESSION_HEADERS = ("x-claude-code-session-id", "thread-id")
@@ -85,7 +86,7 @@ async def _replay(store: SqlStore, captured: list[CapturedRequest], speaks: Form
     with run_scripted_provider(replay_script(captured)) as provider:
         upstream = {"base_url": provider.openai_url, "speaks": [speaks]}
         settings = Settings.model_validate({"model": "gpt-4o", "upstreams": {"*": upstream}, "context_limit": 100_000})
-        async with httpx2.AsyncClient() as upstream_client:
+        async with UpstreamClient() as upstream_client:
             state = ServerState(store, settings, http_client=upstream_client, environ={})
             transport = httpx2.ASGITransport(app=create_app(state))
             async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:

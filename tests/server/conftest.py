@@ -11,6 +11,7 @@ from server_helpers import ScriptedAgent, create_key_for, serve_app
 from quire.log import SqlStore
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 OWN_TENANT, OTHER_TENANT = "default", "elsewhere"
@@ -36,7 +37,7 @@ async def server_state(
         {"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None, "host_access_tenants": [OWN_TENANT]}
         | options
     )
-    async with httpx2.AsyncClient() as http_client:
+    async with UpstreamClient() as http_client:
         state = ServerState(
             store, settings, http_client=http_client, agent=scripted.agent, model_factory=scripted.get_model
         )

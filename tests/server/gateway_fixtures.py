@@ -15,6 +15,7 @@ from quire.log import SqlStore
 from quire.server.app import create_app
 from quire.server.gateway import router
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 MODEL = "gpt-4o"
@@ -53,8 +54,8 @@ async def run_gateway(
 ) -> AsyncIterator[GatewayHarness]:
     """Runs a gateway on loopback that forwards every model to `upstream_url`."""
     values = {"model": MODEL, "base_url": upstream_url, "requests_per_minute": None, **settings}
-    async with httpx2.AsyncClient(
-        timeout=httpx2.Timeout(timeout_seconds, connect=2.0), verify=TLS_CONTEXT
+    async with UpstreamClient(
+        timeout_seconds=timeout_seconds, connect_timeout_seconds=2.0, ssl_context=TLS_CONTEXT
     ) as upstream_client:
         server_state = ServerState(
             store, Settings.model_validate(values), http_client=upstream_client, environ={"UP_KEY": "sk-up"}

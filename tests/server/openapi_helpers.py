@@ -3,12 +3,12 @@
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-import httpx2
 from jsonschema import Draft202012Validator
 
 from quire.log import SqlStore
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 HTTP_METHODS = ("get", "put", "post", "delete", "patch")
@@ -37,7 +37,7 @@ class Operation(NamedTuple):
 def load_document() -> dict[str, Any]:
     """Builds the document; needs no database."""
     store = SqlStore(cast(Any, None))
-    return create_app(ServerState(store, Settings(), http_client=cast(httpx2.AsyncClient, None))).openapi()
+    return create_app(ServerState(store, Settings(), http_client=UpstreamClient())).openapi()
 
 
 def assert_conforms(value: object, *, schema: str) -> None:

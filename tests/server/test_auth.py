@@ -22,6 +22,7 @@ from quire.server.auth import (
 )
 from quire.server.rate_limits import SharedRateLimiter
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 MINUTE_MICROSECONDS = 60_000_000
@@ -64,7 +65,7 @@ def counting_keys(store: SqlStore) -> CountingKeys:
 
 @pytest.fixture
 async def server_state(store: SqlStore) -> AsyncIterator[ServerState]:
-    async with httpx2.AsyncClient() as upstream:
+    async with UpstreamClient() as upstream:
         yield ServerState(store, Settings(), http_client=upstream)
 
 

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 from unittest.mock import Mock
 
-import httpx2
 import pytest
 from format_clients import FORMATS, MODEL, PNG_BASE64, PNG_URL
 from hypothesis import given, settings
@@ -23,6 +22,7 @@ from quire.server.gateway.passthrough import MatchedRequest, render_from_log
 from quire.server.gateway.recognition import HistoryMatch
 from quire.server.gateway.translation import encode_translated, list_dropped
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.view.calibration import Calibration
 from quire.view.rendered import drop_unsupported_parts
@@ -225,7 +225,7 @@ def make_variant(target: FormatName) -> EngineVariant:
     """The gateway's own engine for an upstream."""
     # The histories are new to the log, so that nothing reads it.
     no_database: Any = Mock()
-    state = ServerState(SqlStore(no_database), Settings(model=MODEL), http_client=httpx2.AsyncClient())
+    state = ServerState(SqlStore(no_database), Settings(model=MODEL), http_client=UpstreamClient())
     return EngineVariants(state).get("default", MODEL, target=CODECS[target])
 
 

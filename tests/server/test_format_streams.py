@@ -20,7 +20,7 @@ from infra.scripted_provider import FormatName, ScriptedCall, ScriptedReply
 from infra.scripted_provider_formats import ChatEncoder, MessagesEncoder, ReplyContext
 from infra.scripted_provider_responses import ResponsesEncoder
 from quire.log import SqlStore
-from quire.server.gateway import relay
+from quire.server.gateway import stream_relay
 from quire.server.gateway.codecs import CODECS
 
 pytestmark = pytest.mark.parametrize("backend", ["sqlite"])
@@ -267,13 +267,13 @@ async def check_silence(store: SqlStore, client: FormatName, *, seconds: float, 
 
 @clients
 async def test_a_silent_upstream(store: SqlStore, monkeypatch: pytest.MonkeyPatch, client: FormatName):
-    monkeypatch.setattr(relay, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(stream_relay, "KEEP_ALIVE_SECONDS", 0.05)
     await check_silence(store, client, seconds=0.3, pings=range(1, 7))
 
 
 @pytest.mark.large
 async def test_an_upstream_that_is_silent_for_a_minute(store: SqlStore):
-    assert relay.KEEP_ALIVE_SECONDS == 15
+    assert stream_relay.KEEP_ALIVE_SECONDS == 15
     await asyncio.gather(*(check_silence(store, client, seconds=61, pings=(3, 4)) for client in FORMATS))
 
 

@@ -89,7 +89,7 @@ async def test_an_upstream_that_fails_before_its_first_word_is_a_clear_error(
         (
             "nowhere",
             "model_request_rejected",
-            "Cannot call the upstream: Request URL is missing an 'http://' or 'https://' protocol; check `base_url`.",
+            "Cannot call the upstream: its URL needs `http://` or `https://` and a host; check `base_url`.",
         ),
     ],
 )

@@ -28,6 +28,7 @@ from quire.server.gateway.header_rules import (
 )
 from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.settings.schema import FormatName, Upstream
 
@@ -39,7 +40,7 @@ BODY = {"model": MODEL, "messages": [user_message("Hello")]}
 async def run_local_gateway(store: SqlStore, upstream_url: str, **settings: Any) -> AsyncIterator[httpx2.AsyncClient]:
     """Runs a gateway that authenticates by token; the client presents nothing by itself."""
     values = {"model": MODEL, "base_url": upstream_url, **settings}
-    async with httpx2.AsyncClient() as upstream_client:
+    async with UpstreamClient() as upstream_client:
         state = ServerState(
             store, Settings.model_validate(values), http_client=upstream_client, environ={"UP_KEY": "sk-up"}
         )
@@ -257,18 +258,18 @@ def test_a_key_in_the_query_does_not_go_upstream():
 @pytest.mark.parametrize("format_name", get_args(FormatName))
 def test_the_operators_key_goes_where_the_wire_format_has_it(format_name: FormatName):
     sent = build_call(format_name, CREATE_PATHS[format_name], base_url="http://up").headers
-    key = {b"x-api-key": b"sk-up"} if format_name == "messages" else {b"authorization": b"Bearer sk-up"}
-    assert {name: sent[name] for name in (b"x-api-key", b"authorization") if name in sent} == key
-    assert (sent[b"anthropic-beta"], sent[b"openai-beta"], sent[b"x-stainless-os"]) == (b"new-1", b"b", b"Linux")
-    assert b"anthropic-version" not in sent
+    key = {"x-api-key": "sk-up"} if format_name == "messages" else {"authorization": "Bearer sk-up"}
+    assert {name: sent[name] for name in ("x-api-key", "authorization") if name in sent} == key
+    assert (sent["anthropic-beta"], sent["openai-beta"], sent["x-stainless-os"]) == ("new-1", "b", "Linux")
+    assert "anthropic-version" not in sent
 
 
 @pytest.mark.parametrize("format_name", get_args(FormatName))
 def test_a_translated_request_has_no_headers_of_the_clients_format(format_name: FormatName):
     sent = build_call(format_name, CREATE_PATHS[format_name], base_url="http://up", is_translated=True).headers
-    assert sent[b"x-id"] == b"7"
-    assert not {b"anthropic-beta", b"openai-beta", b"x-stainless-os"} & sent.keys()
-    assert sent.get(b"anthropic-version") == (b"2023-06-01" if format_name == "messages" else None)
+    assert sent["x-id"] == "7"
+    assert not {"anthropic-beta", "openai-beta", "x-stainless-os"} & sent.keys()
+    assert sent.get("anthropic-version") == ("2023-06-01" if format_name == "messages" else None)
 
 
 # response headers

@@ -12,6 +12,7 @@ from quire.log import DEFAULT_TENANT, SqlStore
 from quire.model.agents import Agent, AgentTool, ToolServer
 from quire.server import state
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 OWN_TENANT, OTHER_TENANT = "default", "elsewhere"
@@ -56,7 +57,7 @@ async def test_a_tool_of_the_host_does_not_run_for_a_tenant_without_host_access(
 async def test_without_the_setting_only_the_local_user_has_host_access(
     store: SqlStore, scripted: ScriptedAgent, tmp_path: Path, is_local: bool, tenants: set[str]
 ):
-    async with httpx2.AsyncClient() as http_client:
+    async with UpstreamClient() as http_client:
         settings = Settings(vault=str(tmp_path))
         server_state = ServerState(store, settings, http_client=http_client, agent=scripted.agent, is_local=is_local)
         for tenant in (DEFAULT_TENANT, OTHER_TENANT):

@@ -9,6 +9,7 @@ import pytest
 from quire.log import KEY_SCOPES, SqlStore
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 
@@ -16,7 +17,7 @@ from quire.settings import Settings
 async def client(store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
     """Client with a key of tenant a that has every scope."""
     _, text = await store.for_tenant("a").create_key("chief", KEY_SCOPES)
-    async with httpx2.AsyncClient() as upstream:
+    async with UpstreamClient() as upstream:
         app = create_app(ServerState(store, Settings(), http_client=upstream))
         headers = {"Authorization": f"Bearer {text}"}
         transport = httpx2.ASGITransport(app)

@@ -17,6 +17,7 @@ from quire.server.app import create_app
 from quire.server.auth import CALLER_SCOPE_KEY
 from quire.server.local_auth import LocalAuthMiddleware
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 TOKEN = "t0ken-of_this-Server"
@@ -414,7 +415,7 @@ def test_it_listens_nowhere_else(host: str):
 
 @pytest.fixture
 async def server_client(store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient() as upstream:
+    async with UpstreamClient() as upstream:
         app = create_app(ServerState(store, Settings(), http_client=upstream, is_local=True), token=TOKEN)
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=BASE_URL) as client:
             yield client

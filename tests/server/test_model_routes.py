@@ -7,11 +7,13 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from fake_upstream import UpstreamRequest, run_fake_upstream
 from infra.scripted_provider import run_scripted_provider
 from quire.errors import ModelRequestRejected
 from quire.log import KEY_SCOPES, SqlStore
 from quire.model import Message
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.server.upstream_probe import PROBLEM_SECONDS, REPORT_SECONDS, UpstreamProbe
 from quire.settings import Settings
 
@@ -78,13 +80,13 @@ async def test_a_report_is_cached_and_a_problem_for_a_shorter_time(server_state:
     seconds, statuses = 0.0, [503, 200, 503]
     responses: list[int] = []
 
-    def respond(_: httpx2.Request) -> httpx2.Response:
+    async def respond(request: UpstreamRequest) -> None:
         responses.append(statuses[len(responses)])
-        return httpx2.Response(responses[-1], json={"data": []})
+        await request.respond({"data": []}, responses[-1])
 
     probe = UpstreamProbe(server_state, clock=lambda: seconds)
-    await change_settings(server_state, base_url="http://upstream/v1")
-    async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond)) as server_state.http_client:
+    async with run_fake_upstream(respond) as upstream:
+        await change_settings(server_state, base_url=upstream.url)
         for time, status, count in (
             (0.0, "unreachable", 1),
             (PROBLEM_SECONDS - 0.1, "unreachable", 1),
@@ -98,7 +100,7 @@ async def test_a_report_is_cached_and_a_problem_for_a_shorter_time(server_state:
 
 async def test_a_missing_key_is_explained_without_advice_for_programs(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    async with httpx2.AsyncClient() as http_client:
+    async with UpstreamClient() as http_client:
         state = ServerState(store, Settings.model_validate({"model": "openai:gpt-4o"}), http_client=http_client)
         report = await UpstreamProbe(state).check_model("openai:gpt-4o")
         assert report.status == "rejected"

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import requests
 import schemathesis
@@ -31,6 +30,7 @@ from quire.log import SqlStore
 from quire.model import Message
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ class TargetServer:
         settings = Settings(
             model="gpt-4o", context_limit=8_000, requests_per_minute=None, host_access_tenants=("default",)
         )
-        async with SqlStore.open(self._url) as store, httpx2.AsyncClient() as http_client:
+        async with SqlStore.open(self._url) as store, UpstreamClient() as http_client:
             state = ServerState(
                 store, settings, http_client=http_client, agent=agent.agent, model_factory=agent.get_model
             )

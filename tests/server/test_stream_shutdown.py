@@ -20,6 +20,7 @@ from quire.server.app import create_app
 from quire.server.gateway import router
 from quire.server.lifecycle import SHUTDOWN_EVENT, StreamRegistry
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -34,7 +35,7 @@ async def stall_mid_stream(request: UpstreamRequest) -> None:
 @asynccontextmanager
 async def serve_gateway(store: SqlStore, url: str) -> AsyncIterator[tuple[FastAPI, AsyncOpenAI]]:
     settings = Settings(model="gpt-4o", base_url=url)
-    async with httpx2.AsyncClient(timeout=20) as http_client:
+    async with UpstreamClient() as http_client:
         app = create_app(ServerState(store, settings, http_client=http_client))
         if not any(getattr(route, "path", "") == "/v1/chat/completions" for route in app.routes):
             app.include_router(router)
@@ -97,7 +98,7 @@ def add_stream_routes(app: FastAPI) -> None:
 
 @pytest.fixture
 async def app(store: SqlStore) -> AsyncIterator[FastAPI]:
-    async with httpx2.AsyncClient() as http_client:
+    async with UpstreamClient() as http_client:
         app = create_app(ServerState(store, Settings(), http_client=http_client))
         add_stream_routes(app)
         yield app

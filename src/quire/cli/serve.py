@@ -101,7 +101,7 @@ def check_server_extra(feature: str) -> None:
     """Checks that the extra `server` is installed, without the time that its import takes."""
     from importlib.util import find_spec
 
-    if any(find_spec(package) is None for package in ("fastapi", "uvicorn", "httpx2")):
+    if any(find_spec(package) is None for package in ("fastapi", "uvicorn", "aiohttp", "httpx2")):
         raise MissingExtra(extra="server", feature=feature)
 
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from quire.errors import ModelError, ModelRequestRejected, ModelTimeout, ModelUnavailable, QuireError
 
@@ -50,30 +50,62 @@ def map_transport_error(
         return None
     transport_classes = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError)
     found = next((each for each in _iter_causes(exc) if isinstance(each, transport_classes)), None)
-    host = _get_host(found) or target
+    build = TransportErrorBuilder(_get_host(found) or target, url_name, timeout_name)
     match found:
         case None | httpx2.HTTPStatusError():
             return None
         case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
-            return ModelRequestRejected(f"Cannot call {host}: {str(found).rstrip('.')}; check {url_name}.")
+            return build.invalid_url(str(found))
         case httpx2.LocalProtocolError():
-            # Without the reason, which quotes the invalid header.
-            return ModelRequestRejected(
-                f"Cannot call {host}: the request is not valid HTTP; check the API key and headers for line breaks."
-            )
+            return build.invalid_request()
         case httpx2.ConnectTimeout():
-            return ModelTimeout(f"Cannot connect to {host} in time: check {url_name} and the network.")
+            return build.connect_timeout()
         case httpx2.TimeoutException() | TimeoutError():
-            return ModelTimeout(f"No answer from {host} in time: retry later, or raise {timeout_name}.")
+            return build.timeout()
         case httpx2.ConnectError():
-            return ModelUnavailable(_describe_connect_error(found, host, url_name))
+            return build.failed_connection(found)
         case httpx2.RemoteProtocolError():
-            problem = f"The response of {host} is incomplete or not HTTP: {_get_reason(found)}"
-            return ModelUnavailable(f"{problem}; retry later, or check {url_name}.")
+            return build.invalid_response(found)
         case httpx2.NetworkError() | ConnectionError():
-            return ModelUnavailable(f"The connection to {host} was lost: {_get_reason(found)}; retry later.")
+            return build.lost_connection(found)
         case _:
-            return ModelUnavailable(f"The call of {host} failed: {_get_reason(found)}; retry later.")
+            return build.failed_call(found)
+
+
+class TransportErrorBuilder(NamedTuple):
+    """Builds the error of each kind of transport failure; the same one whichever HTTP client met it."""
+
+    host: str
+    url_name: str
+    timeout_name: str
+
+    def invalid_url(self, reason: str) -> ModelError:
+        return ModelRequestRejected(f"Cannot call {self.host}: {reason.rstrip('.')}; check {self.url_name}.")
+
+    def invalid_request(self) -> ModelError:
+        # Without the reason, which quotes the invalid header.
+        return ModelRequestRejected(
+            f"Cannot call {self.host}: the request is not valid HTTP; check the API key and headers for line breaks."
+        )
+
+    def connect_timeout(self) -> ModelError:
+        return ModelTimeout(f"Cannot connect to {self.host} in time: check {self.url_name} and the network.")
+
+    def timeout(self) -> ModelError:
+        return ModelTimeout(f"No answer from {self.host} in time: retry later, or raise {self.timeout_name}.")
+
+    def failed_connection(self, exc: BaseException) -> ModelError:
+        return ModelUnavailable(_describe_connect_error(exc, self.host, self.url_name))
+
+    def invalid_response(self, exc: BaseException) -> ModelError:
+        problem = f"The response of {self.host} is incomplete or not HTTP: {_get_reason(exc)}"
+        return ModelUnavailable(f"{problem}; retry later, or check {self.url_name}.")
+
+    def lost_connection(self, exc: BaseException) -> ModelError:
+        return ModelUnavailable(f"The connection to {self.host} was lost: {_get_reason(exc)}; retry later.")
+
+    def failed_call(self, exc: BaseException) -> ModelError:
+        return ModelUnavailable(f"The call of {self.host} failed: {_get_reason(exc)}; retry later.")
 
 
 def _describe_connect_error(exc: BaseException, host: str, url_name: str) -> str:

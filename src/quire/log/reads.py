@@ -144,7 +144,7 @@ def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey
     return [found.get(key) for key in keys]
 
 
-def select_messages_by_key(tenant: str, keys: Sequence[MessageKey]) -> "Select[*tuple[Any, ...]]":
+def select_messages_by_key(tenant: str, keys: Sequence[MessageKey]) -> EntryQuery:
     """One statement with a lookup in the primary key for each message.
 
     Each term has the tenant: with a condition on the tenant alone, SQLite reads all messages of the tenant.

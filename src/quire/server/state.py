@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import httpx2
-
 from quire.agent.limits import build_mcp_limits, build_turn_limits
 from quire.agent.mcp.servers import MCPServers
 from quire.agent.protocols import ToolRunner
@@ -26,6 +24,7 @@ from quire.server.import_jobs import ImportJobs
 from quire.server.remote_turns import RemoteTurns
 from quire.server.turn_registry import TurnRegistry
 from quire.server.turn_relay import TurnRelay
+from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.settings.schema import Upstream, upstream_for
 
@@ -40,7 +39,7 @@ class ServerState:
         store: SqlStore,
         settings: Settings,
         *,
-        http_client: httpx2.AsyncClient,
+        http_client: UpstreamClient,
         agent: Agent | None = None,
         summarizer: Model | ModelBuilder | None = None,
         embedder: Embedder | None = None,
@@ -138,10 +137,7 @@ async def open_server_state(
     """
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(SqlStore.open(url, listen_url=settings.listen_database_url))
-        timeout = httpx2.Timeout(settings.upstream_timeout, connect=10.0)
-        # No limit here: each request holds at most one connection, so the server's own connections are the limit.
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
-        client = await stack.enter_async_context(httpx2.AsyncClient(timeout=timeout, limits=limits))
+        client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.upstream_timeout))
         runners: tuple[ToolRunner, ...] = ()
         has_host_users = is_local or bool(settings.host_access_tenants)
         if has_host_users and agent is not None and any(server.enabled for server in agent.servers):

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import httpx2
 from cachetools import LRUCache
 from fastapi import FastAPI
+from pydantic_core import from_json
 
 from quire.errors import ModelError
 from quire.server.gateway.upstream import ANTHROPIC_VERSION
 from quire.server.state import ServerState
+from quire.server.upstream_client import get_host
 from quire.settings.schema import Upstream
 from quire.view.wire_formats.fields import filter_objects, is_object
 
@@ -105,38 +106,26 @@ class UpstreamProbe:
 
     async def _fetch_report(self, endpoint: _Endpoint) -> ProbeReport:
         url = f"{endpoint.base_url}/models"
-        host = _get_host(url)
+        host = get_host(url)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
-                response = await self._server_state.http_client.get(url, headers=dict(endpoint.headers))
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, TimeoutError, UnicodeError) as error:
-            return ProbeReport("unreachable", _explain_failure(error, host), host)
-        if endpoint.needs_list and response.status_code in (401, 403):
+                status, body = await self._server_state.http_client.get(url, headers=dict(endpoint.headers))
+        except ModelError as error:
+            return ProbeReport("unreachable", str(error), host)
+        except TimeoutError:
+            return ProbeReport("unreachable", f"No answer from {host} in time; check that it is running.", host)
+        if endpoint.needs_list and status in (401, 403):
             problem = f"{host} refuses the API key; check the environment variable that `api_key_env` names."
             return ProbeReport("rejected", problem, host)
-        if response.is_server_error:
-            problem = f"{host} answers with an error, {response.status_code}; check that it is running, and retry."
+        if status >= 500:
+            problem = f"{host} answers with an error, {status}; check that it is running, and retry."
             return ProbeReport("unreachable", problem, host)
-        return ProbeReport("ok", "", host, _parse_names(response))
+        return ProbeReport("ok", "", host, _parse_names(body) if status == 200 else ())
 
 
-def _explain_failure(error: Exception, host: str) -> str:
-    from quire.llm.transport_errors import map_transport_error
-
-    mapped = map_transport_error(error, target=host)
-    return str(mapped) if mapped is not None else f"No answer from {host} in time; check that it is running."
-
-
-def _get_host(url: str) -> str:
+def _parse_names(raw: bytes) -> tuple[str, ...]:
     try:
-        return httpx2.URL(url).netloc.decode() or url
-    except (httpx2.InvalidURL, UnicodeError):
-        return "the upstream"
-
-
-def _parse_names(response: httpx2.Response) -> tuple[str, ...]:
-    try:
-        body: object = response.json() if response.is_success else None
+        body: object = from_json(raw)
     except ValueError:
         return ()
     models = filter_objects(body.get("data")) if is_object(body) else []

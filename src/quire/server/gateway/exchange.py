@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import httpx2
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -32,15 +31,18 @@ from quire.server.gateway.codecs.bodies import (
 )
 from quire.server.gateway.engine_variants import EngineVariant, EngineVariants
 from quire.server.gateway.header_rules import filter_response_headers
+from quire.server.gateway.known_messages import KnownMessageCache
 from quire.server.gateway.prepare import PreparedRequest, prepare_request
 from quire.server.gateway.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_history
-from quire.server.gateway.relay import UNRECORDED_HEADERS, Relay
+from quire.server.gateway.relay import Relay
 from quire.server.gateway.reply_recorder import MISSING_FROM_LOG
 from quire.server.gateway.reply_references import resolve_items, restore_envelope
 from quire.server.gateway.response import ResponseWriter
-from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call, map_http_errors
+from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS, TurnRecorder
+from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
+from quire.server.upstream_client import UpstreamResponse
 from quire.settings.schema import Upstream
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Exchange:
     server_state: ServerState
     variants: EngineVariants
     head_cache: HeadCache
+    known_messages: KnownMessageCache
     caller: Caller
     requested: RequestedConversation
     headers: Headers
@@ -90,16 +93,12 @@ class Exchange:
             if upstream.model:
                 content = await run_sized(len(content), encode_body, {**body, "model": upstream.model})
             return await self._pass_through(writer, call, content, model=get_model_name(body))
-        relay = Relay(
-            writer,
-            call,
+        recorder = TurnRecorder(
             prepared,
-            refit=self._refit,
             update_head=partial(self.head_cache.update, self.head_scope),
             on_store_failure=self.server_state.settings.on_store_failure,
-            telemetry=self.telemetry,
         )
-        return await relay.run()
+        return await Relay(writer, call, recorder, refit=self._refit, telemetry=self.telemetry).run()
 
     def build_call(self, upstream: Upstream, path: str | None = None) -> UpstreamCall:
         """Builds the call of the upstream that creates a reply, or one of another path."""
@@ -144,7 +143,9 @@ class Exchange:
             raw, resolved = self.raw_body, await resolve_items(self.codec, body, self.get_store())
             if resolved is not body:
                 raw, body = await run_sized(len(raw), encode_body, resolved), resolved
-            client_request = await run_sized(len(raw), self.codec.parse_request, raw, body)
+            client_request = await run_sized(
+                len(raw), self.known_messages.parse_request, self.codec, raw, body, tenant=self.caller.tenant
+            )
             client_request = await restore_envelope(client_request, self.get_store())
             prepared = await self._match_and_prepare(client_request, upstream)
             # The reservation must be known to the relay, which settles it, even if the client disconnects now.
@@ -272,15 +273,13 @@ async def _reserve_spend(prepared: PreparedRequest) -> PreparedRequest:
     return replace(prepared, request=request)
 
 
-async def relay_unrecorded(writer: ResponseWriter, response: httpx2.Response) -> None:
-    with map_http_errors():
-        chunks = response.aiter_bytes()
-        first = await anext(chunks, b"")
-    await writer.start(response.status_code, {**filter_response_headers(response), **UNRECORDED_HEADERS})
+async def relay_unrecorded(writer: ResponseWriter, response: UpstreamResponse) -> None:
+    chunks = response.iter_chunks()
+    first = await anext(chunks, b"")
+    await writer.start(response.status_code, {**filter_response_headers(response.raw_headers), **UNRECORDED_HEADERS})
     await writer.write(first)
-    with map_http_errors():
-        async for chunk in chunks:
-            await writer.write(chunk)
+    async for chunk in chunks:
+        await writer.write(chunk)
     await writer.write(b"", last=True)
 
 

@@ -1,9 +1,8 @@
 """Rules by name for headers: which ones go to an upstream, which come back, and how conversation IDs are written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote_to_bytes
 
-import httpx2
 from starlette.datastructures import Headers
 
 from quire.errors import InvalidRequest
@@ -75,10 +74,15 @@ def filter_request_headers(headers: Headers, upstream: Upstream, *, is_translate
     }
 
 
-def filter_response_headers(response: httpx2.Response) -> dict[str, str]:
+def filter_response_headers(raw_headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """Returns the upstream's headers that are for the client, decoded so that Latin-1 gives the same bytes again."""
-    headers = httpx2.Headers(response.headers.raw, encoding="latin-1")
-    dropped = _HOP_BY_HOP | _RESPONSE_HEADERS_DROPPED | _parse_names(headers.get_list("connection"))
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in raw_headers:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    dropped = _HOP_BY_HOP | _RESPONSE_HEADERS_DROPPED
+    if "connection" in headers:
+        dropped |= _parse_names([headers["connection"]])
     return {
         name: value
         for name, value in headers.items()

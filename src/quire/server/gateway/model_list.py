@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-import httpx2
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 
-from quire.errors import InvalidKey
+from quire.errors import InvalidKey, ModelError
 from quire.server.auth import Caller
 from quire.server.gateway.upstream import build_upstream_call
 from quire.server.state import ServerState
@@ -90,9 +90,9 @@ async def _fetch_models(
             is_translated=True,
         )
         async with asyncio.timeout(MODEL_LIST_TIMEOUT_SECONDS):
-            response = await call.client.get(call.url, headers=call.headers)
-        body: object = response.json() if response.is_success else None
-    except (InvalidKey, httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, TimeoutError):
+            status, raw = await call.client.get(call.url, headers=call.headers)
+        body: object = from_json(raw) if status == 200 else None
+    except (InvalidKey, ModelError, ValueError, TimeoutError):
         return []
     return [model for model in filter_objects(body.get("data")) if model.get("id")] if is_object(body) else []
 

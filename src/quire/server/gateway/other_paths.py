@@ -11,8 +11,8 @@ from quire.server.dependencies import ChatCaller, get_server_state
 from quire.server.gateway.codecs import CHAT
 from quire.server.gateway.codecs.bodies import UnreadableBody, get_model_name, parse_body
 from quire.server.gateway.exchange import relay_unrecorded
-from quire.server.gateway.relay import UNRECORDED_HEADERS
 from quire.server.gateway.response import CancellableResponse, ResponseWriter
+from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS
 from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
 

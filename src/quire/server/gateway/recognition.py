@@ -5,9 +5,8 @@ header, a list that does not start with the conversation is matched by overlap: 
 a summary before the rest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 from cachetools import LRUCache
@@ -19,7 +18,7 @@ from quire.log.ids import new_id
 from quire.log.worker_threads import run_sized
 from quire.model import CHAIN_ROOT, Entry
 from quire.server.gateway.codecs.base import ClientRequest
-from quire.server.gateway.codecs.client_messages import ClientMessage
+from quire.server.gateway.codecs.client_messages import ClientMessage, compute_client_paths
 from quire.server.gateway.overlap import MAX_OVERLAP_MESSAGES, find_window_overlap
 
 HEAD_CACHE_SIZE = 10_000
@@ -129,7 +128,9 @@ async def match_history(
         return await _match_reply(store, request.previous_reply)
     if request.conversation is not None:
         return await _match_conversation(store, request.conversation)
-    client_paths = await run_sized(len(request.raw), compute_client_paths, request.messages)
+    known_paths = request.known_paths
+    new_messages = request.messages[len(known_paths) :]
+    client_paths = await run_sized(len(request.raw), compute_client_paths, new_messages, known_paths=known_paths)
     cached = head_cache.find(scope, request.messages, client_paths, requested) if head_cache is not None else None
     if cached is not None:
         return cached
@@ -175,15 +176,6 @@ def _continue_with_new_messages(branch: Branch) -> HistoryMatch:
         client_path=None,
         delta_only=True,
     )
-
-
-def compute_client_paths(messages: Iterable[ClientMessage]) -> list[bytes]:
-    """Computes the path after each message; the store looks conversations up by these."""
-    path, paths = CHAIN_ROOT, list[bytes]()
-    for message in messages:
-        path = sha256(path + message.match_key).digest()
-        paths.append(path)
-    return paths
 
 
 async def _is_significant(

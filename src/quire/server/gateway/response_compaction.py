@@ -27,10 +27,10 @@ from quire.server.gateway.codecs.sse import encode_event
 from quire.server.gateway.compaction_items import build_compaction_item, get_covered_span
 from quire.server.gateway.exchange import Exchange, relay_unrecorded
 from quire.server.gateway.recognition import HistoryMatch, RequestedConversation, match_history
-from quire.server.gateway.relay import UNRECORDED_HEADERS
 from quire.server.gateway.reply_references import resolve_items, restore_envelope
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.response_items import build_entry_items
+from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS
 from quire.settings.schema import Upstream
 from quire.view.wire_formats import WireMessage
 from quire.view.wire_formats.fields import filter_objects

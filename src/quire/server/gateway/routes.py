@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Header, HTTPException, Request
 from starlette.requests import ClientDisconnect
@@ -16,6 +16,7 @@ from quire.server.gateway.codecs.base import Codec
 from quire.server.gateway.engine_variants import EngineVariants
 from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.header_rules import MAX_CONVERSATION_HEADER_CHARS, decode_conversation_header
+from quire.server.gateway.known_messages import KnownMessageCache
 from quire.server.gateway.model_list import build_model_list, collect_models
 from quire.server.gateway.recognition import HeadCache, RequestedConversation
 from quire.server.gateway.response import CancellableResponse, ResponseWriter
@@ -123,11 +124,12 @@ async def _exchange(
     except ClientDisconnect:
         return Response(status_code=400)
     server_state = get_server_state(request)
-    variants, head_cache = _get_gateway_state(request, server_state)
+    gateway = _get_gateway_state(request, server_state)
     exchange = Exchange(
         server_state=server_state,
-        variants=variants,
-        head_cache=head_cache,
+        variants=gateway.variants,
+        head_cache=gateway.head_cache,
+        known_messages=gateway.known_messages,
         caller=caller,
         requested=requested,
         headers=request.headers,
@@ -155,10 +157,18 @@ async def get_model(request: Request, caller: ChatCaller, model: str) -> dict[st
     return found
 
 
-def _get_gateway_state(request: Request, server_state: ServerState) -> tuple[EngineVariants, HeadCache]:
+class _GatewayState(NamedTuple):
+    """Caches of the gateway, shared by all requests."""
+
+    variants: EngineVariants
+    head_cache: HeadCache
+    known_messages: KnownMessageCache
+
+
+def _get_gateway_state(request: Request, server_state: ServerState) -> _GatewayState:
     """Returns the application's gateway caches, created on the first request."""
     state = request.app.state
     if not hasattr(state, "gateway"):
-        state.gateway = (EngineVariants(server_state), HeadCache())
-        server_state.store.on_connection_loss(state.gateway[1].clear)
+        state.gateway = _GatewayState(EngineVariants(server_state), HeadCache(), KnownMessageCache())
+        server_state.store.on_connection_loss(state.gateway.head_cache.clear)
     return state.gateway

@@ -10,8 +10,8 @@ from quire.server.gateway.codecs.bodies import UnreadableBody, get_model_name, p
 from quire.server.gateway.exchange import Exchange, relay_unrecorded
 from quire.server.gateway.passthrough import MatchedRequest
 from quire.server.gateway.recognition import HistoryMatch
-from quire.server.gateway.relay import UNRECORDED_HEADERS
 from quire.server.gateway.response import ResponseWriter
+from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS
 from quire.settings.schema import Upstream
 
 

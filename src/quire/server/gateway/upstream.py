@@ -1,23 +1,17 @@
-"""HTTP calls to upstreams.
+"""Calls of upstreams on behalf of a client: URL, headers and credentials."""
 
-Responses of an upstream, errors included, pass through unchanged. Failures without a response (timeout, reset, no
-connection) are mapped to Quire's errors.
-"""
-
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 
-import httpx2
 from starlette.datastructures import Headers
 
 from quire.errors import InvalidKey
-from quire.llm.transport_errors import map_transport_errors
 from quire.log import contains_key
 from quire.server.auth import OWN_KEY_HEADER, Caller
 from quire.server.gateway.header_rules import filter_request_headers
 from quire.server.state import ServerState
+from quire.server.upstream_client import UpstreamClient, UpstreamResponse
 from quire.settings.schema import FormatName, Upstream
 
 CREATE_PATHS: Mapping[FormatName, str] = {
@@ -34,43 +28,21 @@ ANTHROPIC_VERSION = "2023-06-01"
 class UpstreamCall:
     """URL and headers of a request to an upstream."""
 
-    client: httpx2.AsyncClient
+    client: UpstreamClient
     url: str
-    headers: dict[bytes, bytes]
+    headers: dict[str, str]
 
-    def post(self, content: bytes, *, trace_headers: Mapping[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
+    def post(
+        self, content: bytes, *, trace_headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[UpstreamResponse]:
         """Posts a body, and yields the response before its body is read. `trace_headers` carry the trace context."""
         return self.send("POST", content, trace_headers=trace_headers)
 
-    @asynccontextmanager
-    async def send(
+    def send(
         self, method: str, content: bytes = b"", *, trace_headers: Mapping[str, str]
-    ) -> AsyncGenerator[httpx2.Response]:
+    ) -> AbstractAsyncContextManager[UpstreamResponse]:
         """Sends a request of any method; otherwise like `post`."""
-        with map_http_errors():
-            # Faster than `client.build_request`: there are no cookies, parameters or other kinds of content to merge.
-            request = httpx2.Request(
-                method,
-                _parse_url(self.url),
-                headers=self.headers | _encode_headers(trace_headers),
-                content=content,
-                extensions={"timeout": self.client.timeout.as_dict()},
-            )
-            response = await self.client.send(request, stream=True)
-        try:
-            yield response
-        finally:
-            await response.aclose()
-
-
-@lru_cache(maxsize=1_000)
-def _parse_url(url: str) -> httpx2.URL:
-    return httpx2.URL(url)
-
-
-def map_http_errors() -> AbstractContextManager[None]:
-    """Maps errors of the HTTP client to Quire's errors."""
-    return map_transport_errors(target="the upstream", timeout_name="`upstream_timeout`")
+        return self.client.send(method, self.url, headers={**self.headers, **trace_headers}, content=content)
 
 
 def build_upstream_call(
@@ -98,7 +70,9 @@ def build_upstream_call(
         forwarded["anthropic-version"] = ANTHROPIC_VERSION
     forwarded |= _build_operator_credentials(upstream, server_state.environ, format_name)
     url = _build_url(upstream.base_url, path, format_name) + (f"?{query}" if query and not contains_key(query) else "")
-    return UpstreamCall(server_state.http_client, url, _encode_headers(forwarded))
+    return UpstreamCall(
+        server_state.http_client, url, {name: _restore_text(value) for name, value in forwarded.items()}
+    )
 
 
 def _build_url(base_url: str, path: str, format_name: FormatName) -> str:
@@ -127,6 +101,11 @@ def _build_operator_credentials(
     return {"x-api-key": key} if format_name == "messages" else {"authorization": f"Bearer {key}"}
 
 
-def _encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Encodes as Latin-1, from which a server decodes headers; the HTTP client would accept only ASCII text."""
-    return {name.encode("latin-1"): value.encode("latin-1", "replace") for name, value in headers.items()}
+def _restore_text(value: str) -> str:
+    """The text that the HTTP client, which encodes as UTF-8, sends as the bytes that the server decoded as Latin-1."""
+    if value.isascii():
+        return value
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value

@@ -96,6 +96,8 @@ class ClientRequest:
     instructions: tuple[WireMessage, ...] = ()
     """Instructions as the client sent them, in a form that its wire format counts."""
     messages: tuple[ClientMessage, ...]
+    known_paths: tuple[bytes, ...] = ()
+    """The client's path after each of the first messages, if an earlier request had the same ones."""
     tools: tuple[WireMessage, ...] = ()
     """Tools as the client sent them."""
     options: RequestOptions = field(default_factory=RequestOptions)
@@ -191,6 +193,8 @@ class Codec(ABC):
     """Finish reasons of an upstream of this format."""
     item_field: ClassVar[str] = "messages"
     """Field of the body with the list of messages."""
+    leading_roles: ClassVar[frozenset[str] | None] = None
+    """Roles of items at the start of the list that are instructions; None if the list cannot be parsed in parts."""
     requires_reply_limit: ClassVar[bool] = False
     """Whether a request must limit the tokens of its reply."""
 

@@ -104,6 +104,7 @@ class ChatMessage(ClientMessage):
 
 class ChatCodec(Codec):
     name: ClassVar[FormatName] = "chat"
+    leading_roles: ClassVar[frozenset[str] | None] = _INSTRUCTION_ROLES
     provider: ClassVar[Provider] = PROVIDER
     finish_reasons: ClassVar[Mapping[str, FinishReason]] = {
         "stop": "stop",
@@ -189,7 +190,7 @@ class ChatCodec(Codec):
     def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
         sent = [cast(ChatMessage, each).raw for each in request.messages[start:]]
         return len(rendered) == len(sent) and all(
-            _normalize_wire_message(ours) == _normalize_wire_message(theirs)
+            ours == theirs or _normalize_wire_message(ours) == _normalize_wire_message(theirs)
             for ours, theirs in zip(rendered, sent, strict=True)
         )
 

@@ -1,9 +1,10 @@
 """Messages of a client's list: as the log stores them, and normalized for matching."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 
-from quire.model import Message
+from quire.model import CHAIN_ROOT, Message
 from quire.model.lazy import lazy_property
 from quire.model.messages import Role
 from quire.server.gateway.codecs.normal_form import normalize_message
@@ -46,6 +47,19 @@ class ParsedMessage(ClientMessage):
 
     def parse(self) -> Message:
         return self._parsed
+
+
+def compute_client_paths(messages: Iterable[ClientMessage], *, known_paths: Sequence[bytes] = ()) -> list[bytes]:
+    """Computes the path after each message; the store looks conversations up by these.
+
+    The messages follow those of `known_paths`, which are the first of the result.
+    """
+    paths = list(known_paths)
+    path = paths[-1] if paths else CHAIN_ROOT
+    for message in messages:
+        path = sha256(path + message.match_key).digest()
+        paths.append(path)
+    return paths
 
 
 def merge_user_messages(messages: Iterable[Message]) -> list[Message]:

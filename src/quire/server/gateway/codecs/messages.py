@@ -72,6 +72,7 @@ _MESSAGE_FIELDS_WITHOUT_MEANING = frozenset({"cache_control", "citations", "call
 
 class MessagesCodec(Codec):
     name: ClassVar[FormatName] = "messages"
+    leading_roles: ClassVar[frozenset[str] | None] = frozenset()
     provider: ClassVar[Provider] = PROVIDER
     requires_reply_limit: ClassVar[bool] = True
     carries_envelope: ClassVar[bool] = True
