@@ -37,6 +37,9 @@ RECOVERY_SECONDS = 120.0
 """Time that clients have for their last turns once all faults have ended."""
 MAX_CLOCK_JUMP_SECONDS = 7_200
 MAX_RUNNING_FAULTS = 12
+TURNS_BETWEEN_FAULTS = 2
+MAX_TURN_WAIT_SECONDS = 2.0
+"""Time after which the next fault is injected although no turn was acknowledged."""
 DATABASE_DELAY_SECONDS = 0.05
 FAKETIME_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 """Debian's package faketime; without it no clock jumps."""
@@ -79,7 +82,7 @@ class Campaign:
             "QUIRE_REQUESTS_PER_MINUTE": "1000000",
             **{name: str(self.folder) for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")},
         }
-        if clock is not None and FAKETIME_LIBRARY.exists():
+        if clock is not None:
             clock.write_text("+0")
             own |= {
                 "LD_PRELOAD": str(FAKETIME_LIBRARY),
@@ -89,11 +92,11 @@ class Campaign:
             }
         return {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")} | own
 
-    def start_processes(self) -> None:
+    def start_processes(self, *, has_fake_clocks: bool) -> None:
         command = [sys.executable, "-m", "quire"]
         for number, proxies in enumerate(self.database_proxies):
             url = self.database.url(ports=[proxy.port for proxy in proxies])
-            environment = self.build_environment(url, clock=self._clock_file(number))
+            environment = self.build_environment(url, clock=self._clock_file(number) if has_fake_clocks else None)
             arguments = [*command, "serve", "--port", str(self.node_ports[number]), "--keys"]
             self.nodes.append(Process(arguments, output=self.folder / f"node-{number}.log", environment=environment))
         environment = self.build_environment(self.database.url())
@@ -138,15 +141,27 @@ class Campaign:
         tasks: list[asyncio.Task[None]] = []
         for fault in schedule:
             await asyncio.sleep(fault.pause_seconds)
+            await self._wait_for_turns()
             tasks.append(asyncio.create_task(self._inject(fault)))
             if fault.number % 50 == 0:
-                turns = sum(client.turn_count for client in self.clients)
-                report(f"{time.monotonic() - started:6.0f} s: {fault.number} faults, {turns} turns acknowledged")
+                turns, seconds = self._count_turns(), time.monotonic() - started
+                report(f"{seconds:6.0f} s: {fault.number} faults, {turns} turns acknowledged")
             # Faults of the database take longest; the schedule does not run far ahead of them.
             running = [task for task in tasks if not task.done()]
             if len(running) > MAX_RUNNING_FAULTS:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*tasks)
+
+    async def _wait_for_turns(self) -> None:
+        """Waits for some turns between two faults: on a slow machine no turn would survive a dense schedule."""
+        expected = self._count_turns() + TURNS_BETWEEN_FAULTS
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MAX_TURN_WAIT_SECONDS):
+                while self._count_turns() < expected:  # noqa: ASYNC110 (polls several clients)
+                    await asyncio.sleep(0.02)
+
+    def _count_turns(self) -> int:
+        return sum(client.turn_count for client in self.clients)
 
     async def _inject(self, fault: Fault) -> None:
         handler, group = self._find_handler(fault)
@@ -249,7 +264,7 @@ async def _block(proxies: Sequence[FaultProxy], seconds: float) -> None:
 
 
 @asynccontextmanager
-async def run_fleet(database: FaultDatabase, folder: Path) -> AsyncIterator[Campaign]:
+async def run_fleet(database: FaultDatabase, folder: Path, *, has_fake_clocks: bool = True) -> AsyncIterator[Campaign]:
     """Starts upstream, proxies, nodes and workers; stops them afterwards."""
     async with SqlStore.open(database.url()) as store:
         # With a spend cap every call reserves its cost before and settles it after.
@@ -270,7 +285,7 @@ async def run_fleet(database: FaultDatabase, folder: Path) -> AsyncIterator[Camp
         )
         campaign.node_proxies += [await enter(FaultProxy(port)) for port in campaign.node_ports]
         try:
-            campaign.start_processes()
+            campaign.start_processes(has_fake_clocks=has_fake_clocks and FAKETIME_LIBRARY.exists())
             await campaign.wait_ready()
             yield campaign
         finally:
