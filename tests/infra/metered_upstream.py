@@ -33,8 +33,8 @@ class MeteredUpstream:
 
     calls: dict[int, MeteredCall] = field(default_factory=dict[int, MeteredCall])
     """Calls of which at least a part was delivered, by their number."""
-    refused: int = 0
-    """Calls that ended without a reply; they cost nothing."""
+    refused: list[MeteredCall] = field(default_factory=list[MeteredCall])
+    """Calls that ended without a reply. They cost nothing, but a caller that was interrupted cannot know that."""
     pending_faults: list[FaultKind] = field(default_factory=list[FaultKind])
     """Each applies to one call."""
     _started: int = 0
@@ -45,10 +45,10 @@ class MeteredUpstream:
         fault = self.pending_faults.pop(0) if self.pending_faults else None
         match fault:
             case FaultKind.REFUSE_CALL:
-                self.refused += 1
+                self.refused.append(_meter(request, ""))
                 return await request.respond({"error": {"message": "overloaded"}}, status=500)
             case FaultKind.RESET_CALL:
-                self.refused += 1
+                self.refused.append(_meter(request, ""))
                 return request.abort_connection()
             case FaultKind.DELAY_REPLY:
                 await asyncio.sleep(DELAY_SECONDS)
@@ -58,11 +58,8 @@ class MeteredUpstream:
 
     async def _reply(self, request: UpstreamRequest, number: int, fault: FaultKind | None) -> None:
         text = f"Reply {number}. {_FILLER}"
-        usage = {"prompt_tokens": len(request.raw) // 3, "completion_tokens": len(text) // 3}
-        usage["total_tokens"] = sum(usage.values())
-        found = CONVERSATION_PATTERN.search(request.raw.decode())
-        cost_usd = (usage["prompt_tokens"] * INPUT_PRICE + usage["completion_tokens"] * OUTPUT_PRICE) / 1e6
-        self.calls[number] = MeteredCall(found.group() if found else "", cost_usd)
+        usage = _count_tokens(request, text)
+        self.calls[number] = _meter(request, text)
         if request.body.get("stream") and fault is not FaultKind.GARBLE_REPLY:
             await self._stream(request, text, usage, fault)
         elif fault is FaultKind.GARBLE_REPLY:
@@ -88,6 +85,17 @@ class MeteredUpstream:
         if fault not in _HALF_REPLIES:
             await request.send_sse(make_chunk_event({}, "stop", usage=usage), SSE_DONE)
         return await request.end_sse()
+
+
+def _count_tokens(request: UpstreamRequest, reply: str) -> dict[str, int]:
+    prompt, completion = len(request.raw) // 3, len(reply) // 3
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _meter(request: UpstreamRequest, reply: str) -> MeteredCall:
+    usage, found = _count_tokens(request, reply), CONVERSATION_PATTERN.search(request.raw.decode())
+    cost_usd = (usage["prompt_tokens"] * INPUT_PRICE + usage["completion_tokens"] * OUTPUT_PRICE) / 1e6
+    return MeteredCall(found.group() if found else "", cost_usd)
 
 
 def parse_call_number(reply: str) -> int | None:

@@ -63,15 +63,18 @@ def _count_common_prefix(line: Turns, turns: Turns) -> int:
 async def _check_spending(
     store: SqlStore, upstream: MeteredUpstream, conversation: str, turns: Turns, result: CheckResult
 ) -> None:
-    """Spending lies between the cost of what was acknowledged and the cost of what was delivered: the difference was
-    in flight when a fault occurred."""
+    """Spending is at least the cost of what was acknowledged, and equals what was delivered within the cost of what was
+    in flight when a fault occurred: Quire estimates the usage of a reply that it did not get whole."""
     numbers = {parse_call_number(text) for role, text in turns if role == "assistant"}
     acknowledged = sum(upstream.calls[number].cost_usd for number in numbers if number is not None)
     delivered = sum(call.cost_usd for call in upstream.calls.values() if call.conversation == conversation)
+    refused = sum(call.cost_usd for call in upstream.refused if call.conversation == conversation)
+    in_flight = delivered - acknowledged + refused
     spent = await store.get_cost(conversation)
-    if not acknowledged - _TOLERANCE_USD <= spent <= delivered + _TOLERANCE_USD:
+    if not acknowledged - _TOLERANCE_USD <= spent <= delivered + in_flight + _TOLERANCE_USD:
         result.failures.append(
-            f"{conversation}: spent {spent:.6f}, acknowledged {acknowledged:.6f}, delivered {delivered:.6f}"
+            f"{conversation}: spent {spent:.6f}, acknowledged {acknowledged:.6f}, delivered {delivered:.6f}, "
+            f"refused {refused:.6f}"
         )
     result.spent_usd += spent
     result.acknowledged_usd += acknowledged
