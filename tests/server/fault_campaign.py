@@ -27,7 +27,7 @@ from infra.fault_database import FaultDatabase
 from infra.fault_proxy import FaultProxy
 from infra.fault_schedule import DATABASE_FAULTS, Fault, FaultKind
 from infra.metered_upstream import INPUT_PRICE, OUTPUT_PRICE, MeteredUpstream
-from infra.postgres import find_free_port
+from infra.postgres import PostgresError, find_free_port
 from quire.log import SqlStore
 
 NODE_COUNT = WORKER_COUNT = 2
@@ -70,6 +70,8 @@ class Campaign:
     injected: Counter[FaultKind] = field(default_factory=Counter[FaultKind])
     without_effect: Counter[FaultKind] = field(default_factory=Counter[FaultKind])
     """Faults that could not be injected, because the database was away at that time."""
+    database_failures: list[str] = field(default_factory=list[str])
+    """Faults after which the database did not recover by itself."""
     _locks: dict[str, asyncio.Lock] = field(default_factory=dict[str, asyncio.Lock])
 
     def build_environment(self, url: str, *, clock: Path | None = None) -> dict[str, str]:
@@ -132,6 +134,7 @@ class Campaign:
         async with SqlStore.open(self.database.url()) as store:
             result = await check_clients(store, self.upstream, self.clients)
         names = [client.name for client, task in zip(self.clients, running, strict=True) if task in late]
+        result.failures += self.database_failures
         result.failures += [f"client {name} got no reply after the faults" for name in names]
         result.failures += [repr(task.exception()) for task in running if not task.cancelled() and task.exception()]
         return result
@@ -169,8 +172,10 @@ class Campaign:
             try:
                 await handler()
                 self.injected[fault.kind] += 1
-            except psycopg.OperationalError:
+            except psycopg.Error:
                 self.without_effect[fault.kind] += 1
+            except PostgresError as error:
+                self.database_failures.append(f"after fault {fault.number}, {fault.kind}: {error}")
 
     def _find_handler(self, fault: Fault) -> tuple[Callable[[], Awaitable[object]], str]:
         """What injects the fault, and the group of faults that follow each other."""

@@ -22,7 +22,7 @@ from quire.log.sqlite_files import create_private_files
 
 SCHEMA_VERSION = "0001"
 OLDEST_READER = "0001"
-"""The oldest schema version whose code can use this schema. A migration that only expands leaves it unchanged."""
+"""The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
