@@ -64,10 +64,10 @@ format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (log, view, turns, compaction, recall, search, cli, gateway, many_conversations, import_transcripts, insights, footprint, page, page_scale) against its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (all, log, view, turns, compaction, recall, search, cli, gateway, live_events, many_conversations, import_transcripts, insights, footprint, page, page_scale, faults, failover) against its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
-    PYTHONPATH=tests {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
+    PYTHONPATH=tests:tests/server {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
 
 # Check, test and build the page into the package; needs Node.js 20 or later.
 web:

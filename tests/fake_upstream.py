@@ -111,7 +111,10 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     first, *lines = head.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines if line)
     headers = {name.lower(): value for name, value in headers.items()}
-    raw = await reader.readexactly(int(headers.get("content-length", "0")))
+    try:
+        raw = await reader.readexactly(int(headers.get("content-length", "0")))
+    except asyncio.IncompleteReadError:
+        return None
     return UpstreamRequest(first.split()[1], headers, raw, reader, writer)
 
 

@@ -54,7 +54,11 @@ class FaultProxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connection_count += 1
-        target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        try:
+            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            writer.transport.abort()
+            return
         self._writers |= {writer, target_writer}
         for source, sink in ((reader, target_writer), (target_reader, writer)):
             flow = asyncio.get_running_loop().create_task(self._forward(source, sink))

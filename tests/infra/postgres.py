@@ -26,7 +26,7 @@ from typing import Literal, Self, get_args
 import psycopg
 from psycopg import errors, sql
 
-from infra.processes import find_children, wait_for_exit
+from infra.processes import freeze_tree, kill_tree, send_signal, wait_for_exit
 from quire.errors import QuireError
 
 Version = Literal[15, 18]
@@ -154,12 +154,7 @@ class Cluster(PostgresServer):
         process = self._process
         if process is None:
             return
-        # A stopped postmaster starts no further children, so the list below is complete.
-        process.send_signal(signal.SIGSTOP)
-        children = find_children(process.pid)
-        for pid in (process.pid, *children):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        children = kill_tree(process.pid)
         process.wait()
         self._process = None
         wait_for_exit(children)
@@ -167,17 +162,11 @@ class Cluster(PostgresServer):
     def freeze(self) -> None:
         """Stop every process of the server with SIGSTOP: the kernel accepts connections, and nothing answers."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-            self._frozen = [self._process.pid, *find_children(self._process.pid)]
-            for pid in self._frozen:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
+            self._frozen = freeze_tree(self._process.pid)
 
     def thaw(self) -> None:
         """Continue after `freeze`."""
-        for pid in self._frozen:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        send_signal(self._frozen, signal.SIGCONT)
         self._frozen = []
 
     def restart(self) -> None:
@@ -275,7 +264,7 @@ def find_free_port() -> int:
 
 
 @functools.cache
-def _get_server_user() -> str | None:
+def get_server_user() -> str | None:
     """The account for the server where this process is root, as which PostgreSQL refuses to run."""
     if os.geteuid() != 0:
         return None
@@ -288,7 +277,7 @@ def _get_server_user() -> str | None:
 
 def build_server_user_prefix() -> list[str]:
     """What to put before a command; `setpriv` becomes the command, so that its process id is the server's."""
-    user = _get_server_user()
+    user = get_server_user()
     return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
 
 
@@ -299,7 +288,7 @@ def make_clean_environment() -> dict[str, str]:
 
 def _create_home() -> Path:
     home = Path(tempfile.mkdtemp(prefix="quire-postgres-"))
-    user = _get_server_user()
+    user = get_server_user()
     if user is not None:
         shutil.chown(home, user, user)
     return home

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,16 @@ def test_the_version_that_the_code_needs_is_the_newest() -> None:
     config = Config()
     config.set_main_option("script_location", "quire.log:migrations")
     assert ScriptDirectory.from_config(config).get_heads() == [migrate.SCHEMA_VERSION]
+
+
+@on_sqlite
+@pytest.mark.parametrize(("oldest_reader", "is_refused"), [(migrate.SCHEMA_VERSION, False), ("9999", True)])
+async def test_a_newer_file_opens_unless_it_needs_newer_code(
+    empty_url: str, oldest_reader: str, is_refused: bool
+) -> None:
+    migrate.upgrade(empty_url)
+    with migrate.connect(empty_url) as connection:
+        connection.exec_driver_sql(f"UPDATE quire_version SET version_num = '9999', oldest_reader = '{oldest_reader}'")
+    with pytest.raises(SchemaOutdated, match="Install the version") if is_refused else nullcontext():
+        async with SqlStore.open(empty_url) as store:
+            await store.create_conversation("c")

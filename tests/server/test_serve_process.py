@@ -402,3 +402,15 @@ def _is_zombie(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return True
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "anthropic:claude-sonnet-4-5"])
+def test_the_sdk_of_the_models_provider_is_imported_before_the_first_request(model: str):
+    """Its import would block the event loop, and with it all requests, at the first call of a model."""
+    program = (
+        "import sys; from quire.cli.serve import _preload_modules; from quire.settings import Settings;"
+        f"_preload_modules(Settings(model='{model}'));"
+        "from quire.llm import get_model; before = set(sys.modules);"
+        f"get_model('{model}', api_key='x'); assert set(sys.modules) == before, set(sys.modules) - before"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

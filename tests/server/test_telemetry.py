@@ -500,7 +500,7 @@ async def test_not_ready_with_another_schema(server: InstrumentedServer, admin_u
     import psycopg
 
     with psycopg.connect(admin_url, autocommit=True) as connection:
-        connection.execute("UPDATE quire_version SET version_num = '9999'")
+        connection.execute("UPDATE quire_version SET version_num = '9999', oldest_reader = '9999'")
     answer = await server.client.get("/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "schema_outdated")
     assert "newer" in answer.json()["detail"]

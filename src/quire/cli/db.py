@@ -37,8 +37,8 @@ def upgrade(
     database_url = _resolve_url(url)
     previous = migrate.upgrade(database_url)
     lines = [
-        f"The schema is at {migrate.SCHEMA_VERSION} already."
-        if previous == migrate.SCHEMA_VERSION
+        f"The schema is at {previous} already."
+        if previous is not None and previous >= migrate.SCHEMA_VERSION
         else f"Upgraded the schema from {previous or 'nothing'} to {migrate.SCHEMA_VERSION}."
     ]
     queue = _upgrade_queue(database_url)
@@ -52,7 +52,7 @@ def upgrade(
     document = {
         "database": mask_password(database_url),
         "previous": previous,
-        "version": migrate.SCHEMA_VERSION,
+        "version": max(previous or "", migrate.SCHEMA_VERSION),
         "queue": queue,
         "role": role,
     }
@@ -69,13 +69,14 @@ def _upgrade_queue(url: str) -> str | None:
 
 @command(app, "quire db status")
 def status(url: DatabaseUrl = None, *, as_json: AsJson = False) -> None:
-    """Print the schema version; the exit code is 1 if it is not the required one."""
+    """Print the schema version; the exit code is 1 if this version of Quire cannot use it."""
     from quire.log import migrate
 
     database_url = _resolve_url(url)
-    version = migrate.get_version_at_url(database_url) if _database_exists(database_url) else None
+    exists = _database_exists(database_url)
+    version = migrate.get_version_at_url(database_url) if exists else None
     line = f"The schema is at {version or 'nothing'}; this version of Quire needs {migrate.SCHEMA_VERSION}."
-    current = version == migrate.SCHEMA_VERSION
+    current = exists and migrate.is_usable(database_url)
     document = {
         "database": mask_password(database_url),
         "version": version,

@@ -271,7 +271,19 @@ def _preload_modules(settings: "Settings") -> None:
     ):
         with suppress(ImportError):
             import_module(module)
+    _preload_provider(settings)
     enable_garbage_collection()
+
+
+def _preload_provider(settings: "Settings") -> None:
+    """Imports the SDK of the model's provider, by building a model that is never called."""
+    from contextlib import suppress
+
+    from quire.errors import QuireError
+    from quire.llm import get_model
+
+    with suppress(ImportError, QuireError):
+        get_model(settings.model, base_url=settings.base_url, api_key="unused")
 
 
 def _save_settings(changes: "Mapping[str, Any]") -> None:

@@ -1,8 +1,12 @@
 """Schema migrations with Alembic: SQLite migrates when opened, PostgreSQL by `quire db upgrade`.
 
+A schema records its version and the oldest version whose code can use it (`oldest_reader`), so that servers of the
+previous release serve while the schema is upgraded and nodes are replaced.
+
 Alembic is imported only to migrate, because its import would slow down opening an up-to-date database.
 """
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +14,15 @@ from threading import Lock
 
 from sqlalchemy import Connection, create_engine, inspect, text
 
-from quire.errors import SchemaOutdated
+from quire.errors import SchemaOutdated, StoreBusy
 from quire.log.database_url import parse_database_url
 from quire.log.error_mapping import map_database_errors
 from quire.log.pgvector import enable_pgvector
 from quire.log.sqlite_files import create_private_files
 
 SCHEMA_VERSION = "0001"
+OLDEST_READER = "0001"
+"""The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
@@ -69,32 +75,46 @@ _UPDATABLE_COLUMNS = {
 _CONNECT_SECONDS = 10
 """Maximum time to connect to one host."""
 _UPGRADE_LOCK_ID = 0x71756972
+_UPGRADE_LOCK_SECONDS = 2
+"""Maximum wait for the lock of a table; less than the time that requests wait for one."""
+_UPGRADE_ATTEMPTS = 60
+_UPGRADE_PAUSE_SECONDS = 1.0
 # Alembic stores its state in module globals, so a process can migrate only one database at a time.
 _ALEMBIC_LOCK = Lock()
 
 
 def get_version(connection: Connection) -> str | None:
     """The schema version, or None if the database was never migrated."""
+    return _read_versions(connection)[0]
+
+
+def _read_versions(connection: Connection) -> tuple[str | None, str | None]:
+    """The schema version and its oldest reader."""
     if not inspect(connection).has_table(VERSION_TABLE):
-        return None
-    return connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608 (a constant)
+        return None, None
+    row = connection.execute(text(f"SELECT version_num, oldest_reader FROM {VERSION_TABLE}")).first()  # noqa: S608 (a constant)
+    return (row[0], row[1]) if row is not None else (None, None)
+
+
+def needs_upgrade(connection: Connection) -> bool:
+    """Whether migrations are pending. Raises `SchemaOutdated` if this version of Quire is too old for the schema."""
+    version, oldest_reader = _read_versions(connection)
+    if version is None or oldest_reader is None:
+        return True
+    if oldest_reader > SCHEMA_VERSION:
+        raise SchemaOutdated(
+            f"The database has schema version {version}, which needs a version of Quire for schema {oldest_reader} or "
+            f"newer; this one is for {SCHEMA_VERSION}. Install the version that upgraded the database."
+        )
+    return version < SCHEMA_VERSION
 
 
 def check_version(connection: Connection) -> None:
-    version = get_version(connection)
-    _check_not_newer(version)
-    if version != SCHEMA_VERSION:
+    """Raises `SchemaOutdated` unless this version of Quire can use the schema."""
+    if needs_upgrade(connection):
         raise SchemaOutdated(
-            f"The database has schema version {version or 'none'}, but this version of Quire needs {SCHEMA_VERSION}; "
-            "run `quire db upgrade`."
-        )
-
-
-def _check_not_newer(version: str | None) -> None:
-    if version is not None and version > SCHEMA_VERSION:
-        raise SchemaOutdated(
-            f"The database has schema version {version}, newer than the {SCHEMA_VERSION} of this version of Quire; "
-            "install the newer version that wrote it."
+            f"The database has schema version {get_version(connection) or 'none'}, but this version of Quire needs "
+            f"{SCHEMA_VERSION}; run `quire db upgrade`."
         )
 
 
@@ -103,27 +123,50 @@ def run_migrations(connection: Connection) -> None:
     from alembic import command
     from alembic.config import Config
 
-    _check_not_newer(get_version(connection))
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
     with _ALEMBIC_LOCK:
         command.upgrade(config, "head")
+    connection.execute(text(f"UPDATE {VERSION_TABLE} SET oldest_reader = :version"), {"version": OLDEST_READER})  # noqa: S608 (a constant)
 
 
 def upgrade(url: str) -> str | None:
-    """Upgrades the database at `url`, after any concurrent upgrade; returns the previous version."""
+    """Upgrades the database at `url`, after any concurrent upgrade; returns the previous version.
+
+    An upgrade that waits for the lock of a table makes every later transaction on that table wait too, so it gives up
+    soon and starts again.
+    """
+    for _ in range(_UPGRADE_ATTEMPTS - 1):
+        try:
+            return _try_upgrade(url)
+        except StoreBusy:
+            time.sleep(_UPGRADE_PAUSE_SECONDS)
+    return _try_upgrade(url)
+
+
+def _try_upgrade(url: str) -> str | None:
     with connect(url) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _UPGRADE_LOCK_ID})
+            connection.execute(text(f"SET LOCAL lock_timeout = '{_UPGRADE_LOCK_SECONDS}s'"))
         else:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         before = get_version(connection)
-        if before != SCHEMA_VERSION:
+        if needs_upgrade(connection):
             run_migrations(connection)
         # Not a migration: the server may get the extension, or the owner the right to install it, at any time.
         enable_pgvector(connection)
         return before
+
+
+def is_usable(url: str) -> bool:
+    """Whether this version of Quire can use the schema of the database at `url`."""
+    try:
+        with connect(url) as connection:
+            return not needs_upgrade(connection)
+    except SchemaOutdated:
+        return False
 
 
 def get_version_at_url(url: str) -> str | None:

@@ -190,7 +190,7 @@ def _checkpoint(engine: Engine) -> bool:
 
 
 def _migrate_if_needed(connection: Connection) -> None:
-    if migrate.get_version(connection) != migrate.SCHEMA_VERSION:
+    if migrate.needs_upgrade(connection):
         migrate.run_migrations(connection)
 
 

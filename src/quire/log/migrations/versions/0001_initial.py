@@ -7,6 +7,7 @@ security a condition uses an index only if its operator is leakproof, and none o
 
 from alembic import op
 
+from quire.log.migrate import VERSION_TABLE
 from quire.log.migrations.tenancy import build_partitions, build_row_security
 
 revision = "0001"
@@ -60,6 +61,9 @@ SWEEP_SETTING = "quire.sweep"
 PRESENTED_KEY = "id = NULLIF(current_setting('quire.key_id', true), '')"
 """Before authentication the tenant is unknown: the transaction sees only the row of the key that was presented."""
 
+_ADD_OLDEST_READER = f"ALTER TABLE {VERSION_TABLE} ADD COLUMN oldest_reader TEXT NOT NULL DEFAULT '{revision}'"
+"""Alembic's own table has one row, so the oldest version whose code can use the schema is a column there."""
+
 
 def upgrade() -> None:
     if op.get_bind().dialect.name == "postgresql":
@@ -67,7 +71,7 @@ def upgrade() -> None:
         statements = _postgres_statements(schema)
     else:
         statements = [*_tables(key="TEXT", big="INTEGER", bytes_="BLOB").values(), *_INDEXES]
-    for statement in statements:
+    for statement in (_ADD_OLDEST_READER, *statements):
         op.execute(statement)
 
 

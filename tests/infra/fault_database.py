@@ -1,0 +1,117 @@
+"""Databases that faults are injected into: one PostgreSQL, or three under Patroni."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from infra.fault_schedule import FaultKind
+from infra.patroni import PatroniCluster
+from infra.postgres import Cluster
+from quire.jobs import queue_schema
+from quire.log import migrate
+from quire.log.database_url import build_conninfo
+
+DATABASE_NAME, APPLICATION_ROLE = "quire", "quire_app"
+FULL_DISK_SECONDS = 5.0
+
+
+class FaultDatabase(Protocol):
+    @property
+    def ports(self) -> Sequence[int]: ...
+
+    @property
+    def admin_conninfo(self) -> str: ...
+
+    @property
+    def unsupported_faults(self) -> frozenset[FaultKind]: ...
+
+    def url(self, *, ports: Sequence[int] | None = None) -> str:
+        """URL of the application's role, directly or through proxies in front of `ports`."""
+        ...
+
+    async def inject(self, kind: FaultKind, seconds: float) -> None:
+        """Injects a fault, and returns when the database is healthy again."""
+        ...
+
+
+class SingleDatabase:
+    """One PostgreSQL: a kill is followed by a restart."""
+
+    unsupported_faults = frozenset({FaultKind.KILL_POSTGRES, FaultKind.SWITCH_OVER, FaultKind.FILL_DISK})
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        cluster.create_role(APPLICATION_ROLE)
+        cluster.create_database(DATABASE_NAME)
+        _create_schema(cluster.url(DATABASE_NAME))
+        self.ports = [cluster.port]
+        self.admin_conninfo = build_conninfo(cluster.url(DATABASE_NAME))
+
+    def url(self, *, ports: Sequence[int] | None = None) -> str:
+        [port] = ports or self.ports
+        return f"postgresql://{APPLICATION_ROLE}@127.0.0.1:{port}/{DATABASE_NAME}"
+
+    async def inject(self, kind: FaultKind, seconds: float) -> None:
+        match kind:
+            case FaultKind.KILL_PRIMARY:
+                await asyncio.to_thread(self._cluster.kill)
+                await asyncio.sleep(seconds)
+                await asyncio.to_thread(self._cluster.restart)
+            case FaultKind.FREEZE_PRIMARY:
+                self._cluster.freeze()
+                await asyncio.sleep(seconds)
+                self._cluster.thaw()
+            case _:
+                raise NotImplementedError(kind)
+
+
+class ReplicatedDatabase:
+    """Three members under Patroni."""
+
+    def __init__(self, cluster: PatroniCluster) -> None:
+        self._cluster = cluster
+        cluster.create_role(APPLICATION_ROLE)
+        cluster.create_database(DATABASE_NAME)
+        _create_schema(cluster.url(DATABASE_NAME))
+        self.ports = cluster.ports
+        self.admin_conninfo = build_conninfo(cluster.url(DATABASE_NAME))
+
+    @property
+    def unsupported_faults(self) -> frozenset[FaultKind]:
+        return frozenset[FaultKind]() if self._cluster.has_own_disks else frozenset({FaultKind.FILL_DISK})
+
+    def url(self, *, ports: Sequence[int] | None = None) -> str:
+        return self._cluster.url(DATABASE_NAME, user=APPLICATION_ROLE, ports=ports)
+
+    async def inject(self, kind: FaultKind, seconds: float) -> None:
+        await asyncio.to_thread(self._inject, kind)
+        await asyncio.to_thread(self._cluster.wait_healthy)
+
+    def _inject(self, kind: FaultKind) -> None:
+        cluster, primary = self._cluster, self._cluster.get_primary()
+        match kind:
+            case FaultKind.KILL_PRIMARY:
+                cluster.kill_member(primary)
+                cluster.get_primary(other_than=primary)
+                cluster.start_member(primary)
+            case FaultKind.KILL_POSTGRES:
+                cluster.kill_postgres(primary)
+            case FaultKind.FREEZE_PRIMARY:
+                cluster.freeze_member(primary)
+                cluster.get_primary(other_than=primary)
+                cluster.thaw_member(primary)
+            case FaultKind.SWITCH_OVER:
+                cluster.switchover()
+            case FaultKind.FILL_DISK:
+                with cluster.full_disk(primary):
+                    time.sleep(FULL_DISK_SECONDS)
+            case _:
+                raise NotImplementedError(kind)
+
+
+def _create_schema(url: str) -> None:
+    migrate.upgrade(url)
+    migrate.grant_access(url, APPLICATION_ROLE)
+    queue_schema.upgrade(url)
+    queue_schema.grant(url, APPLICATION_ROLE)

@@ -1,0 +1,68 @@
+"""A short campaign of faults with one PostgreSQL; `just bench faults` runs a long one with three under Patroni."""
+
+from pathlib import Path
+
+import pytest
+from fault_campaign import list_supported_kinds, run_fleet
+from fault_checks import check_clients
+from fault_clients import GatewayClient, Turns
+
+from infra.fault_database import SingleDatabase
+from infra.fault_schedule import FaultKind, build_schedule
+from infra.metered_upstream import MeteredCall, MeteredUpstream
+from infra.postgres import Cluster, find_binaries
+from quire.log import SqlStore
+from quire.model import Message
+
+FAULT_COUNT = 30
+SEED = 19
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")
+async def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path):
+    with Cluster.start(18, fsync=True) as cluster:
+        database = SingleDatabase(cluster)
+        kinds = list_supported_kinds(database)
+        async with run_fleet(database, tmp_path) as campaign:
+            result = await campaign.run(build_schedule(SEED, FAULT_COUNT, kinds=kinds))
+    assert result.failures == []
+    assert set(campaign.injected) | set(campaign.without_effect) == kinds
+    assert sum(client.statuses.total() for client in campaign.clients) > result.acknowledged_turns, (
+        "no fault was noticed"
+    )
+
+
+def test_a_schedule_is_repeatable_from_its_seed():
+    schedule = build_schedule(1, 1_000, kinds=set(FaultKind))
+    assert schedule == build_schedule(1, 1_000, kinds=set(FaultKind))
+    assert schedule != build_schedule(2, 1_000, kinds=set(FaultKind))
+    assert {fault.kind for fault in build_schedule(1, len(FaultKind), kinds=set(FaultKind))} == set(FaultKind)
+
+
+TURNS: Turns = [("user", "one?"), ("assistant", "one."), ("user", "two?"), ("assistant", "two.")]
+
+
+@pytest.mark.parametrize("backend", ["sqlite"])
+@pytest.mark.parametrize(
+    ("stored", "spent", "failure"),
+    [
+        (TURNS, 0.0, None),
+        ([*TURNS, ("user", "not acknowledged?")], 0.5, None),
+        (TURNS[:2], 0.0, "2 of 4 are lost"),
+        ([*TURNS[2:], *TURNS[:2]], 0.0, "message 0 is not in its place; 0 of 4 are lost"),
+        ([*TURNS, *TURNS[2:]], 0.0, "stored more than once: 'two?'"),
+        (TURNS, 2.0, "spent 2.0"),
+    ],
+)
+async def test_the_checks_find_what_is_lost_doubled_or_unpaid(
+    store: SqlStore, stored: Turns, spent: float, failure: str | None, backend: str
+):
+    client = GatewayClient([], "", "g", acknowledged={"talk-g": TURNS})
+    upstream = MeteredUpstream(calls={1: MeteredCall("talk-g", 0.5)})
+    await store.create_conversation("talk-g")
+    for role, text in stored:
+        await store.append("talk-g", Message(role=role, parts=Message.user(text).parts))
+    await store.add_cost("talk-g", spent)
+    failures = (await check_clients(store, upstream, [client])).failures
+    assert not failures if failure is None else any(failure in each for each in failures), failures
