@@ -3,6 +3,7 @@
 import { blobs, compactions, context, conversations as calls, turns, type BranchRef } from "../api/calls";
 import { ApiError } from "../api/client";
 import type { Branch, ContextUsage, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
+import { t } from "../i18n/language.svelte";
 import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
 import { conversations } from "./conversations.svelte";
@@ -217,7 +218,7 @@ export class ConversationStore implements MessageTarget {
   async fork(seq: number): Promise<void> {
     const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq, this.branchRef.branch));
     if (!branch) return;
-    notices.show(`Branch ${branch.number} starts after #${seq}.`);
+    notices.show(t("branchStarted", branch.number, seq));
     route.openConversation(this.branchRef.conversation, branch.number);
   }
 
@@ -228,7 +229,7 @@ export class ConversationStore implements MessageTarget {
 
   async undoCompaction(): Promise<void> {
     if (!(await notices.run(() => compactions.undo(this.branchRef)))) return;
-    notices.show("Compaction undone.");
+    notices.show(t("compactionUndoneNotice"));
     await this.refresh();
   }
 
