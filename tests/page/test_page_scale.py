@@ -95,8 +95,8 @@ def test_a_turn_of_many_calls_opens_with_the_work_of_a_short_one(page: Page, pag
         page.goto(page_server.url(conversation))
         expect(page.get_by_role("article").last).to_contain_text("Done.")
         seconds.append(measure_script_seconds(devtools))
-        page.locator("section.steps > button").last.click()
-        expect(page.locator("section.steps details.call").last).to_be_visible()
+        page.locator(".steps > button").last.click()
+        expect(page.locator(".steps details.call").last).to_be_visible()
         nodes.append(count_nodes(page))
     assert seconds[1] <= seconds[0] * SCRIPT_TIME_TOLERANCE, seconds
     assert nodes[1] <= nodes[0] * 3, nodes
@@ -105,8 +105,8 @@ def test_a_turn_of_many_calls_opens_with_the_work_of_a_short_one(page: Page, pag
 def test_a_call_renders_its_result_only_while_it_is_open(page: Page, page_server: PageServer) -> None:
     store = page_server.server_state.engine_for(DEFAULT_TENANT).store
     page.goto(page_server.url(page_server.run(create_turn(store, 5))))
-    page.locator("section.steps > button").click()
-    call = page.locator("section.steps details.call").first
+    page.locator(".steps > button").click()
+    call = page.locator(".steps details.call").first
     closed = call.locator("*").count()
     call.locator("summary").click()
     expect(call).to_contain_text("# call_0_0")

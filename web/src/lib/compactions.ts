@@ -15,7 +15,7 @@ export interface CompactionEntry {
   freedTokens: number;
 }
 
-/** Every compaction with its status, from the entries of kind `compaction` and `restore`, in order. */
+/** Every compaction with its status, from all entries of the branch that are not messages, in order. */
 export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
   const bySeq = new Map<number, CompactionEntry>();
   let active: number | null = null;
@@ -35,7 +35,7 @@ export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
       createdAt: entry.created_at,
       compaction,
       status: "replaced",
-      archivedCount: countNewlyArchived(compaction, superseded?.compaction),
+      archivedCount: countNewlyArchived(compaction, superseded?.compaction, entries),
       freedTokens: Math.max(0, compaction.tokens_before - compaction.tokens_after),
     });
     active = entry.seq;
@@ -44,10 +44,13 @@ export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
   return [...bySeq.values()];
 }
 
-function countNewlyArchived(compaction: Compaction, superseded: Compaction | undefined): number {
+/** Messages that a compaction covers and the superseded one did not: the numbers between them without those of events. */
+function countNewlyArchived(compaction: Compaction, superseded: Compaction | undefined, events: readonly Entry[]): number {
   if (!compaction.covers) return 0;
-  const alreadyArchived = superseded?.covers ? superseded.covers.last : 0;
-  return Math.max(0, compaction.covers.last - Math.max(compaction.covers.first - 1, alreadyArchived));
+  const { first, last } = compaction.covers;
+  const alreadyArchived = Math.max(first - 1, superseded?.covers?.last ?? 0);
+  const eventCount = events.filter(({ seq }) => seq > alreadyArchived && seq <= last).length;
+  return Math.max(0, last - alreadyArchived - eventCount);
 }
 
 /** Marks the active compaction and those merged into it; one whose summary was edited is replaced, not merged. */

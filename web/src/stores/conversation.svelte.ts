@@ -91,13 +91,11 @@ export class ConversationStore implements MessageTarget {
 
   async open(): Promise<void> {
     try {
-      const detail = calls.get(this.branchRef.conversation);
-      await this.transcript.open();
-      this.detail = await detail;
+      [this.detail] = await Promise.all([calls.get(this.branchRef.conversation), this.transcript.open()]);
       void this.#listen();
       await this.refreshUsage();
     } catch (error) {
-      if (error instanceof ApiError && error.status === 404) this.notFound = error.message;
+      if (error instanceof ApiError && error.status === 404) this.notFound = t("conversationNotFound");
       else notices.showError(error);
     }
   }
@@ -297,9 +295,27 @@ class NewConversation implements MessageTarget {
   }
 
   async stop(): Promise<void> {}
+
+  /** Takes a message back that was not recorded, with the model that was chosen for it. */
+  takeBack(message: UnsentMessage, model: string | null): void {
+    this.unsent = message;
+    this.#choice = model;
+  }
 }
 
 export const newConversation = new NewConversation();
+
+/** Gives a message that was not recorded back to its field; the conversation that it was to begin does not stay empty. */
+async function returnUnsent(store: ConversationStore, message: UnsentMessage): Promise<void> {
+  const { conversation } = store.branchRef;
+  if (!(await conversations.removeEmpty(store.branchRef))) {
+    store.unsent = message;
+    return;
+  }
+  newConversation.takeBack(message, store.modelChoice);
+  models.setChoice(conversation, null);
+  if (route.location.conversation === conversation) route.openConversation(null);
+}
 
 class CurrentConversation {
   store = $state.raw<ConversationStore | null>(null);
@@ -319,7 +335,7 @@ class CurrentConversation {
     if (queued && queued.branchRef.conversation === conversation && queued.branchRef.branch === branch) {
       queuedMessage = null;
       if (queued.text === null) await store.retry();
-      else if (!(await store.send(queued.text, queued.files))) store.unsent = { text: queued.text, files: queued.files };
+      else if (!(await store.send(queued.text, queued.files))) await returnUnsent(store, { text: queued.text, files: queued.files });
     }
   }
 }

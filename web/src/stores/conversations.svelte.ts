@@ -1,6 +1,6 @@
 /** List of conversations, most recently used first, with cursor pagination and filters by title, program and project. */
 
-import { conversations as calls, type ConversationFilter } from "../api/calls";
+import { conversations as calls, entries, type BranchRef, type ConversationFilter } from "../api/calls";
 import type { Conversation, OriginCount } from "../api/types";
 import { notices } from "./notices.svelte";
 
@@ -88,6 +88,12 @@ class ConversationListStore {
     });
     if (removed) this.items = this.items.filter((each) => each.id !== id);
     return removed ?? false;
+  }
+
+  /** Removes a conversation that has no message; returns whether it did. */
+  async removeEmpty(branchRef: BranchRef): Promise<boolean> {
+    const page = await notices.run(() => entries.list(branchRef, { kinds: ["message"], limit: 1 }));
+    return page?.items.length === 0 && (await this.remove(branchRef.conversation));
   }
 
   /** Moves a conversation to the top, because it was just used. */

@@ -106,7 +106,6 @@ export const context: typeof english = {
     listed: "Zu groß, um es ganz zu senden: mit Zusammenfassung aufgeführt, damit das Modell es mit einem Werkzeug lesen kann.",
     not_found: "Kein Dokument und kein Eintrag hat diesen Namen.",
   },
-  belowThreshold: (score, minimum) => `${score}, nötig ${minimum}`,
 
   // Forwarding
   forwarding: "Weiterleitung",

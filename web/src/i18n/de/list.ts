@@ -9,6 +9,7 @@ export const list: typeof english = {
   skipToMessageField: "Zum Nachrichtenfeld springen",
   closeList: "Liste schließen",
   openingConversation: "Die Unterhaltung wird geöffnet",
+  conversationNotFound: "Diese Unterhaltung gibt es nicht. Vielleicht wurde sie gelöscht.",
   searchPlaceholder: "Suchen",
   searchConversations: "Unterhaltungen durchsuchen",
   newConversation: "Neu",

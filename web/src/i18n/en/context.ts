@@ -109,7 +109,6 @@ export const context = {
     listed: "Too large to be sent whole: listed with its summary, for the model to read with a tool.",
     not_found: "No document or item has this name.",
   },
-  belowThreshold: (score: string, minimum: string) => `${score}, needs ${minimum}`,
 
   // Forwarding
   forwarding: "Forwarding",

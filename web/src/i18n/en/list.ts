@@ -10,6 +10,7 @@ export const list = {
   skipToMessageField: "Skip to the message field",
   closeList: "Close the list",
   openingConversation: "Opening the conversation",
+  conversationNotFound: "There is no such conversation. It may have been deleted.",
   searchPlaceholder: "Search",
   searchConversations: "Search conversations",
   newConversation: "New",
