@@ -30,7 +30,8 @@ SMALL_TARGETS = """(minimum) => {
         const { width, height } = one.getBoundingClientRect();
         const place = one.closest("label, .search") ?? one;
         const tall = Math.max(height, place.getBoundingClientRect().height);
-        return tall < minimum - 0.5 || width < minimum - 0.5 ? [`${one.outerHTML.slice(0, 110)} ${width}x${height}`] : [];
+        const isSmall = Math.min(tall, width) < minimum - 0.5;
+        return isSmall ? [`${one.outerHTML.slice(0, 110)} ${width}x${height}`] : [];
     });
 }"""
 
@@ -96,7 +97,9 @@ def test_the_first_screens(start_tour: StartTour, tmp_path: Path, monkeypatch: p
         page.goto(f"http://127.0.0.1:{server.port}/")
         expect(page.get_by_role("heading", name="This address is not valid any more")).to_be_visible()
         tour.check("outdated-link")
-        page.route("**/api/**", lambda route: route.fulfill(status=401, json={"code": "unauthorized", "detail": "No key."}))
+        page.route(
+            "**/api/**", lambda route: route.fulfill(status=401, json={"code": "unauthorized", "detail": "No key."})
+        )
         tour.open()
         expect(page.get_by_role("dialog", name="This server requires an API key")).to_be_visible()
         tour.check("key-dialog")
@@ -149,7 +152,8 @@ def test_dialogs_and_the_list(start_tour: StartTour, page_server: PageServer, de
     expect(page.get_by_role("heading", name="In messages")).to_be_visible()
     tour.check("search")
     page.get_by_role("searchbox", name="Search conversations").fill("zzzzqq")
-    expect(page.get_by_text("No conversation matches.")).to_be_visible()
+    expect(page.get_by_text("No title matches.")).to_be_visible()
+    expect(page.get_by_text("No message matches.")).to_be_visible()
     tour.check("search-without-hits")
     page.get_by_role("searchbox", name="Search conversations").fill("")
     page.get_by_role("button", name="Rename Bringing").first.click()
@@ -202,10 +206,10 @@ def test_panels(start_tour: StartTour, page_server: PageServer, demo_conversatio
 
 
 LONG_TEXT = "\n".join(f"row {number}" for number in range(1, 61))
-RICH_TEXT = (
-    "Formula $a^2 + b^2$.\n\n```python\ndef area(width: int) -> int:\n    return width * 2\n```\n\n"
-    "| " + " | ".join(f"column {number}" for number in range(9)) + " |\n|" + "---|" * 9 + "\n| " + " | ".join(["cell"] * 9) + " |\n"
-)  # fmt: skip
+COLUMNS = range(9)
+TABLE = [" | ".join(f"column {number}" for number in COLUMNS), "---|" * 9, " | ".join("cell" for _ in COLUMNS)]
+CODE = "```python\ndef area(width: int) -> int:\n    return width * 2\n```"
+RICH_TEXT = "\n\n".join(["Formula $a^2 + b^2$.", CODE, "\n".join(TABLE)])
 
 
 @pytest.mark.slow

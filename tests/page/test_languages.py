@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from browser_setup import WEB_DIR
-from page_faults import collect_faults
+from page_faults import collect_faults, save_picture
 from page_server import PageServer
 from playwright.sync_api import Browser, Page, expect
+from test_accessibility import VIEWPORTS
 from test_daily_use import create_conversation
 
 from quire.model import Message, ToolCallPart
@@ -84,11 +85,13 @@ def read_main(page: Page) -> str:
     """The page without the list, whose titles other tests write, and without names and texts of the demo's agent."""
     return page.evaluate(
         """() => {
-            const own = "noscript, script, style, nav li, nav h2, .name, .description, pre, select option, strong, .model, [lang=en]";
+            const code = "noscript, script, style, pre";
+            const own = code + ", nav li, nav h2, .name, .description, select option, strong, .model, [lang=en]";
             const clone = document.body.cloneNode(true);
             clone.querySelectorAll(own).forEach((one) => one.remove());
             const hints = ["title", "placeholder", "aria-label", "alt"];
-            const read = [...clone.querySelectorAll("*")].flatMap((one) => hints.map((name) => one.getAttribute(name) ?? ""));
+            const all = [...clone.querySelectorAll("*")];
+            const read = all.flatMap((one) => hints.map((name) => one.getAttribute(name) ?? ""));
             return clone.innerText + "\\n" + read.join("\\n");
         }"""
     )
@@ -171,3 +174,16 @@ def test_numbers_and_values_are_written_as_the_language_does(german_page: Page, 
 def test_an_english_word_would_be_found() -> None:
     assert find_english("Die Antwort wurde summary of archived") == ["archived", "of", "summary"]
     assert find_english("Zusammenfassung archivierter Nachrichten") == []
+
+
+def test_longer_words_fit_a_phone(browser: Browser, page_server: PageServer, demo_conversation: str) -> None:
+    phone: dict[str, Any] = {**VIEWPORTS["phone"], "locale": "de-DE"}
+    context = browser.new_context(reduced_motion="reduce", **phone)
+    page = context.new_page()
+    for view in ({}, {"panel": "context", "reply": 15}, {"panel": "window"}, {"panel": "settings"}):
+        page.goto(page_server.url(demo_conversation, **view))
+        expect(page.get_by_role("article").last).to_be_visible()
+        page.wait_for_timeout(400)
+        save_picture(page, f"german-{view.get('panel', 'chat')}-phone")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+    context.close()

@@ -81,6 +81,11 @@ def test_a_list_of_many_conversations_renders_only_rows_near_the_visible_ones(pa
         page.evaluate(f"{LIST_BOX}.scrollTop = {LIST_BOX}.scrollHeight")
         expect(oldest).to_be_visible()
         expect(focused).to_contain_text(f"{LISTED_CONVERSATIONS - 60:04}")
+        # A title is found wherever it is in the list.
+        page.keyboard.press("Control+k")
+        page.keyboard.type("conversation 0000")
+        expect(rows).to_have_count(1)
+        expect(oldest).to_be_visible()
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ export const list: typeof english = {
   searchConversations: "Unterhaltungen durchsuchen",
   newConversation: "Neu",
   noConversationMatches: "Keine Unterhaltung passt dazu.",
+  noTitleMatches: "Kein Titel passt dazu.",
+  noMessageMatches: "Keine Nachricht passt dazu.",
   noConversations: "Noch keine Unterhaltungen.",
   showMore: "Mehr anzeigen",
   importButton: "Importieren",

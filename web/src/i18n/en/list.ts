@@ -15,6 +15,8 @@ export const list = {
   searchConversations: "Search conversations",
   newConversation: "New",
   noConversationMatches: "No conversation matches.",
+  noTitleMatches: "No title matches.",
+  noMessageMatches: "No message matches.",
   noConversations: "No conversations yet.",
   showMore: "Show more",
   importButton: "Import",
