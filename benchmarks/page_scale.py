@@ -92,7 +92,7 @@ async def scroll_list(page: Page) -> tuple[float, ...]:
 
 async def scroll_turn(page: Page) -> tuple[float, ...]:
     """Scrolls with the last group of calls open."""
-    await page.locator("section.steps > button").last.click()
+    await page.locator(".steps > button").last.click()
     await page.wait_for_timeout(500)
     return summarize_frames(await measure_frames(page, [-each for each in WHEEL_STEPS], place=TRANSCRIPT_PLACE))
 
@@ -127,14 +127,14 @@ async def open_and_close_calls(page: Page) -> None:
     box = "document.querySelector('.scroll')"
     await page.evaluate(f"{box}.scrollTop = {box}.scrollHeight")
     await page.wait_for_timeout(200)
-    group = page.locator("section.steps").last
+    group = page.locator(".steps").last
     await group.locator("> button").click()
     for call in (await group.locator("details.call > summary").all())[:10]:
         await call.evaluate("one => one.click()")
     for part in (0.5, 0.0, 1.0):
         await page.evaluate(f"part => {{ {box}.scrollTop = part * {box}.scrollHeight; }}", part)
         await page.wait_for_timeout(150)
-    await page.locator("section.steps").last.locator("> button").click()
+    await page.locator(".steps").last.locator("> button").click()
 
 
 async def measure_growth(

@@ -165,6 +165,6 @@ SUMMARY = (
     "## Task\nBring the sea gate of the tide mill back to work by spring [#3].\n\n"
     "## Decisions\n- Gate first, then silt, then wheel, as the survey advises [#7].\n- Green elm for the boards "
     "[#9].\n\n"
-    "## Facts\n- Leak: 40 l/s [#7]; 720 m³ over one ebb [#11].\n- Two of five boards are from 1998 [#4].\n\n"
+    "## Facts\n- Leak: 40 l/s [#7]; 720 m³ over one ebb [#13].\n- Two of five boards are from 1998 [#4].\n\n"
     "## Next\n- Order elm: the yard needs six weeks."
 )

@@ -104,7 +104,7 @@ async def take_pictures(address: str, long_turn_address: str) -> None:
             name = "page-long-turn-dark" if dark else "page-long-turn"
             page = await open_page(browser, long_turn_address, "panel=window" if dark else "", dark=dark)
             if not dark:
-                await page.get_by_role("region", name="Steps of the turn").last.get_by_role("button").first.click()
+                await page.get_by_role("article", name="Steps of the turn").last.get_by_role("button").first.click()
             await take_screenshot(page, name)
         settings = await open_page(browser, address, "panel=settings", dark=False)
         await settings.get_by_label("Compact at").fill("0.25")

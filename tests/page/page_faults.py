@@ -1,12 +1,14 @@
 """Faults of a browser window: script errors, logged errors, requests to other machines."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, ConsoleMessage
+    from playwright.sync_api import BrowserContext, ConsoleMessage, Page
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", None)
 
@@ -36,3 +38,9 @@ def _check_local(url: str, report: object) -> None:
     if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname not in LOCAL_HOSTS:
         assert callable(report)
         report(f"request to another machine: {url}")
+
+
+def save_picture(page: "Page", name: str) -> None:
+    """Saves a picture to look at, if QUIRE_PICTURES names a folder."""
+    if folder := os.environ.get("QUIRE_PICTURES"):
+        page.screenshot(path=Path(folder) / f"{name}.png")

@@ -44,7 +44,7 @@ def test_a_conversation_reads_from_its_title_to_the_message_field(page: Page, pa
         r'feed "Messages"',
         r'article "You #\d+',
         r"tokens Audit the modules\.",
-        r'region "Steps of the turn"',
+        r'article "Steps of the turn"',
         r'button "4 calls in 4 steps, 1 failed',
         r"read_module m2\.py failed",
         r'article "keeper #\d+',
@@ -60,7 +60,7 @@ def test_a_conversation_reads_from_its_title_to_the_message_field(page: Page, pa
 
 def test_each_call_of_an_open_turn_is_one_line_with_its_outcome(page: Page, page_server: PageServer) -> None:
     page.goto(page_server.url(create_turn_with_failure(page_server)))
-    steps = page.get_by_role("region", name="Steps of the turn")
+    steps = page.get_by_role("article", name="Steps of the turn")
     steps.get_by_role("button").first.click()
     expect(steps.get_by_role("article")).to_have_count(CALL_COUNT)
     tree = read_tree(page)

@@ -105,6 +105,7 @@ def test_settings_save_only_what_the_fields_show(page: Page, page_server: PageSe
     expect(save).to_be_enabled()
     field.fill("5")
     expect(save).to_be_disabled()
+    expect(field).to_have_value("5")
     expect(page.get_by_text(re.compile(r"Enter a number from .* to "))).to_be_visible()
     page.get_by_role("button", name="Discard").click()
     expect(page.get_by_role("textbox", name="Compact at")).to_have_value(stored)

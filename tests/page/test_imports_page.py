@@ -1,11 +1,10 @@
 """Imports on the page: files by dialog and by drop, filters by source and project, the timeline."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from page_faults import collect_faults
+from page_faults import collect_faults, save_picture
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
 from test_accessibility import VIEWPORTS, run_axe
@@ -167,9 +166,3 @@ def test_no_view_has_a_fault(browser: Browser, tmp_path: Path, viewport: str) ->
     context.close()
     assert {name: found for name, found in faults.items() if found} == {}
     assert errors == []
-
-
-def save_picture(page: Page, name: str) -> None:
-    """Saves a picture to look at, if QUIRE_PICTURES names a folder."""
-    if folder := os.environ.get("QUIRE_PICTURES"):
-        page.screenshot(path=Path(folder) / f"{name}.png")

@@ -147,9 +147,13 @@ def test_a_first_message_that_was_refused_comes_back(
     page.goto(page_server.url())
     expect(page.get_by_role("status", name="Model")).to_contain_text("OPENAI_API_KEY is not set")
     page.route("**/send", lambda route: route.abort())
+    count = page_server.run(count_conversations(page_server))
     send_message(page, "How deep is the pond?")
     expect(page.get_by_role("textbox", name="Message")).to_have_value("How deep is the pond?")
     expect(page.locator(".notice.error")).to_be_visible()
+    expect(page.get_by_role("heading", level=1)).to_have_text("See what the model sees")
+    expect(page.get_by_role("navigation").get_by_role("link", name="Untitled")).to_have_count(0)
+    assert page_server.run(count_conversations(page_server)) == count, "an empty conversation stays"
 
 
 async def count_conversations(page_server: PageServer) -> int:

@@ -81,6 +81,11 @@ def test_a_list_of_many_conversations_renders_only_rows_near_the_visible_ones(pa
         page.evaluate(f"{LIST_BOX}.scrollTop = {LIST_BOX}.scrollHeight")
         expect(oldest).to_be_visible()
         expect(focused).to_contain_text(f"{LISTED_CONVERSATIONS - 60:04}")
+        # A title is found wherever it is in the list.
+        page.keyboard.press("Control+k")
+        page.keyboard.type("conversation 0000")
+        expect(rows).to_have_count(1)
+        expect(oldest).to_be_visible()
 
 
 @pytest.mark.slow
@@ -95,8 +100,8 @@ def test_a_turn_of_many_calls_opens_with_the_work_of_a_short_one(page: Page, pag
         page.goto(page_server.url(conversation))
         expect(page.get_by_role("article").last).to_contain_text("Done.")
         seconds.append(measure_script_seconds(devtools))
-        page.locator("section.steps > button").last.click()
-        expect(page.locator("section.steps details.call").last).to_be_visible()
+        page.locator(".steps > button").last.click()
+        expect(page.locator(".steps details.call").last).to_be_visible()
         nodes.append(count_nodes(page))
     assert seconds[1] <= seconds[0] * SCRIPT_TIME_TOLERANCE, seconds
     assert nodes[1] <= nodes[0] * 3, nodes
@@ -105,8 +110,8 @@ def test_a_turn_of_many_calls_opens_with_the_work_of_a_short_one(page: Page, pag
 def test_a_call_renders_its_result_only_while_it_is_open(page: Page, page_server: PageServer) -> None:
     store = page_server.server_state.engine_for(DEFAULT_TENANT).store
     page.goto(page_server.url(page_server.run(create_turn(store, 5))))
-    page.locator("section.steps > button").click()
-    call = page.locator("section.steps details.call").first
+    page.locator(".steps > button").click()
+    call = page.locator(".steps details.call").first
     closed = call.locator("*").count()
     call.locator("summary").click()
     expect(call).to_contain_text("# call_0_0")

@@ -12,9 +12,15 @@ const restore = (seq: number, of: number) => ({ seq, kind: "restore", created_at
 
 test("each compaction counts only the messages it archived itself", () => {
   const [first, second] = listCompactions([compaction(20, 1, 1, 10), compaction(40, 2, 1, 30, { supersedes: 20 })]);
-  expect([first?.archivedCount, second?.archivedCount]).toEqual([10, 20]);
+  expect([first?.archivedCount, second?.archivedCount]).toEqual([10, 19]);
   expect([first?.status, second?.status]).toEqual(["merged", "active"]);
-  expect(formatHeadline(second!)).toBe("20 messages archived, 600 tokens freed");
+  expect(formatHeadline(second!)).toBe("19 messages archived, 600 tokens freed");
+});
+
+test("pins and other events are not counted as archived messages", () => {
+  const event = (seq: number) => ({ seq, kind: "pin", created_at: seq, body: { message: 1 } }) as unknown as Entry;
+  const entries = [event(1), event(4), compaction(12, 1, 3, 10), event(13), compaction(20, 2, 3, 18, { supersedes: 12 })];
+  expect(listCompactions(entries).map((each) => each.archivedCount)).toEqual([7, 6]);
 });
 
 test("a clearing says how many tool results it cleared", () => {

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { Stats, UsageGroup } from "../src/api/types";
+import { en } from "../src/i18n/en";
 import { listTables } from "../src/lib/insights";
 
 function makeGroup(name: string, counts: Partial<UsageGroup["counts"]>): UsageGroup {
@@ -13,7 +14,7 @@ function makeStats(groups: Record<string, UsageGroup[]>): Stats {
 
 test("bars compare costs, and dimensions without rows have no table", () => {
   const groups = [makeGroup("a", { cost_usd: 4, input_tokens: 12_345 }), makeGroup("", { cost_usd: 1 })];
-  const [table, ...others] = listTables(makeStats({ model: groups, tool: [] }));
+  const [table, ...others] = listTables(makeStats({ model: groups, tool: [] }), en.insights);
   expect(others).toEqual([]);
   expect(table?.rows).toEqual([
     { name: "a", share: 1, cells: ["$4.00", "12k", "0 %", "0"] },
@@ -24,7 +25,7 @@ test("bars compare costs, and dimensions without rows have no table", () => {
 test("bars compare input tokens where no price is known, and calls of tools", () => {
   const models = [makeGroup("a", { input_tokens: 50 }), makeGroup("b", { input_tokens: 100 })];
   const tools = [makeGroup("search", { uses: 3, tokens: 40 }), makeGroup("read", { uses: 0, tokens: 90 })];
-  const [byModel, byTool] = listTables(makeStats({ model: models, tool: tools }));
+  const [byModel, byTool] = listTables(makeStats({ model: models, tool: tools }), en.insights);
   expect(byModel?.rows.map((row) => row.share)).toEqual([0.5, 1]);
   expect(byTool?.rows.map((row) => [row.share, ...row.cells])).toEqual([[1, "3", "40"], [0, "0", "90"]]);
 });

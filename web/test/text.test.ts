@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { formatArguments, summarizeArguments } from "../src/lib/arguments";
 import { findCompletion, insertCompletion } from "../src/lib/completion";
-import { formatAge, formatCompact, formatCount, formatNumber, formatPercent } from "../src/lib/format";
+import { formatAge, formatCompact, formatNumber, formatPercent } from "../src/lib/format";
 import { parseLinks } from "../src/lib/links";
 import { locatePassage, locateSection, stripFrontMatter } from "../src/lib/passage";
 import { formatLabel, parseFieldType, parseValue } from "../src/lib/settings";
@@ -11,7 +11,6 @@ import { formatHash, parseHash } from "../src/stores/route.svelte";
 
 test("numbers and times are formatted for reading", () => {
   expect([formatNumber(150_000), formatCompact(999), formatCompact(1_200), formatCompact(45_300), formatCompact(2_500_000)]).toEqual(["150,000", "999", "1.2k", "45k", "2.5M"]);
-  expect([formatCount(1, "entry", "entries"), formatCount(2, "entry", "entries")]).toEqual(["1 entry", "2 entries"]);
   expect([formatPercent(1, 1_000), formatPercent(1, 4), formatPercent(0, 4), formatPercent(1, 0)]).toEqual(["< 1 %", "25 %", "0 %", "0 %"]);
   const now = 1_700_000_000_000;
   const ageOf = (seconds: number) => formatAge((now - seconds * 1_000) * 1_000, now);

@@ -1,7 +1,7 @@
 /** Compactions of a branch: which one is active, which were undone, and what each one changed. */
 
 import type { Compaction, Entry, Span } from "../api/types";
-import { formatCount, formatNumber } from "./format";
+import { language, t } from "../i18n/language.svelte";
 
 export type Status = "active" | "merged" | "replaced" | "undone";
 
@@ -15,7 +15,7 @@ export interface CompactionEntry {
   freedTokens: number;
 }
 
-/** Every compaction with its status, from the entries of kind `compaction` and `restore`, in order. */
+/** Every compaction with its status, from all entries of the branch that are not messages, in order. */
 export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
   const bySeq = new Map<number, CompactionEntry>();
   let active: number | null = null;
@@ -35,7 +35,7 @@ export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
       createdAt: entry.created_at,
       compaction,
       status: "replaced",
-      archivedCount: countNewlyArchived(compaction, superseded?.compaction),
+      archivedCount: countNewlyArchived(compaction, superseded?.compaction, entries),
       freedTokens: Math.max(0, compaction.tokens_before - compaction.tokens_after),
     });
     active = entry.seq;
@@ -44,10 +44,13 @@ export function listCompactions(entries: readonly Entry[]): CompactionEntry[] {
   return [...bySeq.values()];
 }
 
-function countNewlyArchived(compaction: Compaction, superseded: Compaction | undefined): number {
+/** Messages that a compaction covers and the superseded one did not: the numbers between them without those of events. */
+function countNewlyArchived(compaction: Compaction, superseded: Compaction | undefined, events: readonly Entry[]): number {
   if (!compaction.covers) return 0;
-  const alreadyArchived = superseded?.covers ? superseded.covers.last : 0;
-  return Math.max(0, compaction.covers.last - Math.max(compaction.covers.first - 1, alreadyArchived));
+  const { first, last } = compaction.covers;
+  const alreadyArchived = Math.max(first - 1, superseded?.covers?.last ?? 0);
+  const eventCount = events.filter(({ seq }) => seq > alreadyArchived && seq <= last).length;
+  return Math.max(0, last - alreadyArchived - eventCount);
 }
 
 /** Marks the active compaction and those merged into it; one whose summary was edited is replaced, not merged. */
@@ -65,36 +68,31 @@ function markActiveChain(bySeq: Map<number, CompactionEntry>, active: number | n
 
 /** "45 messages archived, 150,000 tokens freed". */
 export function formatHeadline({ compaction, archivedCount, freedTokens }: CompactionEntry): string {
-  if (compaction.trigger === "edit") return "You edited the summary";
+  if (compaction.trigger === "edit") return t("youEditedSummary");
   const phrases: string[] = [];
-  if (archivedCount > 0) phrases.push(`${formatCount(archivedCount, "message")} archived`);
+  if (archivedCount > 0) phrases.push(t("messagesArchived", archivedCount));
   const cleared = compaction.cleared_results ?? 0;
-  if (cleared > 0) phrases.push(`${formatCount(cleared, "tool result")} cleared`);
+  if (cleared > 0) phrases.push(t("resultsCleared", cleared));
   const truncated = compaction.truncations?.length ?? 0;
-  if (truncated > 0 && archivedCount === 0) phrases.push(`${formatCount(truncated, "long text")} shortened`);
-  phrases.push(`${formatNumber(freedTokens)} tokens freed`);
+  if (truncated > 0 && archivedCount === 0) phrases.push(t("textsShortened", truncated));
+  phrases.push(t("tokensFreed", freedTokens));
   return phrases.join(", ");
 }
 
-const TRIGGER_TEXTS: Record<NonNullable<Compaction["trigger"]>, string> = {
-  threshold: "the context window was nearly full",
-  background: "in the background, before the window was full",
-  manual: "started by hand",
-  overflow: "the provider rejected a longer request",
-  edit: "edited by hand",
-  model: "requested by the model",
-};
-
 export function explainTrigger(compaction: Compaction): string {
-  return TRIGGER_TEXTS[compaction.trigger ?? "manual"] ?? "";
+  return language.catalogue.triggers[compaction.trigger ?? "manual"];
 }
 
-export const STATUS_LABELS: Record<Status, string> = {
-  active: "current summary",
-  merged: "merged into a newer summary",
-  replaced: "replaced",
-  undone: "undone",
-};
+const STATUS_LABELS = {
+  active: "statusActive",
+  merged: "statusMerged",
+  replaced: "statusReplaced",
+  undone: "statusUndone",
+} as const;
+
+export function formatStatus(status: Status): string {
+  return t(STATUS_LABELS[status]);
+}
 
 /** Whether a message is covered by the active compaction, and neither pinned, preserved nor the question that stays in the view. */
 export function isArchived(seq: number, covers: Span | null, pins: readonly number[], question: number | null = null): boolean {

@@ -1,6 +1,7 @@
 /** One line for each message of a context: who wrote it, and its first words. */
 
 import type { Entry, Manifest, Message } from "../api/types";
+import { t } from "../i18n/language.svelte";
 import { summarizeArguments } from "./arguments";
 
 const MAX_WORDS_CHARS = 90;
@@ -10,10 +11,8 @@ const MAX_GAP = 40;
 const MAX_RANGES = 8;
 export const MAX_RANGE_ENTRIES = 200;
 
-const ROLES: Record<Message["role"], string> = { user: "User", assistant: "Assistant", system: "System", tool: "Tool" };
-
 export function describeMessage(message: Message): string {
-  return `${message.name ?? ROLES[message.role]}: ${listWords(message)}`;
+  return `${message.name ?? t(message.role)}: ${listWords(message)}`;
 }
 
 function listWords({ parts }: Message): string {
@@ -24,7 +23,7 @@ function listWords({ parts }: Message): string {
     return part.type === "thinking" ? "" : `[${part.type}]`;
   });
   const text = words.join(" ").slice(0, 2 * MAX_WORDS_CHARS).replace(/\s+/g, " ").trim();
-  return text.length > MAX_WORDS_CHARS ? `${text.slice(0, MAX_WORDS_CHARS).trimEnd()}…` : text || "without text";
+  return text.length > MAX_WORDS_CHARS ? `${text.slice(0, MAX_WORDS_CHARS).trimEnd()}…` : text || t("withoutText");
 }
 
 /** Ranges of entry numbers that cover the messages of a context, the newest first. */

@@ -1,25 +1,28 @@
 /** One-line texts for entries that are not messages. */
 
 import type { Entry } from "../api/types";
+import { t } from "../i18n/language.svelte";
 import type { CompactionEntry } from "./compactions";
+
+const ITEM_TYPES = { rule: "itemRule", reference: "itemReference", tool: "itemTool" } as const;
 
 export function formatEntry(entry: Entry, compactions: readonly CompactionEntry[]): string {
   switch (entry.kind) {
     case "pin":
-      return `Pinned #${entry.body.message}`;
+      return t("eventPinned", entry.body.message);
     case "unpin":
-      return `Unpinned #${entry.body.message}`;
+      return t("eventUnpinned", entry.body.message);
     case "priority":
-      return entry.body.priority ? `Set priority ${entry.body.priority} on #${entry.body.message}` : `Reset the priority of #${entry.body.message}`;
+      return entry.body.priority ? t("eventPriority", entry.body.message, entry.body.priority) : t("eventPriorityReset", entry.body.message);
     case "restore": {
       const undone = compactions.find((each) => each.seq === entry.body.compaction);
-      return undone ? `Compaction ${undone.compaction.number} undone` : "Compaction undone";
+      return t("eventCompactionUndone", undone?.compaction.number ?? null);
     }
     case "context_change": {
       const { action, item, include } = entry.body;
-      const server = item.server ? ` of ${item.server}` : "";
-      if (action === "add" && include === "always") return `Starts with: ${item.name}${server}`;
-      return `${action === "remove" ? "Removed" : "Added"} the ${item.type} “${item.name}”${server}`;
+      const server = item.server ? ` ${t("ofServer", item.server)}` : "";
+      if (action === "add" && include === "always") return t("eventStartsWith", item.name) + server;
+      return t(action === "remove" ? "eventRemoved" : "eventAdded", t(ITEM_TYPES[item.type]), item.name) + server;
     }
     default:
       return "";

@@ -1,23 +1,24 @@
-/** Formats numbers, sizes and times for display. */
+/** Formats numbers, sizes and times in the language of the page. */
 
-const NUMBER_FORMAT = new Intl.NumberFormat("en-US");
+import { language, t } from "../i18n/language.svelte";
 
 /** 150000 is "150,000". */
 export function formatNumber(value: number): string {
-  return NUMBER_FORMAT.format(Math.round(value));
+  return formatDecimal(Math.round(value), 0);
+}
+
+/** A number with at most this many decimals, and at least `minimum` of them. */
+export function formatDecimal(value: number, decimals: number, minimum = 0): string {
+  const options = { maximumFractionDigits: decimals, minimumFractionDigits: minimum };
+  return new Intl.NumberFormat(language.current, options).format(value);
 }
 
 /** 1234 is "1.2k": for places where the width matters more than the last digit. */
 export function formatCompact(value: number): string {
   if (value < 1_000) return String(Math.round(value));
-  if (value < 10_000) return `${(value / 1_000).toFixed(1).replace(/\.0$/, "")}k`;
+  if (value < 10_000) return `${formatDecimal(value / 1_000, 1)}k`;
   if (value < 1_000_000) return `${Math.round(value / 1_000)}k`;
-  return `${(value / 1_000_000).toFixed(1).replace(/\.0$/, "")}M`;
-}
-
-/** "1 message", "45 messages". */
-export function formatCount(value: number, singular: string, plural = `${singular}s`): string {
-  return `${formatNumber(value)} ${value === 1 ? singular : plural}`;
+  return `${formatDecimal(value / 1_000_000, 1)}M`;
 }
 
 export function formatPercent(part: number, whole: number): string {
@@ -27,8 +28,10 @@ export function formatPercent(part: number, whole: number): string {
 }
 
 export function formatDollars(value: number): string {
-  if (value === 0) return "$0";
-  return value < 0.01 ? "under $0.01" : `$${value.toFixed(2)}`;
+  if (value > 0 && value < 0.01) return t("underOneCent");
+  const decimals = value === 0 ? 0 : 2;
+  const options = { style: "currency", currency: "USD", maximumFractionDigits: decimals, minimumFractionDigits: decimals } as const;
+  return new Intl.NumberFormat(language.current, options).format(value);
 }
 
 const MINUTE_MS = 60_000;
@@ -38,18 +41,18 @@ const DAY_MS = 24 * HOUR_MS;
 /** Age of a timestamp of the log (microseconds) relative to `now` (milliseconds). */
 export function formatAge(timestamp: number, now: number): string {
   const age = now - timestamp / 1_000;
-  if (age < MINUTE_MS) return "just now";
-  if (age < HOUR_MS) return `${Math.floor(age / MINUTE_MS)} min ago`;
-  if (age < DAY_MS) return `${Math.floor(age / HOUR_MS)} h ago`;
-  if (age < 7 * DAY_MS) return formatCount(Math.floor(age / DAY_MS), "day") + " ago";
-  return new Date(timestamp / 1_000).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
+  if (age < MINUTE_MS) return t("justNow");
+  if (age < HOUR_MS) return t("minutesAgo", Math.floor(age / MINUTE_MS));
+  if (age < DAY_MS) return t("hoursAgo", Math.floor(age / HOUR_MS));
+  if (age < 7 * DAY_MS) return t("daysAgo", Math.floor(age / DAY_MS));
+  return new Date(timestamp / 1_000).toLocaleDateString(language.locale, { year: "numeric", month: "short", day: "numeric" });
 }
 
 export function formatDateTime(timestamp: number): string {
-  return new Date(timestamp / 1_000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+  return new Date(timestamp / 1_000).toLocaleString(language.locale, { dateStyle: "medium", timeStyle: "short" });
 }
 
 export function formatBytes(size: number): string {
   if (size < 1_000) return `${size} B`;
-  return size < 1_000_000 ? `${Math.round(size / 1_000)} kB` : `${(size / 1_000_000).toFixed(1)} MB`;
+  return size < 1_000_000 ? `${Math.round(size / 1_000)} kB` : `${formatDecimal(size / 1_000_000, 1, 1)} MB`;
 }

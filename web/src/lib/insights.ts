@@ -2,9 +2,10 @@
 
 import type { Stats, UsageGroup } from "../api/types";
 import { formatCompact, formatDollars, formatPercent } from "./format";
-import { INSIGHTS_TEXT as TEXT } from "./insightsText";
+import type { Catalogue } from "../i18n/language.svelte";
 
-export type Grouping = keyof typeof TEXT.by;
+export type InsightsText = Catalogue["insights"];
+export type Grouping = keyof InsightsText["by"];
 
 export const GROUPINGS: readonly Grouping[] = ["day", "model", "project", "source", "slot", "tool"];
 
@@ -23,30 +24,30 @@ export interface InsightTable {
 }
 
 /** The tables of all dimensions that have rows. */
-export function listTables(stats: Stats): InsightTable[] {
-  const tables = GROUPINGS.map((grouping) => buildTable(grouping, stats.groups[grouping] ?? []));
+export function listTables(stats: Stats, text: InsightsText): InsightTable[] {
+  const tables = GROUPINGS.map((grouping) => buildTable(grouping, stats.groups[grouping] ?? [], text));
   const items = [
-    buildItemTable("documents", TEXT.documents, stats.documents, [TEXT.messages, TEXT.tokens], (each) => [each.counts.uses, each.counts.tokens]),
-    buildItemTable("rules", TEXT.rules, stats.rules, [TEXT.requests, TEXT.tokens], (each) => [each.counts.requests, each.counts.tokens]),
+    buildItemTable("documents", text.documents, stats.documents, [text.messages, text.tokens], (each) => [each.counts.uses, each.counts.tokens]),
+    buildItemTable("rules", text.rules, stats.rules, [text.requests, text.tokens], (each) => [each.counts.requests, each.counts.tokens]),
   ];
   return [...tables, ...items].filter((table) => table.rows.length > 0);
 }
 
-function buildTable(grouping: Grouping, groups: UsageGroup[]): InsightTable {
-  const title = TEXT.by[grouping];
+function buildTable(grouping: Grouping, groups: UsageGroup[], text: InsightsText): InsightTable {
+  const title = text.by[grouping];
   if (grouping === "slot")
-    return buildItemTable(grouping, title, groups, [TEXT.tokens, TEXT.requests], (each) => [each.counts.tokens, each.counts.requests]);
+    return buildItemTable(grouping, title, groups, [text.tokens, text.requests], (each) => [each.counts.tokens, each.counts.requests]);
   if (grouping === "tool")
-    return buildItemTable(grouping, title, groups, [TEXT.calls, TEXT.tokens], (each) => [each.counts.uses, each.counts.tokens]);
+    return buildItemTable(grouping, title, groups, [text.calls, text.tokens], (each) => [each.counts.uses, each.counts.tokens]);
   const hasCost = groups.some((each) => each.counts.cost_usd > 0);
   const size = (each: UsageGroup) => (hasCost ? each.counts.cost_usd : each.counts.input_tokens);
   const largest = Math.max(...groups.map(size), 0);
   const rows = groups.map((each) => ({
-    name: each.name || (TEXT.unnamed[grouping] ?? ""),
+    name: each.name || ((text.unnamed as Record<string, string>)[grouping] ?? ""),
     share: largest > 0 ? size(each) / largest : 0,
     cells: [formatDollars(each.counts.cost_usd), formatCompact(each.counts.input_tokens), formatPercent(each.counts.cache_share, 1), formatCompact(each.counts.turns)],
   }));
-  return { key: grouping, title, columns: [TEXT.cost, TEXT.input, TEXT.cached, TEXT.turns], rows };
+  return { key: grouping, title, columns: [text.cost, text.input, text.cached, text.turns], rows };
 }
 
 function buildItemTable(

@@ -1,7 +1,8 @@
 /** Manifest of a request as sections, badges and explanations for display. */
 
 import type { ContextItem, Decision, DecisionReason, ForwardedForm, Manifest } from "../api/types";
-import { formatCount } from "./format";
+import { language, t } from "../i18n/language.svelte";
+import { formatDecimal } from "./format";
 
 export type SectionName = "Rules" | "References" | "Tools" | "Memory" | "Summary" | "Messages" | "Recalled";
 
@@ -35,6 +36,20 @@ function selectSection(decision: Decision): SectionName {
   }
 }
 
+const SECTION_LABELS = {
+  Rules: "sectionRules",
+  References: "sectionReferences",
+  Tools: "sectionTools",
+  Memory: "sectionMemory",
+  Summary: "sectionSummary",
+  Messages: "sectionMessages",
+  Recalled: "sectionRecalled",
+} as const;
+
+export function formatSection(name: SectionName): string {
+  return t(SECTION_LABELS[name]);
+}
+
 /** Decisions about included candidates, by section. */
 export function listIncluded(manifest: Manifest): Section[] {
   return groupBySection(manifest.decisions.filter((decision) => decision.included));
@@ -52,22 +67,27 @@ function groupBySection(decisions: readonly Decision[]): Section[] {
   }).filter((section) => section.decisions.length > 0);
 }
 
-const ITEM_KINDS = ["rule", "reference", "tool"] as const;
+const ITEM_COUNTS = { rule: "countRule", reference: "countReference", tool: "countTool" } as const;
+type ItemKind = keyof typeof ITEM_COUNTS;
+const ITEM_KINDS = Object.keys(ITEM_COUNTS) as ItemKind[];
 
-/** Word for the include mode of an item, by the reason of its decision; a carried tool was matched by an earlier message. */
-const INCLUDE_MODES: Partial<Record<DecisionReason, string>> = {
-  always: "always",
-  manual: "manual",
-  agent: "matched",
-  carried: "matched",
+const INCLUDE_MODES = ["modeAlways", "modeManual", "modeMatched"] as const;
+type IncludeMode = (typeof INCLUDE_MODES)[number];
+
+/** Include mode of an item by the reason of its decision; a carried tool was matched by an earlier message. */
+const REASON_MODES: Partial<Record<DecisionReason, IncludeMode>> = {
+  always: "modeAlways",
+  manual: "modeManual",
+  agent: "modeMatched",
+  carried: "modeMatched",
 };
 
 /** "5 rules (2 always, 3 matched), 1 reference (always), 3 tools (all manual)"; empty without items. */
 export function formatItemCounts(manifest: Manifest): string {
   return ITEM_KINDS.map((kind) => {
-    const counts = new Map<string, number>();
+    const counts = new Map<IncludeMode, number>();
     for (const decision of manifest.decisions) {
-      const mode = INCLUDE_MODES[decision.reason];
+      const mode = REASON_MODES[decision.reason];
       if (decision.included && decision.kind === kind && mode) counts.set(mode, (counts.get(mode) ?? 0) + 1);
     }
     return formatKind(kind, counts);
@@ -76,13 +96,14 @@ export function formatItemCounts(manifest: Manifest): string {
     .join(", ");
 }
 
-function formatKind(kind: string, counts: ReadonlyMap<string, number>): string {
-  const modes = ["always", "manual", "matched"].filter((mode) => counts.has(mode));
+function formatKind(kind: ItemKind, counts: ReadonlyMap<IncludeMode, number>): string {
+  const modes = INCLUDE_MODES.filter((mode) => counts.has(mode));
   const total = modes.reduce((sum, mode) => sum + (counts.get(mode) ?? 0), 0);
-  if (total === 0) return "";
-  const only = total === 1 ? modes[0] : `all ${modes[0]}`;
-  const detail = modes.length === 1 ? only : modes.map((mode) => `${counts.get(mode)} ${mode}`).join(", ");
-  return `${formatCount(total, kind)} (${detail})`;
+  const [only] = modes;
+  if (!only) return "";
+  const single = total === 1 ? t(only) : t("allOfMode", t(only));
+  const detail = modes.length === 1 ? single : modes.map((mode) => `${counts.get(mode)} ${t(mode)}`).join(", ");
+  return `${t(ITEM_COUNTS[kind], total)} (${detail})`;
 }
 
 /** Tokens of documents that were added to messages; the other tokens of the messages are as written. */
@@ -92,82 +113,24 @@ export function countDocumentTokens(manifest: Manifest): number {
     .reduce((sum, { kind, slot, tokens, document_tokens }) => sum + (kind === "document" && slot === "newest" ? tokens : (document_tokens ?? 0)), 0);
 }
 
-const REASON_LABELS: Record<DecisionReason, string> = {
-  always: "Always",
-  manual: "Manual",
-  agent: "Matched",
-  carried: "Kept from earlier",
-  pinned: "Pinned",
-  priority: "Priority",
-  recalled: "Recalled",
-  instructions: "Always",
-  memory: "Memory",
-  summary: "Summary",
-  recent: "Recent",
-  newest: "This turn",
-  question: "Question",
-  referenced: "Linked",
-  imported: "Imported",
-  excerpted: "Excerpt",
-  cleared: "Pointer only",
-  listed: "Listed",
-  over_budget: "No room",
-  below_score: "Not relevant enough",
-  archived: "Archived",
-  not_added: "Not added",
-  removed: "Removed",
-  disabled: "Disabled",
-  orphaned: "Orphaned",
-  not_found: "Not found",
-};
-
 /** "Always", "Manual", "Matched 0.87". */
 export function formatBadge(decision: Decision): string {
-  const label = REASON_LABELS[decision.reason] ?? decision.reason;
-  return decision.score === null || decision.score === undefined ? label : `${label} ${decision.score.toFixed(2)}`;
+  const label = language.catalogue.reasonLabels[decision.reason];
+  return decision.score === null || decision.score === undefined ? label : `${label} ${formatDecimal(decision.score, 2, 2)}`;
 }
 
-const REASON_TEXTS: Record<DecisionReason, string> = {
-  instructions: "The agent's own instructions come first in every request.",
-  always: "The agent includes it in every session.",
-  manual: "It was added to this session by hand.",
-  agent: "The search matched it to the question.",
-  carried: "An earlier message needed it; tools stay for the session, so that the provider's cache stays valid.",
-  memory: "The project's memory, or a statement that the agent remembers.",
-  pinned: "It is pinned, and stays word for word in every request.",
-  priority: "Archived, but it stays in the request because of its priority.",
-  recent: "It is newer than the summary.",
-  newest: "It is the current question, or part of its answer.",
-  question: "It is the question of this turn, whose older steps are archived.",
-  summary: "It replaces the archived messages.",
-  recalled: "Archived, and recalled because it is relevant to the question.",
-  referenced: "A message links to it.",
-  imported: "A message imports it with @.",
-  excerpted: "Too long to be sent whole: its beginning, its end and the number to read the rest by.",
-  cleared: "An old tool result, replaced by a pointer with the number to read it by.",
-  over_budget: "The budget had no room left for it.",
-  below_score: "Its score for this question is below the threshold.",
-  archived: "The summary replaces it.",
-  not_added: "It is not in this session: add it to include it in every request.",
-  removed: "It was removed from this session.",
-  disabled: "The agent's configuration turns it off.",
-  orphaned: "A tool result without its call, which no provider accepts.",
-  listed: "Too large to be sent whole: listed with its summary, for the model to read with a tool.",
-  not_found: "No document or item has this name.",
-};
-
 export function explainReason(decision: Decision): string {
-  return REASON_TEXTS[decision.reason] ?? "";
+  return language.catalogue.reasonTexts[decision.reason];
 }
 
 /** Label of a decision: the name of its candidate, or the numbers of its entries. */
 export function formatName(decision: Decision): string {
-  if (decision.kind === "instructions") return "Instructions";
+  if (decision.kind === "instructions") return t("instructions");
   if (decision.name) return decision.name;
-  if (decision.kind === "summary" && decision.span) return `Summary, entry #${decision.span.first}`;
-  if (!decision.span) return decision.pending ? "The question" : decision.kind;
+  if (decision.kind === "summary" && decision.span) return t("summaryEntry", decision.span.first);
+  if (!decision.span) return decision.pending ? t("theQuestion") : language.catalogue.kinds[decision.kind];
   const { first, last } = decision.span;
-  return first === last ? `#${first}` : `#${first} to #${last} (${formatCount(last - first + 1, "entry", "entries")})`;
+  return first === last ? `#${first}` : t("entryRange", first, last);
 }
 
 /** The agent's item that a decision is about; null for built-in candidates, such as the engine's own tools. */
@@ -180,16 +143,7 @@ export function findItem(decision: Decision, items: readonly ContextItem[]): Con
   );
 }
 
-const FORM_TEXTS: Record<ForwardedForm, string> = {
-  unchanged: "The gateway forwarded it unchanged, byte for byte.",
-  model_renamed: "The gateway replaced the model's name and forwarded the rest unchanged.",
-  fitted: "It exceeded the context window; the gateway forwarded it with messages that fit.",
-  translated: "The gateway translated it into the upstream's format.",
-  edited: "The gateway forwarded it without thinking that another model had left unsigned.",
-  translated_fitted: "It exceeded the context window; the gateway translated it into the upstream's format with messages that fit.",
-};
-
 /** How the gateway forwarded a request. */
 export function explainForm(form: ForwardedForm): string {
-  return FORM_TEXTS[form];
+  return language.catalogue.forms[form];
 }

@@ -1,22 +1,23 @@
 /** Context meter: the window's tokens by slot, the reserve for the reply, and the compaction trigger. */
 
 import type { ContextUsage, MessageEntry, SlotName } from "../api/types";
+import { t } from "../i18n/language.svelte";
 import { formatCompact, formatNumber, formatPercent } from "./format";
 
 export const SLOTS: readonly SlotName[] = [
   "system", "tools", "memory", "references", "summary", "messages", "recall", "newest",
 ];
 
-export const SLOT_LABELS: Record<SlotName, { name: string; description: string }> = {
-  system: { name: "Instructions", description: "the agent's instructions and rules" },
-  tools: { name: "Tools", description: "definitions of the offered tools" },
-  memory: { name: "Memory", description: "project memory files and the agent's memories" },
-  references: { name: "References", description: "documents of the session" },
-  summary: { name: "Summary", description: "the summary of archived messages" },
-  messages: { name: "Messages", description: "the conversation since the summary" },
-  recall: { name: "Recalled", description: "chosen for this request only" },
-  newest: { name: "This turn", description: "the current question and its tool results" },
-};
+const SLOT_LABELS = {
+  system: ["slotSystem", "slotSystemText"],
+  tools: ["slotTools", "slotToolsText"],
+  memory: ["slotMemory", "slotMemoryText"],
+  references: ["slotReferences", "slotReferencesText"],
+  summary: ["slotSummary", "slotSummaryText"],
+  messages: ["slotMessages", "slotMessagesText"],
+  recall: ["slotRecall", "slotRecallText"],
+  newest: ["slotNewest", "slotNewestText"],
+} as const;
 
 export type Segment = {
   key: SlotName | "reply" | "free" | "reserved";
@@ -35,13 +36,13 @@ export function buildSegments(usage: ContextUsage, streamedTokens = 0): Segment[
     if (tokens > 0) segments.push({ key, name, description, tokens, share: tokens / window });
   };
   for (const slot of SLOTS) {
-    const { name, description } = SLOT_LABELS[slot];
-    add(slot, name, description, usage.slots.find((each) => each.slot === slot)?.used ?? 0);
+    const [name, description] = SLOT_LABELS[slot];
+    add(slot, t(name), t(description), usage.slots.find((each) => each.slot === slot)?.used ?? 0);
   }
-  add("reply", "Reply", "being written now", streamedTokens);
+  add("reply", t("slotReply"), t("slotReplyText"), streamedTokens);
   const used = segments.reduce((sum, each) => sum + each.tokens, 0);
-  add("free", "Free", "not used by the next request", Math.max(0, window - usage.reserved - used));
-  add("reserved", "Reserved", "reserved for the reply", Math.min(usage.reserved, Math.max(0, window - used)));
+  add("free", t("slotFree"), t("slotFreeText"), Math.max(0, window - usage.reserved - used));
+  add("reserved", t("slotReserved"), t("slotReservedText"), Math.min(usage.reserved, Math.max(0, window - used)));
   return scaleToFit(segments);
 }
 
@@ -66,21 +67,21 @@ export function computeLevel(usage: ContextUsage, streamedTokens = 0): UsageLeve
 /** The meter in one sentence. Above the trigger the figure is the whole history, which no request will contain. */
 export function describeUsage(usage: ContextUsage, streamedTokens = 0): string {
   const total = usage.total_tokens + streamedTokens;
-  const tokens = `${usage.exact ? "" : "about "}${formatNumber(total)}`;
+  const tokens = usage.exact ? formatNumber(total) : t("about", formatNumber(total));
   if (computeLevel(usage, streamedTokens) !== "over") {
-    const documents = usage.document_tokens ? `, ${formatNumber(usage.document_tokens)} in documents` : "";
-    return `${tokens} of ${formatNumber(usage.window)} tokens, ${formatPercent(total, usage.window)}${documents}`;
+    const documents = usage.document_tokens ? `, ${t("meterDocuments", usage.document_tokens)}` : "";
+    return t("meterText", tokens, usage.window, formatPercent(total, usage.window)) + documents;
   }
-  const effect = usage.proposes_compaction ? "the next request omits the oldest messages" : "the next request compacts it first";
-  return `The history has ${tokens} tokens, the window ${formatNumber(usage.window)}; ${effect}`;
+  return t("meterOver", tokens, usage.window, t(usage.proposes_compaction ? "omitsOldest" : "compactsFirst"));
 }
 
 /** " · 1.2k tokens (40 as written)": as sent, and as written where documents were added; empty for purged messages. */
 export function formatTokens(entry: Pick<MessageEntry, "tokens" | "written_tokens" | "estimated">): string {
   if (entry.tokens === null) return "";
   const hasDocuments = entry.written_tokens !== null && entry.written_tokens !== entry.tokens;
-  const written = hasDocuments ? ` (${formatCompact(entry.written_tokens ?? 0)} as written)` : "";
-  return ` · ${entry.estimated ? "about " : ""}${formatCompact(entry.tokens)} tokens${written}`;
+  const written = hasDocuments ? ` (${t("asWritten", formatCompact(entry.written_tokens ?? 0))})` : "";
+  const tokens = t("messageTokens", formatCompact(entry.tokens));
+  return ` · ${entry.estimated ? t("about", tokens) : tokens}${written}`;
 }
 
 /** Estimates the tokens of text that is still streaming; the recorded entry has the real count. */

@@ -1,6 +1,7 @@
 /** Groups, filters and describes models for the list of models. */
 
 import type { Model } from "../api/types";
+import { formatDecimal } from "./format";
 
 export interface ModelGroup {
   source: Model["source"];
@@ -20,7 +21,7 @@ export function groupModels(models: readonly Model[], query: string): ModelGroup
 
 /** A number of tokens such as 128k or 1M. */
 export function formatWindow(tokens: number): string {
-  if (tokens >= 1_000_000) return `${trimZeros((tokens / 1_000_000).toFixed(1))}M`;
+  if (tokens >= 1_000_000) return `${formatDecimal(tokens / 1_000_000, 1)}M`;
   return tokens >= 1_000 ? `${Math.round(tokens / 1_000)}k` : String(tokens);
 }
 
@@ -30,9 +31,5 @@ export function formatPrices(input: number, output: number): string {
 }
 
 function formatPrice(price: number): string {
-  return price >= 1 ? trimZeros(price.toFixed(2)) : String(Number(price.toPrecision(3)));
-}
-
-function trimZeros(text: string): string {
-  return text.replace(/\.?0+$/, "");
+  return price >= 1 ? formatDecimal(price, 2) : formatDecimal(Number(price.toPrecision(3)), 12);
 }

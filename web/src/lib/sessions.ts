@@ -1,6 +1,7 @@
 /** The list of conversations with those of agents grouped by project and session. */
 
 import type { Conversation } from "../api/types";
+import { t } from "../i18n/language.svelte";
 
 /** A conversation and the sub-agents that it started. */
 export interface ConversationNode {
@@ -102,7 +103,7 @@ const CLIENT_NAMES: Record<string, string> = {
 
 /** "Claude Code" for `claude-code`; a name that is not known stays as it is. */
 export function formatClient(client: string | null | undefined): string {
-  return CLIENT_NAMES[client ?? ""] ?? (client || "The client");
+  return CLIENT_NAMES[client ?? ""] ?? (client || t("theClient"));
 }
 
 /** The last folder of a project's path. */

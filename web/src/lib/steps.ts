@@ -1,7 +1,7 @@
 /** Steps of a turn: runs of entries between a question and its answer, which the transcript folds into one line. */
 
 import type { Entry, Part, ToolCallPart, ToolResultPart } from "../api/types";
-import { formatCount, formatNumber } from "./format";
+import { t } from "../i18n/language.svelte";
 
 /** Shorter runs are not folded. */
 const MIN_FOLDED_STEPS = 3;
@@ -61,8 +61,8 @@ export function listFailedCalls(group: StepGroup, results: ReadonlyMap<string, T
 export function describeSteps(group: StepGroup, failedCount: number): string {
   const calls = group.entries.flatMap(listCalls).length;
   const steps = group.entries.filter(callsTools).length;
-  const phrases = [`${formatCount(calls, "call")} in ${formatCount(steps, "step")}`];
-  if (failedCount > 0) phrases.push(`${formatNumber(failedCount)} failed`);
+  const phrases = [t("callsInSteps", calls, steps)];
+  if (failedCount > 0) phrases.push(t("failedCalls", failedCount));
   return phrases.join(", ") + describeCompactions(group);
 }
 
@@ -71,6 +71,6 @@ function describeCompactions(group: StepGroup): string {
   if (bodies.length === 0) return "";
   const cleared = bodies.reduce((sum, body) => sum + (body.cleared_results ?? 0), 0);
   const freed = bodies.reduce((sum, body) => sum + Math.max(0, (body.tokens_before ?? 0) - (body.tokens_after ?? 0)), 0);
-  const changes = cleared > 0 ? [`${formatCount(cleared, "tool result")} cleared`] : [formatCount(bodies.length, "compaction")];
-  return `; ${[...changes, `${formatNumber(freed)} tokens freed`].join(", ")}`;
+  const changes = cleared > 0 ? [t("resultsCleared", cleared)] : [t("compactionCount", bodies.length)];
+  return `; ${[...changes, t("tokensFreed", freed)].join(", ")}`;
 }

@@ -3,6 +3,7 @@
 import { blobs, compactions, context, conversations as calls, turns, type BranchRef } from "../api/calls";
 import { ApiError } from "../api/client";
 import type { Branch, ContextUsage, ConversationDetail, Entry, FilePart, LiveEvent, Message } from "../api/types";
+import { t } from "../i18n/language.svelte";
 import { formatClient } from "../lib/sessions";
 import { readEvents } from "../lib/sse";
 import { conversations } from "./conversations.svelte";
@@ -90,13 +91,11 @@ export class ConversationStore implements MessageTarget {
 
   async open(): Promise<void> {
     try {
-      const detail = calls.get(this.branchRef.conversation);
-      await this.transcript.open();
-      this.detail = await detail;
+      [this.detail] = await Promise.all([calls.get(this.branchRef.conversation), this.transcript.open()]);
       void this.#listen();
       await this.refreshUsage();
     } catch (error) {
-      if (error instanceof ApiError && error.status === 404) this.notFound = error.message;
+      if (error instanceof ApiError && error.status === 404) this.notFound = t("conversationNotFound");
       else notices.showError(error);
     }
   }
@@ -217,7 +216,7 @@ export class ConversationStore implements MessageTarget {
   async fork(seq: number): Promise<void> {
     const branch = await notices.run(() => calls.fork(this.branchRef.conversation, seq, this.branchRef.branch));
     if (!branch) return;
-    notices.show(`Branch ${branch.number} starts after #${seq}.`);
+    notices.show(t("branchStarted", branch.number, seq));
     route.openConversation(this.branchRef.conversation, branch.number);
   }
 
@@ -228,7 +227,7 @@ export class ConversationStore implements MessageTarget {
 
   async undoCompaction(): Promise<void> {
     if (!(await notices.run(() => compactions.undo(this.branchRef)))) return;
-    notices.show("Compaction undone.");
+    notices.show(t("compactionUndoneNotice"));
     await this.refresh();
   }
 
@@ -296,9 +295,27 @@ class NewConversation implements MessageTarget {
   }
 
   async stop(): Promise<void> {}
+
+  /** Takes a message back that was not recorded, with the model that was chosen for it. */
+  takeBack(message: UnsentMessage, model: string | null): void {
+    this.unsent = message;
+    this.#choice = model;
+  }
 }
 
 export const newConversation = new NewConversation();
+
+/** Gives a message that was not recorded back to its field; the conversation that it was to begin does not stay empty. */
+async function returnUnsent(store: ConversationStore, message: UnsentMessage): Promise<void> {
+  const { conversation } = store.branchRef;
+  if (!(await conversations.removeEmpty(store.branchRef))) {
+    store.unsent = message;
+    return;
+  }
+  newConversation.takeBack(message, store.modelChoice);
+  models.setChoice(conversation, null);
+  if (route.location.conversation === conversation) route.openConversation(null);
+}
 
 class CurrentConversation {
   store = $state.raw<ConversationStore | null>(null);
@@ -318,7 +335,7 @@ class CurrentConversation {
     if (queued && queued.branchRef.conversation === conversation && queued.branchRef.branch === branch) {
       queuedMessage = null;
       if (queued.text === null) await store.retry();
-      else if (!(await store.send(queued.text, queued.files))) store.unsent = { text: queued.text, files: queued.files };
+      else if (!(await store.send(queued.text, queued.files))) await returnUnsent(store, { text: queued.text, files: queued.files });
     }
   }
 }

@@ -1,14 +1,14 @@
 /** List of conversations, most recently used first, with cursor pagination and filters by title, program and project. */
 
-import { conversations as calls, type ConversationFilter } from "../api/calls";
-import type { Conversation, OriginCount } from "../api/types";
+import { conversations as calls, entries, type BranchRef, type ConversationFilter } from "../api/calls";
+import type { Conversation, ConversationPage, OriginCount } from "../api/types";
 import { notices } from "./notices.svelte";
 
 const PAGE_SIZE = 50;
 /** Size of the pages after the first, which are loaded while the list scrolls. */
 const NEXT_PAGE_SIZE = 200;
-/** Number of recent conversations whose titles are searched; the search in messages covers all. */
-const TITLE_SEARCH_LIMIT = 200;
+/** Size of the pages whose titles are searched; the server searches in messages. */
+const SEARCH_PAGE_SIZE = 500;
 
 /** Whether the title contains every word of the query. */
 export function matchesTitle(title: string, query: string): boolean {
@@ -32,13 +32,25 @@ class ConversationListStore {
     const request = (this.#request = new AbortController());
     this.loading = true;
     await notices.run(async () => {
-      const query = this.query.trim();
-      const page = await calls.list(query ? TITLE_SEARCH_LIMIT : PAGE_SIZE, null, this.filter, request.signal);
-      this.items = query ? page.items.filter((each) => matchesTitle(each.title, query)) : page.items;
-      this.nextCursor = query ? null : page.next_cursor;
+      const page = await this.#loadPage(null, PAGE_SIZE, request.signal);
+      this.items = page.items;
+      this.nextCursor = page.next_cursor;
       this.loaded = true;
     });
     if (this.#request === request) this.loading = false;
+  }
+
+  /** Loads the next conversations; of a search those whose titles match, however far down the list they are. */
+  async #loadPage(cursor: string | null, size: number, signal: AbortSignal): Promise<ConversationPage> {
+    const query = this.query.trim();
+    if (!query) return await calls.list(size, cursor, this.filter, signal);
+    const found: ConversationPage = { items: [], next_cursor: cursor };
+    do {
+      const page = await calls.list(SEARCH_PAGE_SIZE, found.next_cursor, this.filter, signal);
+      found.items.push(...page.items.filter((each) => matchesTitle(each.title, query)));
+      found.next_cursor = page.next_cursor;
+    } while (found.next_cursor && found.items.length < size);
+    return found;
   }
 
   async setFilter(filter: ConversationFilter): Promise<void> {
@@ -56,7 +68,7 @@ class ConversationListStore {
     const request = (this.#request = new AbortController());
     this.loading = true;
     await notices.run(async () => {
-      const page = await calls.list(NEXT_PAGE_SIZE, this.nextCursor, this.filter, request.signal);
+      const page = await this.#loadPage(this.nextCursor, NEXT_PAGE_SIZE, request.signal);
       const known = new Set(this.items.map((each) => each.id));
       this.items = [...this.items, ...page.items.filter((each) => !known.has(each.id))];
       this.nextCursor = page.next_cursor;
@@ -88,6 +100,12 @@ class ConversationListStore {
     });
     if (removed) this.items = this.items.filter((each) => each.id !== id);
     return removed ?? false;
+  }
+
+  /** Removes a conversation that has no message; returns whether it did. */
+  async removeEmpty(branchRef: BranchRef): Promise<boolean> {
+    const page = await notices.run(() => entries.list(branchRef, { kinds: ["message"], limit: 1 }));
+    return page?.items.length === 0 && (await this.remove(branchRef.conversation));
   }
 
   /** Moves a conversation to the top, because it was just used. */

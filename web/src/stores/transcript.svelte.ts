@@ -17,6 +17,8 @@ const PAGE_SIZE = 40;
 const MAX_PAGE_DISTANCE = 6;
 /** Entries per request where a range is read that is not one page. */
 const BATCH_SIZE = 100;
+/** Kinds of entries that are not messages. */
+const EVENT_KINDS = ["compaction", "restore", "pin", "unpin", "priority", "context_change"] satisfies Entry["kind"][];
 
 export class TranscriptStore {
   readonly branchRef: BranchRef;
@@ -203,7 +205,7 @@ export class TranscriptStore {
   async #loadCompactions(): Promise<void> {
     const entries: Entry[] = [];
     for (let first = 1; ; ) {
-      const batch = await calls.list(this.branchRef, { first, limit: BATCH_SIZE, kinds: ["compaction", "restore"] });
+      const batch = await calls.list(this.branchRef, { first, limit: BATCH_SIZE, kinds: EVENT_KINDS });
       entries.push(...batch.items);
       const last = batch.items.at(-1);
       if (batch.items.length < BATCH_SIZE || !last) break;

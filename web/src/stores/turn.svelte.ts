@@ -1,6 +1,7 @@
 /** The turn in progress: accumulates the streamed reply, tool calls and approval requests from turn events. */
 
 import type { Entry, LiveEvent, Message, ToolCallPart, ToolResultPart, TurnEndReason } from "../api/types";
+import { t } from "../i18n/language.svelte";
 import { estimateTokens } from "../lib/meter";
 
 export interface LiveToolCall {
@@ -54,7 +55,7 @@ export class TurnStore {
     this.#clear();
     this.interrupted = false;
     this.error = this.endText = null;
-    this.statusText = "Preparing the request";
+    this.statusText = t("preparingRequest");
   }
 
   #clear(): void {
@@ -94,33 +95,33 @@ export class TurnStore {
         return this.#callbacks.onEntry(data.entry);
       case "request_prepared":
         this.#clear();
-        this.statusText = "Waiting for the model";
+        this.statusText = t("waitingForModel");
         for (const entry of data.compactions) this.#callbacks.onEntry(entry);
         return this.#callbacks.onPrepared();
       case "thinking":
-        this.statusText = "Thinking";
+        this.statusText = t("thinking");
         return this.#appendChunk("thinking", data.text);
       case "text":
         this.statusText = "";
         return this.#appendChunk("text", data.text);
       case "retry_scheduled":
-        this.statusText = `The model did not answer; retrying in ${Math.ceil(data.delay_seconds)} s`;
+        this.statusText = t("retryingIn", Math.ceil(data.delay_seconds));
         return;
       case "reply_recorded":
         this.#replaying = false;
         this.#clearReply();
         return this.#callbacks.onEntry(data.entry);
       case "tool_called":
-        this.statusText = `Running ${data.call.name}`;
+        this.statusText = t("runningTool", data.call.name);
         this.calls = [...this.calls, { call: data.call, needsApproval: false, result: null }];
         return;
       case "approval_requested":
-        this.statusText = "Waiting for your approval";
+        this.statusText = t("waitingForApproval");
         return this.#updateCall(data.call, { needsApproval: true });
       case "tool_completed":
         return this.#updateCall(data.call, { needsApproval: false, result: data.result });
       case "turn_ended":
-        return this.#end(END_TEXTS[data.reason]);
+        return this.#end(describeEnd(data.reason));
       case "turn_failed":
         this.error = data.problem.detail;
         return this.#end(null);
@@ -142,7 +143,7 @@ export class TurnStore {
   /** Keeps what has arrived: the turn continues on the server, and its events come again from the start. */
   interrupt(): void {
     this.interrupted = true;
-    this.statusText = "Connection lost; the reply continues on the server";
+    this.statusText = t("connectionLost");
   }
 
   /** Ends the turn on the page; no further event is expected. */
@@ -153,11 +154,14 @@ export class TurnStore {
   }
 }
 
-const END_TEXTS: Record<TurnEndReason, string | null> = {
-  answered: null,
-  truncated: "The reply was cut off at its token limit.",
-  empty: "The model returned an empty reply.",
-  max_steps: "The turn reached its limit of model calls.",
-  max_cost: "The turn reached its limit of cost.",
-  stopped: "Stopped.",
-};
+const END_TEXTS = {
+  truncated: "endTruncated",
+  empty: "endEmpty",
+  max_steps: "endMaxSteps",
+  max_cost: "endMaxCost",
+  stopped: "endStopped",
+} as const;
+
+function describeEnd(reason: TurnEndReason): string | null {
+  return reason === "answered" ? null : t(END_TEXTS[reason]);
+}

@@ -1,0 +1,56 @@
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
+
+import { de } from "../src/i18n/de";
+import { en } from "../src/i18n/en";
+import { language, matchLanguage, t } from "../src/i18n/language.svelte";
+import { formatBytes, formatCompact, formatDollars, formatNumber } from "../src/lib/format";
+import { formatValue, parseFieldType, parseValue } from "../src/lib/settings";
+
+beforeEach(() => {
+  vi.stubGlobal("localStorage", { getItem: () => null, setItem: () => undefined });
+  vi.stubGlobal("document", { documentElement: { lang: "" } });
+});
+afterEach(async () => {
+  await language.select("en");
+  vi.unstubAllGlobals();
+});
+
+test("the page speaks the first of the browser's languages that it knows", () => {
+  expect([matchLanguage(["fr-FR", "de-CH", "en"]), matchLanguage(["EN-gb", "de"]), matchLanguage(["fr"]), matchLanguage([])]).toEqual(["de", "en", "en", "en"]);
+});
+
+test("messages, plurals, numbers and prices are those of the language", async () => {
+  const read = () => [t("messagesArchived", 1), t("messagesArchived", 1_200), formatNumber(150_000), formatCompact(1_200), formatDollars(1.5), formatBytes(2_500_000)];
+  expect(read()).toEqual(["1 message archived", "1,200 messages archived", "150,000", "1.2k", "$1.50", "2.5 MB"]);
+  await language.select("de");
+  expect(document.documentElement.lang).toBe("de");
+  expect(read()).toEqual(["1 Nachricht archiviert", "1.200 Nachrichten archiviert", "150.000", "1,2k", "1,50\u00a0$", "2,5 MB"]);
+});
+
+test("a number in a field means what its language says, or nothing", async () => {
+  const spend = parseFieldType({ name: "max_spend", value: null, default: null, description: "", json_schema: { type: "number", minimum: 0 } });
+  const parse = (...texts: string[]) => texts.map((text) => parseValue(spend, text));
+  expect(parse("0.6", "1,000", "1,000.5", "0,6", "0,125", "1.2.3", "1e")).toEqual([0.6, 1_000, 1_000.5, undefined, undefined, undefined, undefined]);
+  expect([formatValue(0.85), formatValue(120_000), formatValue(null)]).toEqual(["0.85", "120000", ""]);
+  await language.select("de");
+  expect(parse("0,6", "1.000", "1.000,5", "0.125", "1,2,3", "1.00")).toEqual([0.6, 1_000, 1_000.5, 0.125, undefined, 1]);
+  expect([formatValue(0.85), parseValue(spend, formatValue(0.85))]).toEqual(["0,85", 0.85]);
+});
+
+/** Calls every message with figures, so that a message that fails for one of its values is found. */
+function listTexts(catalogue: object): string[] {
+  return Object.values(catalogue).flatMap((message: unknown) => {
+    if (typeof message === "function") return [1, 2].map((value) => String((message as (...values: number[]) => string)(value, value, value, value, value)));
+    return typeof message === "string" ? [message] : listTexts(message as object);
+  });
+}
+
+test("no message is empty, and each has the places of its English one", () => {
+  const places = (text: string) => [...text.matchAll(/\{\w+\}/g)].map(([place]) => place).sort();
+  for (const key of Object.keys(en) as (keyof typeof en)[]) {
+    const [english, german] = [en[key], de[key]];
+    if (typeof english === "string" && typeof german === "string") expect(places(german), key).toEqual(places(english));
+  }
+  for (const text of [...listTexts(en), ...listTexts(de)]) expect(text).toMatch(/\S/);
+  expect(listTexts(de).filter((text) => text.includes("undefined"))).toEqual([]);
+});
