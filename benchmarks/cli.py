@@ -24,7 +24,7 @@ from quire.view.counted_input import count_summary
 from support import Report, run_benchmark
 
 VERSION_GOAL_RATIO = 2.0
-SHOW_GOAL_RATIO = 45.0
+SHOW_GOAL_RATIO = 60.0
 MESSAGE_COUNT = 100_000
 ACTIVE_MESSAGES = 1_000
 BATCH_SIZE = 5_000

@@ -3,9 +3,12 @@
 The exports load on first use, so that `import quire` is quick.
 """
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False
+"""True for type checkers. Not imported, because `typing` alone would double the time of `quire --version`."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from quire.agent.approvals import Deny
     from quire.agent.function_tools import tool
     from quire.engine import Conversation, Document, Engine, Request
@@ -80,7 +83,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     try:

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from quire import __version__
-from quire.cli import COMMAND_GROUPS
+from quire.cli.command_groups import COMMAND_GROUPS
 from quire.cli.common import enable_garbage_collection, format_example, to_exit_code
 from quire.cli.output import print_note
 from quire.errors import QuireError

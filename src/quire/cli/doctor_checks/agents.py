@@ -4,21 +4,19 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from quire.cli.doctor_checks.findings import Finding, report_note, report_ok, report_problem
+from quire.cli.doctor_checks.setup import DoctorSetup
 from quire.cli.hook_client import AGENTS
 from quire.cli.hook_settings import find_hook_commands, get_settings_path
 from quire.cli.platforms import split_command
 from quire.errors import QuireError
 
-if TYPE_CHECKING:
-    from quire.cli.doctor_checks.setup import DoctorSetup
-
 SERVER_NAME = "quire"
 
 
-def check_hooks(setup: "DoctorSetup") -> list[Finding]:
+def check_hooks(setup: DoctorSetup) -> list[Finding]:
     return [finding for agent in AGENTS for finding in _check_agent_hooks(agent, setup.environ)]
 
 
@@ -40,7 +38,7 @@ def _check_agent_hooks(agent: str, environ: Mapping[str, str]) -> list[Finding]:
     return [report_ok("hooks", f"{agent}: installed in {path}")]
 
 
-def check_mcp(setup: "DoctorSetup") -> list[Finding]:
+def check_mcp(setup: DoctorSetup) -> list[Finding]:
     """Whether the agents that are set up on this machine can search the log."""
     home = Path(setup.environ.get("HOME") or Path.home())
     claude = [home / ".claude.json", setup.folder / ".mcp.json"]

@@ -4,13 +4,10 @@ import platform
 import sqlite3
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from quire import __version__
 from quire.cli.doctor_checks.findings import Finding, report_ok, report_problem
-
-if TYPE_CHECKING:
-    from quire.cli.doctor_checks.setup import DoctorSetup
+from quire.cli.doctor_checks.setup import DoctorSetup
 
 EXTRA_MODULES = {
     "llm": "pydantic_ai",
@@ -26,7 +23,7 @@ EXTRA_MODULES = {
 """A module by which an installed extra is recognized."""
 
 
-def check_versions(setup: "DoctorSetup") -> list[Finding]:
+def check_versions(setup: DoctorSetup) -> list[Finding]:
     return [
         report_ok(
             "versions",
@@ -36,7 +33,7 @@ def check_versions(setup: "DoctorSetup") -> list[Finding]:
     ]
 
 
-def check_extras(setup: "DoctorSetup") -> list[Finding]:
+def check_extras(setup: DoctorSetup) -> list[Finding]:
     """The extras that are installed, and a problem for each one that a setting needs."""
     installed = list_extras()
     missing = [
@@ -51,7 +48,7 @@ def list_extras() -> list[str]:
     return [extra for extra, module in EXTRA_MODULES.items() if find_spec(module) is not None]
 
 
-def _list_needed_extras(setup: "DoctorSetup") -> Iterator[tuple[str, str]]:
+def _list_needed_extras(setup: DoctorSetup) -> Iterator[tuple[str, str]]:
     settings = setup.settings
     yield "llm", "Calling a model"
     if setup.database_url.startswith("postgres"):

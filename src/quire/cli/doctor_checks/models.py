@@ -4,16 +4,14 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from quire.cli.doctor_checks.findings import Finding, report_note, report_ok, report_problem
 from quire.cli.doctor_checks.model_list import ModelList, fetch_model_list
+from quire.cli.doctor_checks.setup import DoctorSetup
 from quire.cli.init import PROVIDER_KEYS
 from quire.errors import QuireError
-
-if TYPE_CHECKING:
-    from quire.cli.doctor_checks.setup import DoctorSetup
 
 MAX_SUGGESTED_MODELS = 3
 MAX_COUNT_DIFFERENCE = 8
@@ -33,7 +31,7 @@ class Endpoint(NamedTuple):
     is_anthropic: bool = False
 
 
-def check_model(setup: "DoctorSetup") -> list[Finding]:
+def check_model(setup: DoctorSetup) -> list[Finding]:
     """Whether the model's server answers, takes the key and lists the model, and what window it reports."""
     endpoint = find_endpoint(setup)
     if isinstance(endpoint, Finding):
@@ -51,7 +49,7 @@ def check_model(setup: "DoctorSetup") -> list[Finding]:
     return _judge_list(setup, endpoint, models)
 
 
-def _judge_list(setup: "DoctorSetup", endpoint: Endpoint, models: ModelList) -> list[Finding]:
+def _judge_list(setup: DoctorSetup, endpoint: Endpoint, models: ModelList) -> list[Finding]:
     host, names = urlsplit(endpoint.base_url or "").netloc, list(models.windows)
     if models.status in (401, 403):
         source = f"in {endpoint.key_variable}" if endpoint.key_variable else "(none was sent)"
@@ -70,7 +68,7 @@ def _judge_list(setup: "DoctorSetup", endpoint: Endpoint, models: ModelList) -> 
     return [report_ok("model", f"{endpoint.model} at {host}"), *_check_window(setup, reported)]
 
 
-def find_endpoint(setup: "DoctorSetup") -> Endpoint | Finding:
+def find_endpoint(setup: DoctorSetup) -> Endpoint | Finding:
     """The endpoint of the model in the settings, or the reason why it cannot be called."""
     from quire.settings.schema import upstream_for
 
@@ -116,7 +114,7 @@ def _build_headers(endpoint: Endpoint, environ: Mapping[str, str]) -> dict[str, 
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def _check_window(setup: "DoctorSetup", reported: int | None) -> list[Finding]:
+def _check_window(setup: DoctorSetup, reported: int | None) -> list[Finding]:
     """Compares the window that requests are fitted to with the one that the server reports."""
     from quire.engine import EngineConfig
 
@@ -136,7 +134,7 @@ def _check_window(setup: "DoctorSetup", reported: int | None) -> list[Finding]:
     return [report_ok("window", f"{window:,} tokens; {source}")]
 
 
-def check_counts(setup: "DoctorSetup") -> list[Finding]:
+def check_counts(setup: DoctorSetup) -> list[Finding]:
     """Sends one short request, if the user wants that, and compares the provider's count of its tokens with ours."""
     if not setup.sends_request or setup.offline:
         return []
@@ -153,7 +151,7 @@ def check_counts(setup: "DoctorSetup") -> list[Finding]:
     return [report_ok("counts", detail)]
 
 
-async def _count_request(setup: "DoctorSetup") -> tuple[int, int]:
+async def _count_request(setup: DoctorSetup) -> tuple[int, int]:
     """Our count of a request and the provider's. The conversation is in memory and is not stored."""
     from quire.engine import open_engine
     from quire.llm import get_upstream_model
@@ -166,7 +164,7 @@ async def _count_request(setup: "DoctorSetup") -> tuple[int, int]:
         return counted, result.usage.input_tokens
 
 
-def check_vault(setup: "DoctorSetup") -> list[Finding]:
+def check_vault(setup: DoctorSetup) -> list[Finding]:
     if setup.settings.vault is None:
         return []
     folder = Path(setup.settings.vault).expanduser()

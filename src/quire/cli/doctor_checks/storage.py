@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from quire.cli.config import mask_password
 from quire.cli.doctor_checks.findings import Finding, report_note, report_ok, report_problem
+from quire.cli.doctor_checks.setup import DoctorSetup
 from quire.cli.output import pluralize
 from quire.errors import QuireError
 
 if TYPE_CHECKING:
-    from quire.cli.doctor_checks.setup import DoctorSetup
     from quire.log import ApiKey, SqlStore
 
 PROBE_BYTES = 65_536
@@ -24,7 +24,7 @@ MAX_LISTED_KEYS = 1_000
 _FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def check_data_folder(setup: "DoctorSetup") -> list[Finding]:
+def check_data_folder(setup: DoctorSetup) -> list[Finding]:
     """Whether the folder of the SQLite file can be written, and has space."""
     path = _get_sqlite_path(setup.database_url)
     if path is None:
@@ -62,7 +62,7 @@ def _explain_unwritable(folder: Path, error: OSError) -> Finding:
     )
 
 
-def check_database(setup: "DoctorSetup") -> list[Finding]:
+def check_database(setup: DoctorSetup) -> list[Finding]:
     """Connects, compares the schema, and reads the state of keys and index. Nothing is created or migrated."""
     url, path = setup.database_url, _get_sqlite_path(setup.database_url)
     shown = mask_password(url)
