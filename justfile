@@ -64,7 +64,7 @@ format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (log, view, turns, compaction, recall, search, cli, gateway, many_conversations, import_transcripts, footprint, page, page_scale) against its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (log, view, turns, compaction, recall, search, cli, gateway, many_conversations, import_transcripts, footprint, live_events, page, page_scale) against its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     PYTHONPATH=tests {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
