@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
+from quire.log.schema import rate_limits
 from quire.log.store_base import SqlStoreBase
 
 
@@ -20,8 +21,8 @@ class PermitGrant(NamedTuple):
 
 # The bucket refills up to `per_minute` tokens; whole tokens are granted, at most as many as requested. A request that
 # finds none takes nothing.
-_TAKE_PERMITS = text("""
-    INSERT INTO quire_rate_limits AS bucket (tenant, key_id, tokens, granted, updated_at)
+_TAKE_PERMITS = text(f"""
+    INSERT INTO {rate_limits.name} AS bucket (tenant, key_id, tokens, granted, updated_at)
     VALUES (:tenant, :key_id, :per_minute - LEAST(:permits, :per_minute), LEAST(:permits, :per_minute),
             EXTRACT(EPOCH FROM clock_timestamp()))
     ON CONFLICT (tenant, key_id) DO UPDATE SET (tokens, granted, updated_at) = (
@@ -33,7 +34,7 @@ _TAKE_PERMITS = text("""
         ) AS refilled
     )
     RETURNING granted, tokens
-""")
+""")  # noqa: S608 (our name)
 
 
 class SqlRateLimits(SqlStoreBase):
