@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, NamedTuple, cast
 
 from cachetools import LRUCache
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from quire.server.gateway.codecs.base import ClientRequest, Codec
 from quire.server.gateway.codecs.bodies import UnreadableBody
@@ -53,7 +53,7 @@ class KnownMessageCache:
             return codec.parse_request(raw, body)
         try:
             request = self._parse_parts(codec, raw, body, cast("list[object]", items), tenant=tenant)
-        except UnreadableBody:
+        except (UnreadableBody, PydanticSerializationError):
             # The error of the whole list has the right numbers.
             request = None
         return request if request is not None else codec.parse_request(raw, body)
