@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, NamedTuple, cast
 
 from cachetools import LRUCache
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from quire.server.gateway.codecs.base import ClientRequest, Codec
 from quire.server.gateway.codecs.bodies import UnreadableBody
@@ -53,7 +53,7 @@ class KnownMessageCache:
             return codec.parse_request(raw, body)
         try:
             request = self._parse_parts(codec, raw, body, cast("list[object]", items), tenant=tenant)
-        except UnreadableBody:
+        except (UnreadableBody, PydanticSerializationError):
             # The error of the whole list has the right numbers.
             request = None
         return request if request is not None else codec.parse_request(raw, body)
@@ -72,12 +72,12 @@ class KnownMessageCache:
         def parse(start: int, end: int | None) -> ClientRequest:
             return codec.parse_request(raw, {**body, codec.item_field: [*items[:leading], *items[start:end]]})
 
-        if newest_cut.index > known_cut.index:
-            older = parse(known_cut.index, newest_cut.index)
+        if newest_cut.position > known_cut.position:
+            older = parse(known_cut.position, newest_cut.position)
             if not _can_join(known.messages, older.messages):
                 return None
             known = _extend(known, older.messages, size=newest_cut.size)
-        newest = parse(newest_cut.index, None)
+        newest = parse(newest_cut.position, None)
         if not _can_join(known.messages, newest.messages):
             return None
         self._replace(known_cut.digest, newest_cut.digest, known)
@@ -101,7 +101,7 @@ class KnownMessageCache:
 class _Cut(NamedTuple):
     """A place before a reply, with the digest and the size of all items before it."""
 
-    index: int
+    position: int
     size: int
     digest: bytes
 
