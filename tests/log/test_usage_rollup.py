@@ -12,7 +12,7 @@ from usage_workload import RecountKey, Workload, recount
 from infra.database_dump import contains_text, dump_database
 from quire.log import ConversationOrigin, SqlStore
 from quire.log.usage.contribution import DAY_MICROSECONDS, MAX_COST_NANOS, MAX_NAME_CHARS, MAX_TOKENS
-from quire.log.usage.report import UsageReport
+from quire.log.usage.report import RollupReport
 from quire.model import DocumentReference, Draft, Message, Usage
 from quire.model.entry_metadata import TurnTotals
 from quire.testing.builders import property_settings
@@ -20,7 +20,7 @@ from quire.testing.builders import property_settings
 TENANT_NUMBERS = count(1)
 
 
-def to_counters(report: UsageReport) -> dict[RecountKey, Counter[str]]:
+def to_counters(report: RollupReport) -> dict[RecountKey, Counter[str]]:
     groups = {dimension: each for dimension, each in report.groups.items() if dimension != "day"}
     groups |= {"document": report.documents, "rule": report.rules, "reference": report.references}
     found = {

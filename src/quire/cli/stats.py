@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from quire.log import SqlStore
     from quire.log.usage.report import UsageGrouping
+    from quire.log.usage.rollup import RecountResult
     from quire.schemas.stats import StatsSchema, UsageGroupSchema
 
 BAR_COLUMNS = 20
@@ -69,7 +70,9 @@ def command(
     Entries that are not counted yet are counted first.
     """
     stats, corrections = run_async(_read_stats(overrides or (), by=by, since=since, limit=limit, recount=recount))
-    document = stats.model_dump(mode="json") | ({"recount": corrections} if recount else {})
+    document = stats.model_dump(mode="json")
+    if corrections is not None:
+        document["recount"] = corrections._asdict()
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         if corrections is not None:
@@ -84,14 +87,14 @@ def command(
 
 async def _read_stats(
     overrides: Sequence[str], *, by: "UsageGrouping | None", since: int | None, limit: int, recount: bool
-) -> "tuple[StatsSchema, dict[str, int] | None]":
+) -> "tuple[StatsSchema, RecountResult | None]":
     from quire.log.usage.insights import read_insights
     from quire.log.usage.report import USAGE_GROUPINGS
     from quire.schemas.stats import StatsSchema
 
     async with open_store(make_target(overrides=overrides)) as store:
         await _count_pending(store)
-        corrections = (await store.recount_usage())._asdict() if recount else None
+        corrections = await store.recount_usage() if recount else None
         groupings = USAGE_GROUPINGS if by is None else (by,)
         insights = await read_insights(store, since=since, groupings=groupings, limit=limit)
         ids = sorted({turn.conversation for turn in insights.report.turns})
@@ -107,9 +110,9 @@ async def _count_pending(store: "SqlStore") -> None:
             progress.update(done)
 
 
-def _format_recount(corrections: dict[str, int]) -> str:
-    checked = pluralize(corrections["conversations"], "conversation")
-    wrong, totals = corrections["corrected_conversations"], corrections["corrected_totals"]
+def _format_recount(corrections: "RecountResult") -> str:
+    checked = pluralize(corrections.conversations, "conversation")
+    wrong, totals = corrections.corrected_conversations, corrections.corrected_totals
     if not wrong and not totals:
         return f"The roll-up equals the log of {checked}."
     return f"Of {checked}, {wrong:,} differed from the log, and {pluralize(totals, 'total')}; all were corrected."

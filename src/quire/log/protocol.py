@@ -43,7 +43,7 @@ from quire.log.types import (
     VaultDocument,
     Window,
 )
-from quire.log.usage.report import USAGE_GROUPINGS, DocumentPair, UsageGrouping, UsageReport
+from quire.log.usage.report import USAGE_GROUPINGS, DocumentPair, RollupReport, UsageGrouping
 from quire.log.usage.rollup import BATCH_ENTRIES, RecountResult
 from quire.log.worklist import ConversationActivity
 from quire.model import Body, Draft, Entry, EntryKind, Manifest, Message, Role
@@ -259,7 +259,7 @@ class UsageStore(Protocol):
     async def count_usage(self, *, max_entries: int = BATCH_ENTRIES) -> int: ...
     async def read_usage(
         self, *, since_day: int = 0, groupings: Sequence[UsageGrouping] = USAGE_GROUPINGS, limit: int = 20
-    ) -> UsageReport: ...
+    ) -> RollupReport: ...
     async def read_document_pairs(self, *, limit: int = 100) -> list[DocumentPair]: ...
     async def recount_usage(self) -> RecountResult: ...
 

@@ -10,7 +10,7 @@ from quire.schemas import JsonModel
 
 if TYPE_CHECKING:
     from quire.log.usage.contribution import UsageCounts
-    from quire.log.usage.insights import Insights, Suggestion
+    from quire.log.usage.insights import Insights, UsageSuggestion
     from quire.log.usage.report import DocumentPair, TurnCost, UsageGroup
 
 NANOS_PER_DOLLAR = 1_000_000_000
@@ -89,7 +89,7 @@ class SuggestionSchema(JsonModel):
     tokens: int
 
     @classmethod
-    def from_suggestion(cls, suggestion: "Suggestion") -> "SuggestionSchema":
+    def from_suggestion(cls, suggestion: "UsageSuggestion") -> "SuggestionSchema":
         return cls(**suggestion._asdict())
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from quire.log.protocol import UsageStore
 from quire.log.usage.contribution import DAY_MICROSECONDS
-from quire.log.usage.report import USAGE_GROUPINGS, UsageGroup, UsageGrouping, UsageReport
+from quire.log.usage.report import USAGE_GROUPINGS, RollupReport, UsageGroup, UsageGrouping
 
 DEFAULT_DAYS = 30
 """Days of a report, unless it says otherwise."""
@@ -24,7 +24,7 @@ EPOCH = date(1970, 1, 1)
 SuggestedAction = Literal["pin", "always", "remove"]
 
 
-class Suggestion(NamedTuple):
+class UsageSuggestion(NamedTuple):
     """A change of the configuration that the usage suggests."""
 
     action: SuggestedAction
@@ -38,8 +38,8 @@ class Suggestion(NamedTuple):
 
 class Insights(NamedTuple):
     since_day: int
-    report: UsageReport
-    suggestions: tuple[Suggestion, ...]
+    report: RollupReport
+    suggestions: tuple[UsageSuggestion, ...]
 
 
 async def count_usage(store: UsageStore, *, max_batches: int | None = None) -> int:
@@ -66,13 +66,13 @@ async def read_insights(
     return Insights(since_day, report, tuple(suggest_changes(report)))
 
 
-def suggest_changes(report: UsageReport) -> Iterator[Suggestion]:
+def suggest_changes(report: RollupReport) -> Iterator[UsageSuggestion]:
     """What to pin, to include always, or to remove; nothing before there is enough usage."""
     turns, requests = report.totals.turns, report.totals.requests
     if turns >= MIN_SUGGESTION_REQUESTS:
         for name, _, counts in report.documents:
             if counts.uses >= PIN_SHARE * turns:
-                yield Suggestion("pin", "document", name, counts.uses / turns, counts.tokens)
+                yield UsageSuggestion("pin", "document", name, counts.uses / turns, counts.tokens)
     if requests >= MIN_SUGGESTION_REQUESTS:
         yield from _suggest_always("rule", report.rules, requests)
         yield from _suggest_always("reference", report.references, requests)
@@ -81,19 +81,19 @@ def suggest_changes(report: UsageReport) -> Iterator[Suggestion]:
 
 def _suggest_always(
     kind: Literal["rule", "reference"], groups: Iterable[UsageGroup], requests: int
-) -> Iterator[Suggestion]:
+) -> Iterator[UsageSuggestion]:
     for name, _, counts in groups:
         if ALWAYS_SHARE * requests <= counts.requests < counts.candidates:
-            yield Suggestion("always", kind, name, counts.requests / requests, counts.tokens)
+            yield UsageSuggestion("always", kind, name, counts.requests / requests, counts.tokens)
 
 
-def _suggest_removals(report: UsageReport, requests: int) -> Iterator[Suggestion]:
+def _suggest_removals(report: RollupReport, requests: int) -> Iterator[UsageSuggestion]:
     for name, _, counts in report.unused_rules:
         if counts.candidates >= MIN_SUGGESTION_REQUESTS:
-            yield Suggestion("remove", "rule", name, 0.0, 0)
+            yield UsageSuggestion("remove", "rule", name, 0.0, 0)
     for name, _, counts in report.unused_tools:
         if counts.requests >= MIN_SUGGESTION_REQUESTS:
-            yield Suggestion("remove", "tool", name, counts.requests / requests, counts.tokens)
+            yield UsageSuggestion("remove", "tool", name, counts.requests / requests, counts.tokens)
 
 
 def default_since_day() -> int:

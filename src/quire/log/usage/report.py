@@ -53,7 +53,7 @@ class UnusedDocuments(NamedTuple):
     """The first of them, in alphabetical order."""
 
 
-class UsageReport(NamedTuple):
+class RollupReport(NamedTuple):
     """One consistent read of the roll-up."""
 
     totals: UsageCounts
@@ -73,7 +73,7 @@ class UsageReport(NamedTuple):
 
 def read_usage(
     connection: Connection, tenant: str, *, since_day: int, groupings: Sequence[UsageGrouping], limit: int
-) -> UsageReport:
+) -> RollupReport:
     """Reads the usage since a day. Each list has the `limit` first rows; groups by day have all."""
     [totals] = _read_groups(connection, tenant, "all", since_day, limit=1) or [UsageGroup("", None, UsageCounts())]
     groups: dict[UsageGrouping, list[UsageGroup]] = {
@@ -82,7 +82,7 @@ def read_usage(
         else _read_groups(connection, tenant, each, since_day, limit=limit)
         for each in groupings
     }
-    return UsageReport(
+    return RollupReport(
         totals=totals.counts,
         groups=groups,
         documents=_read_groups(connection, tenant, "document", since_day, limit=limit),

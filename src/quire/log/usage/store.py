@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from quire.log.conversations import list_conversation_ids
 from quire.log.store_base import SqlStoreBase
 from quire.log.usage import report, rollup
-from quire.log.usage.report import USAGE_GROUPINGS, DocumentPair, UsageGrouping, UsageReport
+from quire.log.usage.report import USAGE_GROUPINGS, DocumentPair, RollupReport, UsageGrouping
 from quire.log.usage.rollup import BATCH_ENTRIES, RecountResult
 
 
@@ -23,7 +23,7 @@ class SqlUsageStore(SqlStoreBase):
 
     async def read_usage(
         self, *, since_day: int = 0, groupings: Sequence[UsageGrouping] = USAGE_GROUPINGS, limit: int = 20
-    ) -> UsageReport:
+    ) -> RollupReport:
         """Usage since a day (days since 1970, UTC), with the `limit` first rows of each list."""
         return await self._read(report.read_usage, since_day=since_day, groupings=groupings, limit=limit)
 
