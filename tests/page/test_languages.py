@@ -33,7 +33,9 @@ def list_words(language: str) -> set[str]:
 def find_english(text: str) -> list[str]:
     """Words of a text that occur in the English messages, and in no German one."""
     english = list_words("en") - list_words("de") - SHARED_WORDS
-    words = re.findall(r"[^\W\d_]{2,}", text.lower().replace(RULE_OF_THE_DEMO, ""))
+    # Names of tools, such as history_search, are no words.
+    plain = re.sub(r"\w+_\w+", " ", text.lower().replace(RULE_OF_THE_DEMO, ""))
+    words = re.findall(r"[^\W\d_]{2,}", plain)
     return sorted({word for word in words if word in english})
 
 
