@@ -11,6 +11,7 @@ from infra.fault_proxy import FaultProxy
 from infra.postgres import Cluster, find_binaries
 from quire.errors import StoreBusy, StoreReadOnly, StoreUnavailable
 from quire.log import SqlStore, migrate, postgres
+from quire.log.database import TransactionOptions
 from quire.model import Entry, Message
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")]
@@ -65,7 +66,7 @@ async def test_a_frozen_server_ends_a_transaction_and_is_used_again_when_it_answ
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(StoreUnavailable):
-                await store._database.read(read, tenant="t", statement_seconds=0.5)
+                await store._database.read(read, TransactionOptions("t", statement_seconds=0.5))
             with pytest.raises(StoreUnavailable):
                 await store.check_known_outage()
     finally:
@@ -110,7 +111,7 @@ async def test_a_full_pool_refuses_after_a_bounded_wait(url: str, monkeypatch: p
         def sleep(connection: Connection) -> object:
             return connection.execute(text("SELECT pg_sleep(2)"))
 
-        busy = asyncio.ensure_future(store._database.read(sleep, tenant="t"))
+        busy = asyncio.ensure_future(store._database.read(sleep, TransactionOptions("t")))
         await asyncio.sleep(0.1)
         with pytest.raises(StoreBusy, match="pool"):
             await store.list_conversations()
@@ -146,7 +147,7 @@ async def test_a_commit_without_its_synchronous_standby_is_not_acknowledged(clus
 
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(StoreUnavailable):
-                await store._database.write(write, tenant=store.tenant, statement_seconds=0.5)
+                await store._database.write(write, TransactionOptions(store.tenant, statement_seconds=0.5))
             with pytest.raises(StoreUnavailable):
                 await store.check()
     finally:

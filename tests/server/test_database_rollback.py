@@ -11,6 +11,7 @@ from sqlalchemy import Connection, delete, insert, select
 from fake_upstream import respond_with_text, run_fake_upstream
 from quire.errors import StoreUnavailable
 from quire.log import SqlStore
+from quire.log.database import TransactionOptions
 from quire.log.schema import api_keys, metadata
 
 TABLES = [table for table in metadata.sorted_tables if table is not api_keys]
@@ -24,7 +25,7 @@ async def save_state(store: SqlStore) -> Callable[[Connection], None]:
     def read(connection: Connection) -> list[list[dict[str, Any]]]:
         return [[dict(row) for row in connection.execute(select(table)).mappings()] for table in TABLES]
 
-    saved = await store._database.read(read, tenant=store.tenant)
+    saved = await store._database.read(read, TransactionOptions(store.tenant))
 
     def restore(connection: Connection) -> None:
         for table in reversed(TABLES):
@@ -53,7 +54,7 @@ async def test_the_first_retry_restores_what_the_client_has(
             if turn == surviving_turns:
                 restore = await save_state(store)
             assert (await harness.ask(*build_history(turn), x_quire_conversation="c")).status_code == 200
-        await store._database.write(restore, tenant=store.tenant)
+        await store._database.write(restore, TransactionOptions(store.tenant))
         with caplog.at_level(logging.WARNING):
             answers = [await harness.ask(*build_history(3), x_quire_conversation="c") for _ in range(2)]
         assert answers[0].status_code in (200, 503)
@@ -76,7 +77,7 @@ async def test_a_lost_connection_clears_the_cached_heads(
     async with run_fake_upstream(respond_with_text("a")) as up, run_gateway(store, up.url) as harness:
         restore = await save_state(store)
         assert (await harness.ask(QUESTIONS[0], x_quire_conversation="c")).status_code == 200
-        await store._database.write(restore, tenant=store.tenant)
+        await store._database.write(restore, TransactionOptions(store.tenant))
         for callback in callbacks:
             callback()
         assert (await harness.ask(*build_history(1), x_quire_conversation="c")).status_code == 200

@@ -18,6 +18,7 @@ from infra.pgbouncer import POOL_SIZE, PgBouncer, find_pgbouncer
 from infra.postgres import PostgresServer
 from quire.errors import StoreError
 from quire.log import SqlStore, migrate
+from quire.log.database import TransactionOptions
 from quire.model import Message
 from quire.testing.builders import make_messages
 from quire.testing.contract import StoreContract
@@ -94,7 +95,7 @@ async def test_without_a_pooler_statements_are_prepared(server: PostgresServer, 
     """Statements stay prepared where no pooler is detected."""
     async with SqlStore.open(server.url(database_name, user=ROLE)) as store:
         await run_many_statements(store, clients=1)
-        assert await store._database.read(_count_prepared, tenant="default") > 0
+        assert await store._database.read(_count_prepared, TransactionOptions("default")) > 0
 
 
 def _count_prepared(connection: Connection) -> int:

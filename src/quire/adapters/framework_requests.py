@@ -14,7 +14,6 @@ from quire.model import Entry, ForwardedRequest, Message, ThinkingPart, ToolCall
 from quire.model.agents import AgentTool
 from quire.model.entries import iter_paths
 from quire.model.policy import Provider
-from quire.view.assembly import ViewAssembly
 from quire.view.strategies import get_strategy
 from quire.view.wire_formats import Reply
 
@@ -86,13 +85,7 @@ async def build_request(
 def _name_dropped(request: Request, dropped: tuple[str, ...]) -> Request:
     """The request with these names in its manifest."""
     assembly = request.assembly
-    has_archive = isinstance(assembly, ViewAssembly) and assembly.view_input.compaction is not None
-    forwarded = ForwardedRequest(
-        form="translated_fitted" if has_archive else "translated",
-        digest=assembly.rendered.digest,
-        replayable=True,
-        dropped=dropped,
-    )
+    forwarded = ForwardedRequest(form="adapted", digest=assembly.rendered.digest, replayable=True, dropped=dropped)
     return replace(request, assembly=replace(assembly, forwarded=forwarded))
 
 

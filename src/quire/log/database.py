@@ -1,7 +1,8 @@
 """`Database` protocol: read and write transactions, short inline reads, and instrumentation."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -31,35 +32,24 @@ class PoolStats(NamedTuple):
     idle: int
 
 
+class TransactionOptions(NamedTuple):
+    """The tenant of a transaction, and how it runs."""
+
+    tenant: str
+    conversation: str | None = None
+    """The conversation whose rows a write locks: of its transactions only a few take a connection at the same time."""
+    inline: bool = False
+    """A read of few rows, which may run on the event loop; each of its statements may see newer commits."""
+    statement_seconds: float = REQUEST_STATEMENT_SECONDS
+
+
 class Database(Protocol):
-    @property
-    def notifications(self) -> Notifications:
-        """Announces the conversations that transactions changed, to this process and to others."""
+    async def read(self, work: Work[T], options: TransactionOptions) -> T:
+        """Runs `work` on a consistent snapshot."""
         ...
 
-    async def read(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        inline: bool = False,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
-        """Runs `work` on a consistent snapshot; with `inline`, each statement may see newer commits."""
-        ...
-
-    async def write(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        conversation: str | None = None,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
-        """Runs `work` in a transaction, which is rolled back if `work` raises.
-
-        Name the `conversation` that it locks: of its transactions only a few take a connection at the same time.
-        """
+    async def write(self, work: Work[T], options: TransactionOptions) -> T:
+        """Runs `work` in a transaction, which is rolled back if `work` raises."""
         ...
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
@@ -93,7 +83,8 @@ def check_inline_rows(connection: Connection, rows: int) -> None:
         raise InlineReadTooLong
 
 
-TransactionObserver = Callable[[Literal["read", "write"], float, StoreError | None], None]
+TransactionKind = Literal["read", "write"]
+TransactionObserver = Callable[[TransactionKind, float, StoreError | None], None]
 """Called after every transaction with its kind, its seconds (waiting for a connection included) and its error."""
 
 
@@ -107,41 +98,24 @@ class ObservedDatabase:
     def notifications(self) -> Notifications:
         return self._database.notifications
 
-    async def read(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        inline: bool = False,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
-        started, failure = time.perf_counter(), None
-        try:
-            return await self._database.read(work, tenant=tenant, inline=inline, statement_seconds=statement_seconds)
-        except StoreError as error:
-            failure = error
-            raise
-        finally:
-            self._observer("read", time.perf_counter() - started, failure)
+    async def read(self, work: Work[T], options: TransactionOptions) -> T:
+        with self._observe("read"):
+            return await self._database.read(work, options)
 
-    async def write(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        conversation: str | None = None,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
+    async def write(self, work: Work[T], options: TransactionOptions) -> T:
+        with self._observe("write"):
+            return await self._database.write(work, options)
+
+    @contextmanager
+    def _observe(self, kind: TransactionKind) -> Generator[None]:
         started, failure = time.perf_counter(), None
         try:
-            return await self._database.write(
-                work, tenant=tenant, conversation=conversation, statement_seconds=statement_seconds
-            )
+            yield
         except StoreError as error:
             failure = error
             raise
         finally:
-            self._observer("write", time.perf_counter() - started, failure)
+            self._observer(kind, time.perf_counter() - started, failure)
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._database.check_writable(max_age_seconds=max_age_seconds)

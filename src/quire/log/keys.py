@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 from sqlalchemy import Connection, bindparam, insert, select, tuple_, update
 
 from quire.errors import InvalidRequest, KeyNotFound
+from quire.log.database import TransactionOptions
 from quire.log.dialects import allow_key_lookup, sanitize_text
 from quire.log.ids import new_id, new_secret, now
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
@@ -254,5 +255,5 @@ class SqlKeyStore(SqlStoreBase):
             return None
         # Without a tenant the transaction sees only the presented key (row-level security).
         return await self._database.read(
-            lambda connection: find_valid_key(connection, *id_and_secret), tenant="", inline=True
+            lambda connection: find_valid_key(connection, *id_and_secret), TransactionOptions(tenant="", inline=True)
         )

@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from quire.errors import MissingExtra, StoreBusy, StoreReadOnly, StoreUnavailable
 from quire.log import migrate
 from quire.log.circuit_breaker import CircuitBreaker
-from quire.log.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, Work
+from quire.log.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, TransactionOptions, Work
 from quire.log.error_mapping import map_database_errors
 from quire.log.notifications import Notifications, take_changes
 from quire.log.postgres_notifications import PostgresTransport, send_notifications
@@ -88,38 +88,25 @@ class PostgresDatabase:
         event.listen(engine.sync_engine, "connect", _disable_prepared_statements_behind_pooler)
         database = cls(engine, listen_url=listen_url)
         try:
-            await database.read(migrate.check_version, tenant="")
+            await database.read(migrate.check_version, TransactionOptions(tenant=""))
         except BaseException:
             await database.close()
             raise
         return database
 
-    async def read(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        inline: bool = False,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
+    async def read(self, work: Work[T], options: TransactionOptions) -> T:
         await self._breaker.check(is_write=False)
-        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        return await self._run(work, _begin_sql(begin, tenant, statement_seconds), "COMMIT", statement_seconds)
+        begin, seconds = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", options.statement_seconds
+        return await self._run(work, _begin_sql(begin, options.tenant, seconds), "COMMIT", seconds)
 
-    async def write(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        conversation: str | None = None,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
-        async with self._limit_writers(tenant, conversation):
+    async def write(self, work: Work[T], options: TransactionOptions) -> T:
+        async with self._limit_writers(options.tenant, options.conversation):
             await self._breaker.check(is_write=True)
-            begin_sql = _begin_sql("BEGIN", tenant, statement_seconds)
+            begin_sql = _begin_sql("BEGIN", options.tenant, options.statement_seconds)
             # A COMMIT that waits for a synchronous standby succeeds when `statement_timeout` ends it, although the
             # standby does not have the transaction.
-            return await self._run(work, begin_sql, "SET LOCAL statement_timeout = 0; COMMIT", statement_seconds)
+            commit_sql = "SET LOCAL statement_timeout = 0; COMMIT"
+            return await self._run(work, begin_sql, commit_sql, options.statement_seconds)
 
     @asynccontextmanager
     async def _limit_writers(self, tenant: str, conversation: str | None) -> AsyncGenerator[None]:

@@ -16,10 +16,10 @@ from sqlalchemy.pool import StaticPool
 from quire.log import migrate
 from quire.log.database import (
     INLINE_READ_FLAG,
-    REQUEST_STATEMENT_SECONDS,
     InlineReadTooLong,
     PoolStats,
     T,
+    TransactionOptions,
     Work,
 )
 from quire.log.error_mapping import map_database_errors
@@ -76,21 +76,14 @@ class SqliteDatabase:
             inline = _build_engine(url, begin=None, pool_size=1, max_overflow=0)
         database = cls(writer, reader, inline)
         try:
-            await database.write(_migrate_if_needed, tenant="")
+            await database.write(_migrate_if_needed, TransactionOptions(tenant=""))
         except BaseException:
             await database.close()
             raise
         return database
 
-    async def read(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        inline: bool = False,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
-        if inline and self._inline_engine is not None:
+    async def read(self, work: Work[T], options: TransactionOptions) -> T:
+        if options.inline and self._inline_engine is not None:
             try:
                 return self._read_inline(self._inline_engine, work)
             except InlineReadTooLong:
@@ -98,14 +91,8 @@ class SqliteDatabase:
         result, _ = await self._run_in_thread(self._read_threads, self._reader, work)
         return result
 
-    async def write(
-        self,
-        work: Work[T],
-        *,
-        tenant: str,
-        conversation: str | None = None,
-        statement_seconds: float = REQUEST_STATEMENT_SECONDS,
-    ) -> T:
+    async def write(self, work: Work[T], options: TransactionOptions) -> T:
+        del options
         result, changes = await self._run_in_thread(self._write_thread, self._writer, work)
         self.notifications.announce_changes(changes)
         if self._needs_checkpoint:

@@ -13,6 +13,8 @@ from quire.log.database import (
     ObservedDatabase,
     PoolStats,
     TransactionObserver,
+    TransactionOptions,
+    Work,
 )
 from quire.log.notifications import Notifications
 from quire.log.types import Branch
@@ -41,7 +43,7 @@ class SqlStoreBase:
         The result of the write test may be as old as `max_age_seconds`.
         """
         await self._database.check_writable(max_age_seconds=max_age_seconds)
-        await self._database.read(migrate.check_version, tenant=self.tenant)
+        await self._database.read(migrate.check_version, TransactionOptions(self.tenant))
 
     async def check_known_outage(self) -> None:
         """Raises `StoreUnavailable` if the database is known to be unavailable: see `Database.check_known_outage`."""
@@ -59,23 +61,23 @@ class SqlStoreBase:
         return self._database.get_pool_stats()
 
     async def _read(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        tenant = self.tenant
-        return await self._database.read(
-            lambda connection: function(connection, tenant, *args, **kwargs), tenant=tenant
-        )
+        work = self._bind(function, *args, **kwargs)
+        return await self._database.read(work, TransactionOptions(self.tenant))
 
     async def _read_inline(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A read that usually returns few rows, so it may run on the event loop (see `Database.read`)."""
-        tenant = self.tenant
-        return await self._database.read(
-            lambda connection: function(connection, tenant, *args, **kwargs), tenant=tenant, inline=True
-        )
+        """A read that usually returns few rows, so it may run on the event loop."""
+        work = self._bind(function, *args, **kwargs)
+        return await self._database.read(work, TransactionOptions(self.tenant, inline=True))
+
+    async def _read_bulk(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A read whose statements may take minutes."""
+        work = self._bind(function, *args, **kwargs)
+        options = TransactionOptions(self.tenant, statement_seconds=BULK_STATEMENT_SECONDS)
+        return await self._database.read(work, options)
 
     async def _write(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        tenant = self.tenant
-        return await self._database.write(
-            lambda connection: function(connection, tenant, *args, **kwargs), tenant=tenant
-        )
+        work = self._bind(function, *args, **kwargs)
+        return await self._database.write(work, TransactionOptions(self.tenant))
 
     async def _write_conversation(
         self,
@@ -85,30 +87,19 @@ class SqlStoreBase:
         **kwargs: P.kwargs,
     ) -> T:
         """A write that locks rows of this conversation."""
-        tenant = self.tenant
-        return await self._database.write(
-            lambda connection: function(connection, tenant, conversation, *args, **kwargs),
-            tenant=tenant,
-            conversation=conversation,
-        )
-
-    async def _read_bulk(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A read whose statements may take minutes."""
-        tenant = self.tenant
-        return await self._database.read(
-            lambda connection: function(connection, tenant, *args, **kwargs),
-            tenant=tenant,
-            statement_seconds=BULK_STATEMENT_SECONDS,
-        )
+        work = self._bind(function, conversation, *args, **kwargs)
+        return await self._database.write(work, TransactionOptions(self.tenant, conversation=conversation))
 
     async def _write_bulk(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A write whose statements may take minutes."""
+        work = self._bind(function, *args, **kwargs)
+        options = TransactionOptions(self.tenant, statement_seconds=BULK_STATEMENT_SECONDS)
+        return await self._database.write(work, options)
+
+    def _bind(self, function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> Work[T]:
+        """The function of a connection alone, for this store's tenant."""
         tenant = self.tenant
-        return await self._database.write(
-            lambda connection: function(connection, tenant, *args, **kwargs),
-            tenant=tenant,
-            statement_seconds=BULK_STATEMENT_SECONDS,
-        )
+        return lambda connection: function(connection, tenant, *args, **kwargs)
 
 
 def with_branch(

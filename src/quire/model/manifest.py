@@ -80,14 +80,14 @@ class SlotUsage(FrozenModel):
     overflows: bool | None = None
 
 
-ForwardedForm = Literal["unchanged", "model_renamed", "edited", "fitted", "translated", "translated_fitted"]
+ForwardedForm = Literal["unchanged", "model_renamed", "edited", "fitted", "translated", "translated_fitted", "adapted"]
 """Pass-through byte for byte, with only the model's name replaced, without what only Quire's translation had added (it
 is unsigned thinking, which the provider rejects), or with other messages so that it fits; a translation of the client's
 list, or of messages that fit."""
 
 
 class ForwardedRequest(FrozenModel):
-    """How the gateway forwarded a client's request to the upstream."""
+    """How the gateway forwarded a client's request to the upstream, or how an adapter took it from a framework."""
 
     form: ForwardedForm
     digest: str
@@ -130,7 +130,7 @@ class Manifest(FrozenModel):
     """Number of messages in the stable prefix, which the next request repeats."""
     digest: str
     forwarded: ForwardedRequest | None = None
-    """Set for requests through the gateway."""
+    """Set for requests through the gateway, and for those of an adapter that name what has no place in the log."""
 
     @property
     def included(self) -> tuple[Decision, ...]:

@@ -117,6 +117,7 @@ export const context: typeof english = {
     fitted: "Sie überschritt das Kontextfenster; das Gateway leitete sie mit so vielen Nachrichten weiter, wie hineinpassen.",
     translated: "Das Gateway übersetzte sie in das Format des Anbieters.",
     edited: "Das Gateway leitete sie ohne Überlegungen weiter, die ein anderes Modell nicht signiert hatte.",
+    adapted: "Ein Adapter hat sie aus den Nachrichten eines Frameworks übernommen.",
     translated_fitted:
       "Sie überschritt das Kontextfenster; das Gateway übersetzte sie in das Format des Anbieters, mit so vielen Nachrichten, wie hineinpassen.",
   },

@@ -120,6 +120,7 @@ export const context = {
     fitted: "It exceeded the context window; the gateway forwarded it with messages that fit.",
     translated: "The gateway translated it into the upstream's format.",
     edited: "The gateway forwarded it without thinking that another model had left unsigned.",
+    adapted: "An adapter took it from the messages of a framework.",
     translated_fitted:
       "It exceeded the context window; the gateway translated it into the upstream's format with messages that fit.",
   },
