@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     from quire.settings import Settings
     from quire.view.strategies import Strategy, register_strategy
 
-__version__ = "0.1.0.dev0"
+try:
+    from quire._version import __version__
+except ModuleNotFoundError:
+    # The build writes that module; a source tree that was never installed has no version.
+    __version__ = "0.0.0"
 
 _EXPORTS = {
     "quire.agent.approvals": ("Deny",),

@@ -59,13 +59,13 @@ def to_third_party(modules: set[str]) -> set[str]:
 def test_the_version_imports_the_package_alone():
     modules = list_imports(RUN_COMMAND, "--version")
     assert to_third_party(modules) == set()
-    assert {each for each in modules if each.startswith("quire")} == {"quire", "quire.cli"}
+    assert {each for each in modules if each.startswith("quire")} == {"quire", "quire._version", "quire.cli"}
 
 
 def test_importing_the_package_imports_nothing_else():
     modules = list_imports("import quire")
     assert to_third_party(modules) == set()
-    assert {each for each in modules if each.startswith("quire")} == {"quire"}
+    assert {each for each in modules if each.startswith("quire")} == {"quire", "quire._version"}
 
 
 async def test_context_show_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

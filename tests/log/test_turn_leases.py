@@ -6,7 +6,8 @@ import pytest
 
 from quire.errors import TurnLeaseLost
 from quire.log import SqlStore, turn_leases
-from quire.log.turn_leases import IdempotencyKey, LeaseGrant, LeaseState, TurnLease
+from quire.log.turn_leases import IdempotencyKey, LeaseGrant, LeaseState
+from quire.log.types import TurnLease
 from quire.model import Message
 from quire.testing.builders import make_turn
 

@@ -26,7 +26,7 @@ from quire.engine.turn_totals import read_turn_steps
 from quire.errors import ContextOverflow, ModelContextOverflow
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
-from quire.log.turn_leases import TurnLease
+from quire.log.types import TurnLease
 from quire.model import ContextItem, Entry, Manifest, Message, ToolCallPart, Usage
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import ViewAssembly

@@ -9,7 +9,7 @@ from quire.engine.context import EngineContext
 from quire.engine.request import PendingMessage, Request
 from quire.errors import StaleHead
 from quire.log import ReplyRecord
-from quire.log.turn_leases import TurnLease
+from quire.log.types import TurnLease
 from quire.log.worker_threads import measure_messages, run_sized
 from quire.model import Draft, Entry, Manifest, Span, TokenCount, TurnTotals
 from quire.view.calibration import update_calibration

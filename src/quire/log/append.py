@@ -10,8 +10,8 @@ from quire.log.dialects import insert_rows, insert_tuples
 from quire.log.ids import now
 from quire.log.raw_sql import pipeline, yield_to_event_loop
 from quire.log.schema import blob_uses, blobs, entries, paths
-from quire.log.turn_leases import TurnLease, check_lease
-from quire.log.types import Branch
+from quire.log.turn_leases import check_lease
+from quire.log.types import Branch, TurnLease
 from quire.model import (
     ActiveCompaction,
     ChainHead,

@@ -11,7 +11,6 @@ from quire.log.costs import NO_KEY, SpendCaps
 from quire.log.imports import ImportBatch, ImportLedger, Position
 from quire.log.keys import ApiKey, KeyPosition
 from quire.log.transcripts import SummaryFold, TranscriptKey, TranscriptLine, TranscriptRecord
-from quire.log.turn_leases import TurnLease
 from quire.log.types import (
     MAIN_BRANCH,
     Blob,
@@ -38,6 +37,7 @@ from quire.log.types import (
     SegmentData,
     SegmentRef,
     SegmentUpdate,
+    TurnLease,
     UnembeddedPassage,
     ValuePurge,
     VaultDocument,

@@ -35,7 +35,7 @@ from quire.log.search_store import SqlSearchStore
 from quire.log.store_base import DEFAULT_TENANT, P, StoreFunction, T, with_branch
 from quire.log.transcripts import SqlTranscriptStore
 from quire.log.turn_events import SqlTurnEvents
-from quire.log.turn_leases import SqlTurnLeaseStore, TurnLease
+from quire.log.turn_leases import SqlTurnLeaseStore
 from quire.log.types import (
     MAIN_BRANCH,
     Blob,
@@ -48,6 +48,7 @@ from quire.log.types import (
     PrefixMatch,
     RecordedRequest,
     ReplyRecord,
+    TurnLease,
     ValuePurge,
     Window,
 )

@@ -16,6 +16,7 @@ from quire.log.dialects import sanitize_text
 from quire.log.ids import new_id
 from quire.log.schema import turn_leases
 from quire.log.store_base import SqlStoreBase
+from quire.log.types import TurnLease
 
 LEASE_SECONDS = 15
 """Seconds after its last renewal when a lease expires: the process that held it has died, or cannot reach the
@@ -37,15 +38,6 @@ class IdempotencyKey(NamedTuple):
 
     after: int
     question: bytes
-
-
-class TurnLease(NamedTuple):
-    """The right to run the turn of a branch."""
-
-    conversation: str
-    branch: int
-    turn: str
-    """Id of the turn (fencing token): another process that takes over writes its own."""
 
 
 class LeaseGrant(NamedTuple):

@@ -3,16 +3,13 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from quire.log.dialects import sanitize_text
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
-
-if TYPE_CHECKING:
-    from quire.log.turn_leases import TurnLease
 
 MAIN_BRANCH = 0
 """The number of a conversation's first branch."""
@@ -131,6 +128,15 @@ class Window(NamedTuple):
     """The question of the turn that `messages` begins inside of."""
 
 
+class TurnLease(NamedTuple):
+    """The right to run the turn of a branch."""
+
+    conversation: str
+    branch: int
+    turn: str
+    """Id of the turn (fencing token): another process that takes over writes its own."""
+
+
 class ReplyRecord(NamedTuple):
     """Everything that one transaction records when a request was answered."""
 
@@ -156,7 +162,7 @@ class ReplyRecord(NamedTuple):
     """Conversation to create with this turn; if it exists by then, the turn is appended to it."""
     client_path: bytes | None = None
     """Path of the reply as the client computes it, if the client's copy of the messages differs from the log."""
-    lease: "TurnLease | None" = None
+    lease: TurnLease | None = None
     """Lease of the turn, which must still have it."""
     ends_turn: bool = False
     """Whether the reply ends the turn, and with it the lease."""

@@ -13,7 +13,8 @@ from quire.engine import Conversation
 from quire.errors import QuireError
 from quire.llm import Model
 from quire.log import SqlStore
-from quire.log.turn_leases import IdempotencyKey, TurnLease
+from quire.log.turn_leases import IdempotencyKey
+from quire.log.types import TurnLease
 from quire.model import Message, ToolCallPart, Usage
 from quire.model.events import ApprovalRequested, ReplyRecorded, TurnEnded, TurnEvent, TurnFailed
 from quire.schemas.turn_events import AnyTurnEventSchema, TurnFailedSchema, turn_event_to_schema

@@ -20,7 +20,8 @@ from quire.errors import NotFound, TurnInProgress
 from quire.llm import Model
 from quire.log import SqlStore
 from quire.log.ids import new_id
-from quire.log.turn_leases import IdempotencyKey, LeaseGrant, LeaseState, TurnLease
+from quire.log.turn_leases import IdempotencyKey, LeaseGrant, LeaseState
+from quire.log.types import TurnLease
 from quire.model import Message
 from quire.server.running_turn import RunningTurn, TurnObserver
 from quire.server.turn_heartbeat import TurnHeartbeat

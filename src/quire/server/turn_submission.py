@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 from quire.engine import Conversation
 from quire.errors import QuireError
 from quire.llm import Model
-from quire.log.turn_leases import IdempotencyKey, LeaseState, TurnLease
+from quire.log.turn_leases import IdempotencyKey, LeaseState
+from quire.log.types import TurnLease
 from quire.model import Message, Usage
 from quire.model.events import TurnFailed
 from quire.schemas.turn_events import AnyTurnEventSchema, TurnEventSchema, turn_event_to_schema
