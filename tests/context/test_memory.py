@@ -16,7 +16,8 @@ from quire.context.memory import (
 )
 from quire.context.vault.paths import Root
 from quire.errors import InvalidRequest
-from quire.log.types import Citation, Memory, SearchHit
+from quire.log.search_types import SearchHit
+from quire.log.types import Citation, Memory
 
 
 def make_memory(id: str, text: str, at: int = 1, seq: int | None = 3, source: str | None = None) -> Memory:

@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 from infra.postgres import PostgresServer
 from quire.log import SqlStore, migrate
 from quire.log.search.vectors import pack_vector
-from quire.log.types import PassageVector
+from quire.log.search_types import PassageVector
 from quire.log.worklist import ConversationActivity
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])

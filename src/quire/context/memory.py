@@ -12,7 +12,8 @@ from typing import NamedTuple
 from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportLimits, SkippedImport, resolve_nested_imports
 from quire.context.vault.paths import Root
 from quire.errors import DocumentNotFound, InvalidRequest, PathRefused
-from quire.log.types import Memory, SearchHit
+from quire.log.search_types import SearchHit
+from quire.log.types import Memory
 from quire.model.manifest import Decision
 from quire.view.inputs import ContextBlock
 

@@ -25,7 +25,7 @@ from quire.engine.embeddings import embed_query
 from quire.engine.memory_writer import MemoryWriter
 from quire.engine.recall import Recall
 from quire.errors import InvalidRequest, QuireError
-from quire.log.types import SearchHit, vault_scope
+from quire.log.search_types import SearchHit, vault_scope
 from quire.model.entry_metadata import DocumentReference
 from quire.view.labels import label_text
 from quire.view.recalled_messages import RecallCandidate, render_recalled

@@ -14,7 +14,7 @@ from quire.engine.context import EngineContext
 from quire.engine.embeddings import embed_query
 from quire.errors import DocumentNotFound, PathRefused
 from quire.log import Branch
-from quire.log.types import memory_scope
+from quire.log.search_types import memory_scope
 from quire.model import ContextItem, SessionItem, ToolDefinition
 from quire.model.agents import Agent
 from quire.model.manifest import Decision

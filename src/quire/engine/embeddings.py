@@ -6,7 +6,7 @@ from quire.engine.context import EngineContext
 from quire.errors import ModelError
 from quire.llm.embeddings import Embedder, embed_texts
 from quire.log.search.vectors import pack_vector
-from quire.log.types import PassageVector
+from quire.log.search_types import PassageVector
 
 EMBED_BATCH_SIZE = 256
 """Passages embedded and stored at once."""

@@ -11,7 +11,7 @@ from quire.compaction.document_summaries import summarize_document
 from quire.context.vault import KnownFile, Note, ScanBatch, ScanStep, Vault
 from quire.engine.context import EngineContext
 from quire.engine.embeddings import embed_scope
-from quire.log.types import IndexedDocument, Passage, VaultDocument, vault_scope
+from quire.log.search_types import IndexedDocument, Passage, VaultDocument, vault_scope
 
 
 class IndexProgress(NamedTuple):

@@ -30,7 +30,7 @@ from quire.jobs.base import NO_WORK, EngineProvider, Job, JobKind, JobOutcome, l
 from quire.llm import Model
 from quire.log import SqlStore
 from quire.log.ids import now
-from quire.log.types import IndexedDocument, Passage, VaultDocument, vault_scope
+from quire.log.search_types import IndexedDocument, Passage, VaultDocument, vault_scope
 from quire.log.usage.insights import count_usage
 
 DAY_MICROSECONDS = 86_400_000_000

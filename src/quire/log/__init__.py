@@ -15,6 +15,26 @@ from quire.log.protocol import (
     WorklistStore,
 )
 from quire.log.search.vectors import pack_vector
+from quire.log.search_types import (
+    DocumentFingerprint,
+    IndexedBranch,
+    IndexedDocument,
+    IndexingBatch,
+    MessageIndexRead,
+    MessageKey,
+    Passage,
+    PassageVector,
+    SearchHit,
+    SegmentData,
+    SegmentRef,
+    SegmentTask,
+    SegmentUpdate,
+    UnembeddedPassage,
+    VaultDocument,
+    memory_scope,
+    messages_scope,
+    vault_scope,
+)
 from quire.log.store import SqlStore
 from quire.log.store_base import DEFAULT_TENANT
 from quire.log.types import (
@@ -25,30 +45,12 @@ from quire.log.types import (
     Citation,
     ConversationOrigin,
     ConversationRecord,
-    DocumentFingerprint,
-    IndexedBranch,
-    IndexedDocument,
-    IndexingBatch,
     IntegrityFault,
     Memory,
-    MessageIndexRead,
-    MessageKey,
-    Passage,
-    PassageVector,
     PrefixMatch,
     RecordedRequest,
     ReplyRecord,
-    SearchHit,
-    SegmentData,
-    SegmentRef,
-    SegmentTask,
-    SegmentUpdate,
-    UnembeddedPassage,
-    VaultDocument,
     Window,
-    memory_scope,
-    messages_scope,
-    vault_scope,
 )
 
 __all__ = [

@@ -15,7 +15,8 @@ from quire.log.ids import new_id, now
 from quire.log.row_digests import ROW_DIGEST, check_row, with_row_digest
 from quire.log.schema import memories
 from quire.log.search import passages
-from quire.log.types import Citation, Memory, Passage, memory_scope
+from quire.log.search_types import Passage, memory_scope
+from quire.log.types import Citation, Memory
 from quire.model.messages import PURGED_TEXT
 
 _MEMORIES = select(

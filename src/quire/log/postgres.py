@@ -214,7 +214,7 @@ class PostgresDatabase:
         return await DeadlineConnection.connect(**arguments, autocommit=True)
 
     async def _notify(self, payloads: Sequence[str]) -> None:
-        await self.write(lambda connection: send_notifications(connection, payloads), tenant="")
+        await self.write(lambda connection: send_notifications(connection, payloads), TransactionOptions(tenant=""))
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         self._loss_callbacks.append(callback)

@@ -10,6 +10,22 @@ from typing import TYPE_CHECKING, Protocol
 from quire.log.costs import NO_KEY, SpendCaps
 from quire.log.imports import ImportBatch, ImportLedger, Position
 from quire.log.keys import ApiKey, KeyPosition
+from quire.log.search_types import (
+    DocumentFingerprint,
+    IndexedBranch,
+    IndexedDocument,
+    IndexingBatch,
+    MessageIndexRead,
+    MessageKey,
+    Passage,
+    PassageVector,
+    SearchHit,
+    SegmentData,
+    SegmentRef,
+    SegmentUpdate,
+    UnembeddedPassage,
+    VaultDocument,
+)
 from quire.log.transcripts import SummaryFold, TranscriptKey, TranscriptLine, TranscriptRecord
 from quire.log.types import (
     MAIN_BRANCH,
@@ -19,28 +35,14 @@ from quire.log.types import (
     Citation,
     ConversationOrigin,
     ConversationRecord,
-    DocumentFingerprint,
-    IndexedBranch,
-    IndexedDocument,
-    IndexingBatch,
     IntegrityFault,
     Memory,
-    MessageIndexRead,
-    MessageKey,
     OriginCount,
-    Passage,
-    PassageVector,
     PrefixMatch,
     RecordedRequest,
     ReplyRecord,
-    SearchHit,
-    SegmentData,
-    SegmentRef,
-    SegmentUpdate,
     TurnLease,
-    UnembeddedPassage,
     ValuePurge,
-    VaultDocument,
     Window,
 )
 from quire.log.usage.report import USAGE_GROUPINGS, DocumentPair, RollupReport, UsageGrouping

@@ -10,7 +10,8 @@ from quire.errors import EntryNotFound
 from quire.log.database import check_inline_rows
 from quire.log.raw_sql import fetch
 from quire.log.schema import entries
-from quire.log.types import Branch, BranchRange, MessageKey, Window
+from quire.log.search_types import MessageKey
+from quire.log.types import Branch, BranchRange, Window
 from quire.model import Entry, EntryKind, Role, Span
 
 EntryQuery = Select[*tuple[Any, ...]]

@@ -15,16 +15,11 @@ from quire.log.row_digests import has_row_digest, with_row_digest
 from quire.log.schema import documents
 from quire.log.search import hybrid, message_index, passages
 from quire.log.search.inverted_index import split_chunks
-from quire.log.store_base import SqlStoreBase, with_branch
-from quire.log.types import (
-    MAIN_BRANCH,
-    Citation,
-    ConversationRecord,
+from quire.log.search_types import (
     DocumentFingerprint,
     IndexedBranch,
     IndexedDocument,
     IndexingBatch,
-    Memory,
     MessageIndexRead,
     MessageKey,
     Passage,
@@ -39,6 +34,8 @@ from quire.log.types import (
     messages_scope,
     vault_scope,
 )
+from quire.log.store_base import SqlStoreBase, with_branch
+from quire.log.types import MAIN_BRANCH, Citation, ConversationRecord, Memory
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, or_, select, text
 
 from quire.log.dialects import upsert
 from quire.log.schema import passages, search_scopes, sweeps
+from quire.log.search_types import memory_scope
 from quire.log.store_base import SqlStoreBase
-from quire.log.types import memory_scope
 
 
 class ConversationActivity(NamedTuple):

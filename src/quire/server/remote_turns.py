@@ -18,6 +18,7 @@ from quire.schemas.turn_events import (
     TurnEventSchema,
     TurnFailedSchema,
 )
+from quire.server.event_replay import EventReplay
 from quire.server.turn_relay import TURN_EVENTS, TURN_STARTED, WATCHING
 
 SILENCE_SECONDS = 10.0
@@ -39,10 +40,12 @@ class RemoteTurn:
 
     def __init__(self, store: SqlStore, key: ConversationKey, turn: str) -> None:
         self._store, self._key, self._turn = store, key, turn
-        self._events: list[AnyTurnEventSchema] = []
-        self._changed = asyncio.Event()
+        self._replay = EventReplay[AnyTurnEventSchema]()
         self._news = asyncio.Event()
-        self.is_finished = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self._replay.is_finished
 
     def notify(self) -> None:
         """Makes it read what its process has written, or only learn that it still runs."""
@@ -63,32 +66,21 @@ class RemoteTurn:
             with suppress(QuireError):
                 await self._read()
             if silences > MAX_SILENCES and not self.is_finished:
-                branch = self._events[0].branch if self._events else 0
+                branch = self._replay.events[0].branch if self._replay.events else 0
                 self._add([TurnFailedSchema(branch=branch, problem=_LOST_PROBLEM, steps=0, usage=Usage())])
 
     async def _read(self) -> None:
         tenant, conversation = self._key
         store = self._store.for_tenant(tenant)
-        for array in await store.list_turn_events(conversation, self._turn, first=len(self._events)):
+        for array in await store.list_turn_events(conversation, self._turn, first=len(self._replay.events)):
             self._add(_events_adapter.validate_json(array))
 
     def _add(self, events: list[AnyTurnEventSchema]) -> None:
-        self._events += events
-        self.is_finished = isinstance(self._events[-1], TurnEndedSchema | TurnFailedSchema)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._replay.add(events, is_finished=isinstance(events[-1], TurnEndedSchema | TurnFailedSchema))
 
-    async def stream_events(self) -> AsyncGenerator[AnyTurnEventSchema, None]:
+    def stream_events(self) -> AsyncGenerator[AnyTurnEventSchema, None]:
         """Streams all events, from the first one to the end of the turn."""
-        position = 0
-        while True:
-            changed = self._changed
-            while position < len(self._events):
-                position += 1
-                yield self._events[position - 1]
-            if self.is_finished:
-                return
-            await changed.wait()
+        return self._replay.stream()
 
 
 RemoteTurnListener = Callable[[RemoteTurn], None]

@@ -18,6 +18,7 @@ from quire.log.types import TurnLease
 from quire.model import Message, ToolCallPart, Usage
 from quire.model.events import ApprovalRequested, ReplyRecorded, TurnEnded, TurnEvent, TurnFailed
 from quire.schemas.turn_events import AnyTurnEventSchema, TurnFailedSchema, turn_event_to_schema
+from quire.server.event_replay import EventReplay
 from quire.server.problems import UNEXPECTED_PROBLEM, error_to_problem
 
 _log = logging.getLogger(__name__)
@@ -35,14 +36,12 @@ class RunningTurn:
     def __init__(self, store: SqlStore, lease: TurnLease, idempotency_key: IdempotencyKey | None = None) -> None:
         self.lease, self.idempotency_key = lease, idempotency_key
         self._store = store
-        self._events: list[TurnEvent] = []
-        self._changed = asyncio.Event()
+        self._replay = EventReplay[TurnEvent]()
         self._stop_requested = asyncio.Event()
         self._approval_id: str | None = None
         self._decision: asyncio.Future[ApprovalDecision]
         self._has_lease = True
         self._is_interrupted = False
-        self._is_finished = False
 
     async def run(
         self,
@@ -69,13 +68,11 @@ class RunningTurn:
                     async for event in events:
                         observe(event)
                         await self._update_lease(event)
-                        self._events.append(event)
-                        self._notify()
+                        self._replay.add([event])
         finally:
             unexpected = TurnFailedSchema(branch=self.lease.branch, problem=UNEXPECTED_PROBLEM, steps=0, usage=Usage())
             await self._end_lease(unexpected)
-            self._is_finished = True
-            self._notify()
+            self._replay.add(is_finished=True)
 
     async def _update_lease(self, event: TurnEvent) -> None:
         """Writes what other processes must know into the lease, before a subscriber sees the event."""
@@ -102,21 +99,9 @@ class RunningTurn:
         except QuireError as error:
             _log.warning("The lease of turn %s was not released and will expire: %s", self.lease.turn, error)
 
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def stream_events(self) -> AsyncGenerator[TurnEvent, None]:
+    def stream_events(self) -> AsyncGenerator[TurnEvent, None]:
         """Streams all events, from the first one to the end of the turn."""
-        position = 0
-        while True:
-            changed = self._changed
-            while position < len(self._events):
-                position += 1
-                yield self._events[position - 1]
-            if self._is_finished:
-                return
-            await changed.wait()
+        return self._replay.stream()
 
     def stop(self) -> None:
         """Asks the turn to stop; what has arrived of the reply is recorded."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, select
 from quire.log.schema import passages, search_scopes, terms
 from quire.log.search import vectors
 from quire.log.search.inverted_index import split_chunks
-from quire.log.types import Passage, SearchHit
+from quire.log.search_types import Passage, SearchHit
 from quire.search.postings import PostingRow, RankedPassage, rank_by_bm25
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from quire.log.schema import message_segments
 from quire.log.search.inverted_index import remove_from_index_rows, remove_numbers, split_chunks
 from quire.log.search.message_index import lock_messages, mark_unindexed, read_segments
 from quire.log.search.scopes import SearchScope, update_scope
-from quire.log.types import SegmentData, SegmentRef
+from quire.log.search_types import SegmentData, SegmentRef
 from quire.model import Entry
 from quire.search.format import FORMAT_VERSION
 from quire.search.postings import (

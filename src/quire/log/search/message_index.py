@@ -21,8 +21,7 @@ from quire.log.raw_sql import fetch_binary, yield_to_event_loop
 from quire.log.schema import branches, entries, message_segments, terms, unindexed_branches
 from quire.log.search.inverted_index import append_index_rows, remove_numbers, split_chunks
 from quire.log.search.scopes import SearchScope, get_scope, lock_scope, update_scope
-from quire.log.types import (
-    Branch,
+from quire.log.search_types import (
     IndexedBranch,
     IndexingBatch,
     MessageIndexRead,
@@ -33,6 +32,7 @@ from quire.log.types import (
     SegmentUpdate,
     messages_scope,
 )
+from quire.log.types import Branch
 from quire.search.format import FORMAT_VERSION
 from quire.search.postings import ENTRIES_PER_SEGMENT, build_postings
 

@@ -16,7 +16,7 @@ from quire.log.schema import passages
 from quire.log.search import inverted_index, vectors
 from quire.log.search.inverted_index import split_chunks
 from quire.log.search.scopes import has_scope, lock_scope, update_scope
-from quire.log.types import Passage, PassageVector, UnembeddedPassage
+from quire.log.search_types import Passage, PassageVector, UnembeddedPassage
 from quire.search.postings import NUMBERS_PER_BLOCK, IndexRowKey, build_postings, remove_postings
 
 _TITLE_WEIGHT = 2
