@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quire.view.strategies import Strategy, register_strategy
 
 try:
-    from quire._version import __version__
+    from quire._version import __version__ as __version__
 except ModuleNotFoundError:
     # The build writes that module; a source tree that was never installed has no version.
     __version__ = "0.0.0"

@@ -44,6 +44,11 @@ class TransactionOptions(NamedTuple):
 
 
 class Database(Protocol):
+    @property
+    def notifications(self) -> Notifications:
+        """Announces the conversations that transactions changed, to this process and to others."""
+        ...
+
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         """Runs `work` on a consistent snapshot."""
         ...

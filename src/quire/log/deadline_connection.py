@@ -8,10 +8,12 @@ import asyncio
 import os
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, OperationalError
 from psycopg.pq import TransactionStatus
+
+from quire.log.host_order import find_host_order
 
 CONNECT_SECONDS = 5
 """Maximum time to connect to one host."""
@@ -24,6 +26,20 @@ class DeadlineConnection(AsyncConnection[Any]):
 
     deadline_seconds: float = 10.0
     _timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def connect(cls, *args: Any, **kwargs: Any) -> Self:
+        """Connects to the first host that accepts it, in the order of `HostOrder`."""
+        order = find_host_order(kwargs)
+        if order is None:
+            return await super().connect(*args, **kwargs)
+        try:
+            connection = await super().connect(*args, **(kwargs | order.list_arguments()))
+        except OperationalError:
+            order.demote_first()
+            raise
+        order.prefer((connection.info.host, str(connection.info.port)))
+        return connection
 
     async def wait(self, *args: Any, **kwargs: Any) -> Any:
         self._start_timer(self.deadline_seconds, self._on_deadline)
