@@ -38,11 +38,19 @@ BODY = {"message": "when?", "after": 0}
 
 @asynccontextmanager
 async def run_fleet(database_url: str, folder: Path, upstream: FakeUpstream) -> AsyncIterator[Fleet]:
-    """Two nodes, and the conversation "c"."""
+    """Two nodes with an agent that has a memory, and the conversation "c"."""
+    agent = folder / "keeper.toml"
+    agent.write_text('name = "keeper"\n[memory]\nenabled = true\n')
     async with SqlStore.open(database_url) as store:
         _, key = await store.create_key("fleet", ["read", "write", "chat", "approve"])
         await store.create_conversation("c")
-    fleet = Fleet(database_url, key, folder, {"QUIRE_BASE_URL": upstream.url, "QUIRE_CONTEXT_TOOLS": "true"})
+    settings = {
+        "QUIRE_BASE_URL": upstream.url,
+        "QUIRE_CONTEXT_TOOLS": "true",
+        "QUIRE_AGENT": str(agent),
+        "QUIRE_HOST_ACCESS_TENANTS": '["default"]',
+    }
+    fleet = Fleet(database_url, key, folder, settings)
     try:
         fleet.start_server(workers=WORKERS_PER_NODE)
         fleet.start_server(workers=WORKERS_PER_NODE)
