@@ -140,7 +140,7 @@ async def _find_first_question(conversation: Conversation) -> int:
 
 async def run_turn(state: ServerState, conversation: Conversation, question: str) -> None:
     branch_key = BranchKey(DEFAULT_TENANT, conversation.id, conversation.branch)
-    running = state.turns.start(branch_key, conversation, question, model=state.model_for())
+    running = await state.turns.start(branch_key, conversation, question, model=state.model_for())
     async for _ in running.stream_events():
         pass
     # The last event is emitted shortly before the turn is removed from the registry.

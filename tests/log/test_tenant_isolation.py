@@ -71,7 +71,7 @@ UNPROTECTED = rf"""
     ))
 """
 # test_keys covers the extra policy for a presented key; test_worklist the one for ids and times of conversations.
-TABLES_WITH_EXTRA_POLICIES = {"quire_api_keys", "quire_conversations"}
+TABLES_WITH_EXTRA_POLICIES = {"quire_api_keys", "quire_branches", "quire_conversations"}
 COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY ordinal_position"
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -106,6 +106,8 @@ async def fill_store(store: SqlStore) -> None:
     await store.create_key("a key", ["read"])
     await store.reserve_spend("conversation 0", 1.0, SpendCaps(tenant=100.0))
     await store.acquire_turn_lease("conversation 0", 0, owner="a process")
+    await store.append_turn_events("conversation 0", "a turn", 0, "[]")
+    await store.take_permits("a key", per_minute=60, permits=1)
 
 
 @pytest.fixture
@@ -127,7 +129,9 @@ def tables(owner: Session) -> list[str]:
 
 def read_rows(owner: Session, table: str, tenant: str) -> Rows:
     """Rows with their ctid and xmin, which change even when a row is rewritten with the same values."""
-    query = sql.SQL("SELECT tableoid, ctid, xmin::text, stored.* FROM {} AS stored WHERE tenant = %s ORDER BY ctid")
+    query = sql.SQL(
+        "SELECT tableoid, ctid, xmin::text, stored.* FROM {} AS stored WHERE tenant = %s ORDER BY tableoid, ctid"
+    )
     return owner.execute(query.format(sql.Identifier(table)), [tenant]).fetchall()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, and_, exists, func, select
+from sqlalchemy import Connection, and_, func, select
 
 from quire.log.schema import documents
 from quire.log.usage.contribution import Dimension, UsageCounts
@@ -187,5 +187,7 @@ def count_pending_branches(connection: Connection, tenant: str) -> int:
 
 
 def has_uncounted(connection: Connection, tenant: str) -> bool:
-    is_marked = exists().where(uncounted_branches.c.tenant == tenant)
-    return bool(connection.execute(select(is_marked)).scalar())
+    # Ordered by the primary key: PostgreSQL would otherwise scan the table if most rows are of this tenant.
+    columns = uncounted_branches.c
+    query = select(columns.last_seq).where(columns.tenant == tenant).order_by(columns.conversation, columns.branch)
+    return connection.execute(query.limit(1)).first() is not None
