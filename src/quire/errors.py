@@ -17,7 +17,8 @@ QuireError
 │   ├── StaleCompaction
 │   ├── StaleSegment
 │   ├── MemoryRetired
-│   └── TurnInProgress
+│   ├── TurnInProgress
+│   └── TurnLeaseLost
 ├── AccessDenied
 │   ├── InvalidKey
 │   ├── InsufficientScope

@@ -17,7 +17,7 @@ OPTIONAL_WHEN_BLOCKING = {("record", "request"), ("record_question", "request"),
 
 INTERNAL_METHODS = {
     "check_spend_cap", "correct_overflow", "emit", "load_blobs", "load_calibration", "load_model", "reserve_spend",
-    "set_calibration", "settle_spend", "shorten_summary", "wait_for_background",
+    "set_calibration", "settle_spend", "shorten_summary", "wait_for_background", "with_lease",
 }  # fmt: skip
 """Methods for the turn loop, the gateway and background jobs, which the blocking API has not."""
 

@@ -268,6 +268,9 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
     "add_memory": lambda store: store.add_memory("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
+    "count_messages",
+    "draw_messages",
+    "list_sample_frame",
     "create_conversation",
     "list_conversations",
     "list_origins",
@@ -515,3 +518,13 @@ async def test_equal_content_is_stored_for_each_tenant(other_store: SqlStore) ->
     await mine.purge("theirs")
     assert await collect_export(other_store, "theirs") == before
     assert await collect_export(mine, "theirs") != before
+
+
+async def test_no_sample_has_a_conversation_of_another_tenant(store: SqlStore, other_store: SqlStore) -> None:
+    mine, every_path = store.for_tenant("b"), [bytes([first]) + bytes(31) for first in range(256)]
+    assert await other_store.list_sample_frame(limit=9) == ["theirs"]
+    assert set(await other_store.draw_messages(every_path)) == {"theirs"}
+    assert await other_store.count_messages("theirs") > 0
+    assert await mine.list_sample_frame(limit=9) == []
+    assert await mine.draw_messages(every_path) == []
+    assert await mine.count_messages("theirs") == 0
