@@ -147,7 +147,9 @@ async def test_a_commit_without_its_synchronous_standby_is_not_acknowledged(clus
 
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(StoreUnavailable):
-                await store._database.write(write, TransactionOptions(store.tenant, statement_seconds=0.5))
+                # Commits wait once the server's processes have read the setting.
+                while True:
+                    await store._database.write(write, TransactionOptions(store.tenant, statement_seconds=0.5))
             with pytest.raises(StoreUnavailable):
                 await store.check()
     finally:
