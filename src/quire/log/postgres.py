@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, Pool, event
 
 from quire.errors import MissingExtra, StoreBusy, StoreReadOnly, StoreUnavailable
 from quire.log import migrate
@@ -145,7 +145,7 @@ class PostgresDatabase:
                 self._is_idle.set()
 
     def _run_transaction(self, work: Work[T], begin_sql: str, commit_sql: str, statement_seconds: float) -> T:
-        connection = self._begin(begin_sql, statement_seconds)
+        connection, pool = self._begin(begin_sql, statement_seconds)
         take_changes(connection)
         try:
             result = work(connection)
@@ -158,26 +158,28 @@ class PostgresDatabase:
                 connection.invalidate()
             raise
         finally:
-            if self._is_closed and not connection.invalidated:
-                # A background job was still running: the pool is gone, so nothing else would close the connection.
+            if (self._is_closed or pool is not self._engine.sync_engine.pool) and not connection.invalidated:
+                # Its pool was replaced, or closed while a background job was running: nothing else would close it.
                 connection.invalidate()
             # Returns the connection to the pool, which rolls back uncommitted work.
             connection.close()
 
-    def _begin(self, begin_sql: str, statement_seconds: float) -> Connection:
-        """A connection in a transaction with its tenant set. If the pooled one is dead, reconnects once."""
+    def _begin(self, begin_sql: str, statement_seconds: float) -> tuple[Connection, Pool]:
+        """A connection in a transaction with its tenant set, and its pool. If the pooled one is dead, reconnects
+        once."""
         from psycopg import OperationalError
 
         engine: Engine = self._engine.sync_engine
         pool = engine.pool
         try:
-            return _begin_on(engine.connect(), begin_sql, statement_seconds)
+            return _begin_on(engine.connect(), begin_sql, statement_seconds), pool
         except OperationalError:
             # The other idle connections are as old as this one. A concurrent transaction may have replaced them.
             if engine.pool is pool:
                 engine.dispose()
         self._report_connection_loss()
-        return _begin_on(engine.connect(), begin_sql, statement_seconds)
+        pool = engine.pool
+        return _begin_on(engine.connect(), begin_sql, statement_seconds), pool
 
     async def check_writable(self, *, max_age_seconds: float) -> None:
         await self._breaker.probe(max_age_seconds=max_age_seconds)
