@@ -145,11 +145,14 @@ async def test_a_commit_without_its_synchronous_standby_is_not_acknowledged(clus
         def write(connection: Connection) -> None:
             connection.execute(text("UPDATE quire_conversations SET title = 'renamed' WHERE conversation = 'cold'"))
 
+        async def write_until_refused() -> None:
+            """Commits wait for the standby once the server's processes have read the setting."""
+            while True:
+                await store._database.write(write, TransactionOptions(store.tenant, statement_seconds=0.5))
+
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(StoreUnavailable):
-                # Commits wait once the server's processes have read the setting.
-                while True:
-                    await store._database.write(write, TransactionOptions(store.tenant, statement_seconds=0.5))
+                await write_until_refused()
             with pytest.raises(StoreUnavailable):
                 await store.check()
     finally:
