@@ -134,12 +134,15 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
     for name, groups in stats.groups.items():
         newest = groups[-OVERVIEW_DAYS:] if name == "day" else groups
         if newest:
+            yield make_text("")
             yield _draw_groups(name, newest)
     if stats.documents:
+        yield make_text("")
         rows = [(_shorten(each.name), each.counts.uses, each.counts.tokens) for each in stats.documents]
         yield make_table("document", "messages", "tokens", rows=rows, right_aligned=("messages", "tokens"))
     yield from _draw_unused(stats)
     if stats.turns:
+        yield make_text("")
         yield _draw_turns(stats)
     for each in stats.suggestions:
         advice = ADVICE[each.action].format(share=each.share, tokens=each.tokens)

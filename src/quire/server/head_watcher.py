@@ -104,6 +104,7 @@ class HeadWatcher:
                     await self._refresh()
                     await asyncio.sleep(MIN_INTERVAL_SECONDS)
         except Exception:
+            # The streams end with an error, and their clients reconnect, instead of waiting for ever.
             for watch in list(self._watches.values()):
                 watch.notify(None)
             raise
