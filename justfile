@@ -21,7 +21,7 @@ check:
     {{ bin }}/lint-imports
     {{ bin }}/vulture
     {{ bin }}/deptry src
-    {{ bin }}/pytest -n 2
+    {{ bin }}/pytest -n 2 --dist worksteal
     {{ bin }}/mkdocs build --quiet --strict
 
 # Run all tests at full size; takes hours.
@@ -32,9 +32,9 @@ full *ARGS: install-agents
 coverage *ARGS:
     {{ bin }}/pytest -n 2 --cov {{ ARGS }}
 
-# Run the quick tests, or those named.
+# Run the quick tests on SQLite, in parallel; with arguments, the quick ones of those named on both databases.
 test *ARGS:
-    {{ bin }}/pytest -m "not slow" {{ ARGS }}
+    {{ if ARGS == "" { "QUIRE_TEST_SQLITE_ONLY=1 " + bin + "/pytest -n auto --dist worksteal -q" } else { bin + "/pytest " + ARGS } }} -m "not slow"
 
 # Send adversarial requests of full size to a server and print how another tenant fares; takes several minutes.
 hostile *ARGS:
@@ -59,12 +59,16 @@ agents *ARGS: install-agents
 pooled *ARGS:
     QUIRE_TEST_PGBOUNCER=1 {{ bin }}/pytest tests/server -k postgres18 {{ ARGS }}
 
+# Test the adapters with the oldest supported and the newest version of each framework on PyPI; EXTRA==VERSION for others.
+adapters-matrix *COMBINATIONS:
+    {{ bin }}/python tools/adapter_matrix.py {{ COMBINATIONS }}
+
 # Format the code and apply ruff's fixes.
 format:
     {{ bin }}/ruff format
     {{ bin }}/ruff check --fix
 
-# Run benchmarks/NAME.py (all, log, view, turns, compaction, recall, search, cli, gateway, live_events, many_conversations, import_transcripts, insights, footprint, page, page_scale, faults, failover) against its peers; --quick takes about a minute.
+# Run benchmarks/NAME.py (all, log, view, turns, compaction, recall, search, cli, gateway, live_events, many_conversations, import_transcripts, insights, footprint, adapters, page, page_scale, soak, faults, failover) against its peers; --quick takes about a minute.
 bench NAME *ARGS:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group bench
     PYTHONPATH=tests:tests/server {{ bin }}/python benchmarks/{{ NAME }}.py {{ ARGS }}
@@ -98,6 +102,14 @@ docs:
 metrics *ARGS:
     {{ bin }}/python tools/code_metrics.py {{ ARGS }}
 
-# Build the wheel into dist/.
+# Write the fixture of a release, such as 0.1.0, which every later version must open; run it before the tag.
+released VERSION:
+    PYTHONPATH=tests {{ bin }}/python -m infra.released_fixtures {{ VERSION }}
+
+# Build wheels and source distribution from a clean clone, install each extra alone, run the commands of all docs; takes half an hour.
+installed *ARGS:
+    QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/cli/test_installation.py {{ ARGS }}
+
+# Build the wheels of quire-core and quire into dist/.
 build:
-    {{ bin }}/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+    {{ bin }}/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./packages/quire

@@ -2,7 +2,8 @@
 
 Every command runs in its own process, with compiled bytecode and its own home; its user and system time is measured.
 The conversation has 100,000 messages; it was compacted, as one of that length would be, and the rest fills half of the
-window. The same conversation without any compaction is measured too.
+window. The same conversation without any compaction is measured too, and the import of the libraries alone, below which
+`context show` cannot go.
 """
 
 import os
@@ -25,6 +26,11 @@ from support import Report, run_benchmark
 
 VERSION_GOAL_RATIO = 2.0
 SHOW_GOAL_RATIO = 60.0
+IMPORT_LIBRARIES = """
+import asyncio, sqlite3, pydantic, rich.console, rich.table, sqlalchemy.dialects.sqlite, typer
+pydantic.BaseModel, pydantic.TypeAdapter
+"""
+"""The libraries that `context show` uses, and the parts of pydantic that load on first use."""
 MESSAGE_COUNT = 100_000
 ACTIVE_MESSAGES = 1_000
 BATCH_SIZE = 5_000
@@ -60,6 +66,9 @@ class CommandRunner:
 
     def run_python(self) -> None:
         self.run(sys.executable, "-c", "pass")
+
+    def run_imports(self) -> None:
+        self.run(sys.executable, "-c", IMPORT_LIBRARIES)
 
     def run_version(self) -> None:
         self.run(self.quire_path, "--version")
@@ -118,11 +127,12 @@ async def run(*, quick: bool) -> Report:
         timed = (
             commands.run_python,
             commands.run_version,
+            commands.run_imports,
             lambda: commands.run_context_show("compacted"),
             lambda: commands.run_context_show("whole"),
         )
         measure_cpu_rounds(*timed, rounds=1)  # Compile the bytecode and fill the file cache.
-        bare, version, compacted, whole = measure_cpu_rounds(*timed, rounds=rounds)
+        bare, version, imports, compacted, whole = measure_cpu_rounds(*timed, rounds=rounds)
         report.print_table(
             f"milliseconds of CPU time a process, {messages:,} messages",
             ("what", "median", "least"),
@@ -131,6 +141,7 @@ async def run(*, quick: bool) -> Report:
                 for name, times in (
                     ("python -c pass", bare),
                     ("quire --version", version),
+                    ("importing the libraries", imports),
                     ("quire context show", compacted),
                     ("the same, never compacted", whole),
                 )

@@ -32,7 +32,7 @@ from quire.model.entries import Draft
 from quire.settings import Settings
 from quire.testing.scripted_model import ScriptedModel
 from quire.view.tokens import counter_for
-from quire.view.wire_formats import OpenAIChatFormat
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 from support import Report, run_benchmark
 
 WINDOW_TOKENS = 1_024

@@ -1,8 +1,8 @@
 """Measures fail-over through HTTP nodes: three PostgreSQL under Patroni with synchronous replication, two nodes.
 
 Clients of the gateway run turns while the primary is killed five times, switched over twice, and frozen once. A bare
-connection that commits every tenth of a second measures Patroni's own gap. Needs Debian's packages patroni, etcd-server
-and postgresql-15.
+connection that commits every tenth of a second measures Patroni's own gap. Needs Debian's packages patroni,
+etcd-server, haproxy and postgresql-15.
 
     just bench failover
 """
@@ -171,13 +171,13 @@ async def run_benchmark(kills: int, turns: int) -> Report:
     for event in events:
         if event.name.startswith("kill"):
             report.require_at_most(
-                f"{event.name}: gap after patroni's", event.gap_seconds - event.patroni_gap_seconds, 2
+                f"{event.name}, gap after patroni's", event.gap_seconds - event.patroni_gap_seconds, 2
             )
         if event.name.startswith("switchover"):
-            report.require_at_most(f"{event.name}: gap", event.gap_seconds, 4)
+            report.require_at_most(f"{event.name}, gap", event.gap_seconds, 4)
     frozen = events[-1]
-    report.require_at_most("frozen primary: longest request", frozen.longest_attempt_seconds, 15)
-    report.require_at_most("frozen primary: ready after the new primary", frozen.ready_seconds, 15)
+    report.require_at_most("frozen primary, longest request", frozen.longest_attempt_seconds, 15)
+    report.require_at_most("frozen primary, ready after the new primary", frozen.ready_seconds, 15)
     return report
 
 

@@ -1,9 +1,10 @@
 """Injects faults into a fleet under load, and checks that nothing acknowledged is lost, doubled or out of order.
 
-Real processes: three PostgreSQL under Patroni, two nodes, two workers, an upstream that misbehaves, and clients of the
-gateway and of `/send`. A seeded schedule kills, freezes and delays them (tests/infra/fault_schedule.py); the same seed
-gives the same faults in the same order. Needs Debian's packages patroni, etcd-server and postgresql-15; with faketime
-the clocks of nodes jump too. `--single` uses one PostgreSQL without Patroni.
+Real processes: three PostgreSQL under Patroni, two nodes (one of them through PgBouncer and HAProxy), two workers, an
+upstream that misbehaves, and clients of the gateway and of `/send`. A seeded schedule kills, freezes and delays them
+(tests/infra/fault_schedule.py); the same seed gives the same faults in the same order. Needs Debian's packages patroni,
+etcd-server, haproxy, pgbouncer and postgresql-15; with faketime the clocks of nodes jump too. `--single` uses one
+PostgreSQL without Patroni.
 
     just bench faults --seed 1 --faults 1000
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from fault_campaign import Campaign, list_supported_kinds, run_fleet
 from fault_checks import CheckResult
 
-from infra.fault_database import FaultDatabase, ReplicatedDatabase, SingleDatabase
+from infra.fault_database import FaultDatabase, ReplicatedDatabase, SingleDatabase, start_pooler
 from infra.fault_schedule import FaultKind, build_schedule
 from infra.patroni import PatroniCluster
 from infra.postgres import Cluster
@@ -28,8 +29,10 @@ from infra.postgres import Cluster
 
 def open_database(stack: ExitStack, *, is_single: bool) -> FaultDatabase:
     if is_single:
-        return SingleDatabase(stack.enter_context(Cluster.start(18, fsync=True)))
-    return ReplicatedDatabase(stack.enter_context(PatroniCluster.start()))
+        single = stack.enter_context(Cluster.start(18, fsync=True))
+        return SingleDatabase(single, pooler=stack.enter_context(start_pooler(single.port)))
+    cluster = stack.enter_context(PatroniCluster.start())
+    return ReplicatedDatabase(cluster, pooler=stack.enter_context(start_pooler(cluster.primary_port)))
 
 
 async def run_campaign(seed: int, count: int, *, is_single: bool, folder: Path) -> bool:

@@ -1,5 +1,5 @@
 """The gateway on PostgreSQL against bare servers: a proxy without a store, one that does the same inserts, and a floor
-that does them with the least work.
+that does them with the least work; and against LiteLLM's proxy, which stores nothing.
 
 Every server runs in its own process, on loopback, with an upstream that answers at once; the clients run in this one.
 A turn is one question and one reply of sixty tokens. The servers are measured alternately, slice by slice, so that a
@@ -8,15 +8,10 @@ cProfile of the gateway.
 """
 
 import asyncio
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack, asynccontextmanager
 
 import psycopg
 from psycopg.rows import dict_row
@@ -35,10 +30,13 @@ from gateway_clients import (
     send_last_turns,
     send_new_messages,
 )
+from gateway_open_loop import compare_open_loop
+from gateway_processes import ServerProcess, find_litellm, start_litellm, start_servers
 from gateway_servers import STREAM_CHUNKS
 from infra.postgres import Cluster
 from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import index_messages
+from quire.jobs import queue_schema
 from quire.log import SqlStore, migrate, schema
 from quire.log.row_digests import with_row_digest
 from quire.model import Compaction, Draft, Message, Span, TokenCount
@@ -51,8 +49,12 @@ SHORT_MESSAGES, LONG_MESSAGES, ACTIVE_MESSAGES = 1_000, 10_000, 60
 COUNTER = "openai:o200k_base"
 WARM_UP_TURNS = 8
 """Turns of each client before measurement: each connection to the database prepares each statement once."""
-MAX_COST_TO_INSERTS, MAX_COST_TO_FLOOR, MAX_COST_OF_MANY_CLIENTS = 1.0, 2.5, 1.3
-"""Goals: CPU time of a turn, divided by that of the bare servers, and with 64 clients by that with 16."""
+MAX_COSTS = {"inserts": 1.0, "floor": 2.5, "litellm": 1.0}
+"""Goals: CPU time of a turn, divided by that of another server."""
+MAX_COST_OF_MANY_CLIENTS = 1.3
+"""Goal: CPU time of a turn with 64 clients, divided by that with 16."""
+CAPACITY_CLIENTS = 16
+"""Clients with which the capacity for the open loop is measured."""
 MAX_STREAM_COST, MAX_LONG_LIST_COST = 1.5, 3.0
 """Goals: CPU time of a streamed turn divided by that of a whole one, and of a long list by the bare proxy's."""
 MAX_FORMAT_COST = 1.3
@@ -60,7 +62,7 @@ MAX_FORMAT_COST = 1.3
 
 
 async def compare_formats(
-    report: Report, server: "ServerProcess", key: str, *, clients: int, rounds: int, seconds: float
+    report: Report, server: ServerProcess, key: str, *, clients: int, rounds: int, seconds: float
 ) -> None:
     """Compares the formats with chat completions, passed through and translated."""
     ways = {
@@ -89,7 +91,7 @@ class ClientGroup:
     Also the CPU time of the server's process, which is the better measure on a shared machine.
     """
 
-    def __init__(self, server: "ServerProcess", key: str, asking: ClientScript, *, clients: int) -> None:
+    def __init__(self, server: ServerProcess, key: str, asking: ClientScript, *, clients: int) -> None:
         self._server = server
         self._clients = [Client(server.port, key) for _ in range(clients)]
         self._turns = [asking(client, number) for number, client in enumerate(self._clients)]
@@ -133,57 +135,31 @@ class ClientGroup:
         return self.rate, cuts[49], cuts[98], self.cpu_per_turn
 
 
-class ServerProcess(NamedTuple):
-    port: int
-    pid: int
-
-    def read_cpu_seconds(self) -> float:
-        """Reads the CPU seconds of the process so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 COLUMNS = ("turns/s", "p50", "p99", "cpu ms/turn")
-
-
-@contextmanager
-def start_servers(*commands: tuple[str, ...]) -> Iterator[list[ServerProcess]]:
-    """Starts servers of `gateway_servers.py`."""
-    script = str(Path(__file__).with_name("gateway_servers.py"))
-    with ExitStack() as running:
-        started = [
-            running.enter_context(
-                subprocess.Popen([sys.executable, script, *each], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            )
-            for each in commands
-        ]
-        try:
-            yield [ServerProcess(int(each.stdout.readline()), each.pid) for each in started if each.stdout is not None]
-        finally:
-            for each in started:
-                if each.stdin is not None:
-                    each.stdin.close()
-                each.wait(20)
 
 
 @asynccontextmanager
 async def create_databases(cluster: Cluster) -> AsyncIterator[tuple[str, str]]:
-    """Creates two databases with Quire's tables, so that the servers do not share rows."""
+    """Creates two databases with Quire's tables and job queue, so that the servers do not share rows."""
     cluster.create_role("quire_app")
     urls: list[str] = []
     for name in ("ours", "theirs"):
         cluster.create_database(name)
         migrate.upgrade(cluster.url(name))
         migrate.grant_access(cluster.url(name), "quire_app")
+        queue_schema.upgrade(cluster.url(name))
+        queue_schema.grant(cluster.url(name), "quire_app")
         urls.append(cluster.url(name, user="quire_app"))
     yield urls[0], urls[1]
 
 
 async def compare_servers(
     report: Report, servers: dict[str, ServerProcess], key: str, *, counts: tuple[int, ...], rounds: int, seconds: float
-) -> None:
+) -> dict[str, float]:
+    """Returns each server's turns per second with 16 clients: its capacity."""
     rows: list[tuple[object, ...]] = []
     costs: dict[int, float] = {}
+    capacities: dict[str, float] = {}
     for clients in counts:
         crowds = {
             name: await ClientGroup(each, key, send_full_history, clients=clients).warm_up(WARM_UP_TURNS)
@@ -192,14 +168,18 @@ async def compare_servers(
         await run_interleaved(crowds.values(), rounds=rounds, seconds=seconds)
         rows += [(clients, name, *crowd.row) for name, crowd in crowds.items()]
         costs[clients] = crowds["gateway"].cpu_per_turn
-        for name, goal in (("inserts", MAX_COST_TO_INSERTS), ("floor", MAX_COST_TO_FLOOR)):
-            report.require_at_most(f"cpu_to_{name}_{clients}", costs[clients] / crowds[name].cpu_per_turn, goal)
+        if clients == CAPACITY_CLIENTS:
+            capacities = {name: crowd.rate for name, crowd in crowds.items()}
+        for name, goal in MAX_COSTS.items():
+            if name in crowds:
+                report.require_at_most(f"cpu_to_{name}_{clients}", costs[clients] / crowds[name].cpu_per_turn, goal)
     report.require_at_most("cpu_at_64_to_16", costs[64] / costs[16], MAX_COST_OF_MANY_CLIENTS)
     report.print_table(
         "Turns per second and milliseconds per turn; clients send the whole list, ten turns a conversation",
         ("clients", "server", *COLUMNS),
         rows,
     )
+    return capacities
 
 
 async def compare_shapes(
@@ -316,28 +296,37 @@ async def measure_growth(
 async def run(*, quick: bool) -> Report:
     report = Report("gateway")
     counts, rounds, seconds = ((1, 16, 64), 2, 0.8) if quick else ((1, 16, 64), 5, 3.0)
-    with Cluster.start(18, fsync=True) as cluster:
+    with ExitStack() as running:
+        cluster = running.enter_context(Cluster.start(18, fsync=True))
         async with create_databases(cluster) as (ours, theirs):
             async with SqlStore.open(ours) as store:
                 _, key = await store.create_key("bench", ("read", "write", "chat"))
-            with start_servers(("upstream",)) as [upstream]:
-                up = f"http://127.0.0.1:{upstream.port}/v1"
-                commands = {
-                    "bare": ("bare", up),
-                    "inserts": ("inserts", up, theirs),
-                    "floor": ("floor", up, theirs),
-                    "gateway": ("gateway", up, ours, str(WINDOW_TOKENS)),
-                    "wide gateway": ("gateway", up, ours, str(WIDE_WINDOW_TOKENS)),
-                }
-                with start_servers(*commands.values()) as started:
-                    servers = dict(zip(commands, started, strict=True))
-                    gateway = servers["gateway"]
-                    usual = {name: each for name, each in servers.items() if name != "wide gateway"}
-                    await compare_servers(report, usual, key, counts=counts, rounds=rounds, seconds=seconds)
-                    await compare_shapes(report, servers, key, clients=4, rounds=rounds, seconds=seconds)
-                    await compare_formats(report, gateway, key, clients=8, rounds=rounds * 2, seconds=seconds)
-                    pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
-                    await measure_growth(report, gateway, key, ours, cluster.url("ours"), **pieces)
+            [upstream] = running.enter_context(start_servers(("upstream",)))
+            up = f"http://127.0.0.1:{upstream.port}/v1"
+            commands = {
+                "bare": ("bare", up),
+                "inserts": ("inserts", up, theirs),
+                "floor": ("floor", up, theirs),
+                "gateway": ("gateway", up, ours, str(WINDOW_TOKENS)),
+                "wide gateway": ("gateway", up, ours, str(WIDE_WINDOW_TOKENS)),
+            }
+            started = running.enter_context(start_servers(*commands.values()))
+            servers = dict(zip(commands, started, strict=True))
+            gateway = servers["gateway"]
+            usual = {name: each for name, each in servers.items() if name != "wide gateway"}
+            if (version := find_litellm(install=not quick)) is not None:
+                peer = running.enter_context(start_litellm(up, key=key))
+                if peer is not None:
+                    usual["litellm"] = peer
+                    print(f"litellm: LiteLLM {version} with one key, without callbacks and database")
+            capacities = await compare_servers(report, usual, key, counts=counts, rounds=rounds, seconds=seconds)
+            await compare_shapes(report, servers, key, clients=4, rounds=rounds, seconds=seconds)
+            await compare_formats(report, gateway, key, clients=8, rounds=rounds * 2, seconds=seconds)
+            pieces = {"clients": 8 if quick else 16, "rounds": rounds, "seconds": seconds}
+            await measure_growth(report, gateway, key, ours, cluster.url("ours"), **pieces)
+            await compare_open_loop(
+                report, usual, key, capacities=capacities, rounds=rounds, seconds=4.0 if quick else 15.0
+            )
     return report
 
 

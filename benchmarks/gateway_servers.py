@@ -326,11 +326,9 @@ INSERT_ALL = f"""WITH entries AS ({_rename_arrays(INSERT_ENTRIES)}), paths AS ({
 
 
 async def serve_gateway(upstream: str, url: str, window: str) -> None:
-    """Serves the gateway without background jobs, which a worker runs in a deployment."""
-    from quire.log import SqlStore
+    """Serves the gateway as in a deployment: it enqueues background jobs, and a worker would run them."""
     from quire.server.app import create_app
-    from quire.server.state import ServerState
-    from quire.server.upstream_client import UpstreamClient
+    from quire.server.state import open_server_state
     from quire.settings import Settings
     from quire.settings.schema import Upstream
 
@@ -342,8 +340,8 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
             "gpt-4o-mini": Upstream(base_url=upstream),
         },
     )  # fmt: skip
-    async with SqlStore.open(url) as store, UpstreamClient() as client:
-        await serve(create_app(ServerState(store, settings, http_client=client)))
+    async with open_server_state(url, settings) as server_state:
+        await serve(create_app(server_state))
 
 
 def main() -> None:

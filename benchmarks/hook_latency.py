@@ -1,10 +1,11 @@
-"""Time that `quire hook` adds to an agent's turn: `python benchmarks/hook_latency.py [RUNS]`.
+"""Time that `quire hook` adds to an agent's turn.
 
 Runs the command as an agent does, in a home of its own, on a transcript with a compaction and then many messages. The
 first event starts the hook service; the figures are for the events after it. A bare `python -c pass` in the same run is
 the floor. CPU time is that of the command; on a busy machine it says more than the time on the clock.
 """
 
+import argparse
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 QUIRE = Path(sys.executable).with_name("quire")
 MESSAGES = 2_000
+QUICK_RUNS = 20
 SESSION = "11111111-2222-4333-8444-555555555555"
 
 
@@ -76,7 +78,11 @@ def read_cpu(pid: int) -> float:
 
 
 def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} runs")
+    options = parser.parse_args()
+    runs: int = QUICK_RUNS if options.quick else options.runs
     folder = Path(tempfile.mkdtemp(prefix="q"))
     path = folder / f"{SESSION}.jsonl"
     write_transcript(path)

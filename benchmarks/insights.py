@@ -108,12 +108,13 @@ class ConversationGenerator:
             UsageKey(key.dimension, day, names.get(key.dimension, key.name)): each
             for key, each in template.counts.items()
         }
-        turns = [each._replace(day=day, cost_nanos=random.randrange(10**9)) for each in template.turns]
+        name = f"insights-{number}"
+        turns = [
+            each._replace(conversation=name, day=day, cost_nanos=random.randrange(10**9)) for each in template.turns
+        ]
         at = day * DAY_MICROSECONDS
         origin = ConversationOrigin(client=client, project=project)
-        return GeneratedConversation(
-            ConversationRecord(f"insights-{number}", f"Conversation {number}", at, at, origin), counts, turns
-        )
+        return GeneratedConversation(ConversationRecord(name, f"Conversation {number}", at, at, origin), counts, turns)
 
 
 def fold_conversation(random: Random, manifests: Sequence[Manifest]) -> Contribution:

@@ -25,6 +25,10 @@ ROLE = "quire_app"
 MAX_TRANSACTIONS_PER_SECOND = 5.0
 MAX_CORE_PERCENT = 5.0
 MAX_ARRIVAL_SECONDS = 1.0
+SETTLING_SECONDS = 40.0
+"""Time between the opening of streams and the measurement: the statistics of idle sessions arrive late."""
+SWEEP_SECONDS = 60.0
+"""Time for the first sweep of the servers."""
 COMMIT_CLIENTS = 16
 FLUSH_MS = (0, 5)
 """Times that a flush takes in addition to the disk's own."""
@@ -70,8 +74,7 @@ def count_commits(url: str) -> int:
 
 async def measure_idle(fleet: Fleet, url: str, *, seconds: float) -> tuple[float, float]:
     """Transactions a second, and the percentage of a core that both servers use."""
-    # Statistics of a session arrive late; the first looks after opening are not idle.
-    await asyncio.sleep(12)
+    await asyncio.sleep(SETTLING_SECONDS)
     pids = [server.process.pid for server in fleet.servers]
     commits, cpu, started_at = count_commits(url), sum(map(read_cpu_seconds, pids)), time.monotonic()
     await asyncio.sleep(seconds)
@@ -103,17 +106,22 @@ async def measure_streams(report: Report, *, quick: bool) -> None:
         migrate.grant_access(url, ROLE)
         async with SqlStore.open(cluster.url("quire", user=ROLE)) as store:
             _, key = await store.create_key("bench", ["read"])
+            targets = (200,) if quick else (200, 2_000)
+            # Before the servers start: their first sweep looks for work in every conversation that changed.
+            for number in range(max(targets)):
+                await store.create_conversation(f"c{number}")
             fleet = Fleet(cluster.url("quire", user=ROLE), key, Path(folder))
             try:
                 fleet.start_server()
                 fleet.start_server()
                 await fleet.wait_ready(timeout_seconds=180)
-                rows.append(("none", *await measure_idle(fleet, url, seconds=10 if quick else 30)))
+                await asyncio.sleep(SWEEP_SECONDS)
                 streams: list[EventStream] = []
-                for target in (200,) if quick else (200, 2_000):
-                    for number in range(len(streams), target):
-                        await store.create_conversation(f"c{number}")
-                        streams.append(await EventStream.open(fleet.ports[number % 2], key, f"c{number}"))
+                for target in targets:
+                    streams += [
+                        await EventStream.open(fleet.ports[number % 2], key, f"c{number}")
+                        for number in range(len(streams), target)
+                    ]
                     transactions, core = await measure_idle(fleet, url, seconds=10 if quick else 30)
                     rows.append((f"{target:,}", transactions, core))
                     if target == 200:

@@ -38,7 +38,7 @@ from quire.log import SqlStore
 from quire.model import Message
 from quire.settings import Settings
 from quire.view.tokens import counter_for
-from quire.view.wire_formats import OpenAIChatFormat
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 from support import Report, run_benchmark
 
 STEPS, QUICK_STEPS = 1_000, 120

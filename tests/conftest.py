@@ -36,6 +36,8 @@ ALL_BACKENDS = (*BACKENDS, "postgres15")
 POSTGRES_VERSIONS: dict[str, Version] = {f"postgres{version}": version for version in VERSIONS}
 
 IN_CI = bool(os.environ.get("CI"))
+SQLITE_ONLY = bool(os.environ.get("QUIRE_TEST_SQLITE_ONLY"))
+"""Whether tests on PostgreSQL are deselected, for a quick answer."""
 USE_PGBOUNCER = bool(os.environ.get("QUIRE_TEST_PGBOUNCER"))
 """Whether every test connects to PostgreSQL through PgBouncer in transaction mode."""
 
@@ -64,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    installed = [version for version in VERSIONS if find_binaries(version)]
+    installed = [version for version in VERSIONS if find_binaries(version) and not SQLITE_ONLY]
     clusters = start_clusters(node.config, installed)
     node.workerinput["postgres_ports"] = {version: cluster.port for version, cluster in clusters.items()}
     node.workerinput["model_port"] = node.config.stash[LOCAL_MODEL_KEY].serve_address()
@@ -87,12 +89,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if IS_FULL_SIZE:
-        return
-    large = [item for item in items if item.get_closest_marker("large")]
-    if large:
-        config.hook.pytest_deselected(items=large)
-        items[:] = [item for item in items if not item.get_closest_marker("large")]
+    deselected = [item for item in items if is_deselected(item)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if not is_deselected(item)]
+
+
+def is_deselected(item: pytest.Item) -> bool:
+    if item.get_closest_marker("large") and not IS_FULL_SIZE:
+        return True
+    call: Any = getattr(item, "callspec", None)
+    return SQLITE_ONLY and call is not None and str(call.params.get("backend")).startswith("postgres")
 
 
 def start_clusters(config: pytest.Config, versions: Iterable[Version]) -> dict[Version, Cluster]:
@@ -118,6 +125,8 @@ def create_template(server: PostgresServer) -> None:
 
 def get_postgres_server(config: pytest.Config, version: Version) -> PostgresServer:
     """Returns the session's server of this version. If it is not installed, the test is skipped, or fails in CI."""
+    if SQLITE_ONLY:
+        pytest.skip("PostgreSQL is excluded by QUIRE_TEST_SQLITE_ONLY")
     if find_binaries(version) is None:
         message = f"PostgreSQL {version} IS NOT INSTALLED: its tests do not run"
         pytest.fail(message) if IN_CI else pytest.skip(message)

@@ -120,13 +120,14 @@ def test_calibrations_are_limited():
     assert len(runtime.calibrations) == MAX_CALIBRATIONS
 
 
-def test_rendered_messages_are_cached_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
+def test_all_counters_together_cache_rendered_messages_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendered, "MAX_CACHED_BYTES", 10_000)
-    counter = MessageCounter(counter_for("gpt-4o"), wire_format_for("openai"))
+    monkeypatch.setattr(rendered, "_budget", rendered._CacheBudget())  # pyright: ignore[reportPrivateUsage]
+    counters = [MessageCounter(counter_for("gpt-4o"), wire_format_for("openai")) for _ in range(5)]
     for number in range(100):
-        counter.render_data(f"{number} " + "x" * 1_000)
-    cached = counter._cache  # pyright: ignore[reportPrivateUsage]
-    assert 0 < sum(len(each.encoded) for each in cached.values()) <= 10_000
+        counters[number % 5].render_data(f"{number} " + "x" * 1_000)
+    cached = [each for counter in counters for each in counter._cache.values()]  # pyright: ignore[reportPrivateUsage]
+    assert 0 < sum(len(each.encoded) for each in cached) <= 10_000
 
 
 def test_long_words_are_not_cached():

@@ -7,11 +7,13 @@ written. The image installs wheels only, so that no package runs code of its own
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,19 @@ GLIBC_VERSIONS = ("2_34", "2_28", "2_17")
 
 
 def read_requirements() -> list[str]:
-    """The dependencies of `quire[all]`."""
+    """The dependencies of quire-core with all that its extra `all` names."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras: dict[str, list[str]] = project["optional-dependencies"]
-    [everything] = extras["all"]
-    chosen = everything.removeprefix("quire[").removesuffix("]").split(",")
-    listed = [*project["dependencies"], *(each for extra in chosen for each in extras[extra])]
-    return sorted({each for each in listed if not each.startswith("quire[")})
+    return sorted({*project["dependencies"], *expand_extra("all", project["optional-dependencies"])})
+
+
+def expand_extra(name: str, extras: Mapping[str, list[str]]) -> Iterator[str]:
+    """The requirements of an extra and of the extras that it names."""
+    for requirement in extras[name]:
+        if named := re.fullmatch(r"quire-core\[(.+)\]", requirement):
+            for each in named[1].split(","):
+                yield from expand_extra(each, extras)
+        else:
+            yield requirement
 
 
 def resolve_wheels(platform: str) -> list[dict[str, Any]]:

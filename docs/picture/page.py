@@ -1,4 +1,4 @@
-"""Takes the screenshots of docs/web-interface.md: python docs/picture/page.py [--agents-only].
+"""Takes the screenshots of docs/web-interface.md and docs/backtest.md: python docs/picture/page.py [--only NAME].
 
 Needs the built page and Chromium.
 """
@@ -19,6 +19,7 @@ from playwright.async_api import Browser, Page, async_playwright  # noqa: E402
 
 import demo  # noqa: E402
 from infra.agent_sessions import AgentSessions, create_agent_sessions  # noqa: E402
+from infra.journeys import WINDOW_TOKENS, create_journeys  # noqa: E402
 from infra.long_turn import QUESTION, make_steps  # noqa: E402
 from quire.log import DEFAULT_TENANT  # noqa: E402
 from quire.model import Message  # noqa: E402
@@ -33,7 +34,7 @@ WIDE = {"width": 1360, "height": 860}
 PHONE = {"width": 390, "height": 800}
 
 
-async def main(*, agents_only: bool) -> None:
+async def main(*, only: str | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with demo.open_demo(Path(folder)) as state:
             conversation_id = await demo.create_demo_conversation(state)
@@ -41,11 +42,14 @@ async def main(*, agents_only: bool) -> None:
                 serving = asyncio.create_task(run_server(create_app(state, token=TOKEN), listener, grace_seconds=0))
                 port = listener.getsockname()[1]
                 address = f"http://127.0.0.1:{port}/?token={TOKEN}#/c"
-                if not agents_only:
+                if only in (None, "page"):
                     long_turn_id = await create_long_turn(state)
                     await take_pictures(f"{address}/{conversation_id}", f"{address}/{long_turn_id}")
-                sessions = await create_agent_sessions(state.store)
-                await take_agent_pictures(address, sessions)
+                if only in (None, "agents"):
+                    await take_agent_pictures(address, await create_agent_sessions(state.store))
+                if only in (None, "backtest"):
+                    await create_journeys(state.engine_for(DEFAULT_TENANT), 12)
+                    await take_backtest_pictures(f"{address}/{conversation_id}")
                 serving.cancel()
 
 
@@ -89,6 +93,24 @@ async def take_agent_pictures(address: str, sessions: AgentSessions) -> None:
             compacted = await open_page(browser, f"{address}/{sessions.claude_code}", "at=7", dark=dark)
             await compacted.get_by_role("article", name="Compaction by Claude Code").get_by_role("button").first.click()
             await take_screenshot(compacted, f"page-agent-compaction{suffix}")
+
+
+async def take_backtest_pictures(address: str) -> None:
+    """A backtest in Insights: started in the first window, found again in the others."""
+    async with launch_browser() as browser:
+        for suffix in ("", "-dark", "-phone"):
+            page = await open_page(browser, address, dark=suffix == "-dark", phone=suffix == "-phone")
+            if suffix == "-phone":
+                await page.get_by_role("button", name="Conversations").click()
+            await page.get_by_role("button", name="Insights").click()
+            dialog = page.get_by_role("dialog", name="Insights")
+            await dialog.get_by_role("button", name="Backtest", exact=True).click()
+            if not suffix:
+                await dialog.get_by_label("Context window in tokens").fill(str(WINDOW_TOKENS))
+                await dialog.get_by_label("Conversations drawn at random").fill("10")
+                await dialog.get_by_role("button", name="Start backtest").click()
+            await dialog.get_by_text("drawn at random; ±").wait_for(timeout=120_000)
+            await take_screenshot(page, f"page-backtest{suffix}")
 
 
 async def take_pictures(address: str, long_turn_address: str) -> None:
@@ -138,5 +160,5 @@ async def take_screenshot(page: Page, name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agents-only", action="store_true", help="take only the pictures of agents' conversations")
-    asyncio.run(main(agents_only=parser.parse_args().agents_only))
+    parser.add_argument("--only", choices=("page", "agents", "backtest"), help="take only some of the pictures")
+    asyncio.run(main(only=parser.parse_args().only))

@@ -30,8 +30,9 @@ from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, MAIN_BRANCH
 from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent
+from quire.model.context_events import ContextEvent
 from quire.model.entry_metadata import DocumentReference
-from quire.model.events import ContextEvent, TurnEvent
+from quire.model.events import TurnEvent
 from quire.settings import Settings
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan

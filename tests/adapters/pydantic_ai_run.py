@@ -9,9 +9,9 @@ from pydantic_ai import messages as pai
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from quire.adapters.pydantic_ai import QuireCapability, open_capability
-from quire.adapters.pydantic_ai_history import parse_history
+from quire.adapters.pydantic_ai_history import convert_model_message
 from quire.model import ToolDefinition
-from quire.view.wire_formats import OpenAIChatFormat
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 
 
 class ScriptedModel:
@@ -39,7 +39,7 @@ class ScriptedModel:
 
 def to_request(messages: list[pai.ModelMessage], info: AgentInfo) -> script.SentRequest:
     wire_format = OpenAIChatFormat()
-    parsed = [each.message for each in parse_history(messages) if each.message is not None]
+    converted = [each for message in messages for each in convert_model_message(message)]
     tools = [
         ToolDefinition(name=tool.name, description=tool.description or "", parameters=tool.parameters_json_schema)
         for tool in (*info.function_tools, *info.output_tools)
@@ -48,7 +48,7 @@ def to_request(messages: list[pai.ModelMessage], info: AgentInfo) -> script.Sent
         model="gpt-4o",
         system=info.instructions,
         tools=[wire_format.render_tool(tool) for tool in tools],
-        messages=[wire for message in parsed for wire in wire_format.render_message(message)],
+        messages=[wire for each in converted if each.message for wire in wire_format.render_message(each.message)],
         max_tokens=None,
     )
     return script.SentRequest("openai", payload)

@@ -20,6 +20,7 @@ from quire.view.wire_formats import wire_format_for
 
 TURNS = 200 if IS_FULL_SIZE else 20
 TURNS_BEFORE_KILL = TURNS // 4
+RESUMED_TURNS = TURNS - TURNS_BEFORE_KILL if IS_FULL_SIZE else 4
 CONVERSATION = "harbour"
 INSTRUCTIONS = "You are the harbour office of Gullhaven. Read the tide table before you answer."
 OPTIONS: dict[str, Any] = {"model": "gpt-4o", "context_limit": 2_400, "reserved_response_tokens": 300}

@@ -9,6 +9,8 @@ import pytest
 import scripted_turns as script
 from agents import Agent, RunConfig, Runner, WebSearchTool
 from agents.memory import OpenAIResponsesCompactionAwareSession, Session
+from agents.models.chatcmpl_converter import Converter
+from agents.models.fake_id import FAKE_RESPONSES_ID
 from agents.testing import ScriptedModel, assistant_message
 from pydantic import BaseModel
 
@@ -59,7 +61,7 @@ async def test_an_agent_runs_five_times_past_the_window(url: str):
 @pytest.mark.slow
 async def test_a_killed_agent_resumes_from_the_log(url: str):
     finished = script.run_until_killed("openai_agents", url)
-    last = finished + 4
+    last = finished + script.RESUMED_TURNS
     script.check_requests(await run.run_turns(url, range(finished + 1, last + 1)))
     await script.check_resumed(url, last)
 
@@ -68,6 +70,7 @@ async def test_a_killed_agent_resumes_from_the_log(url: str):
 async def test_items_are_returned_as_they_were_added(session: QuireSession):
     assert isinstance(session, Session)
     assert isinstance(session, OpenAIResponsesCompactionAwareSession)
+    assert session.session_settings.limit is None
     assert await session.get_items() == []
     for start in (0, 4, 8):
         await session.add_items(cast(Any, ITEMS[start : start + 4]))
@@ -128,6 +131,26 @@ async def test_the_budget_has_room_for_handoffs_hosted_tools_and_the_output_sche
     assert manifest.max_input_tokens < script.MAX_INPUT_TOKENS
     assert manifest.forwarded is not None
     assert manifest.forwarded.dropped == ("tools[web_search]", "text.format", "input[reasoning]")
+
+
+async def test_models_for_chat_completions_take_the_replies_of_earlier_turns(session: QuireSession):
+    """Such a model adds fields of its own to a reply, and has a stricter converter than the one for responses."""
+    text: Any = {"type": "output_text", "text": "At six.", "annotations": [], "logprobs": []}
+    cited = {**text, "annotations": [{"type": "url_citation", "url": "https://example.org", "title": "Tides",
+                                      "start_index": 0, "end_index": 2}]}  # fmt: skip
+    for content in (text, cited):
+        reply: Any = {
+            "type": "message", "id": FAKE_RESPONSES_ID, "role": "assistant", "status": "completed",
+            "content": [content], "provider_data": {"model": "m"},
+        }  # fmt: skip
+        await session.add_items([{"role": "user", "content": "When?"}, reply])
+    model = ScriptedModel([[assistant_message("At seven.")]])
+    config = RunConfig(call_model_input_filter=session.filter_input, tracing_disabled=True)
+    await Runner.run(run.make_agent(model), "And now?", session=session, run_config=config)
+    messages: Any = Converter.items_to_messages(model.calls[0].input)
+    assert [each["role"] for each in messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert "At six." in str(messages[1]["content"])
+    assert "At six." in str(messages[3]["content"])
 
 
 async def test_the_usage_of_a_reply_is_recorded(url: str):

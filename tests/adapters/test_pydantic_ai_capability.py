@@ -14,10 +14,11 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.profiles import ModelProfile
 
-from quire.adapters.framework_requests import make_match_key
+from quire.adapters.conversion_cache import make_match_key
 from quire.adapters.pydantic_ai import QuireCapability, open_capability
-from quire.adapters.pydantic_ai_history import build_history, parse_history
+from quire.adapters.pydantic_ai_history import build_history, convert_model_message, list_items
 from quire.engine import open_engine
+from quire.model import Message
 from quire.model.agents import Agent, Rule
 
 
@@ -38,7 +39,7 @@ async def test_an_agent_runs_five_times_past_the_window(url: str):
 @pytest.mark.slow
 async def test_a_killed_agent_resumes_from_the_log(url: str):
     finished = script.run_until_killed("pydantic_ai", url)
-    last = finished + 4
+    last = finished + script.RESUMED_TURNS
     resumed = await run.run_turns(url, range(finished + 1, last + 1), passes_history=False, streams=True)
     script.check_requests(resumed)
     await script.check_resumed(url, last)
@@ -132,31 +133,36 @@ HISTORY: list[pai.ModelMessage] = [
 ]
 
 
+def convert(history: list[pai.ModelMessage]) -> list[Message]:
+    converted = [each for message in history for each in convert_model_message(message)]
+    return [each.message for each in converted if each.message is not None]
+
+
 def test_originals_are_passed_on_as_the_same_objects():
-    parsed = list(parse_history(HISTORY))
-    messages = [each.message for each in parsed if each.message is not None]
-    rebuilt = build_history(messages, parsed, load_blob=None)
+    messages = convert(HISTORY)
+    originals = dict(zip(map(make_match_key, messages), list_items(HISTORY), strict=True))
+    rebuilt = build_history(messages, originals, load_blob=None)
     parts = [part for message in rebuilt for part in message.parts]
     assert all(one is other for one, other in zip(parts, [p for m in HISTORY for p in m.parts], strict=True))
-    converted = build_history(messages, [], load_blob=None)
-    again = [each.message for each in parse_history(converted) if each.message is not None]
-    assert list(map(make_match_key, again)) == list(map(make_match_key, messages))
+    converted = build_history(messages, {}, load_blob=None)
+    assert list(map(make_match_key, convert(converted))) == list(map(make_match_key, messages))
 
 
 def test_what_has_no_place_is_named():
     audio: Any = pai.AudioUrl("https://example.org/a.wav")
-    [parsed] = parse_history([pai.ModelRequest([pai.UserPromptPart([audio])])])
-    assert parsed.message is not None
-    assert (parsed.message.text, parsed.dropped) == ("[audio-url]", ("messages[audio-url]",))
+    [converted] = convert_model_message(pai.ModelRequest([pai.UserPromptPart([audio])]))
+    assert converted.message is not None
+    assert (converted.message.text, converted.dropped) == ("[audio-url]", ("messages[audio-url]",))
     call = pai.NativeToolCallPart("web_search", {"query": "tides"}, "n1")
-    [parsed] = parse_history([pai.ModelResponse([call])])
-    assert parsed.dropped == ("messages[builtin-tool-call]",)
+    [converted] = convert_model_message(pai.ModelResponse([call]))
+    assert converted.dropped == ("messages[builtin-tool-call]",)
 
 
+@pytest.mark.parametrize("page", ["pydantic-ai.md", "frameworks.md"])
 def test_the_example_of_the_docs_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    code, printed = script.read_example("pydantic-ai.md")
+    code, printed = script.read_example(page)
     exec(code, {"__name__": "example"})
     assert capsys.readouterr().out == printed

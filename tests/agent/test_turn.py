@@ -45,6 +45,7 @@ from quire.llm import ModelChunk, Prompt, Reply, TextDelta
 from quire.log import SqlStore
 from quire.model import Compaction, Message, ToolCallPart, Usage
 from quire.model.agents import AgentTool
+from quire.model.entry_metadata import sum_usage
 from quire.model.events import (
     ApprovalRequested,
     QuestionRecorded,
@@ -56,7 +57,6 @@ from quire.model.events import (
     TurnEnded,
     TurnEvent,
     TurnFailed,
-    sum_usage,
 )
 from quire.testing.scripted_model import ScriptStep
 

@@ -1,6 +1,6 @@
 """The program in docs/backtest.md runs and prints what the page says."""
 
-from engine.test_docs_examples import DOCS, PYTHON, assert_printed, run_blocks
+from infra.docs_programs import DOCS, PYTHON, assert_printed, run_blocks
 
 
 def test_the_program_prints_what_the_page_says(tmp_path):

@@ -485,7 +485,7 @@ async def test_calls_lists_every_call_of_the_last_turn(store: SqlStore):
         approvals=Approvals(allow),
     )
     answered = await handle_lines(session, "Read them all")
-    assert "… 4 more calls: read_module 4; list them with /calls" in answered
+    assert "… 4 more calls (/calls lists them): read_module 4" in answered
     listed = await handle_lines(session, "/calls")
     assert [line.split()[1:3] for line in listed] == [["✓", f'read_module(path="{n}")'] for n in range(12)]
     assert [line.split()[0] for line in listed] == [f"#{3 + 2 * n}" for n in range(12)]

@@ -16,12 +16,11 @@ from quire.cli.chat.screen import Screen
 from quire.cli.tool_calls import MAX_CALL_LINES
 from quire.errors import ModelRateLimited, ModelUnavailable
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart, Usage
+from quire.model.context_events import CompactionFailed, CompactionStarted
 from quire.model.entries import Author
 from quire.model.entry_metadata import DocumentReference, EntryMetadata
 from quire.model.events import (
     ApprovalRequested,
-    CompactionFailed,
-    CompactionStarted,
     QuestionRecorded,
     ReplyRecorded,
     RequestPrepared,
@@ -153,9 +152,9 @@ def test_a_long_turn_folds_its_calls_except_those_that_failed():
     first = 45 - MAX_CALL_LINES
     assert lines == [
         *["✓ read() 0 characters"] * MAX_CALL_LINES,
-        f"… {first} more calls: read {40 - MAX_CALL_LINES}, grep 5; list them with /calls",
+        f"… {first} more calls (/calls lists them): read {40 - MAX_CALL_LINES}, grep 5",
         "✗ read() No such file.",
-        "… 45 more calls: read 40, grep 5; list them with /calls",
+        "… 45 more calls: read 40, grep 5",
         "Done.",
     ]
 

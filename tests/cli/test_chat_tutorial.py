@@ -71,7 +71,11 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path, server: ScriptedServer):
         for name, value in os.environ.items()
         if not name.startswith(("QUIRE_", "XDG_", "COLUMNS")) and not name.endswith("_API_KEY")
     }
-    env = {**inherited, "HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    programs = os.environ.get("QUIRE_TEST_PROGRAMS")
+    if programs:  # The installed package, not this source.
+        inherited.pop("PYTHONPATH", None)
+    path = f"{programs or Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**inherited, "HOME": str(tmp_path), "PATH": path}
     ran = 0
     for block in BLOCK.finditer(TUTORIAL_PAGE.read_text()):
         if block["title"] is not None:

@@ -84,6 +84,10 @@ def test_the_window_of_an_earlier_request_is_drawn_from_its_record(home: CliHome
     assert "the request that #7 answered" in drawn
     assert "not added" in drawn
     assert "archived" not in drawn
+    words = " ".join(drawn.split())
+    assert "below the compaction threshold" in words
+    assert "next request" not in words
+    assert "until it compacts" not in words
 
 
 def test_looking_changes_nothing(home: CliHome):

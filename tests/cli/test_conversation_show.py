@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from cli_fixtures import CliHome, invoke_cli, run_json
 
 from quire.cli.conversation_show import DEFAULT_ENTRY_LIMIT
@@ -15,7 +16,7 @@ FAILED_CALL = 41
 SCREEN_LINES = 40
 
 
-async def append_long_turn(url: str) -> None:
+async def append_long_turn(url: str, *, words_between: bool = False) -> None:
     async with open_engine(url, model="gpt-4o") as engine:
         conversation = await engine.conversation("audit")
         await conversation.append(Message.user("Hello."), Message.assistant("Hello to you."))
@@ -25,7 +26,9 @@ async def append_long_turn(url: str) -> None:
             result = ToolResultPart(
                 call_id=call.id, content=(TextPart(text=f"text of m{number}"),), is_error=number == FAILED_CALL
             )
-            await conversation.append(Message(role="assistant", parts=(call,)), Message(role="tool", parts=(result,)))
+            words = (TextPart(text=f"Next is m{number}."),) if words_between else ()
+            step = Message(role="assistant", parts=(*words, call))
+            await conversation.append(step, Message(role="tool", parts=(result,)))
         await conversation.append(Message.assistant("The oldest is m7.py."))
 
 
@@ -40,9 +43,32 @@ def test_a_turn_with_sixty_calls_fits_a_screen(home: CliHome):
     assert "text of m41" in failure
     folds = [line for line in lines if line.startswith("… ")]
     assert folds == [
-        "… 33 more calls: read_module 33 (#21 to #85); print them with --full",
-        "… 18 more calls: read_module 18 (#89 to #123); print them with --full",
+        "… 33 more calls, #21 to #85: read_module 33",
+        "… 18 more calls, #89 to #123: read_module 18",
     ]
+    assert lines[-1] == "Print the folded calls with --full."
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_turn_with_words_between_its_calls_fits_a_screen(home: CliHome, monkeypatch: pytest.MonkeyPatch, width: int):
+    asyncio.run(append_long_turn(home.url, words_between=True))
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = invoke_cli("conversation", "show", "audit").stdout.splitlines()
+    assert len(lines) <= SCREEN_LINES
+    assert max(map(len, lines)) <= width
+    assert "Which module is the oldest?" in lines
+    assert "The oldest is m7.py." in lines
+    assert [line for line in lines if line.startswith("… ")] == [
+        "… 37 more calls and 38 messages, #13 to #85: read_module 37",
+        "… 18 more calls and 18 messages, #89 to #123: read_module 18",
+    ]
+
+
+def test_a_single_call_between_failures_keeps_its_line(home: CliHome, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("quire.cli.conversation_show.MAX_CALL_LINES", FAILED_CALL - 1)
+    asyncio.run(append_long_turn(home.url))
+    lines = invoke_cli("conversation", "show", "audit").stdout.splitlines()
+    assert '#85 ✓ read_module(path="m40.py") 11 characters' in lines
 
 
 def test_the_whole_turn_opens_on_demand(home: CliHome):

@@ -1,20 +1,30 @@
 """Command lines, signals, encodings and paths of other operating systems, as far as they can run on this one."""
 
+import ast
 import asyncio
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
-from pathlib import PurePosixPath, PureWindowsPath
+import time
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import quire
 from quire.cli import hook_settings
 from quire.cli.platforms import call_on_signals, join_command, split_command
+from quire.errors import InvalidConfiguration
 from quire.log.database_url import parse_database_url
+from quire.server.addresses import bind_socket
+from quire.server.lifecycle import call_on_exit
+
+SOURCE = Path(quire.__file__).parent
 
 WINDOWS_WORDS = st.text(st.characters(codec="ascii", exclude_characters='"\x00\r\n\t'), min_size=1).filter(
     lambda word: not word.endswith("\\") and word.strip(" ") == word and "'" not in word
@@ -73,6 +83,62 @@ async def test_a_signal_stops_a_command_also_where_the_loop_has_none(
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(stopped.wait(), 10)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("has_readers", [True, False])
+async def test_a_server_notices_the_end_of_its_parent_also_where_the_loop_watches_no_processes(
+    has_readers: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if not has_readers:
+        monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refuse_signals)
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    process.start()
+    ended = asyncio.Event()
+    call_on_exit(process.sentinel, ended.set)
+    await asyncio.sleep(0)
+    assert not ended.is_set()
+    process.kill()
+    await asyncio.wait_for(ended.wait(), 30)
+    await asyncio.to_thread(process.join)
+
+
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_a_port_in_use_is_refused_on_every_system(platform: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", platform)
+    with bind_socket("127.0.0.1", 0) as listener:
+        options = listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert bool(options) == (platform == "linux")
+        with pytest.raises(InvalidConfiguration, match="Choose another port"):
+            bind_socket("127.0.0.1", listener.getsockname()[1])
+
+
+def test_text_files_have_an_encoding_that_does_not_depend_on_the_system():
+    """Without one, Windows reads and writes text in its own code page."""
+    calls = [
+        (path.name, node)
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and opens_text(node)
+    ]
+    assert len(calls) > 10
+    assert {name for name, node in calls if not names_encoding(node)} == {"hook_service.py", "loop_monitor.py"}
+
+
+def opens_text(node: ast.Call) -> bool:
+    match node.func:
+        case ast.Attribute(attr="read_text" | "write_text"):
+            return True
+        case ast.Name(id="open") | ast.Attribute(attr="open"):
+            modes = [each.value for each in node.args if isinstance(each, ast.Constant)]
+            return any(mode in ("r", "w", "a", "x", "r+", "w+", "a+") for mode in modes)
+        case _:
+            return False
+
+
+def names_encoding(node: ast.Call) -> bool:
+    names = {each.arg for each in node.keywords}
+    constants = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+    return "encoding" in names or any(value.startswith("utf-8") for value in constants)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8"])

@@ -28,7 +28,19 @@ IMPORTED_BY_CONTEXT_SHOW = {
     "typing_extensions",
     "typing_inspection",
 }
-MAX_MODULES_OF_CONTEXT_SHOW = 640
+NOT_IMPORTED_BY_CONTEXT_SHOW = {
+    "quire.agent.turn",
+    "quire.importers",
+    "quire.model.events",
+    "quire.search.index",
+    "quire.view.wire_formats.anthropic_messages",
+    "quire.view.wire_formats.openai_responses",
+    "sqlalchemy.dialects.postgresql",
+    "sqlalchemy.ext.asyncio",
+    "sqlalchemy.orm",
+}
+"""Modules of packages that it does import, but of which it uses other parts."""
+MAX_MODULES_OF_CONTEXT_SHOW = 615
 MAX_VERSION_CPU_RATIO = 2.0
 """About 1.1 on a machine with nothing else to do."""
 
@@ -82,6 +94,7 @@ async def test_context_show_imports_what_it_needs(tmp_path: Path, monkeypatch: p
     modules = list_imports(RUN_COMMAND, "context", "show")
     unexpected = to_third_party(modules) - IMPORTED_BY_CONTEXT_SHOW
     assert not unexpected
+    assert not modules & NOT_IMPORTED_BY_CONTEXT_SHOW
     assert len(modules) <= MAX_MODULES_OF_CONTEXT_SHOW
 
 

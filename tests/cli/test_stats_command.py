@@ -55,6 +55,25 @@ def test_the_overview_is_one_screen_with_bars(usage: None):
     assert "document plan.md: Pin it, or make it a reference of the agent: 100% of the turns name it." in outcome.stdout
 
 
+def test_an_unknown_cost_is_not_zero(home: CliHome):
+    async def append(client: str, *, cost: float | None) -> None:
+        async with SqlStore.open(f"sqlite:///{home.database}") as store:
+            await store.create_conversation(client, origin=ConversationOrigin(client=client))
+            at, usage = time.time_ns() // 1_000, Usage(input_tokens=1_000)
+            turn = None if cost is None else TurnTotals(steps=1, usage=usage, cost_usd=cost)
+            reply = Draft(body=Message.assistant("Yes."), usage=usage, turn=turn, created_at=at)
+            await store.append(client, Draft(body=Message.user("So?"), created_at=at), reply)
+
+    asyncio.run(append("imported", cost=None))
+    assert "not known: 1 turn without a known price" in invoke_cli("stats").stdout
+    assert "$" not in invoke_cli("stats").stdout
+    asyncio.run(append("priced", cost=0.25))
+    assert "$0.25, and 1 turn without a known price" in invoke_cli("stats").stdout
+    rows = {row.split()[0]: row for row in invoke_cli("stats", "--by", "source").stdout.splitlines()}
+    assert "$0.25" in rows["priced"]
+    assert ("–" in rows["imported"], "$" in rows["imported"]) == (True, False)
+
+
 def test_one_dimension_has_its_rows_alone(usage: None):
     rows = invoke_cli("stats", "--by", "source").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["source", "─" * len(rows[1].split()[0]), "codex"]

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 
 SCHEMA = object_schema(jobs=array_schema(object_schema(kind=TEXT, done=COUNT, failed=COUNT)))
-KINDS = ["compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge"]
+KINDS = ["compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge", "backtest"]
 
 
 def test_once_on_sqlite_does_what_is_left_and_ends(home: CliHome):

@@ -174,6 +174,7 @@ def test_every_candidate_has_a_verdict_within_the_bounds(
     assert all(each.score >= settings.min_score for each in chosen)
     for each in scored:
         assert (each.exclusion_reason == "below_score") == (each.score < settings.min_score)
+        assert each.min_score == (settings.min_score if each.score < settings.min_score else None)
         if each.exclusion_reason == "over_budget":
             better = [other for other in chosen if other.score >= each.score]
             same_type = sum(other.item.type == each.item.type for other in better)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_docs_examples import DOCS, PYTHON, assert_printed, run_blocks
 
+from infra.docs_programs import DOCS, PYTHON, assert_printed, run_blocks
 from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedReply, run_scripted_provider
 from quire.model import events
 from quire.settings import Settings

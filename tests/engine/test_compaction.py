@@ -25,7 +25,13 @@ from quire.errors import (
 )
 from quire.log import SqlStore
 from quire.model import Compaction, Message, Span
-from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted, ContextEvent, ContextUsageUpdated
+from quire.model.context_events import (
+    CompactionFailed,
+    CompactionStarted,
+    ContextCompacted,
+    ContextEvent,
+    ContextUsageUpdated,
+)
 from quire.settings import Settings
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
 from quire.view import tokens

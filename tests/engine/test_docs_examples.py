@@ -1,14 +1,7 @@
-"""Python in the docs runs as written and prints the documented output; documented defaults are those of the program.
-
-The blocks of a page are one program. Token counts depend a little on the date in the prompt, so numbers are compared
-with a tolerance of 3 %.
-"""
+"""Python in the docs runs as written and prints the documented output; documented defaults are those of the program."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,8 +10,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from test_public_api import INTERNAL_METHODS
 
 import quire.sync
+from infra.docs_programs import DOCS, PYTHON, ROOT, assert_printed, run_blocks
 from quire.agent.tool_results import MAX_RESULT_CHARS
 from quire.context.imports import ImportLimits
 from quire.context.vault.paths import MAX_FILE_BYTES
@@ -30,35 +25,6 @@ from quire.search.segments import MAX_INDEXED_CHARS
 from quire.settings import Settings
 from quire.settings.schema import ModelEntry
 from quire.view.wire_formats.media import PDF_PAGE_TOKENS
-
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-SEPARATOR = "\x1f"
-
-
-def run_blocks(blocks: list[str], folder: Path, *, typed: str = "", **variables: str) -> list[str]:
-    """Runs the blocks as one program, and returns what each prints."""
-    program = f"\nprint({SEPARATOR!r}, end='', flush=True)\n".join(blocks)
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        cwd=folder,
-        env={**os.environ, "OPENAI_API_KEY": "none", **variables},
-        input=typed,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout.split(SEPARATOR)
-
-
-def assert_printed(actual: str, expected: str) -> None:
-    assert NUMBER.sub("0", " ".join(actual.split())) == NUMBER.sub("0", " ".join(expected.split())), actual
-    numbers = [[float(each.replace(",", "")) for each in NUMBER.findall(text)] for text in (actual, expected)]
-    assert numbers[0] == [pytest.approx(each, rel=0.03) for each in numbers[1]], actual
 
 
 class _FakeProviderHandler(BaseHTTPRequestHandler):
@@ -182,3 +148,9 @@ def test_the_library_reference_runs_and_has_every_public_name(tmp_path: Path):
     program = "\n".join(each["code"] for each in blocks)
     implicit = {"Conversation", "Engine", "Entry", "Request", "Settings"}
     assert [name for name in quire.__all__ if f"quire.{name}" not in program and name not in implicit] == []
+
+
+def test_the_library_reference_leaves_out_what_the_blocking_api_leaves_out():
+    config = (ROOT / "mkdocs.yml").read_text()
+    hidden = {name for names in re.findall(r'"!\^\((.+)\)\$"', config) for name in names.split("|")}
+    assert hidden == INTERNAL_METHODS

@@ -7,7 +7,7 @@ from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ModelUnavailable
 from quire.log import SqlStore
 from quire.model import Compaction, Message
-from quire.model.events import CompactionFailed, ContextEvent
+from quire.model.context_events import CompactionFailed, ContextEvent
 from quire.model.messages import PURGED_TEXT
 from quire.settings import Settings
 from quire.testing.scripted_model import ScriptedModel

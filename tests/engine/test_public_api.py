@@ -16,8 +16,8 @@ OPTIONAL_WHEN_BLOCKING = {("record", "request"), ("record_question", "request"),
 """Parameters that the blocking API takes from the last prepared request."""
 
 INTERNAL_METHODS = {
-    "check_spend_cap", "correct_overflow", "emit", "load_blobs", "load_calibration", "load_model", "reserve_spend",
-    "set_calibration", "settle_spend", "shorten_summary", "wait_for_background", "with_lease",
+    "check_spend_cap", "correct_overflow", "emit", "load_blobs", "load_calibration", "load_model", "read_window",
+    "reserve_spend", "set_calibration", "settle_spend", "shorten_summary", "wait_for_background", "with_lease",
 }  # fmt: skip
 """Methods for the turn loop, the gateway and background jobs, which the blocking API has not."""
 

@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 
 from infra.llama import LocalModel, find_missing_packages
+from infra.sizes import IS_FULL_SIZE
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
 from quire.llm import Prompt, Reply, get_model
 from quire.log import SqlStore
 from quire.model import Message
-from quire.model.events import CompactionFailed, ContextEvent
+from quire.model.context_events import CompactionFailed, ContextEvent
 from quire.settings import Settings
 
 WINDOW_TOKENS = 1_024
-WINDOW_COUNT = 3
+WINDOW_COUNT = 10 if IS_FULL_SIZE else 2
 
 
 class RecordingModel:
@@ -37,7 +38,7 @@ class RecordingModel:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(find_missing_packages()), reason="THE LOCAL MODEL IS NOT INSTALLED: run `just setup`")
 async def test_windows_of_history_never_exceed_the_summarizers_own():
-    """Several windows of history, and one message larger than a window. WINDOW_COUNT = 10 takes about four minutes."""
+    """Several windows of history, and one message larger than a window."""
     failures: list[ContextEvent] = []
     with LocalModel(context=WINDOW_TOKENS) as server:
         model = RecordingModel(server.url, server.name)

@@ -84,6 +84,7 @@ async def test_the_flow_of_a_session_turn_by_turn_and_from_its_manifests(store: 
         assert replayed.rendered.to_payload() == request.to_openai()
     [excluded] = [row for row in (await later.manifest(second_reply.seq)).excluded if row.name == "Rule C"]
     assert (excluded.reason, excluded.score) == ("below_score", score_of(second.manifest, "Rule C"))
+    assert excluded.min_score == Settings().selection_min_score
 
 
 async def test_each_item_is_in_its_slot(store: SqlStore):

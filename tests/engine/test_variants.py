@@ -13,7 +13,7 @@ import quire
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.log import SqlStore
 from quire.model.agents import Agent
-from quire.model.events import ContextEvent
+from quire.model.context_events import ContextEvent
 from quire.settings import Settings
 from quire.testing.scripted_model import ScriptedModel
 from quire.view.calibration import Calibration

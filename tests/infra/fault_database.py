@@ -1,4 +1,4 @@
-"""Databases that faults are injected into: one PostgreSQL, or three under Patroni."""
+"""Databases that faults are injected into: one PostgreSQL, or three under Patroni; directly or through PgBouncer."""
 
 import asyncio
 import time
@@ -7,16 +7,21 @@ from typing import Protocol
 
 from infra.fault_schedule import FaultKind
 from infra.patroni import PatroniCluster
-from infra.postgres import Cluster
+from infra.pgbouncer import PgBouncer
+from infra.postgres import Cluster, PostgresServer
 from quire.jobs import queue_schema
 from quire.log import migrate
 from quire.log.database_url import build_conninfo
 
 DATABASE_NAME, APPLICATION_ROLE = "quire", "quire_app"
 FULL_DISK_SECONDS = 5.0
+POOLER_SETTINGS = {"default_pool_size": "20", "query_wait_timeout": "5", "server_login_retry": "1"}
 
 
 class FaultDatabase(Protocol):
+    pooler: PgBouncer | None
+    """In front of the primary; the last node connects through it."""
+
     @property
     def ports(self) -> Sequence[int]: ...
 
@@ -40,8 +45,8 @@ class SingleDatabase:
 
     unsupported_faults = frozenset({FaultKind.KILL_POSTGRES, FaultKind.SWITCH_OVER, FaultKind.FILL_DISK})
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, *, pooler: PgBouncer | None = None) -> None:
+        self._cluster, self.pooler = cluster, pooler
         cluster.create_role(APPLICATION_ROLE)
         cluster.create_database(DATABASE_NAME)
         _create_schema(cluster.url(DATABASE_NAME))
@@ -69,8 +74,8 @@ class SingleDatabase:
 class ReplicatedDatabase:
     """Three members under Patroni."""
 
-    def __init__(self, cluster: PatroniCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: PatroniCluster, *, pooler: PgBouncer | None = None) -> None:
+        self._cluster, self.pooler = cluster, pooler
         cluster.create_role(APPLICATION_ROLE)
         cluster.create_database(DATABASE_NAME)
         _create_schema(cluster.url(DATABASE_NAME))
@@ -108,6 +113,10 @@ class ReplicatedDatabase:
                     time.sleep(FULL_DISK_SECONDS)
             case _:
                 raise NotImplementedError(kind)
+
+
+def start_pooler(port: int) -> PgBouncer:
+    return PgBouncer.start(PostgresServer(port), users=(APPLICATION_ROLE,), settings=POOLER_SETTINGS)
 
 
 def _create_schema(url: str) -> None:

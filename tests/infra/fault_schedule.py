@@ -24,6 +24,7 @@ class FaultKind(StrEnum):
     DELAY_DATABASE = "delay_database"
     BLOCK_DATABASE = "block_database"
     """Nothing passes between a node and the database; connections stay open."""
+    RESTART_POOLER = "restart_pooler"
     END_SESSIONS = "end_sessions"
     """The database ends all sessions of the application."""
     LOCK_CONVERSATION = "lock_conversation"
@@ -57,8 +58,9 @@ WEIGHTS = {
     FaultKind.KILL_PRIMARY: 4, FaultKind.KILL_POSTGRES: 4, FaultKind.FREEZE_PRIMARY: 3, FaultKind.SWITCH_OVER: 6,
     FaultKind.FILL_DISK: 3, FaultKind.KILL_NODE: 15, FaultKind.FREEZE_NODE: 20, FaultKind.JUMP_CLOCK: 20,
     FaultKind.KILL_WORKER: 15, FaultKind.FREEZE_WORKER: 10, FaultKind.RESET_DATABASE: 110,
-    FaultKind.DELAY_DATABASE: 80, FaultKind.BLOCK_DATABASE: 40, FaultKind.END_SESSIONS: 60,
-    FaultKind.LOCK_CONVERSATION: 40, FaultKind.RESET_CLIENTS: 110, FaultKind.RESET_UPSTREAM: 110,
+    FaultKind.DELAY_DATABASE: 80, FaultKind.BLOCK_DATABASE: 40, FaultKind.RESTART_POOLER: 20,
+    FaultKind.END_SESSIONS: 60, FaultKind.LOCK_CONVERSATION: 40, FaultKind.RESET_CLIENTS: 110,
+    FaultKind.RESET_UPSTREAM: 110,
     FaultKind.CUT_REPLY: 90, FaultKind.END_REPLY_EARLY: 60, FaultKind.REFUSE_CALL: 70, FaultKind.RESET_CALL: 60,
     FaultKind.GARBLE_REPLY: 40, FaultKind.DELAY_REPLY: 30,
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Throwaway PostgreSQL cluster under Patroni: three members with synchronous replication, and one etcd.
+"""Throwaway PostgreSQL cluster under Patroni: three members with synchronous replication, one etcd, and HAProxy, whose
+port leads to the primary.
 
 Every member has a file system of its own where this process may mount one, so that its disk can be filled. However the
 owner ends, even by SIGKILL, all processes end and all files are removed.
@@ -35,11 +36,29 @@ from infra.processes import find_children, freeze_tree, kill_tree, send_signal, 
 T = TypeVar("T")
 
 MEMBER_COUNT = 3
+PROGRAMS = ("patroni", "etcd", "haproxy")
+PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 LEASE_SECONDS = 20
 """Patroni's `ttl`: how long a silent leader remains the leader. Patroni accepts no less."""
 DISK_BYTES = 1_000_000_000
 """Size of the file system of one member."""
 
+_HAPROXY_CONFIGURATION = """
+global
+    maxconn 1000
+defaults
+    mode tcp
+    timeout connect 2s
+    timeout check 2s
+    timeout client 1h
+    timeout server 1h
+listen primary
+    bind 127.0.0.1:{port}
+    option httpchk OPTIONS /primary
+    http-check expect status 200
+    default-server inter 1s fall 2 rise 1 on-marked-down shutdown-sessions
+{servers}
+"""
 _START_TIMEOUT_SECONDS = 120.0
 _REST_TIMEOUT_SECONDS = 3.0
 
@@ -56,7 +75,7 @@ rm -rf "$1"
 
 def find_missing_program() -> str | None:
     """The first program that is needed and not installed."""
-    missing = [program for program in ("patroni", "etcd") if shutil.which(program) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program, path=PROGRAM_PATH) is None]
     return missing[0] if missing else None if find_binaries(15) is not None else "postgres"
 
 
@@ -66,9 +85,9 @@ class PatroniCluster:
     def __init__(self, home: Path) -> None:
         self._home = home
         ports: set[int] = set()
-        while len(ports) < 2 * MEMBER_COUNT + 2:
+        while len(ports) < 2 * MEMBER_COUNT + 3:
             ports.add(find_free_port())
-        self._etcd_port, self._etcd_peer_port, *others = ports
+        self._etcd_port, self._etcd_peer_port, self.primary_port, *others = ports
         self.ports, self._rest_ports = others[:MEMBER_COUNT], others[MEMBER_COUNT:]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._frozen: dict[int, list[int]] = {}
@@ -81,13 +100,14 @@ class PatroniCluster:
     def start(cls) -> Self:
         missing = find_missing_program()
         if missing is not None:
-            raise PostgresError(f"{missing} is not installed: install patroni, etcd-server and postgresql-15.")
+            raise PostgresError(f"{missing} is not installed: install patroni, etcd-server, haproxy and postgresql-15.")
         cluster = cls(Path(tempfile.mkdtemp(prefix="quire-patroni-")))
         try:
             cluster._create_folders()
             cluster._start_etcd()
             for member in range(MEMBER_COUNT):
                 cluster.start_member(member)
+            cluster._start_haproxy()
             cluster.wait_healthy()
         except BaseException:
             cluster.stop()
@@ -267,6 +287,15 @@ class PatroniCluster:
         ]
         self._spawn(arguments, log="etcd.log")
         _wait_for(lambda: _get_json(f"{client}/health") or None, "etcd did not start")
+
+    def _start_haproxy(self) -> None:
+        members = enumerate(zip(self.ports, self._rest_ports, strict=True))
+        servers = [f"    server member{number} 127.0.0.1:{port} check port {rest}" for number, (port, rest) in members]
+        path = self._home / "haproxy.cfg"
+        path.write_text(_HAPROXY_CONFIGURATION.format(port=self.primary_port, servers="\n".join(servers)))
+        program = shutil.which("haproxy", path=PROGRAM_PATH)
+        assert program is not None
+        self._spawn([program, "-db", "-f", str(path)], log="haproxy.log")
 
     def _spawn(self, arguments: list[str], *, log: str) -> subprocess.Popen[bytes]:
         with (self._home / log).open("ab") as output:

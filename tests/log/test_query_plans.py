@@ -301,6 +301,9 @@ class RecordingConnection(sqlite3.Connection):
     def cursor(self, factory: type[sqlite3.Cursor] = RecordingCursor) -> Any:
         return super().cursor(factory)
 
+    def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
+        return self.cursor().execute(statement, values)
+
 
 @pytest.fixture
 def sqlite_plans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:

@@ -34,6 +34,7 @@ from quire.log import (
     VaultDocument,
     pack_vector,
 )
+from quire.log.backtests import NewBacktestShard
 from quire.log.costs import SpendCaps
 from quire.log.imports import ImportBatch, ImportItem
 from quire.log.transcripts import TranscriptKey, TranscriptLine
@@ -108,6 +109,7 @@ async def fill_store(store: SqlStore) -> None:
     await store.acquire_turn_lease("conversation 0", 0, owner="a process")
     await store.append_turn_events("conversation 0", "a turn", 0, "[]")
     await store.take_permits("a key", per_minute=60, permits=1)
+    await store.create_backtest("{}", [NewBacktestShard("[]", 1)])
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from infra.database_dump import contains_text, dump_database
 from quire.engine import open_engine
 from quire.errors import InvalidRequest
 from quire.log import SqlStore
+from quire.log.backtests import NewBacktestShard
 from quire.log.value_purge import MAX_VALUE_CHARS, MIN_VALUE_CHARS, list_written_forms
 from quire.model import FilePart, Message, ToolCallPart
 
@@ -45,6 +46,18 @@ async def test_a_value_is_erased_from_every_table(
         assert (await engine.store.get_entry("d", 1)).message.text == "Nothing here."
         assert [branch.name for branch in await engine.store.list_branches("c")] == ["main", "branch 1"]
         await (await engine.conversation("c")).prepare("And now?")
+
+
+@pytest.mark.every_backend
+async def test_backtests_that_name_the_value_are_deleted(store: SqlStore):
+    value, ids = "ghp_0123456789", list[str]()
+    for spec, selection in ((f'["{value}"]', "[]"), ("{}", "[]")):
+        ids.append((await store.create_backtest(spec, [NewBacktestShard(selection, 1)])).id)
+        await store.fail_backtest(ids[-1], "It failed.")
+    running = await store.create_backtest("{}", [NewBacktestShard("[]", 1), NewBacktestShard(f'["{value}"]', 1)])
+    assert (await store.purge_value(value)).remaining == ()
+    assert [each.id for each in await store.list_backtests()] == [ids[1]]
+    assert await store.list_backtest_shards(running.id) == []
 
 
 @pytest.mark.every_backend

@@ -199,6 +199,7 @@ def _recount_entry(
         usage = notes.get("usage") or {}
         cost = notes["turn"]["cost_usd"] if "turn" in notes else notes.get("cost_usd", 0)
         counts = Counter(requests=1, turns=not calls, cost_nanos=round(cost * 1e9), **_tokens(usage))
+        counts["unpriced_turns"] = not calls and not cost
         model = usage.get("model", "")
         if manifest is not None:
             model = manifest["policy"]["model"]

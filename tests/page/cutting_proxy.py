@@ -11,14 +11,19 @@ class CuttingProxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
         self.cuts = 0
+        self.is_down = False
+        """Whether new connections are refused."""
 
     async def cut(self) -> None:
-        """Resets every connection; new ones are accepted."""
+        """Resets every connection; new ones are accepted unless the proxy is down."""
         self.cuts += len(self._writers)
         for writer in list(self._writers):
             writer.transport.abort()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_down:
+            writer.transport.abort()
+            return
         target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
         self._writers |= {writer, target_writer}
         try:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from cutting_proxy import CuttingProxy, run_cutting_proxy
+from page_faults import save_picture
 from page_server import PageServer
 from playwright.sync_api import Locator, Page, expect
 from test_chat_page import send_message
@@ -91,6 +92,24 @@ def test_no_word_is_lost_or_repeated_in_two_windows_when_the_network_comes_and_g
     assert proxy.cuts >= NETWORK_CUTS
 
 
+@pytest.mark.usefixtures("slow_model")
+def test_the_words_that_came_stay_while_the_network_is_down(
+    page: Page, page_server: PageServer, proxy: CuttingProxy, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation).replace(f":{page_server.port}/", f":{proxy.port}/"))
+    send_message(page, "A question about the wheel")
+    live = find_live_reply(page)
+    expect(live).to_contain_text(REPLY_START, timeout=TIMEOUT_MS)
+    proxy.is_down = True
+    page_server.run(proxy.cut())
+    expect(live).to_contain_text("Connection lost; the reply continues on the server")
+    expect(live).to_contain_text(REPLY_START)
+    save_picture(page, "connection-lost")
+    proxy.is_down = False
+    expect(page.get_by_role("article").last).to_contain_text(REPLY_END, timeout=TIMEOUT_MS)
+    expect(live).to_have_count(0)
+
+
 async def list_stored_replies(page_server: PageServer, conversation_id: str) -> list[str]:
     conversation = await page_server.server_state.engine_for(DEFAULT_TENANT).conversation(conversation_id)
-    return [text for entry in await conversation.messages() if REPLY_START in (text := entry.body.text)]
+    return [text for entry in await conversation.messages() if REPLY_START in (text := entry.message.text)]

@@ -122,6 +122,7 @@ def test_the_context_of_a_turn_says_what_was_used_and_how_it_came_in(
         expect(context.get_by_role("region", name=section)).to_be_visible()
     context.get_by_text("Left out, and why").click()
     expect(context).to_contain_text("Not relevant enough")
+    expect(context).to_contain_text(re.compile(r"Its score for this question is 0\.[012]\d; it needs 0\.35\."))
 
 
 def test_items_are_counted_by_mode_and_sections_fold(
@@ -169,6 +170,16 @@ def test_a_request_is_rebuilt_byte_for_byte_and_compared(
     expect(changes).to_contain_text(re.compile(r"units\s*\+\d+ tokens\s*out, not added → in, manual"))
     partial = changes.get_by_role("listitem").filter(has_text="recalled").first
     expect(partial).not_to_contain_text(" tokens")
+
+
+def test_a_comparison_has_the_first_words_of_messages_that_only_the_other_request_had(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation, panel="context", reply=15))
+    context = page.get_by_role("complementary", name="Context")
+    context.get_by_role("combobox").select_option("25")
+    newest = context.get_by_role("list", name="What changed").get_by_role("listitem").filter(has_text="#24")
+    expect(newest).to_contain_text("User: Who said that about six weeks again?")
 
 
 def test_items_are_added_removed_and_messages_pinned_from_the_context(

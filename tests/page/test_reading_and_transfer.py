@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from test_chat_page import send_message
 from test_daily_use import create_conversation
 
-from quire.model import Message
+from quire.model import Message, ToolCallPart
 
 FORMULAS = """Euler: $e^{i\\pi} + 1 = 0$, and it costs $5 and $6.
 
@@ -89,6 +89,18 @@ def test_a_conversation_is_exported_and_imported_from_its_menu(
     expect(dialog.get_by_role("status")).to_have_text("Imported", timeout=20_000)
     after = page_server.run(page_server.server_state.store.list_conversations(limit=500))
     assert len(after) == len(before) + 1
+
+
+def test_the_output_of_a_tool_is_no_heading_of_an_export(page: Page, page_server: PageServer, tmp_path: Path) -> None:
+    call = ToolCallPart(id="c1", name="read_file", arguments='{"path": "seven.md"}')
+    messages = (Message.user("Read it."), Message(role="assistant", parts=(call,)), Message.tool("c1", "# File 7\nIt."))
+    page.goto(page_server.url(create_conversation(page_server, *messages, Message.assistant("Read."))))
+    expect(page.get_by_role("article").last).to_contain_text("Read.")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="More actions").click()
+        page.get_by_role("menuitem", name="Export as Markdown").click()
+    download.value.save_as(tmp_path / "transcript.md")
+    assert "\n```\n# File 7\nIt.\n```\n" in (tmp_path / "transcript.md").read_text()
 
 
 def test_an_action_that_can_be_undone_has_undo_in_its_notice(page: Page, page_server: PageServer) -> None:

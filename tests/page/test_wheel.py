@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "tests" / "server" / "snapshots", tree / "tests" / "server" / "snapshots")
     done = build_wheel(tree, folder, dict(os.environ))
     assert done.returncode == 0, done.stderr
-    return next(folder.glob("quire-*.whl"))
+    return next(folder.glob("quire_core-*.whl"))
 
 
 def copy_source(tree: Path) -> Path:
@@ -71,7 +71,7 @@ def test_without_node_and_without_a_built_page_no_wheel_is_made_unless_requested
     assert "QUIRE_WITHOUT_PAGE=1" in failed.stdout + failed.stderr
     done = build_wheel(tree, tmp_path, {**environ, "QUIRE_WITHOUT_PAGE": "1"})
     assert done.returncode == 0, done.stderr
-    names = list_names(next(tmp_path.glob("quire-*.whl")))
+    names = list_names(next(tmp_path.glob("quire_core-*.whl")))
     assert "quire/server/page.py" in names
     assert "quire/server/static/index.html" not in names
 

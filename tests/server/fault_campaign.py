@@ -1,4 +1,5 @@
-"""A campaign of faults against a fleet of real processes: database, two nodes, two workers, and clients under load.
+"""A campaign of faults against a fleet of real processes: database, two nodes, two workers, and clients under load. The
+last node connects through PgBouncer if there is one.
 
 Faults come from a seeded schedule and overlap: one of the database does not delay those of nodes, connections and
 upstream. Two faults of the same process, or of the database, follow each other.
@@ -23,7 +24,7 @@ from fault_clients import FaultClient, GatewayClient, SendClient
 from fleet import Process
 
 from fake_upstream import run_fake_upstream
-from infra.fault_database import FaultDatabase
+from infra.fault_database import APPLICATION_ROLE, DATABASE_NAME, FaultDatabase
 from infra.fault_proxy import FaultProxy
 from infra.fault_schedule import DATABASE_FAULTS, Fault, FaultKind
 from infra.metered_upstream import INPUT_PRICE, OUTPUT_PRICE, MeteredUpstream
@@ -48,6 +49,8 @@ FAKETIME_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 def list_supported_kinds(database: FaultDatabase) -> set[FaultKind]:
     """The kinds of faults that this machine and this database allow."""
     unsupported = set[FaultKind]() if FAKETIME_LIBRARY.exists() else {FaultKind.JUMP_CLOCK}
+    if database.pooler is None:
+        unsupported.add(FaultKind.RESTART_POOLER)
     return set(FaultKind) - database.unsupported_faults - unsupported
 
 
@@ -61,7 +64,7 @@ class Campaign:
     upstream: MeteredUpstream
     upstream_proxy: FaultProxy
     database_proxies: list[list[FaultProxy]]
-    """Of each node, in front of each member of the database."""
+    """Of each node, in front of each member of the database, or of the pooler."""
     nodes: list[Process] = field(default_factory=list[Process])
     node_ports: list[int] = field(default_factory=list[int])
     node_proxies: list[FaultProxy] = field(default_factory=list[FaultProxy])
@@ -78,6 +81,7 @@ class Campaign:
         models = {"echo": {"input_price": INPUT_PRICE, "output_price": OUTPUT_PRICE, "window": 4_000}}
         own = {
             "QUIRE_DATABASE_URL": url,
+            "QUIRE_LISTEN_DATABASE_URL": self.database.url(),
             "QUIRE_BASE_URL": f"http://127.0.0.1:{self.upstream_proxy.port}/v1",
             "QUIRE_MODEL": "echo",
             "QUIRE_MODELS": json.dumps(models),
@@ -97,7 +101,7 @@ class Campaign:
     def start_processes(self, *, has_fake_clocks: bool) -> None:
         command = [sys.executable, "-m", "quire"]
         for number, proxies in enumerate(self.database_proxies):
-            url = self.database.url(ports=[proxy.port for proxy in proxies])
+            url = self._build_url([proxy.port for proxy in proxies], node=number)
             environment = self.build_environment(url, clock=self._clock_file(number) if has_fake_clocks else None)
             arguments = [*command, "serve", "--port", str(self.node_ports[number]), "--keys"]
             self.nodes.append(Process(arguments, output=self.folder / f"node-{number}.log", environment=environment))
@@ -105,6 +109,11 @@ class Campaign:
         for number in range(WORKER_COUNT):
             output = self.folder / f"worker-{number}.log"
             self.workers.append(Process([*command, "worker"], output=output, environment=environment))
+
+    def _build_url(self, ports: list[int], *, node: int) -> str:
+        if node == NODE_COUNT - 1 and self.database.pooler is not None:
+            return f"postgresql://{APPLICATION_ROLE}@127.0.0.1:{ports[0]}/{DATABASE_NAME}"
+        return self.database.url(ports=ports)
 
     def _clock_file(self, node: int) -> Path:
         return self.folder / f"clock-{node}"
@@ -120,7 +129,7 @@ class Campaign:
         """Injects the faults while clients run turns; returns what was found in the log afterwards."""
         ports = [proxy.port for proxy in self.node_proxies]
         self.clients += [GatewayClient(ports, self.key, f"g{number}") for number in range(GATEWAY_CLIENTS)]
-        self.clients += [SendClient(ports[number % 2 :], self.key, f"s{number}") for number in range(SEND_CLIENTS)]
+        self.clients += [SendClient(ports, self.key, f"s{number}") for number in range(SEND_CLIENTS)]
         ending = asyncio.Event()
         running = [asyncio.create_task(each.run(ending, turns_after=TURNS_AFTER_FAULTS)) for each in self.clients]
         await asyncio.sleep(2.0)
@@ -193,6 +202,7 @@ class Campaign:
             FaultKind.RESET_UPSTREAM: (lambda: _reset([self.upstream_proxy]), "resets"),
             FaultKind.DELAY_DATABASE: (lambda: _delay(proxies, seconds), f"network {number}"),
             FaultKind.BLOCK_DATABASE: (lambda: _block(proxies, seconds), f"network {number}"),
+            FaultKind.RESTART_POOLER: (self._restart_pooler, "pooler"),
             FaultKind.END_SESSIONS: (self._end_sessions, "sessions"),
             FaultKind.LOCK_CONVERSATION: (lambda: self._lock_conversation(target, seconds), "locks"),
         }
@@ -207,6 +217,10 @@ class Campaign:
 
     async def _arm_upstream(self, kind: FaultKind) -> None:
         self.upstream.pending_faults.append(kind)
+
+    async def _restart_pooler(self) -> None:
+        assert self.database.pooler is not None
+        await asyncio.to_thread(self.database.pooler.restart)
 
     async def _end_sessions(self) -> None:
         query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'quire_app'"
@@ -279,13 +293,16 @@ async def run_fleet(database: FaultDatabase, folder: Path, *, has_fake_clocks: b
         fake = await stack.enter_async_context(run_fake_upstream(upstream.respond))
         upstream_port = int(fake.url.rpartition(":")[2].partition("/")[0])
         enter = stack.enter_async_context
+        database_ports = [database.ports] * NODE_COUNT
+        if database.pooler is not None:
+            database_ports[-1] = [database.pooler.port]
         campaign = Campaign(
             database,
             folder,
             key,
             upstream,
             upstream_proxy=await enter(FaultProxy(upstream_port)),
-            database_proxies=[[await enter(FaultProxy(port)) for port in database.ports] for _ in range(NODE_COUNT)],
+            database_proxies=[[await enter(FaultProxy(port)) for port in ports] for ports in database_ports],
             node_ports=[find_free_port() for _ in range(NODE_COUNT)],
         )
         campaign.node_proxies += [await enter(FaultProxy(port)) for port in campaign.node_ports]

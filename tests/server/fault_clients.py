@@ -29,7 +29,7 @@ _FILLER = "How does the mill run today, what of the weir, and who minds the race
 
 @dataclass
 class FaultClient(ABC):
-    """One user with one turn at a time. A question without a reply is sent again."""
+    """One user with one turn at a time. A question without a reply is sent again, to the next node."""
 
     ports: Sequence[int]
     """Ports of the nodes."""
@@ -76,6 +76,10 @@ class FaultClient(ABC):
         turns += [("user", question), ("assistant", reply)]
         self.acknowledged_at.append(time.monotonic())
 
+    @property
+    def _base_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports[self._attempts % len(self.ports)]}"
+
     @abstractmethod
     async def _ask(self, http: httpx2.AsyncClient, conversation: str, turns: Turns, question: str) -> str | None:
         """Returns the reply; None if it did not arrive completely."""
@@ -94,15 +98,14 @@ class FaultClient(ABC):
 
 
 class GatewayClient(FaultClient):
-    """Every other request is streamed, and every request goes to the next node."""
+    """Every other request is streamed."""
 
     async def _ask(self, http: httpx2.AsyncClient, conversation: str, turns: Turns, question: str) -> str | None:
-        port = self.ports[self._attempts % len(self.ports)]
         is_streamed = self.turn_count % 2 == 1
         messages = [{"role": role, "content": text} for role, text in (*turns, ("user", question))]
         body = {"model": "echo", "messages": messages, "stream": is_streamed}
         headers = {"Authorization": f"Bearer {self.key}", "X-Quire-Conversation": conversation}
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        url = f"{self._base_url}/v1/chat/completions"
         async with http.stream("POST", url, json=body, headers=headers) as response:
             if await self._is_refused(response):
                 return None
@@ -113,13 +116,13 @@ class GatewayClient(FaultClient):
 
 
 class SendClient(FaultClient):
-    """Stays on one node while it lives: a turn that still runs on another node is not known here."""
+    """Joins its turn where another node still runs it."""
 
     _last_seq: int = 0
     _conversation: str = ""
 
     async def _ask(self, http: httpx2.AsyncClient, conversation: str, turns: Turns, question: str) -> str | None:
-        base = f"http://127.0.0.1:{self.ports[0]}/api/conversations"
+        base = f"{self._base_url}/api/conversations"
         headers = {"Authorization": f"Bearer {self.key}"}
         if conversation != self._conversation:
             created = await http.post(base, json={"id": conversation}, headers=headers)

@@ -10,16 +10,10 @@ from fastapi import Depends, FastAPI, Request
 
 from quire.errors import StoreBusy, StoreUnavailable
 from quire.log import KEY_SCOPES, ApiKey, SqlStore
-from quire.server import auth
+from quire.server import key_verifier
 from quire.server.app import create_app
-from quire.server.auth import (
-    CALLER_SCOPE_KEY,
-    KEY_CACHE_OUTAGE_SECONDS,
-    KEY_CACHE_SECONDS,
-    Caller,
-    KeyVerifier,
-    require_scope,
-)
+from quire.server.auth import CALLER_SCOPE_KEY, Caller, require_scope
+from quire.server.key_verifier import KEY_CACHE_OUTAGE_SECONDS, KEY_CACHE_SECONDS, KeyVerifier
 from quire.server.rate_limits import SharedRateLimiter
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
@@ -185,7 +179,7 @@ async def test_an_expired_key_is_refused_though_it_was_believed_a_moment_ago(
 
     key, text = await store.create_key("guest", ["read"], expires_at=now() + MINUTE_MICROSECONDS)
     assert (await ask(client, text)).status_code == 200
-    monkeypatch.setattr(auth, "now", lambda: key.expires_at)
+    monkeypatch.setattr(key_verifier, "now", lambda: key.expires_at)
     assert (await ask(client, text)).status_code == 401
 
 
@@ -297,7 +291,7 @@ async def test_a_key_revoked_over_the_api_stops_at_once(client: httpx2.AsyncClie
 async def test_only_valid_keys_are_cached_and_the_cache_is_bounded(
     store: SqlStore, counting_keys: CountingKeys, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(auth, "KEY_CACHE_SIZE", 3)
+    monkeypatch.setattr(key_verifier, "KEY_CACHE_SIZE", 3)
     verifier = KeyVerifier(counting_keys)
     texts = [(await store.create_key(f"key {number}", ["read"]))[1] for number in range(5)]
     for text in texts:
@@ -310,6 +304,29 @@ async def test_only_valid_keys_are_cached_and_the_cache_is_bounded(
     assert counting_keys.lookups == 0
     assert await verifier.verify(texts[0]) is not None
     assert counting_keys.lookups == 1
+
+
+async def test_simultaneous_requests_share_a_look_up(store: SqlStore, counting_keys: CountingKeys):
+    verifier = KeyVerifier(counting_keys)
+    _, text = await store.create_key("laptop", ["read"])
+    requests = [asyncio.create_task(verifier.verify(text)) for _ in range(20)]
+    await asyncio.sleep(0)
+    requests[0].cancel()
+    keys = await asyncio.gather(*requests[1:])
+    assert all(keys)
+    assert requests[0].cancelled()
+    assert counting_keys.lookups == 1
+
+
+async def test_a_key_evicted_during_a_look_up_is_looked_up_again(store: SqlStore, counting_keys: CountingKeys):
+    verifier = KeyVerifier(counting_keys)
+    key, text = await store.create_key("laptop", ["read"])
+    request = asyncio.create_task(verifier.verify(text))
+    await asyncio.sleep(0)
+    verifier.evict(key.id)
+    await request
+    await verifier.verify(text)
+    assert counting_keys.lookups == 2
 
 
 async def test_a_secret_is_not_believed_because_another_of_the_same_key_was(

@@ -1,4 +1,4 @@
-"""A short campaign of faults with one PostgreSQL; `just bench faults` runs a long one with three under Patroni."""
+"""A short campaign of faults with one PostgreSQL and PgBouncer; `just bench faults` runs a long one under Patroni."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ from fault_campaign import list_supported_kinds, run_fleet
 from fault_checks import check_clients
 from fault_clients import GatewayClient, Turns
 
-from infra.fault_database import SingleDatabase
+from infra.fault_database import SingleDatabase, start_pooler
 from infra.fault_schedule import FaultKind, build_schedule
 from infra.metered_upstream import MeteredCall, MeteredUpstream
+from infra.pgbouncer import find_pgbouncer
 from infra.postgres import Cluster, find_binaries
 from quire.log import SqlStore
 from quire.model import Message
@@ -20,9 +21,10 @@ SEED = 19
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")
+@pytest.mark.skipif(find_pgbouncer() is None, reason="PgBouncer is not installed")
 async def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path):
-    with Cluster.start(18, fsync=True) as cluster:
-        database = SingleDatabase(cluster)
+    with Cluster.start(18, fsync=True) as cluster, start_pooler(cluster.port) as pooler:
+        database = SingleDatabase(cluster, pooler=pooler)
         kinds = list_supported_kinds(database)
         async with run_fleet(database, tmp_path) as campaign:
             result = await campaign.run(build_schedule(SEED, FAULT_COUNT, kinds=kinds))

@@ -30,6 +30,7 @@ UPSTREAM_ERRORS = {
     429: ScriptedError(429, "rate_limit_error", "Too many requests; slow down."),
     500: ScriptedError(500, "api_error", "Something broke."),
     503: ScriptedError(503, "overloaded_error", "The model is overloaded."),
+    529: ScriptedError(529, "overloaded_error", "The API is overloaded."),
 }
 OVERFLOWS: dict[FormatName, ScriptedError] = {
     "chat": ScriptedError(
@@ -54,6 +55,7 @@ ERROR_TYPES = {
     502: "api_error",
     503: "overloaded_error",
     504: "timeout_error",
+    529: "overloaded_error",
 }
 """Types of Anthropic's errors by status."""
 

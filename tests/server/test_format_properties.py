@@ -18,7 +18,8 @@ from infra.scripted_provider import FormatName
 from quire.log import SqlStore
 from quire.server.gateway.codecs import CODECS
 from quire.server.gateway.engine_variants import EngineVariant, EngineVariants
-from quire.server.gateway.passthrough import MatchedRequest, render_from_log
+from quire.server.gateway.log_renderer import render_from_log
+from quire.server.gateway.matched_request import MatchedRequest
 from quire.server.gateway.recognition import HistoryMatch
 from quire.server.gateway.translation import encode_translated, list_dropped
 from quire.server.state import ServerState

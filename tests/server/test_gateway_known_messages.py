@@ -12,8 +12,8 @@ from fake_upstream import respond_with_text, run_fake_upstream
 from quire.log import SqlStore
 from quire.server.gateway import known_messages
 from quire.server.gateway.codecs import CHAT, MESSAGES, RESPONSES
-from quire.server.gateway.codecs.base import ClientRequest, Codec
-from quire.server.gateway.codecs.bodies import UnreadableBody
+from quire.server.gateway.codecs.base import MAX_REQUEST_MESSAGES, ClientRequest, Codec
+from quire.server.gateway.codecs.bodies import RequestLimitExceeded, UnreadableBody
 from quire.server.gateway.codecs.client_messages import compute_client_paths
 from quire.server.gateway.known_messages import MIN_CHANGING_ITEMS, MIN_LIST_BYTES, KnownMessageCache
 
@@ -22,18 +22,28 @@ LONG_TEXT = "x" * MIN_LIST_BYTES
 
 
 def parse(cache: KnownMessageCache, items: list[Any], *, codec: Codec = CHAT, tenant: str = "a") -> ClientRequest:
-    body = {"model": "m", "max_tokens": 9, codec.item_field: items, "metadata": {"x": LONG_TEXT}}
-    return cache.parse_request(codec, json.dumps(body).encode(), body, tenant=tenant)
+    return parse_raw(cache, json.dumps(make_body(items, codec)).encode(), codec=codec, tenant=tenant)
+
+
+def parse_raw(cache: KnownMessageCache, raw: bytes, *, codec: Codec = CHAT, tenant: str = "a") -> ClientRequest:
+    return cache.parse_request(codec, cache.parse_body(codec, raw, tenant=tenant), tenant=tenant)
+
+
+def make_body(items: list[Any], codec: Codec = CHAT) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 9, codec.item_field: items, "metadata": {"x": LONG_TEXT}}
 
 
 def describe(request: ClientRequest) -> tuple[Any, ...]:
     """Everything of a request that its messages decide."""
-    paths = compute_client_paths(request.messages[len(request.known_paths) :], known_paths=request.known_paths)
+    known = request.known_start.paths
+    paths = compute_client_paths(request.messages[len(known) :], known_paths=known)
     return request.instructions, [each.message for each in request.messages], paths, request.body, request.tools
 
 
 def make_turns(count: int) -> list[dict[str, Any]]:
-    return [make(f"{make.__name__} {number}") for number in range(count) for make in (user_message, assistant_message)]
+    """Turns that fill several blocks of a list."""
+    texts = [f"{number} é€ " + f"{number}" * 200 for number in range(count)]
+    return [make(text) for text in texts for make in (user_message, assistant_message)]
 
 
 CHAT_ITEMS = [
@@ -55,11 +65,11 @@ MESSAGES_ITEMS = [
 @pytest.mark.parametrize(("codec", "pool"), [(CHAT, CHAT_ITEMS), (MESSAGES, MESSAGES_ITEMS)], ids=["chat", "messages"])
 @given(data=st.data())
 def test_requests_are_parsed_as_without_the_cache(codec: Codec, pool: list[Any], data: st.DataObject):
-    cache, items = KnownMessageCache(), list[Any]()
+    cache, items = KnownMessageCache(), make_turns(data.draw(st.sampled_from([0, 20])))
     for _ in range(4):
         kept_count = data.draw(st.integers(0, len(items)))
         items = [*items[:kept_count], *data.draw(st.lists(st.sampled_from(pool), min_size=1, max_size=12))]
-        body = {"model": "m", "max_tokens": 9, codec.item_field: items, "metadata": {"x": LONG_TEXT}}
+        body = make_body(items, codec)
         expected = codec.parse_request(json.dumps(body).encode(), body)
         assert describe(parse(cache, items, codec=codec)) == describe(expected)
 
@@ -68,8 +78,8 @@ def test_known_messages_are_not_parsed_again():
     cache, items = KnownMessageCache(), [system_message("s"), *make_turns(20)]
     first = parse(cache, items)
     second = parse(cache, [*items, user_message("on"), assistant_message("yes"), user_message("more")])
-    assert len(second.known_paths) >= 40 - MIN_CHANGING_ITEMS
-    known_count = len(first.known_paths)
+    assert len(second.known_start.paths) >= 40 - MIN_CHANGING_ITEMS
+    known_count = len(first.known_start.paths)
     assert known_count >= 40 - MIN_CHANGING_ITEMS - 2
     assert all(a is b for a, b in zip(first.messages[:known_count], second.messages, strict=False))
 
@@ -83,6 +93,15 @@ def test_a_changed_message_is_parsed_with_all_after_it():
     assert not {id(each) for each in first.messages} & {id(each) for each in second.messages[20:]}
 
 
+def test_instructions_after_known_messages_stay_in_their_place():
+    cache, items = KnownMessageCache(), make_turns(20)
+    first = parse(cache, items)
+    known_count = len(first.known_start.paths)
+    request = parse(cache, [*items[:known_count], system_message("s"), assistant_message("yes")])
+    assert request.instructions == ()
+    assert [each.message.role for each in request.messages[known_count:]] == ["system", "assistant"]
+
+
 def test_a_tenant_gets_no_message_of_another():
     cache, items = KnownMessageCache(), make_turns(20)
     first, second = parse(cache, items, tenant="a"), parse(cache, items, tenant="b")
@@ -91,7 +110,7 @@ def test_a_tenant_gets_no_message_of_another():
 
 def test_items_of_responses_are_parsed_whole():
     items = [{"type": "message", **each} for each in make_turns(20)]
-    assert parse(KnownMessageCache(), items, codec=RESPONSES).known_paths == ()
+    assert parse(KnownMessageCache(), items, codec=RESPONSES).known_start.paths == ()
 
 
 def test_an_error_counts_from_the_start_of_the_list():
@@ -102,7 +121,7 @@ def test_an_error_counts_from_the_start_of_the_list():
 
 
 def test_the_cache_is_bounded_by_the_size_of_its_lists(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(known_messages, "MAX_KNOWN_BYTES", 5_000)
+    monkeypatch.setattr(known_messages, "MAX_KNOWN_BYTES", 30_000)
     cache = KnownMessageCache()
     lists = [[user_message(f"{number}"), *make_turns(20)] for number in range(10)]
     parsed = [parse(cache, items).messages[0] for items in lists]
@@ -113,6 +132,49 @@ def test_the_cache_is_bounded_by_the_size_of_its_lists(monkeypatch: pytest.Monke
     assert not is_known[-1]
     too_long = make_turns(500)
     assert parse(cache, too_long).messages[0] is not parse(cache, too_long).messages[0]
+
+
+def test_other_fields_may_change():
+    cache, items = KnownMessageCache(), make_turns(20)
+    first = parse(cache, items)
+    raw = json.dumps({"temperature": 0.5, **make_body([*items, user_message("more")])}, indent=None).encode()
+    second = parse_raw(cache, raw)
+    assert second.options.temperature == 0.5
+    assert second.body == json.loads(raw)
+    assert first.messages[0] is second.messages[0]
+
+
+@pytest.mark.parametrize("position", ["before", "after"])
+def test_a_second_list_takes_the_place_of_the_first(position: str):
+    cache, items = KnownMessageCache(), make_turns(20)
+    parse(cache, items)
+    long_list, short_list = json.dumps(items), json.dumps([user_message("other")])
+    lists = (short_list, long_list) if position == "before" else (long_list, short_list)
+    fields = ",".join(f'"messages":{each}' for each in lists)
+    raw = f'{{"model":"m",{fields},"x":"{LONG_TEXT}"}}'.encode()
+    for _ in range(2):
+        request = parse_raw(cache, raw)
+        assert request.body == json.loads(raw)
+        assert [each.message.text for each in request.messages] == [each["content"] for each in json.loads(lists[1])]
+
+
+def test_equal_bytes_of_another_list_are_no_proof():
+    """The same bytes within a text are not items."""
+    cache, items = KnownMessageCache(), make_turns(20)
+    parse(cache, items)
+    raw = json.dumps({"model": "m", "note": json.dumps({"messages": items}), "messages": [user_message("a")]}).encode()
+    assert [each.message.text for each in parse_raw(cache, raw).messages] == ["a"]
+
+
+def test_the_rest_of_a_known_list_has_limits_too():
+    cache, items = KnownMessageCache(), make_turns(20)
+    parse(cache, items)
+    with pytest.raises(RequestLimitExceeded, match="`name` of a message"):
+        parse(cache, [*items, {**user_message("a"), "name": "n" * 300}])
+    with pytest.raises(RequestLimitExceeded, match="items"):
+        parse(cache, [*items, *[user_message("a")] * MAX_REQUEST_MESSAGES])
+    with pytest.raises(UnreadableBody, match="not valid JSON"):
+        parse_raw(cache, json.dumps(make_body(items)).encode()[:-2])
 
 
 async def test_an_agents_turns_continue_its_conversation(store: SqlStore):

@@ -22,7 +22,15 @@ from quire.errors import ModelUnavailable
 from quire.log import SqlStore
 from quire.log.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.server.gateway import engine_variants, exchange, passthrough, prepare, recognition, relay, reply_recorder
+from quire.server.gateway import (
+    engine_variants,
+    log_renderer,
+    matched_request,
+    prepare,
+    recognition,
+    relay,
+    reply_recorder,
+)
 from quire.server.gateway.codecs import CHAT
 from quire.server.gateway.codecs.base import MAX_CALL_ID_CHARS, MAX_NAME_CHARS, MAX_REQUEST_MESSAGES, MAX_REQUEST_TOOLS
 from quire.server.gateway.codecs.bodies import RequestLimitExceeded
@@ -30,6 +38,7 @@ from quire.server.gateway.codecs.chat import ChatCodec
 from quire.server.gateway.codecs.chat_stream import MAX_REQUEST_CHOICES, ChatStreamDecoder
 from quire.server.gateway.codecs.sse import MAX_DELTA_ITEMS, MAX_EVENT_BYTES
 from quire.server.gateway.engine_variants import EngineVariants
+from quire.server.gateway.known_messages import KnownMessageCache
 from quire.server.gateway.relay import MAX_ERROR_BYTES
 from quire.server.json_limits import MAX_JSON_SEPARATORS
 
@@ -102,12 +111,12 @@ def test_a_request_at_its_limits_is_accepted():
 
 
 WORK = [
-    (exchange, "parse_body"),
+    (KnownMessageCache, "parse_body"),
     (ChatCodec, "parse_request"),
     (recognition, "compute_client_paths"),
     (engine_variants, "_build_envelope"),
-    (passthrough.MatchedRequest, "count_tokens"),
-    (passthrough, "_render_plain_texts"),
+    (matched_request.MatchedRequest, "count_tokens"),
+    (log_renderer, "_render_plain_texts"),
     (reply_recorder, "_compute_paths"),
 ]
 """Functions whose work grows with the body."""

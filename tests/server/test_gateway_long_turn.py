@@ -16,8 +16,10 @@ from fake_upstream import UpstreamRequest, make_completion, run_fake_upstream
 from infra.long_turn import QUESTION, READ_TOOL, make_steps, measure_shared
 from quire.log import SqlStore
 from quire.view.tokens import counter_for
-from quire.view.wire_formats import AnthropicMessagesFormat, OpenAIChatFormat, WireFormat, WireMessage
+from quire.view.wire_formats import WireFormat, WireMessage
 from quire.view.wire_formats.anthropic_cache_markers import drop_cache_markers
+from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 
 STEPS = int(os.environ.get("LONG_TURN_STEPS", "30"))
 MIN_MEAN_SHARES = {6_000: 0.50, 32_000: 0.85, 200_000: 0.95}

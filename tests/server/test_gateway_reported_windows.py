@@ -15,7 +15,7 @@ from quire.log import SqlStore
 from quire.model import Message
 from quire.model.events import TurnEnded
 from quire.view.tokens import counter_for
-from quire.view.wire_formats import OpenAIChatFormat
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 
 ECHO = "prompt is too long: 200 tokens > 4"
 

@@ -330,7 +330,8 @@ async def test_a_person_with_an_outdated_address_gets_a_page_and_a_program_gets_
     for params in ({"token": "outdated"}, {}):
         page = await client.get("/", params=params, headers=visit)
         assert (page.status_code, page.headers["content-type"]) == (401, "text/html; charset=utf-8")
-        assert "quire serve --open" in page.text
+        assert "<code>quire serve --open</code>" in page.text
+        assert "`" not in page.text
         assert "set-cookie" not in page.headers
         assert "default-src 'none'" in page.headers["content-security-policy"]
     for answer in (await client.get("/", params={"token": "outdated"}), await client.get("/api/x", headers=visit)):

@@ -26,6 +26,7 @@ from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 from server_helpers import ScriptedAgent, create_key_for, serve_app
 
+from infra.sizes import IS_FULL_SIZE
 from quire.log import SqlStore
 from quire.model import Message
 from quire.server.app import create_app
@@ -35,7 +36,7 @@ from quire.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-TIME_LIMIT_SECONDS = 55.0
+TIME_LIMIT_SECONDS = 300.0 if IS_FULL_SIZE else 25.0
 """Total time; an operation whose share is used up skips its remaining examples."""
 MAX_EXAMPLES = 20
 ENDLESS_PATH = "/api/conversations/{conversation}/events"

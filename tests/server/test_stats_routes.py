@@ -45,6 +45,15 @@ async def test_what_was_just_appended_is_counted(client: httpx2.AsyncClient, sto
     assert stats["pending_branches"] == 0
 
 
+async def test_a_turn_without_a_price_is_counted_as_such(client: httpx2.AsyncClient, store: SqlStore):
+    await store.create_conversation("c")
+    await append_turn(store, "c", cost=0.0)
+    await append_turn(store, "c", cost=0.5)
+    stats = await get_stats(client)
+    assert (stats["totals"]["cost_usd"], stats["totals"]["unpriced_turns"]) == (0.5, 1)
+    assert [each["cost_usd"] for each in stats["turns"]] == [0.5, None]
+
+
 async def test_it_can_be_limited_to_a_dimension_and_a_time(client: httpx2.AsyncClient, store: SqlStore):
     await store.create_conversation("c")
     await append_turn(store, "c", at=5)

@@ -10,7 +10,7 @@ from quire.llm import Model, Prompt, Reply, TextDelta, ThinkingDelta, ToolCallDe
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart, ToolDefinition
 from quire.testing.scripted_model import DelayedReply, ScriptedModel, ScriptStep, count_prompt_tokens
 from quire.view.tokens import counter_for
-from quire.view.wire_formats import OpenAIChatFormat
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 
 
 def make_prompt(text: str, **more: Any) -> Prompt:

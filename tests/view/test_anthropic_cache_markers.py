@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from payload_oracle import count_payload
 from quire.model import Message, TextPart, ThinkingPart
 from quire.view.tokens import estimating_counter
-from quire.view.wire_formats import AnthropicMessagesFormat, WireMessage
+from quire.view.wire_formats import WireMessage
 from quire.view.wire_formats.anthropic_cache_markers import (
     MAX_BLOCK_DEPTH,
     MAX_CACHE_MARKERS,
@@ -18,6 +18,7 @@ from quire.view.wire_formats.anthropic_cache_markers import (
     drop_cache_markers,
     list_cache_markers,
 )
+from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
 from quire.view.wire_formats.anthropic_messages_parse import parse_messages
 
 wire_format = AnthropicMessagesFormat()

@@ -26,9 +26,8 @@ from quire.model import (
 from quire.testing.strategies import messages, texts
 from quire.view.images import count_image_tokens
 from quire.view.labels import label_text
-from quire.view.wire_formats import AnthropicMessagesFormat
 from quire.view.wire_formats.anthropic_cache_markers import drop_cache_markers
-from quire.view.wire_formats.anthropic_messages import DEFAULT_MAX_TOKENS, OPENER_TEXT
+from quire.view.wire_formats.anthropic_messages import DEFAULT_MAX_TOKENS, OPENER_TEXT, AnthropicMessagesFormat
 from quire.view.wire_formats.anthropic_messages_parse import parse_messages
 from quire.view.wire_formats.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES
 

@@ -16,7 +16,7 @@ from quire.model.base import JsonObject
 from quire.testing.strategies import texts
 from quire.view.labels import label_text
 from quire.view.tokens import estimating_counter
-from quire.view.wire_formats import AnthropicMessagesFormat
+from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
 from quire.view.wire_formats.anthropic_messages_parse import parse_messages
 
 anthropic_types = pytest.importorskip("anthropic.types")

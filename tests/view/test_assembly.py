@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_builders import make_entries, make_entry, make_message_counter, make_policy, make_view_input
 
+from infra.sizes import IS_FULL_SIZE
 from payload_oracle import count_payload
 from quire.errors import ContextOverflow, InvalidRequest, UnknownStrategy
 from quire.ledger import replay
@@ -32,7 +33,7 @@ from quire.view.tokens import counter_for
 from quire.view.tool_call_repair import repair_tool_calls
 from quire.view.wire_formats import wire_format_for
 
-EXAMPLE_COUNT = 20 * settings.default.max_examples
+EXAMPLE_COUNT = (20 if IS_FULL_SIZE else 8) * settings.default.max_examples
 PROVIDERS = ("openai", "anthropic", "openai_responses")
 MESSAGE_COUNTERS = {provider: make_message_counter(provider) for provider in PROVIDERS}
 TOOL = ToolDefinition(name="read", description="Reads.", parameters={"type": "object", "properties": {}})

@@ -25,8 +25,9 @@ from quire.model import (
 )
 from quire.testing.strategies import messages, texts
 from quire.view.images import count_image_tokens
-from quire.view.wire_formats import OpenAIChatFormat, provider_for, wire_format_for
+from quire.view.wire_formats import provider_for, wire_format_for
 from quire.view.wire_formats.media import PDF_PAGE_BYTES, PDF_PAGE_TOKENS
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 
 BLOB = "ab" * 32
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + bytes(8)

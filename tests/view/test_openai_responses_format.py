@@ -29,8 +29,9 @@ from quire.model import (
 from quire.testing.strategies import histories, messages, texts
 from quire.view.batches import flatten_batches, group_batches
 from quire.view.tool_call_repair import deduplicate_call_ids, repair_tool_calls
-from quire.view.wire_formats import OpenAIResponsesFormat, provider_for, wire_format_for
+from quire.view.wire_formats import provider_for, wire_format_for
 from quire.view.wire_formats.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES
+from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
 
 BLOB = "ab" * 32
 PNG = b64encode(b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + bytes(8)).decode()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from splintr import Tokenizer
 
+from infra.sizes import IS_FULL_SIZE
 from payload_oracle import count_payload
 from quire.model import Message, TextPart, ToolCallPart, ToolDefinition
 from quire.view.rendered import MessageCounter
@@ -23,7 +24,7 @@ from quire.view.wire_formats import wire_format_for
 if TYPE_CHECKING:
     import tiktoken
 
-CONVERSATION_COUNT = 500
+CONVERSATION_COUNT = 500 if IS_FULL_SIZE else 200
 """Generated conversations whose tokens are compared with the recipe."""
 
 MODELS = {"gpt-4o": "o200k_base", "gpt-4": "cl100k_base"}

@@ -20,6 +20,11 @@ test("a long excerpt is cut around its first highlight", () => {
   expect(mark(splitExcerpt(text, [[200, 206]], 32))).toMatch(/\[ga\]…$/);
 });
 
+test("a cut does not divide a word", () => {
+  const text = "The surveyor of the harbour board found less silt than the charts of the former century had promised.";
+  expect(mark(splitExcerpt(text, [[45, 49]], 60))).toBe("…the harbour board found less [silt] than the charts of the…");
+});
+
 test("without a highlight the beginning is shown", () => {
   expect(mark(splitExcerpt("a".repeat(50), [], 20))).toBe(`${"a".repeat(20)}…`);
 });

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import type { Stats, UsageGroup } from "../src/api/types";
 import { en } from "../src/i18n/en";
-import { listTables } from "../src/lib/insights";
+import { formatCost, listPairs, listTables } from "../src/lib/insights";
 
 function makeGroup(name: string, counts: Partial<UsageGroup["counts"]>): UsageGroup {
   return { name, counts: { cost_usd: 0, input_tokens: 0, cache_share: 0, turns: 0, requests: 0, uses: 0, tokens: 0, ...counts } } as UsageGroup;
@@ -28,4 +28,16 @@ test("bars compare input tokens where no price is known, and calls of tools", ()
   const [byModel, byTool] = listTables(makeStats({ model: models, tool: tools }), en.insights);
   expect(byModel?.rows.map((row) => row.share)).toEqual([0.5, 1]);
   expect(byTool?.rows.map((row) => [row.share, ...row.cells])).toEqual([[1, "3", "40"], [0, "0", "90"]]);
+});
+
+test("a cost that is not known of any turn is a dash, not zero", () => {
+  const format = (cost_usd: number, unpriced_turns: number) => formatCost({ ...makeGroup("", {}).counts, cost_usd, unpriced_turns });
+  expect([format(0, 2), format(1, 2), format(0, 0)]).toEqual(["–", "$1.00", "$0"]);
+});
+
+test("documents that are used together are rows of a table", () => {
+  const pairs = [{ first: "a.md", second: "b.md", conversations: 4 }, { first: "a.md", second: "c.md", conversations: 1 }];
+  const [table] = listPairs({ documents: ["a.md", "b.md", "c.md"], pairs }, en.insights);
+  expect(table?.rows.map((row) => [row.name, row.share, ...row.cells])).toEqual([["a.md + b.md", 1, "4"], ["a.md + c.md", 0.25, "1"]]);
+  expect(listPairs({ documents: [], pairs: [] }, en.insights)).toEqual([]);
 });

@@ -169,7 +169,7 @@ def _write_transcript(folder: Path, key: TranscriptKey, lines: Sequence[str], *,
     if key.subpath:
         path = folder / name / "subagents" / f"{_make_safe_name(key.subpath.rsplit('/', 1)[-1])}.jsonl"
         path.parent.mkdir(parents=True)
-    path.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if is_complete:
         os.utime(path, (0, 0))
     return path

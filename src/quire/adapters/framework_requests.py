@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.adapters.conversion_cache import ConvertedHistory
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.engine import Conversation, Engine
 from quire.engine.builtin_tools import BuiltinTools
 from quire.engine.request import Request
 from quire.errors import ContextOverflow
 from quire.log import BranchMatch
-from quire.model import Entry, ForwardedRequest, Message, ThinkingPart, ToolCallPart, ToolDefinition
+from quire.model import Entry, ForwardedRequest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import AgentTool
-from quire.model.entries import iter_paths
 from quire.model.policy import Provider
 from quire.view.strategies import get_strategy
 from quire.view.wire_formats import Reply
@@ -52,12 +52,6 @@ class FrameworkRequest:
     async def record(self, reply: Reply) -> Entry:
         """Stores the reply with the manifest of the request."""
         return await self.conversation.record(reply, request=self.request)
-
-
-def make_match_key(message: Message) -> str:
-    """Text by which a message of a request is found among a framework's own. Thinking is not in every wire format."""
-    parts = tuple(part for part in message.parts if not isinstance(part, ThinkingPart))
-    return message.model_copy(update={"parts": parts}).canonical_json()
 
 
 async def build_request(
@@ -128,15 +122,15 @@ def _adapt_engine(
     return adapted.with_changes(reserved_response_tokens=reserved)
 
 
-async def store_messages(engine: Engine, conversation: str, messages: Sequence[Message]) -> int:
+async def store_messages(engine: Engine, conversation: str, history: ConvertedHistory) -> int:
     """Appends those messages of a framework's list that are not stored yet; returns the number of their branch.
 
     The list starts with the conversation, or with a later message of it, or has only new messages. Any other list is
     stored on a branch of its own, which starts where the list differs.
     """
     opened = await engine.conversation(conversation)
-    paths = list(iter_paths(message.canonical_json() for message in messages))
-    match = await engine.store.match_history(paths, conversation=conversation)
+    messages = history.messages
+    match = await engine.store.match_history(history.paths, conversation=conversation)
     branch, stored = opened.branch, 0
     if match is not None:
         branch, stored = await _find_position(engine, match, messages)

@@ -23,21 +23,21 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.config import get_config
 from langgraph.types import Command
 
+from quire.adapters.conversion_cache import ConversionCache, make_match_key
 from quire.adapters.framework_requests import (
     AgentEnvelope,
     FrameworkRequest,
     build_request,
-    make_match_key,
     read_history,
     store_messages,
 )
-from quire.adapters.langchain_messages import parse_message, parse_reply, to_langchain
+from quire.adapters.langchain_messages import convert_message, parse_message, parse_reply, to_langchain
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.engine import Conversation, Engine, open_engine
 from quire.errors import InvalidRequest
 from quire.model import ToolCallPart, ToolDefinition
-from quire.view.wire_formats import OpenAIChatFormat
 from quire.view.wire_formats.fields import dump_json, get_object
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 
 T = TypeVar("T")
 
@@ -80,6 +80,7 @@ class QuireMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         super().__init__()
         self._engine, self._conversation = engine, conversation
         self._loop = loop or asyncio.get_running_loop()
+        self._conversions = ConversionCache[BaseMessage](lambda message: [convert_message(message)])
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
@@ -114,13 +115,12 @@ class QuireMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
 
     async def _fit(self, request: ModelRequest[Any], conversation: str) -> tuple[FrameworkRequest, ModelRequest[Any]]:
         """Stores the new messages, and builds the request with those that fit; returns it in both forms."""
-        parsed = [parse_message(message) for message in request.messages]
-        dropped = dict.fromkeys(name for each in parsed for name in each.dropped)
-        branch = await store_messages(self._engine, conversation, [each.message for each in parsed])
-        envelope = _read_envelope(request, dropped=tuple(dropped))
+        history = self._conversions.convert(conversation, request.messages)
+        branch = await store_messages(self._engine, conversation, history)
+        envelope = _read_envelope(request, dropped=history.dropped)
         fitted = await build_request(self._engine, conversation, branch, envelope, offers_history_tools=True)
-        keys = [make_match_key(each.message) for each in parsed]
-        messages = _list_messages(fitted, dict(zip(keys, request.messages, strict=True)))
+        pairs = zip(history.match_keys, request.messages, strict=True)
+        messages = _list_messages(fitted, {key: message for (key,), message in pairs if key is not None})
         own = {tool.name for tool in envelope.tools}
         added = [OpenAIChatFormat().render_tool(tool) for tool in fitted.tools if tool.name not in own]
         system = request.system_message
@@ -203,7 +203,7 @@ def _list_schemas(response_format: Any) -> list[dict[str, Any]]:
     return [spec.json_schema for spec in specs if spec is not None]
 
 
-def _list_messages(fitted: FrameworkRequest, originals: Mapping[str, BaseMessage]) -> list[BaseMessage]:
+def _list_messages(fitted: FrameworkRequest, originals: Mapping[bytes, BaseMessage]) -> list[BaseMessage]:
     """The messages that fit; those of the state are the same objects."""
     messages: list[BaseMessage] = []
     converted = to_langchain(fitted.messages, load_blob=fitted.request.load_blob)
@@ -219,6 +219,6 @@ async def _record(fitted: FrameworkRequest, response: ModelResponse[Any]) -> Non
     if reply is None:
         return
     entry = await fitted.record(parse_reply(reply))
-    following = [parse_message(each).message for each in response.result[response.result.index(reply) + 1 :]]
+    following = [parse_message(each) for each in response.result[response.result.index(reply) + 1 :]]
     if following:
         await Conversation(fitted.conversation.engine, entry.conversation, entry.branch).append(*following)

@@ -1,10 +1,11 @@
 """Messages of LangChain as Quire's messages, and back."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from quire.adapters.conversion_cache import ConvertedMessage
 from quire.errors import InvalidRequest
 from quire.model import FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
 from quire.model.messages import ToolResultContent
@@ -16,30 +17,33 @@ _CALL_TYPES = ("tool_call", "tool_call_chunk", "invalid_tool_call")
 _ROLES = {"human": "user", "ai": "assistant", "system": "system"}
 
 
-class ConvertedMessage(NamedTuple):
-    message: Message
-    dropped: tuple[str, ...]
-    """Names of what the message has no part for."""
-
-
-def parse_message(source: BaseMessage) -> ConvertedMessage:
+def convert_message(source: BaseMessage) -> ConvertedMessage:
     """Converts one message. Equal messages give equal ones, whatever their ids and metadata."""
+    message, dropped = _parse_message(source)
+    return ConvertedMessage(message, dropped)
+
+
+def parse_message(source: BaseMessage) -> Message:
+    return _parse_message(source)[0]
+
+
+def _parse_message(source: BaseMessage) -> tuple[Message, tuple[str, ...]]:
     content = [_parse_block(cast("dict[str, Any]", block)) for block in source.content_blocks]
     parts = [part for part, _ in content if part is not None]
     dropped = tuple(f"messages[{name}]" for _, name in content if name is not None)
     if isinstance(source, ToolMessage):
         pieces = tuple(part for part in parts if isinstance(part, TextPart | ImagePart | FilePart))
         result = ToolResultPart(call_id=source.tool_call_id, content=pieces, is_error=source.status == "error")
-        return ConvertedMessage(Message(role="tool", parts=(result,)), dropped)
+        return Message(role="tool", parts=(result,)), dropped
     if source.type not in _ROLES:
         raise InvalidRequest(f"A message of LangChain's type {source.type!r} has no place in a request.")
     calls = _parse_calls(source) if isinstance(source, AIMessage) else ()
     role = cast("Any", _ROLES[source.type])
-    return ConvertedMessage(Message(role=role, parts=(*parts, *calls), name=source.name), dropped)
+    return Message(role=role, parts=(*parts, *calls), name=source.name), dropped
 
 
 def parse_reply(source: AIMessage) -> Reply:
-    return Reply(parse_message(source).message, _parse_usage(source), source.response_metadata.get("finish_reason"))
+    return Reply(parse_message(source), _parse_usage(source), source.response_metadata.get("finish_reason"))
 
 
 def to_langchain(messages: Sequence[Message], *, load_blob: BlobLoader | None) -> Iterator[list[BaseMessage]]:

@@ -24,6 +24,7 @@ from agents import (
 from agents.items import TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionArgs
 from agents.memory.session_settings import resolve_session_limit
+from agents.models.fake_id import FAKE_RESPONSES_ID
 from agents.models.openai_responses import Converter
 from agents.run_config import CallModelData, ModelInputData
 
@@ -52,7 +53,7 @@ class QuireSession:
     """
 
     def __init__(self, session_id: str, engine: Engine, *, session_settings: SessionSettings | None = None) -> None:
-        self.session_id, self.session_settings = session_id, session_settings
+        self.session_id, self.session_settings = session_id, session_settings or SessionSettings()
         self._engine = engine
         self._request: FrameworkRequest | None = None
         self._usage: Usage | None = None
@@ -118,7 +119,8 @@ class QuireSession:
         fitted = await build_request(self._engine, self.session_id, branch.branch, envelope, provider=PROVIDER)
         self._request, self._usage = fitted, None
         payload = fitted.request.to_openai_responses()
-        return ModelInputData(input=payload["input"], instructions=payload.get("instructions"))
+        sent = [_to_model_item(item) for item in payload["input"]]
+        return ModelInputData(input=_to_input(sent), instructions=payload.get("instructions"))
 
     async def _open_branch(self) -> Conversation:
         """The branch that was used last."""
@@ -214,6 +216,19 @@ def _get_output_schema(agent: Agent[Any]) -> AgentOutputSchemaBase | None:
 def _has_content(reasoning: dict[str, Any]) -> bool:
     """Whether a reasoning item is more than an id that only the provider's own store can resolve."""
     return bool(reasoning.get("encrypted_content") or reasoning.get("content"))
+
+
+def _to_model_item(item: dict[str, Any]) -> dict[str, Any]:
+    """The item in a form that the SDK's models for chat completions take, too.
+
+    Without an id they take a message of the assistant only with text and no further fields. The models for responses
+    remove the SDK's placeholder of an id.
+    """
+    if item.get("type") != "message" or item.get("role") != "assistant" or "id" in item:
+        return item
+    if isinstance(item["content"], str):
+        return {key: value for key, value in item.items() if key in ("type", "role", "content", "phase")}
+    return {**item, "id": FAKE_RESPONSES_ID}
 
 
 def _to_input(items: Sequence[dict[str, Any]]) -> list[TResponseInputItem]:

@@ -5,8 +5,8 @@ from itertools import groupby
 from typing import Any
 
 from quire.model import Message
-from quire.view.wire_formats import OpenAIResponsesFormat
 from quire.view.wire_formats.fields import dump_json, filter_objects, get_object, to_plain_json
+from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
 from quire.view.wire_formats.openai_responses_parse import is_assistant_item
 
 FIELDS_KEY = "openai_agents"

@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic_ai import RunContext, Tool
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.messages import InstructionPart, ModelResponse
+from pydantic_ai.messages import InstructionPart, ModelMessage, ModelResponse
 from pydantic_ai.models import ModelRequestContext, ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition as PydanticAITool
 from pydantic_ai.toolsets import AgentToolset, FunctionToolset
 from pydantic_core import to_json
 
+from quire.adapters.conversion_cache import ConversionCache
 from quire.adapters.framework_requests import (
     AgentEnvelope,
     FrameworkRequest,
@@ -24,7 +25,7 @@ from quire.adapters.framework_requests import (
     read_history,
     store_messages,
 )
-from quire.adapters.pydantic_ai_history import ParsedItem, build_history, parse_history
+from quire.adapters.pydantic_ai_history import HistoryItem, build_history, convert_model_message, list_items
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.engine import Engine, open_engine
 from quire.llm.pydantic_ai_messages import to_reply
@@ -50,13 +51,18 @@ class QuireCapability(AbstractCapability[Any]):
 
     engine: Engine
     _branch: int = field(default=0, init=False, repr=False)
-    _originals: list[ParsedItem] = field(default_factory=list[ParsedItem], init=False, repr=False)
+    _dropped: tuple[str, ...] = field(default=(), init=False, repr=False)
+    _originals: dict[bytes, HistoryItem] = field(default_factory=dict[bytes, HistoryItem], init=False, repr=False)
     _fitted: FrameworkRequest | None = field(default=None, init=False, repr=False)
     _offers_history_tools: bool = field(default=False, init=False, repr=False)
+    _conversions: ConversionCache[ModelMessage] = field(
+        default_factory=lambda: ConversionCache(convert_model_message), init=False, repr=False
+    )
 
     async def for_run(self, ctx: RunContext[Any]) -> "QuireCapability":
         """A copy with the state of one run. Its tools stay the same for the whole run, so that the prefix does, too."""
         own = replace(self)
+        own._conversions = self._conversions
         setting = self.engine.settings.context_tools
         own._offers_history_tools = await self._has_archive(ctx) if setting is None else setting
         return own
@@ -74,18 +80,21 @@ class QuireCapability(AbstractCapability[Any]):
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """Stores the messages of the run that are not in the log yet."""
-        self._originals = list(parse_history(ctx.messages))
-        messages = [each.message for each in self._originals if each.message is not None]
-        self._branch = await store_messages(self.engine, _get_conversation(ctx), messages)
+        conversation = _get_conversation(ctx)
+        history = self._conversions.convert(conversation, ctx.messages)
+        keys = (key for each in history.match_keys for key in each)
+        pairs = zip(keys, list_items(ctx.messages), strict=True)
+        self._originals = {key: item for key, item in pairs if key is not None}
+        self._dropped = history.dropped
+        self._branch = await store_messages(self.engine, conversation, history)
         return request_context
 
     async def prepare_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """Replaces the messages with those that fit, together with the instructions and tools."""
-        dropped = tuple(dict.fromkeys(name for each in self._originals for name in each.dropped))
         parameters = request_context.model_request_parameters
-        envelope = _read_envelope(parameters, dropped=dropped)
+        envelope = _read_envelope(parameters, dropped=self._dropped)
         fitted = await build_request(self.engine, _get_conversation(ctx), self._branch, envelope)
         self._fitted = fitted
         if (fitted.instructions or "") != envelope.instructions:

@@ -1,12 +1,12 @@
 """The message history of Pydantic AI as Quire's messages, and back."""
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from pydantic_ai import messages as pai
 
-from quire.adapters.framework_requests import make_match_key
+from quire.adapters.conversion_cache import ConvertedMessage, make_match_key
 from quire.llm.pydantic_ai_messages import to_pydantic_ai, to_reply
 from quire.model import FilePart, ImagePart, Message, TextPart, ToolResultPart
 from quire.model.messages import ToolResultContent
@@ -26,35 +26,32 @@ _UNTRANSLATED_PARTS = ("builtin-tool-call", "builtin-tool-return", "compaction",
 """Parts of responses that are in the log only by their kind."""
 
 
-class ParsedItem(NamedTuple):
-    item: HistoryItem
-    message: Message | None
-    dropped: tuple[str, ...] = ()
-    """Names of what the message has no part for."""
+def convert_model_message(source: pai.ModelMessage) -> list[ConvertedMessage]:
+    """Converts each item of a message: a response, or the parts of a request."""
+    if not isinstance(source, pai.ModelResponse):
+        return [_convert_part(part) for part in source.parts]
+    native = [part.part_kind for part in source.parts if part.part_kind in _UNTRANSLATED_PARTS]
+    return [ConvertedMessage(to_reply(source).message, tuple(f"messages[{kind}]" for kind in native))]
 
 
-def parse_history(history: Iterable[pai.ModelMessage]) -> Iterator[ParsedItem]:
-    """Yields a message for each response, and for each part of a request that is content."""
+def list_items(history: Iterable[pai.ModelMessage]) -> Iterator[HistoryItem]:
     for each in history:
         if isinstance(each, pai.ModelResponse):
-            message = to_reply(each).message
-            native = [part.part_kind for part in each.parts if part.part_kind in _UNTRANSLATED_PARTS]
-            yield ParsedItem(each, message, tuple(f"messages[{kind}]" for kind in native))
+            yield each
         else:
-            yield from map(_parse_part, each.parts)
+            yield from each.parts
 
 
 def build_history(
-    messages: Sequence[Message], originals: Iterable[ParsedItem], *, load_blob: BlobLoader | None
+    messages: Sequence[Message], originals: Mapping[bytes, HistoryItem], *, load_blob: BlobLoader | None
 ) -> list[pai.ModelMessage]:
-    """The history with these messages. Those that are in `originals` are the same parts and responses."""
-    known = {make_match_key(each.message): each.item for each in originals if each.message is not None}
-    converted = _list_items(to_pydantic_ai(messages, load_blob=load_blob))
+    """The history with these messages. Those whose match key is in `originals` are the same parts and responses."""
+    converted = list_items(to_pydantic_ai(messages, load_blob=load_blob))
     history: list[pai.ModelMessage] = []
     requested: list[pai.ModelRequestPart] = []
     for message in messages:
         items: list[HistoryItem] = [next(converted) for _ in range(_count_items(message))]
-        original = known.get(make_match_key(message))
+        original = originals.get(make_match_key(message))
         for item in [original] if original is not None else items:
             if not isinstance(item, pai.ModelResponse):
                 requested.append(item)
@@ -65,37 +62,29 @@ def build_history(
     return [*history, pai.ModelRequest(parts=requested)] if requested else history
 
 
-def _list_items(history: Iterable[pai.ModelMessage]) -> Iterator[HistoryItem]:
-    for each in history:
-        if isinstance(each, pai.ModelResponse):
-            yield each
-        else:
-            yield from each.parts
-
-
 def _count_items(message: Message) -> int:
     return len(message.tool_results) if message.role == "tool" else 1
 
 
-def _parse_part(part: pai.ModelRequestPart) -> ParsedItem:
+def _convert_part(part: pai.ModelRequestPart) -> ConvertedMessage:
     match part:
         case pai.SystemPromptPart():
-            return ParsedItem(part, Message.system(part.content))
+            return ConvertedMessage(Message.system(part.content))
         case pai.UserPromptPart():
             content = [part.content] if isinstance(part.content, str) else part.content
             pieces, dropped = _parse_content(content)
-            return ParsedItem(part, Message(role="user", parts=pieces), dropped)
+            return ConvertedMessage(Message(role="user", parts=pieces), dropped)
         case pai.ToolReturnPart():
             pieces, dropped = _parse_content([part.model_response_str(wrap_if_error=False), *part.files])
             is_error = part.outcome != "success"
             result = ToolResultPart(call_id=part.tool_call_id, content=pieces, is_error=is_error)
-            return ParsedItem(part, Message(role="tool", parts=(result,)), dropped)
+            return ConvertedMessage(Message(role="tool", parts=(result,)), dropped)
         case pai.RetryFeedbackPart():
-            return ParsedItem(part, Message.user(part.model_response()))
+            return ConvertedMessage(Message.user(part.model_response()))
         case _:
             kind = part.part_kind
             message = None if kind in _ENVELOPE_PARTS else Message.user(f"[{kind}]")
-            return ParsedItem(part, message, (f"messages[{kind}]",))
+            return ConvertedMessage(message, (f"messages[{kind}]",))
 
 
 def _parse_content(content: Iterable[Any]) -> tuple[tuple[ToolResultContent, ...], tuple[str, ...]]:

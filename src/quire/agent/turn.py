@@ -19,16 +19,8 @@ from quire.agent.tool_calls import BuiltinToolRunner, ToolCallBatch, ToolCallCon
 from quire.errors import QuireError
 from quire.llm import Model, Reply
 from quire.model import Entry, Message, ToolCallPart
-from quire.model.entry_metadata import DocumentReference
-from quire.model.events import (
-    QuestionRecorded,
-    TurnEnded,
-    TurnEndReason,
-    TurnEvent,
-    TurnFailed,
-    TurnStarted,
-    sum_usage,
-)
+from quire.model.entry_metadata import DocumentReference, sum_usage
+from quire.model.events import QuestionRecorded, TurnEnded, TurnEndReason, TurnEvent, TurnFailed, TurnStarted
 from quire.view.assembly import Assembly
 from quire.view.wire_formats.fields import to_safe_name
 

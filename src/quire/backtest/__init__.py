@@ -4,9 +4,10 @@ from quire.backtest.conversation_sample import ConversationSelection, select_con
 from quire.backtest.report import BacktestReport, VariantReport
 from quire.backtest.runner import run_backtest
 from quire.backtest.simulation import SimulatedStep
-from quire.backtest.variants import BacktestVariant, combine_variants
+from quire.backtest.variants import MAX_VARIANTS, BacktestVariant, combine_variants
 
 __all__ = [
+    "MAX_VARIANTS",
     "BacktestReport",
     "BacktestVariant",
     "ConversationSelection",

@@ -1,6 +1,6 @@
 """Means and ratios over conversations, with confidence intervals where the conversations are a sample."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -26,18 +26,24 @@ class RatioEstimator:
     count: int = 0
     numerator: float = 0.0
     denominator: float = 0.0
-    _square: float = 0.0
-    _product: float = 0.0
-    _denominator_square: float = 0.0
+    square: float = 0.0
+    product: float = 0.0
+    denominator_square: float = 0.0
+    """Sums of the squares and products of the weighted numerators and denominators, for the variance."""
 
     def add(self, numerator: float, denominator: float = 1.0, *, weight: float = 1.0) -> None:
         weighted, total = weight * numerator, weight * denominator
         self.count += 1
         self.numerator += weighted
         self.denominator += total
-        self._square += weighted * weighted
-        self._product += weighted * total
-        self._denominator_square += total * total
+        self.square += weighted * weighted
+        self.product += weighted * total
+        self.denominator_square += total * total
+
+    def merge(self, other: "RatioEstimator") -> None:
+        """Adds the conversations of another estimator."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def estimate(self, *, is_sample: bool) -> Estimate | None:
         """The ratio; None if the denominator is 0, as the regret where no reply needed anything."""
@@ -46,7 +52,7 @@ class RatioEstimator:
         ratio = self.numerator / self.denominator
         if not is_sample or self.count < 2:
             return Estimate(ratio)
-        residuals = self._square - 2 * ratio * self._product + ratio * ratio * self._denominator_square
+        residuals = self.square - 2 * ratio * self.product + ratio * ratio * self.denominator_square
         variance = max(0.0, residuals) * self.count / (self.count - 1)
         return Estimate(ratio, student_quantile(self.count - 1) * sqrt(variance) / self.denominator)
 

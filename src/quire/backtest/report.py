@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import zip_longest
 from typing import NamedTuple
 
 from quire.backtest.estimates import RatioEstimator
@@ -9,7 +11,7 @@ from quire.backtest.simulation import SimulatedStep
 from quire.backtest.variants import BacktestVariant
 
 MAX_SERIES_POINTS = 400
-"""Points of a series; a longer one is averaged."""
+"""Points of a series; in a longer one each is the mean of several positions."""
 
 
 class SeriesPoint(NamedTuple):
@@ -22,29 +24,68 @@ class SeriesPoint(NamedTuple):
     conversations: int
 
 
-class TokenSeries:
-    """Mean tokens by turn or by request number, over conversations of different lengths."""
+class SeriesSum(NamedTuple):
+    """Sums over the conversations at some neighbouring positions."""
 
-    def __init__(self) -> None:
-        self._sums: list[tuple[float, float, float, int]] = []
-        """Weight, tokens, cached tokens and number of conversations at each position."""
+    weight: float = 0.0
+    tokens: float = 0.0
+    cached_tokens: float = 0.0
+    conversations: int = 0
+    """Conversations that reach the first of the positions."""
+
+    def add(self, other: "SeriesSum") -> "SeriesSum":
+        return SeriesSum(
+            self.weight + other.weight,
+            self.tokens + other.tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.conversations + other.conversations,
+        )
+
+    def join(self, following: "SeriesSum") -> "SeriesSum":
+        """The sums of these positions and the following ones together."""
+        return self.add(following)._replace(conversations=self.conversations)
+
+
+@dataclass(slots=True)
+class TokenSeries:
+    """Mean tokens by turn or by request number, over conversations of different lengths.
+
+    A series that gets longer than `MAX_SERIES_POINTS` joins each two neighbours, so that its size has a bound.
+    """
+
+    width: int = 1
+    """Positions in each sum: a power of 2."""
+    sums: list[SeriesSum] = field(default_factory=list[SeriesSum])
 
     def add(self, values: Sequence[tuple[int, int]], *, weight: float) -> None:
         """Adds the tokens and the cached tokens of one conversation, position by position."""
-        self._sums += [(0.0, 0.0, 0.0, 0)] * (len(values) - len(self._sums))
-        for index, (tokens, cached) in enumerate(values):
-            total, token_sum, cached_sum, count = self._sums[index]
-            self._sums[index] = total + weight, token_sum + weight * tokens, cached_sum + weight * cached, count + 1
+        sums = [SeriesSum(weight, weight * tokens, weight * cached, 1) for tokens, cached in values]
+        self.merge(TokenSeries(1, sums))
+
+    def merge(self, other: "TokenSeries") -> None:
+        """Adds the conversations of another series."""
+        width = max(self.width, other.width)
+        while -(-max(self.length, other.length) // width) > MAX_SERIES_POINTS:
+            width *= 2
+        mine, theirs = self._widen(width), other._widen(width)
+        self.width = width
+        self.sums = [one.add(two) for one, two in zip_longest(mine, theirs, fillvalue=SeriesSum())]
+
+    @property
+    def length(self) -> int:
+        return self.width * len(self.sums)
 
     def points(self) -> list[SeriesPoint]:
-        size = max(1, -(-len(self._sums) // MAX_SERIES_POINTS))
-        return [self._merge(first, size) for first in range(0, len(self._sums), size)]
+        return [
+            SeriesPoint(
+                1 + index * self.width, each.tokens / each.weight, each.cached_tokens / each.weight, each.conversations
+            )
+            for index, each in enumerate(self.sums)
+        ]
 
-    def _merge(self, first: int, size: int) -> SeriesPoint:
-        rows = self._sums[first : first + size]
-        weight = sum(row[0] for row in rows)
-        tokens, cached = sum(row[1] for row in rows) / weight, sum(row[2] for row in rows) / weight
-        return SeriesPoint(first + 1, tokens, cached, rows[0][3])
+    def _widen(self, width: int) -> list[SeriesSum]:
+        step = width // self.width
+        return [reduce(SeriesSum.join, self.sums[first : first + step]) for first in range(0, len(self.sums), step)]
 
 
 class ConversationSteps:
@@ -122,6 +163,20 @@ class VariantReport:
         self.by_turn.add(turns, weight=weight)
         self.by_request.add(conversation.by_request(), weight=weight)
 
+    def merge(self, other: "VariantReport") -> None:
+        """Adds the conversations of another report on the same variant."""
+        for name in _MERGED_ESTIMATES:
+            getattr(self, name).merge(getattr(other, name))
+        for name in ("needed", "recorded_requests", "matching_requests", "failed_requests"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_error = self.first_error or other.first_error
+
+
+_MERGED_ESTIMATES = (
+    "turns", "requests", "tokens", "cached_share", "output_tokens", "compactions", "cost_usd", "regret", "by_turn",
+    "by_request",
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class BacktestReport:
@@ -131,3 +186,10 @@ class BacktestReport:
     conversations: int = 0
     skipped: int = 0
     """Conversations without a reply, and those that were purged meanwhile."""
+
+    def merge(self, other: "BacktestReport") -> None:
+        """Adds the conversations of another report on the same variants."""
+        for mine, theirs in zip(self.variants, other.variants, strict=True):
+            mine.merge(theirs)
+        self.conversations += other.conversations
+        self.skipped += other.skipped

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quire.backtest.conversation_sample import ConversationSelection
 from quire.backtest.needs import NeedFinder
-from quire.backtest.recorded_steps import Recording, open_recording
+from quire.backtest.recorded_steps import Recording, RecordingStore, open_recording
 from quire.backtest.report import BacktestReport, ConversationSteps, VariantReport
 from quire.backtest.simulation import SimulatedStep, open_simulation
 from quire.backtest.variants import BacktestVariant
@@ -49,9 +49,8 @@ async def run_backtest(
         is_sample=selection.is_sample,
     )
     for position, drawn in enumerate(selection.conversations):
-        try:
-            recording = await open_recording(engine.store, drawn.id, branch)
-        except ConversationNotFound:
+        recording = await _open_unless_purged(engine.store, drawn.id, branch)
+        if recording is None:
             report.skipped += 1
             continue
 
@@ -67,6 +66,13 @@ async def run_backtest(
         for variant_report, steps in zip(report.variants, simulated, strict=True):
             variant_report.add(steps, weight=drawn.weight)
     return report
+
+
+async def _open_unless_purged(store: RecordingStore, conversation: str, branch: int) -> Recording | None:
+    try:
+        return None if await store.is_purged(conversation) else await open_recording(store, conversation, branch)
+    except ConversationNotFound:
+        return None
 
 
 async def _configure(engine: EngineContext, variant: BacktestVariant) -> _Candidate:

@@ -137,7 +137,7 @@ class Simulation:
         except (ContextOverflow, InvalidRequest) as error:
             await self._log.append((*step.pending, step.reply, *step.after))
             return SimulatedStep(
-                turn=self._turn, step=self._step, reply=step.reply.seq, needed=len(needs), error=str(error)
+                turn=self._turn, step=self._step, reply=step.reply.seq, needed=len(needs), error=_describe(error)
             )
         simulated = self._describe(step, request, needs)
         stored = await self._log.record(request, step.pending, step.reply)
@@ -221,6 +221,13 @@ class Simulation:
             last = self._log.find_recorded_number(plan.covers.last) if plan.covers is not None else None
             self._summaries.select(last)
         return True
+
+
+def _describe(error: ContextOverflow | InvalidRequest) -> str:
+    """What happened, without the names of items: a stored report outlives a purge."""
+    if isinstance(error, InvalidRequest):
+        return str(error)
+    return f"The request needs {error.needed_tokens:,} tokens and there is room for {error.available_tokens:,}."
 
 
 def _to_pending(entry: Entry) -> PendingMessage:

@@ -34,7 +34,7 @@ def main() -> None:
             raise
         from quire.errors import MissingExtra
 
-        hint = 'Without installing it: uvx --from "quire[all]" quire'
+        hint = "The library alone is installed; `pip install quire` adds the command line and the server."
         sys.exit(f"{MissingExtra(extra='cli', feature='The command line')}\n{hint}")
     from quire.cli.platforms import replace_unencodable
 

@@ -12,11 +12,9 @@ from quire.cli.output import pluralize, print_note, to_one_line
 from quire.cli.tool_calls import format_tool_call
 from quire.model import Decision, Manifest, Usage
 from quire.model.base import FrozenModel
+from quire.model.context_events import CompactionFailed, ContextCompacted, ContextEvent
 from quire.model.entry_metadata import DocumentReference
 from quire.model.events import (
-    CompactionFailed,
-    ContextCompacted,
-    ContextEvent,
     QuestionRecorded,
     ReplyRecorded,
     RetryScheduled,

@@ -65,7 +65,12 @@ def show(
         counts = "counts are exact" if manifest.exact else "counts are estimates"
         yield make_text(f"{manifest.conversation}, branch {manifest.branch}: {request}")
         yield make_text(f"{policy.model}, strategy {policy.strategy}, {counts}\n", style="dim")
-        yield from render_window(manifest, console, unfolded=list(ContextSection) if unfold_all else unfold or ())
+        yield from render_window(
+            manifest,
+            console,
+            unfolded=list(ContextSection) if unfold_all else unfold or (),
+            is_past=reply is not None,
+        )
         if entry is not None and entry.turn is not None:
             yield make_text(f"\n{format_turn(entry)}")
         if missing:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quire.engine import Conversation
     from quire.log import Branch
     from quire.model import Compaction, Entry
-    from quire.model.events import ContextEvent
+    from quire.model.context_events import ContextEvent
     from quire.schemas.context import ActiveCompactionSchema, CompactionPlanSchema
 
 app = create_group("")
@@ -100,7 +100,7 @@ async def _run_compaction(target: CommandTarget, instructions: str | None) -> "t
 
 
 def _print_failure(event: "ContextEvent") -> None:
-    from quire.model.events import CompactionFailed
+    from quire.model.context_events import CompactionFailed
 
     if isinstance(event, CompactionFailed):
         print_note(f"quire: {event.detail} Using an extractive summary instead.")

@@ -89,7 +89,7 @@ def stats(
                 ("input tokens", tokens["input"]),
                 ("of these from cache", tokens["cache_read"]),
                 ("output tokens", tokens["output"]),
-                ("cost", f"${document['cost_usd']:.4f}"),
+                ("cost", f"${document['cost_usd']:.4f}" if document["cost_usd"] else "not known"),
             ]
         )
 

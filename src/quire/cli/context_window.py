@@ -60,15 +60,15 @@ EXCLUSION_REASONS = {
 
 
 def render_window(
-    manifest: "Manifest", console: "Console", *, unfolded: Collection[ContextSection] = ()
+    manifest: "Manifest", console: "Console", *, unfolded: Collection[ContextSection] = (), is_past: bool = False
 ) -> "Iterable[RenderableType]":
     """Renders the bar, the slots, the sections of what is included, and the excluded items.
 
-    A section is one line unless it is `unfolded`.
+    A section is one line unless it is `unfolded`. The manifest is of the next request unless it `is_past`.
     """
     colored = console.color_system is not None and not console.no_color
     width, narrow = min(console.width, MAX_BAR_COLUMNS), console.width < NARROW_COLUMNS
-    yield make_text(format_headline(manifest))
+    yield make_text(format_headline(manifest, is_past=is_past))
     yield from render_bar(manifest, width, colored=colored)
     yield make_text("")
     yield _render_slots(manifest, colored=colored, narrow=narrow)
@@ -84,12 +84,13 @@ def render_window(
         yield render_decisions(manifest.excluded, narrow=narrow)
 
 
-def format_headline(manifest: "Manifest") -> str:
+def format_headline(manifest: "Manifest", *, is_past: bool = False) -> str:
     policy = manifest.policy
     share = 100 * manifest.total_tokens / policy.window
     used = f"{manifest.total_tokens:,} of {policy.window:,} tokens ({share:.1f} %)"
     reserved = f"{policy.reserved_response_tokens:,} reserved for the reply"
-    return f"{used}{_format_document_tokens(manifest)}, {reserved}. {_format_compaction_state(manifest)}"
+    state = _format_past_state(manifest) if is_past else _format_compaction_state(manifest)
+    return f"{used}{_format_document_tokens(manifest)}, {reserved}. {state}"
 
 
 def _format_document_tokens(manifest: "Manifest") -> str:
@@ -108,6 +109,15 @@ def format_turn(reply: "EntrySchema") -> str:
     documents = ", ".join(to_one_line(each.path or each.link) for each in reply.references)
     lines = [f"The turn that #{reply.seq} ends: {pluralize(turn.steps, 'step')}, {tokens}{cost}{compactions}."]
     return "\n".join([*lines, f"Documents: {documents}"] if documents else lines)
+
+
+def _format_past_state(manifest: "Manifest") -> str:
+    """How far a request that was sent was from a compaction."""
+    if not manifest.policy.context_management_enabled:
+        return "Context management was off: nothing was compacted."
+    if manifest.full_history_tokens > manifest.trigger_tokens:
+        return f"The full history had {manifest.full_history_tokens:,} tokens: older messages were left out."
+    return f"It was {manifest.trigger_tokens - manifest.full_history_tokens:,} below the compaction threshold."
 
 
 def _format_compaction_state(manifest: "Manifest") -> str:
@@ -228,6 +238,8 @@ def format_decision_subject(decision: "Decision") -> str:
 
 
 def explain_decision(decision: "Decision") -> str:
+    if not decision.included and decision.min_score is not None:
+        return f"not relevant enough: needs a score of {decision.min_score:g}"
     if not decision.included:
         return EXCLUSION_REASONS.get(decision.reason, decision.reason.replace("_", " "))
     if decision.excerpt_chars:

@@ -113,9 +113,12 @@ async def _read_newest_turn(store: "LogStore", branch: "Branch") -> "list[Entry]
 
 
 def _render_folded(entries: "Sequence[Entry]", state: "BranchState", *, width: int) -> "Iterable[RenderableType]":
-    """Prints a line for the first calls of each turn and for those that failed, and one line for each run of others."""
+    """Prints a line for the first calls of each turn and for those that failed, and one line for each run of others.
+
+    The words between calls count as a line, and are folded like them.
+    """
     completed = {each.call.id: each for each in pair_calls(each for each in entries if each.kind == "message")}
-    fold = _CallFold()
+    fold = _CallFold(width)
     previous = 0
     for entry in entries:
         message = entry.message if entry.kind == "message" else None
@@ -124,36 +127,53 @@ def _render_folded(entries: "Sequence[Entry]", state: "BranchState", *, width: i
             len(calls) == len(message.tool_calls) > 0
             or (message.role == "tool" and all(result.call_id in completed for result in message.tool_results))
         )
-        if message is None or not is_step or message.text.strip():
+        text = "" if message is None else message.text.strip()
+        if is_step and calls and text and fold.lines >= MAX_CALL_LINES:
+            fold.message_count += 1
+        elif not is_step or text:
             yield from fold.flush()
             if previous and entry.seq > previous + 1:
                 yield make_text(f"\n… #{previous + 1} to #{entry.seq - 1}; print them with --first", style="dim")
-            fold.lines = 0 if message is not None and message.role == "user" else fold.lines
+            fold.lines = 0 if message is not None and message.role == "user" else fold.lines + is_step
             yield from _render_entry(entry, state, with_calls=not is_step)
         for each in calls if is_step else ():
             if fold.lines < MAX_CALL_LINES or each.result.is_error:
                 yield from fold.flush()
                 fold.lines += 1
-                yield render_tool_result(each.call, each.result, width=width, prefix=f"#{each.seq} ")
+                yield fold.render_call(each)
             else:
                 fold.calls.append(each)
         previous = entry.seq
     yield from fold.flush()
+    if fold.is_used:
+        yield make_text("\nPrint the folded calls with --full.", style="dim")
 
 
 @dataclass
 class _CallFold:
-    """Calls that are folded into the next line, and the number of lines that calls of this turn have."""
+    """Calls that are folded into the next line, and the number of calls and words of this turn that are printed."""
 
+    width: int
     lines: int = 0
     calls: list[CompletedCall] = field(default_factory=list[CompletedCall])
+    message_count: int = 0
+    """Messages with words that are folded with their calls."""
+    is_used: bool = False
+
+    def render_call(self, each: CompletedCall) -> "RenderableType":
+        return render_tool_result(each.call, each.result, width=self.width, prefix=f"#{each.seq} ")
 
     def flush(self) -> "Iterable[RenderableType]":
-        if self.calls:
+        if len(self.calls) == 1 and not self.message_count:
+            yield self.render_call(self.calls[0])
+        elif self.calls:
+            self.is_used = True
             counts = Counter(each.call.name for each in self.calls)
-            span = f"#{self.calls[0].seq} to #{self.calls[-1].seq}"
-            yield make_text(f"… {format_folded_calls(counts)} ({span}); print them with --full", style="dim")
-            self.calls.clear()
+            messages = f" and {pluralize(self.message_count, 'message')}" if self.message_count else ""
+            detail = f"{messages}, #{self.calls[0].seq} to #{self.calls[-1].seq}"
+            yield make_text(to_one_line(f"… {format_folded_calls(counts, detail=detail)}", self.width), style="dim")
+        self.calls.clear()
+        self.message_count = 0
 
 
 def _render_entry(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -172,6 +173,8 @@ def _print_report(report: "ImportReport", options: "ImportOptions", *, as_json: 
         print_json(document)
     else:
         print_result(document, lambda _: _draw_report(report, dry_run=options.dry_run), as_json=False)
+    # A pipe would get it only when watching ends.
+    sys.stdout.flush()
 
 
 def _draw_report(report: "ImportReport", *, dry_run: bool) -> "Iterable[RenderableType]":

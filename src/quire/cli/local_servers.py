@@ -61,7 +61,7 @@ def register_server(server: LocalServer) -> Generator[None]:
     with suppress(OSError):
         create_servers_folder()
         path.unlink(missing_ok=True)
-        with open(path, "w", opener=_open_private) as file:
+        with open(path, "w", encoding="utf-8", opener=_open_private) as file:
             file.write(server.model_dump_json())
     try:
         yield

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.log import SqlStore
     from quire.log.usage.report import UsageGrouping
     from quire.log.usage.rollup import RecountResult
-    from quire.schemas.stats import StatsSchema, UsageGroupSchema
+    from quire.schemas.stats import StatsSchema, UsageCountsSchema, UsageGroupSchema
 
 BAR_COLUMNS = 20
 """Width of a bar."""
@@ -126,7 +126,7 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
             ("turns", f"{totals.turns:,} in {pluralize(totals.requests, 'request')}"),
             ("input tokens", f"{totals.input_tokens:,}, {totals.cache_share:.0%} from cache"),
             ("output tokens", totals.output_tokens),
-            ("cost", f"${totals.cost_usd:,.2f}"),
+            ("cost", _describe_cost(totals)),
             ("compactions", f"{totals.compactions:,}, {totals.compacted_tokens:,} tokens freed"),
             ("recall", f"{pluralize(totals.recalled_messages, 'message')}, {totals.recalled_tokens:,} tokens"),
         ]
@@ -170,7 +170,7 @@ def _draw_groups(dimension: str, groups: "Sequence[UsageGroupSchema]") -> "Rende
         (
             _shorten(each.name or UNNAMED.get(dimension, "")),
             _draw_bar(size, largest),
-            f"${each.counts.cost_usd:,.2f}",
+            _format_cost(each.counts),
             each.counts.input_tokens,
             f"{each.counts.cache_share:.0%}",
             each.counts.output_tokens,
@@ -201,7 +201,7 @@ def _draw_items(dimension: str, groups: "Sequence[UsageGroupSchema]") -> "Render
 def _draw_turns(stats: "StatsSchema") -> "RenderableType":
     rows: list[tuple[Any, ...]] = [
         (
-            f"${each.cost_usd:,.4f}",
+            "–" if each.cost_usd is None else f"${each.cost_usd:,.4f}",
             each.tokens,
             f"{each.conversation}{f' --branch {each.branch}' if each.branch else ''} --reply {each.seq}",
             to_one_line(each.title, NAME_CHARS),
@@ -210,6 +210,17 @@ def _draw_turns(stats: "StatsSchema") -> "RenderableType":
     ]
     columns = ("cost", "tokens", "quire context show …", "title")
     return make_table(*columns, rows=rows, right_aligned=("cost", "tokens"), wrapped=("quire context show …",))
+
+
+def _describe_cost(totals: "UsageCountsSchema") -> str:
+    if not totals.unpriced_turns:
+        return _format_cost(totals)
+    unpriced = f"{pluralize(totals.unpriced_turns, 'turn')} without a known price"
+    return f"${totals.cost_usd:,.2f}, and {unpriced}" if totals.cost_usd else f"not known: {unpriced}"
+
+
+def _format_cost(counts: "UsageCountsSchema") -> str:
+    return "–" if counts.unpriced_turns and not counts.cost_usd else f"${counts.cost_usd:,.2f}"
 
 
 def _draw_bar(size: float, largest: float) -> str:

@@ -58,19 +58,21 @@ def parse_arguments(call: ToolCallPart) -> dict[str, Any] | None:
 def render_tool_result(call: ToolCallPart, result: ToolResultPart, *, width: int, prefix: str = "") -> Text:
     """A call with the size of its result, or with the error, on one line."""
     sign, style = ("✗", "red") if result.is_error else ("✓", "green")
-    head = format_tool_call(call, max_chars=max(20, width // 2))
-    rest = max(20, width - len(prefix) - len(head) - 6)
-    tail = to_one_line(result.text, rest) if result.is_error else _format_result_size(result)
+    room = width - len(prefix) - len("✓  ")
+    # An error and its call share the line; the size of a result takes only what it needs.
+    size = "" if result.is_error else _format_result_size(result)
+    head = format_tool_call(call, max_chars=max(20, width // 2 if result.is_error else room - len(size)))
+    tail = size or to_one_line(result.text, max(20, room - len(head)))
     return Text.assemble((prefix, "dim"), (f"{sign} ", style), (head, "cyan"), (f" {tail}", "dim"))
 
 
-def format_folded_calls(counts: Mapping[str, int]) -> str:
-    """`56 more calls: read_module 50, grep 6`, the most frequent tools first."""
+def format_folded_calls(counts: Mapping[str, int], *, detail: str = "") -> str:
+    """`56 more calls: read_module 50, grep 6`, the most frequent tools first; a `detail` comes before them."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     names = [f"{to_one_line(name, _MAX_ARGUMENT_CHARS)} {count:,}" for name, count in ranked[:MAX_NAMED_TOOLS]]
     if others := len(ranked) - len(names):
         names.append(pluralize(others, "other tool"))
-    return f"{pluralize(sum(counts.values()), 'more call')}: {', '.join(names)}"
+    return f"{pluralize(sum(counts.values()), 'more call')}{detail}: {', '.join(names)}"
 
 
 def _format_result_size(result: ToolResultPart) -> str:

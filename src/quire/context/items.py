@@ -98,7 +98,7 @@ def collect_request_items(
         if each.item in included or each.item in excluded:
             continue
         if (reason := each.exclusion_reason or _unusable_reason(definitions.get(each.item))) is not None:
-            excluded[each.item] = build_exclusion(each.item, reason, score=each.score)
+            excluded[each.item] = build_exclusion(each.item, reason, score=each.score, min_score=each.min_score)
         else:
             included[each.item] = RequestItem(item=each.item, include="agent", score=each.score)
     for item, each in definitions.items():
@@ -151,7 +151,12 @@ def build_blocks(agent: Agent, items: Iterable[RequestItem], *, read: Callable[[
 
 
 def build_exclusion(
-    item: ContextItem, reason: DecisionReason, *, score: float | None = None, tokens: int = 0
+    item: ContextItem,
+    reason: DecisionReason,
+    *,
+    score: float | None = None,
+    min_score: float | None = None,
+    tokens: int = 0,
 ) -> Decision:
     name = wire_name(item) if item.type == "tool" else item.name
     selected = score is not None
@@ -163,6 +168,7 @@ def build_exclusion(
         tokens=tokens,
         name=name,
         score=score,
+        min_score=min_score,
     )
 
 

@@ -160,6 +160,8 @@ class ScoredItem(FrozenModel):
     item: ContextItem
     score: float
     exclusion_reason: Literal["below_score", "over_budget"] | None = None
+    min_score: float | None = None
+    """Minimum score of a selected item, where this one is `below_score`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +198,14 @@ def select_items(scores: Mapping[ContextItem, float], settings: SelectionSetting
     selected: Counter[str] = Counter()
     results: list[ScoredItem] = []
     for item, score in sorted(scores.items(), key=lambda scored: (-scored[1], *_name_key(scored[0]))):
-        reason = None
+        reason = min_score = None
         if score < settings.min_score:
-            reason = "below_score"
+            reason, min_score = "below_score", settings.min_score
         elif selected.total() >= settings.top_k or selected[item.type] >= settings.top_k_per_type:
             reason = "over_budget"
         else:
             selected[item.type] += 1
-        results.append(ScoredItem(item=item, score=score, exclusion_reason=reason))
+        results.append(ScoredItem(item=item, score=score, exclusion_reason=reason, min_score=min_score))
     return tuple(results)
 
 

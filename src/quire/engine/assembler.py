@@ -63,10 +63,8 @@ class Assembler:
         document_decisions: Sequence[Decision] = (),
     ) -> AssembledRequest:
         """Builds the request. Pass `context` to reuse what was gathered for the same question before."""
-        engine = self._engine
-        window = await engine.store.read_window(
-            self._conversation, branch=self._branch, max_tokens=engine.policy.max_input_tokens
-        )
+        engine, policy = self._engine, self._engine.policy
+        window = await engine.read_window(self._conversation, self._branch)
         question = find_question(pending, window)
         if context is None:
             base_context = await self._gatherer.gather(
@@ -101,7 +99,7 @@ class Assembler:
             history=_add_question(window),
             question=window.question.seq if window.question is not None else None,
             pins=frozenset(window.branch.state.pins),
-            priorities=_list_priorities(window, engine.policy.strategy),
+            priorities=_list_priorities(window, policy.strategy),
             pending=augmented,
             document_tokens=sum(
                 counter.count(message) - counter.count(each.message)
@@ -114,11 +112,9 @@ class Assembler:
             fixed_recall=fixed_recall,
             earlier_decisions=context.decisions,
         )
-        calibration = await engine.load_calibration(engine.policy.model)
-        size = sum(len(entry.raw) for entry in window.messages) + measure_messages(view_input.pending)
-        assembly = await run_sized(
-            size, assemble, view_input, engine.policy, engine.message_counter, calibration=calibration
-        )
+        calibration = await engine.load_calibration(policy.model)
+        size = sum([len(entry.raw) for entry in window.messages]) + measure_messages(view_input.pending)
+        assembly = await run_sized(size, assemble, view_input, policy, counter, calibration=calibration)
         return AssembledRequest(assembly=assembly, window=window, context=context)
 
     async def assemble_current(self) -> AssembledRequest:

@@ -71,6 +71,12 @@ class TaskQueue:
         if failures:
             raise failures[0]
 
+    def cancel(self) -> None:
+        """Drops what waits and cancels what runs; `wait` waits for its end."""
+        self._waiting.clear()
+        for task in self._running.values():
+            task.cancel()
+
     def _start_waiting(self) -> None:
         ready = [key for key in self._waiting if key not in self._running]
         for key in ready[: max(0, self._max_concurrent - len(self._running))]:

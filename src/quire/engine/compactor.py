@@ -16,7 +16,7 @@ from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
 from quire.log.worker_threads import run_in_worker
 from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Truncation, Usage
-from quire.model.events import CompactionFailed, CompactionStarted, ContextCompacted
+from quire.model.context_events import CompactionFailed, CompactionStarted, ContextCompacted
 from quire.view.assembly import ViewAssembly
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens
 from quire.view.counted_input import count_summary

@@ -27,6 +27,8 @@ from quire.view.tokens import counter_for
 if TYPE_CHECKING:
     from quire.context.vault import Root, Vault
 
+MAX_KNOWN_PRICES = 1_000
+"""Maximum prices in the cache of a configuration."""
 DEFAULT_AGENT = "default"
 """Name of the agent that an engine has when none is given."""
 
@@ -94,7 +96,12 @@ class EngineConfig:
             parts["vault"] = _open_vault(parts["vault"], settings)
         if "summarizer" in parts:
             parts["summarizer_source"] = parts.pop("summarizer")
-        return replace(self, settings=settings, **parts)
+        changed = replace(self, settings=settings, **parts)
+        if settings is self.settings:
+            # What follows from the settings alone is shared: the gateway makes a configuration for every request.
+            derived = {name: value for name, value in vars(self).items() if name in _DERIVED_FROM_SETTINGS}
+            vars(changed).update(derived, known_prices=self.known_prices)
+        return changed
 
     def _change_settings(self, changes: dict[str, Any]) -> tuple[Settings, str]:
         """The changed settings, and the model that their tokenizer and prices describe.
@@ -144,6 +151,11 @@ class EngineConfig:
         return [SpecLayer("settings", own), *layers]
 
     @lazy_property
+    def known_prices(self) -> dict[tuple[str, str | None], ModelSpec | None]:
+        """Cache of prices by model and reported model, cleared when full: reported names are the upstream's choice."""
+        return {}
+
+    @lazy_property
     def endpoint(self) -> ModelEndpoint:
         return self.endpoint_for(self.settings.model)
 
@@ -181,7 +193,7 @@ class EngineConfig:
         """
         if usage is None:
             return 0.0
-        spec = self._find_price(model, reported_model=usage.model)
+        spec = self._find_known_price(model, usage.model)
         return (spec.compute_cost(usage) or 0.0) if spec is not None else 0.0
 
     def require_prices(self) -> None:
@@ -190,6 +202,16 @@ class EngineConfig:
         for model in (self.settings.model, *summarizers):
             if self._find_price(model) is None:
                 raise UnknownPrice(model)
+
+    def _find_known_price(self, model: str, reported_model: str | None) -> ModelSpec | None:
+        known_prices, key = self.known_prices, (model, reported_model)
+        try:
+            return known_prices[key]
+        except KeyError:
+            if len(known_prices) >= MAX_KNOWN_PRICES:
+                known_prices.clear()
+            known_prices[key] = spec = self._find_price(model, reported_model=reported_model)
+            return spec
 
     def _find_price(self, model: str, *, reported_model: str | None = None) -> ModelSpec | None:
         """Prices that the settings have for the model, else those of the model that the provider reports, else of the
@@ -207,6 +229,9 @@ class EngineConfig:
 _PARTS = ("agent", "vault", "summarizer", "embedder", "clock", "runs_turns", "spending_key")
 """Names that `with_changes` takes for parts. Some are settings too: those hold a file name or a model's name."""
 
+
+_DERIVED_FROM_SETTINGS = frozenset({"policy", "model_spec", "endpoint"})
+"""Lazy properties that depend on the settings and the described model only."""
 
 _MODEL_SETTINGS = ("tokenizer", "input_price", "output_price")
 """Settings that describe one model and do not apply to another."""

@@ -12,7 +12,7 @@ from quire.engine.reported_windows import is_credible
 from quire.engine.runtime import BlobCache, CompactionHooks, EngineRuntime
 from quire.errors import ModelContextOverflow
 from quire.llm.embeddings import Embedder
-from quire.log import Store
+from quire.log import Store, Window
 from quire.log.costs import SpendCaps, SpendingKey, SpendReservation
 from quire.model import Entry, Policy, Usage
 from quire.model.agents import Agent
@@ -27,7 +27,7 @@ from quire.view.tokens import warn_once
 if TYPE_CHECKING:
     from quire.context.vault import Vault
     from quire.llm.pydantic_ai_model import PydanticAIModel
-    from quire.model.events import ContextEvent
+    from quire.model.context_events import ContextEvent
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +109,17 @@ class EngineContext:
         """Loads the blobs that these entries reference, and those with these digests, into the cache for rendering."""
         await self.runtime.blobs.load(self.store, entries, digests)
 
+    async def read_window(self, conversation: str, branch: int) -> Window:
+        """The window of a branch for its next request; entries that its last request used are not read again."""
+        windows, key = self.runtime.windows, (conversation, branch)
+        known = windows.get(key)
+        window = await self.store.read_window(
+            conversation, branch=branch, max_tokens=self.policy.max_input_tokens, known=known
+        )
+        if known is None or window.loaded is not known.loaded:
+            windows[key] = window
+        return window
+
     @property
     def hooks(self) -> CompactionHooks:
         return self.runtime.hooks
@@ -131,7 +142,7 @@ class EngineContext:
         # Loading a provider's client takes a second or two.
         return await asyncio.to_thread(self.runtime.model_for, endpoint.model, endpoint.base_url or None)
 
-    @property
+    @lazy_property
     def spend_caps(self) -> SpendCaps:
         """The caps on the cost of this engine's calls."""
         return spend_caps_for(self.settings, tenant=self.store.tenant, key=self.config.spending_key)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from quire.engine.context_gatherer import RequestContext
 from quire.model import Message
 from quire.view.assembly import ViewAssembly
+from quire.view.batches import sum_tokens
 from quire.view.counted_input import build_block_text
 from quire.view.excerpts import excerpt_message, find_largest_limit
 from quire.view.inputs import ContextBlock
@@ -49,7 +50,7 @@ def trim_documents(
 def _count_free_tokens(assembly: ViewAssembly) -> int:
     """Tokens that remain for documents. They come before the history, which can be compacted."""
     used = sum(counted.tokens for counted in assembly.selection.blocks if not counted.block.is_required)
-    newest = sum(batch.tokens for batch in assembly.selection.newest)
+    newest = sum_tokens(assembly.selection.newest)
     return assembly.budget.max_input_tokens - assembly.counted_input.required_tokens - newest - used
 
 

@@ -36,17 +36,20 @@ class ReportedWindows:
     """Reported context windows of one tenant, which bound those of the settings until they expire."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._has_reports = False
         self._windows: TTLCache[ModelEndpoint, int] = TTLCache(
             REPORTED_WINDOW_CACHE_SIZE, REPORTED_WINDOW_SECONDS, timer=clock
         )
 
     def find(self, endpoint: ModelEndpoint) -> int | None:
-        return self._windows.get(endpoint)
+        # Every request looks for one several times, and most engines never have any.
+        return self._windows.get(endpoint) if self._has_reports else None
 
     def add(self, window: int, endpoint: ModelEndpoint) -> None:
         """Stores a reported window, unless it is below `MIN_REPORTED_WINDOW_TOKENS`."""
         if window >= MIN_REPORTED_WINDOW_TOKENS:
             self._windows[endpoint] = window
+            self._has_reports = True
 
     def limit_policy(self, policy: Policy, endpoint: ModelEndpoint) -> Policy:
         """The policy within the reported window, if there is a smaller one."""

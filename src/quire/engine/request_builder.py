@@ -11,7 +11,7 @@ from quire.engine.request import Document, PendingMessage, Request
 from quire.errors import ContextOverflow
 from quire.log import Blob
 from quire.model import Decision, Entry
-from quire.model.events import ContextUsageUpdated
+from quire.model.context_events import ContextUsageUpdated
 from quire.view.inputs import ContextBlock
 
 MAX_COMPACTIONS_PER_REQUEST = 2

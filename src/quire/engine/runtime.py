@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from quire.context.selection import Selector
 from quire.engine.background_jobs import BackgroundJobs, InProcessJobs
@@ -18,7 +18,7 @@ from quire.engine.reported_windows import ReportedWindows
 from quire.errors import BlobNotFound
 from quire.llm import get_model
 from quire.llm.embeddings import Embedder
-from quire.log import LogStore, SegmentRef
+from quire.log import LogStore, SegmentRef, Window
 from quire.model import Entry, Policy
 from quire.view.calibration import Calibration
 from quire.view.compaction_plan import CompactionPlan
@@ -28,13 +28,19 @@ from quire.view.wire_formats import wire_format_for
 
 if TYPE_CHECKING:
     from quire.llm.pydantic_ai_model import PydanticAIModel
-    from quire.model.events import ContextEvent
+    from quire.model.context_events import ContextEvent
     from quire.search.catalog import MessageCatalog
     from quire.search.index import RecallIndex
     from quire.search.segments import Segment
 
 MAX_CACHED_BLOBS = 200
 """Blobs in the cache; the cache is cleared when it holds more."""
+IDLE_CONVERSATION_SECONDS = 900.0
+"""Seconds without a request after which the caches of a conversation expire."""
+MAX_WINDOW_BYTES = 16_000_000
+"""Bytes of the cached windows of recent requests."""
+ENTRY_BYTES = 600
+"""Bytes that an entry of a cached window takes in addition to its text."""
 MAX_RECALL_INDEX_BYTES = 256_000_000
 """Bytes of cached recall indexes; a message takes about 900."""
 MAX_CATALOG_BYTES = 512_000_000
@@ -103,6 +109,9 @@ class EngineRuntime:
         self.listeners: list[Callable[[ContextEvent], None]] = []
         self.calibrations: LRUCache[str, Calibration] = LRUCache(MAX_CALIBRATIONS)
         self.reported_windows = ReportedWindows()
+        self.windows: TTLCache[tuple[str, int], Window] = TTLCache(
+            MAX_WINDOW_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=_measure_window
+        )
         self.recall_indexes: LRUCache[tuple[str, str, int, str | None], CachedIndex] = LRUCache(
             MAX_RECALL_INDEX_BYTES, getsizeof=_measure_index
         )
@@ -114,6 +123,7 @@ class EngineRuntime:
 
     def clear_log_caches(self) -> None:
         """Drops what was read from the log: after a connection loss, the database may be in an earlier state."""
+        self.windows.clear()
         self.recall_indexes.clear()
         self.catalogs.clear()
         self.calibrations.clear()
@@ -196,6 +206,12 @@ class BlobCache:
                 self.put(digest, (await store.get_blob(digest)).data)
             except BlobNotFound:
                 continue
+
+
+def _measure_window(window: Window) -> int:
+    """Size of a cached window; one that is larger than the cache fills it alone."""
+    size = ENTRY_BYTES * (1 + len(window.loaded)) + sum([len(entry.raw) for entry in window.loaded])
+    return min(size, MAX_WINDOW_BYTES)
 
 
 def _measure_index(cached: CachedIndex) -> int:

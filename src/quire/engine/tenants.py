@@ -15,7 +15,7 @@ from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.log import DEFAULT_TENANT, SqlStore
 from quire.model.agents import Agent
-from quire.model.events import ContextEvent
+from quire.model.context_events import ContextEvent
 from quire.settings import Settings
 
 MAX_CACHED_ENGINES = 1_000

@@ -10,8 +10,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.request import Request
 from quire.log import LogStore
 from quire.model import Compaction, Entry, TurnTotals, Usage
-from quire.model.entry_metadata import DocumentReference
-from quire.model.events import sum_usage
+from quire.model.entry_metadata import DocumentReference, sum_usage
 
 _MAX_COMPACTIONS_BEFORE_QUESTION = 8
 """Entries before a question that are searched for the compactions made for its first request."""

@@ -15,9 +15,11 @@ from quire.engine import Engine
 from quire.engine.background_jobs import BackgroundJobs, EngineJobKind, TaskQueue, Work
 from quire.log import MAIN_BRANCH
 
-JobKind = Literal["compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge"]
+JobKind = Literal[
+    "compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge", "backtest"
+]  # fmt: skip
 """Background compaction, message index, usage roll-up, embeddings, vault index, summaries of vault documents,
-retention."""
+retention, backtests."""
 JOB_KINDS: tuple[JobKind, ...] = get_args(JobKind)
 MAX_CONCURRENT_DEFERRALS = 8
 """Jobs of one engine that are handed over at the same time."""
@@ -34,8 +36,9 @@ class Job(NamedTuple):
     kind: JobKind
     tenant: str
     conversation: str = ""
-    """Empty for jobs on a vault or on all messages."""
+    """Empty for jobs on a vault or on all messages; of a backtest, its id."""
     branch: int = MAIN_BRANCH
+    """Of a backtest, the number of its shard."""
 
     @property
     def lock(self) -> str:

@@ -1,7 +1,7 @@
 """Runs jobs in this process: for SQLite, and for servers without workers.
 
 Of the same job at most one waits and one runs at a time, as in the queue. Jobs that wait when the process ends are
-lost, and the next sweep finds them.
+lost, and the next sweep finds them; a backtest continues when it is read.
 """
 
 import asyncio
@@ -34,6 +34,8 @@ class LocalJobs:
         self._tasks = TaskQueue(max_concurrent=max_concurrent)
         # Apart from the others: a message must be found soon, however long a summary takes.
         self._indexing_tasks = TaskQueue(max_concurrent=1)
+        # Apart from the others too: it takes minutes, and a shutdown does not wait for it.
+        self._backtest_tasks = TaskQueue(max_concurrent=1)
         self._retry_timers: set[asyncio.TimerHandle] = set()
         self._sweep_task: asyncio.Task[None] | None = None
 
@@ -52,6 +54,7 @@ class LocalJobs:
         if self._sweep_task is not None:
             self._sweep_task.cancel()
             await asyncio.wait([self._sweep_task])
+        self._backtest_tasks.cancel()
         await self.wait_until_idle()
         for timer in self._retry_timers:
             timer.cancel()
@@ -68,10 +71,11 @@ class LocalJobs:
         """Waits until no job is queued or running. Scheduled retries are not awaited."""
         await self._indexing_tasks.wait()
         await self._tasks.wait()
+        await self._backtest_tasks.wait()
 
     def _enqueue(self, job: Job, attempt: int) -> None:
-        tasks = self._indexing_tasks if job.kind == "index_messages" else self._tasks
-        tasks.submit(job, partial(self._run, job, attempt))
+        queues = {"index_messages": self._indexing_tasks, "backtest": self._backtest_tasks}
+        queues.get(job.kind, self._tasks).submit(job, partial(self._run, job, attempt))
 
     async def _run(self, job: Job, attempt: int) -> None:
         result = await self._runner.attempt(job, attempt)

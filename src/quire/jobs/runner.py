@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
+from quire.backtest.shards import run_shard
 from quire.compaction.document_summaries import (
     MAX_SUMMARY_CHARS,
     extract_first_paragraph,
@@ -74,6 +75,8 @@ class JobRunner:
                 return await self._summarize_documents(job)
             case "purge":
                 return await self._purge(job)
+            case "backtest":
+                return await self._run_backtest_shard(job)
         assert_never(job.kind)
 
     async def _compact(self, job: Job) -> JobOutcome:
@@ -123,6 +126,10 @@ class JobRunner:
         if await store.is_purged(job.conversation):
             return NO_WORK
         return JobOutcome(len(await store.purge(job.conversation)))
+
+    async def _run_backtest_shard(self, job: Job) -> JobOutcome:
+        engine, store = self._engines(job.tenant, None), self._store.for_tenant(job.tenant)
+        return JobOutcome(await run_shard(engine, store, job.conversation, job.branch))
 
 
 class AttemptResult(NamedTuple):

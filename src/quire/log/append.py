@@ -8,8 +8,9 @@ from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
 from quire.log.dialects import insert_rows, insert_tuples
 from quire.log.ids import now
-from quire.log.raw_sql import pipeline, yield_to_event_loop
+from quire.log.raw_sql import yield_to_event_loop
 from quire.log.schema import blob_uses, blobs, entries, paths
+from quire.log.statement_batch import batch_statements
 from quire.log.turn_leases import check_lease
 from quire.log.types import Branch, TurnLease
 from quire.model import (
@@ -58,7 +59,7 @@ def append_entries(
         uses = [(entry, draft.blob_digests()) for entry, draft in zip(chained, new_drafts, strict=True)]
         insert_blob_uses(connection, tenant, uses)
         stored.extend(chained)
-        with pipeline(connection):
+        with batch_statements(connection):
             insert_entries(connection, tenant, chained)
             conversations.move_head(connection, tenant, advanced)
             if write_extra is not None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
@@ -36,6 +37,8 @@ _NOT_PURGED = _CONVERSATIONS.where(
     conversations.c.purged_at.is_(None) | (conversations.c.purged_at < conversations.c.updated_at)
 )
 
+MAX_CACHED_BRANCHES = 256
+"""Parsed rows of branches in the LRU cache: a turn reads the same one to recognise, to prepare and to record."""
 BRANCH_FIELDS = tuple(column.name for column in covered_columns(branches))
 """Columns of a branch, in the order of the fields of `Branch`."""
 
@@ -264,10 +267,12 @@ def list_branches(connection: Connection, tenant: str, conversation: str, *, loc
     get_conversation(connection, tenant, conversation)
     params = {"tenant": tenant, "conversation": conversation}
     query = _BRANCHES.order_by(branches.c.branch)
-    return [parse_branch_row(row) for row in connection.execute(query.with_for_update() if lock else query, params)]
+    rows = connection.execute(query.with_for_update() if lock else query, params)
+    return [parse_branch_row(tuple(row)) for row in rows]
 
 
-def parse_branch_row(row: Sequence[Any]) -> Branch:
+@lru_cache(MAX_CACHED_BRANCHES)
+def parse_branch_row(row: tuple[Any, ...]) -> Branch:
     """The branch; raises `IntegrityViolation` if its row was changed, because requests are built from its state."""
     check_row(row[:-1], row[-1], name=f"branch {row[1]} of {row[0]!r}")
     return to_branch(row)

@@ -27,8 +27,9 @@ from quire.errors import SpendCapReached, SpendReserved, SpendScope
 from quire.log.conversations import get_conversation
 from quire.log.dialects import upsert
 from quire.log.ids import new_id, now
-from quire.log.raw_sql import execute, fetch, pipeline
+from quire.log.raw_sql import execute, fetch
 from quire.log.schema import api_keys, costs, spend_reservations, spending
+from quire.log.statement_batch import batch_statements
 from quire.log.store_base import SqlStoreBase
 
 SPENDING_SHARDS = 8
@@ -148,7 +149,7 @@ def reserve_spend(
         "amount_usd": amount_usd,
         "expires_at": at + RESERVATION_SECONDS * 1_000_000,
     }
-    with pipeline(connection):
+    with batch_statements(connection):
         execute(connection, _DISCARD_EXPIRED, {"tenant": tenant, "now": at})
         execute(connection, _RESERVE, row)
     return reservation

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Insert, Table, bindparam, select, text
 from quire.errors import StoreError
 from quire.log.database import Database, check_inline_rows
 from quire.log.database_url import parse_database_url
-from quire.log.raw_sql import open_cursor, yield_to_event_loop
+from quire.log.raw_sql import execute_sql, open_cursor, yield_to_event_loop
 from quire.log.schema import paths
 from quire.model.text import replace_lone_surrogates
 
@@ -160,10 +160,8 @@ def _execute_rows(connection: Connection, statement: str, rows: Sequence[Mapping
 
 
 def _execute_values(connection: Connection, statement: str, rows: Sequence[Mapping[str, Any]]) -> int:
-    with open_cursor(connection) as cursor:
-        params = {f"{name}_{index}": value for index, row in enumerate(rows) for name, value in row.items()}
-        cursor.execute(statement, params)
-        return cursor.rowcount
+    params = {f"{name}_{index}": value for index, row in enumerate(rows) for name, value in row.items()}
+    return execute_sql(connection, statement, params)
 
 
 @cache

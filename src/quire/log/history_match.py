@@ -91,7 +91,7 @@ def _find_hit_postgres(connection: Connection, scope: _Scope, paths: Sequence[by
     if row is None:
         return None
     is_preferred, length, seq, manifest, *branch = row
-    return _Hit(BranchMatch(length, conversations.parse_branch_row(branch), seq, manifest), is_preferred)
+    return _Hit(BranchMatch(length, conversations.parse_branch_row(tuple(branch)), seq, manifest), is_preferred)
 
 
 _HIT_SQL = """

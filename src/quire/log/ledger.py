@@ -14,6 +14,7 @@ from quire.log.dialects import insert_rows, sanitize_text, upsert
 from quire.log.raw_sql import execute
 from quire.log.row_digests import ROW_DIGEST, check_row, compute_row_digest, covered_columns, with_row_digest
 from quire.log.schema import branches, calibrations, conversations, entries, manifests, paths
+from quire.log.statement_batch import batch_statements
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, RecordedRequest, ReplyRecord
 from quire.log.usage.rollup import reset_usage
 from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest
@@ -37,9 +38,10 @@ def record_reply(
 
     Blobs in `known_digests` are assumed to be stored; if one is not, a foreign key refuses the reference to it.
     """
-    if record.creates_conversation is not None:
-        _ensure_conversation(connection, tenant, record.creates_conversation)
-    insert_blobs(connection, tenant, record.blobs, exclude=known_digests)
+    with batch_statements(connection):
+        if record.creates_conversation is not None:
+            _ensure_conversation(connection, tenant, record.creates_conversation)
+        insert_blobs(connection, tenant, record.blobs, exclude=known_digests)
     return append.append_entries(
         connection,
         tenant,
@@ -109,7 +111,7 @@ def insert_manifest(
     """
     row = to_manifest_row(_to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
-    # -1 inside a pipeline: then the reply is new, so no other manifest can be stored under it.
+    # -1 in a batch: then the reply is new, so no other manifest can be stored under it.
     if not inserted and request_id is not None and not _has_request(connection, tenant, request_id):
         raise StaleHead(
             f"Another request got the same reply #{reply.seq}; fork before it and record this request there."

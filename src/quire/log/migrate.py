@@ -30,11 +30,12 @@ _TENANT_TABLES = (
     "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "turn_leases", "passages", "terms",
     "search_scopes", "message_segments", "unindexed_branches", "memories", "documents", "api_keys",
     "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions", "usage_totals",
-    "usage_turns", "document_pairs",
+    "usage_turns", "document_pairs", "backtests", "backtest_shards",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
     "counted_branches", "usage_contributions", "usage_totals", "usage_turns", "document_pairs",
+    "backtests", "backtest_shards",
 )  # fmt: skip
 _UPDATABLE_COLUMNS = {
     "conversations": (
@@ -215,7 +216,7 @@ def _grant_statements(role: str) -> list[str]:
         ),
         f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
         f"quire_transcripts, quire_transcript_lines, quire_turn_events TO {role}",
-        # The search index and the usage roll-up are derived and may be rewritten.
+        # The search index, the usage roll-up and backtests are derived and may be rewritten.
         f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
         # For the sweep over the conversations of all tenants, and for event streams.
         f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads TO {role}",

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import URL, Connection, Engine, Pool, event
@@ -20,8 +20,8 @@ from quire.log.circuit_breaker import CircuitBreaker
 from quire.log.database import REQUEST_STATEMENT_SECONDS, PoolStats, T, TransactionOptions, Work
 from quire.log.error_mapping import map_database_errors
 from quire.log.notifications import Notifications, take_changes
-from quire.log.postgres_notifications import PostgresTransport, send_notifications
-from quire.log.raw_sql import execute_text
+from quire.log.postgres_notifications import PostgresTransport, build_notify_sql
+from quire.log.raw_sql import execute_text, get_driver
 
 if TYPE_CHECKING:
     from quire.log.deadline_connection import DeadlineConnection
@@ -149,12 +149,13 @@ class PostgresDatabase:
         take_changes(connection)
         try:
             result = work(connection)
-            execute_text(connection, commit_sql)
+            if commit_sql:
+                execute_text(connection, commit_sql)
             self.notifications.announce_changes(take_changes(connection))
             return result
         except BaseException:
             # SQLAlchemy may have invalidated the connection already; accessing it would then raise another error.
-            if not connection.invalidated and cast(Any, connection.connection.driver_connection).closed:
+            if not connection.invalidated and get_driver(connection).closed:
                 connection.invalidate()
             raise
         finally:
@@ -216,7 +217,9 @@ class PostgresDatabase:
         return await DeadlineConnection.connect(**arguments, autocommit=True)
 
     async def _notify(self, payloads: Sequence[str]) -> None:
-        await self.write(lambda connection: send_notifications(connection, payloads), TransactionOptions(tenant=""))
+        """Sends notifications: one statement, in a transaction of its own, instead of those that begin and commit."""
+        await self._breaker.check(is_write=True)
+        await self._run(lambda _: None, build_notify_sql(payloads), "", REQUEST_STATEMENT_SECONDS)
 
     def on_connection_loss(self, callback: Callable[[], None]) -> None:
         self._loss_callbacks.append(callback)
@@ -244,7 +247,7 @@ class PostgresDatabase:
 
 
 def _begin_on(connection: Connection, begin_sql: str, statement_seconds: float) -> Connection:
-    driver = cast(Any, connection.connection.driver_connection)
+    driver = get_driver(connection)
     driver.deadline_seconds = statement_seconds + _DEADLINE_MARGIN_SECONDS
     try:
         execute_text(connection, begin_sql)

@@ -10,10 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection
-
-from quire.log.raw_sql import open_cursor
-
 if TYPE_CHECKING:
     from quire.log.deadline_connection import DeadlineConnection
 
@@ -24,16 +20,19 @@ MIN_RECONNECT_SECONDS = 0.2
 MAX_RECONNECT_SECONDS = 10.0
 """The pause before a reconnect doubles from the minimum to the maximum."""
 
-# The transaction writes nothing else, and need not be on disk: otherwise it would hold NOTIFY's global lock that long.
-_NOTIFY = """
-    SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, payload)
-    FROM unnest(%s::text[]) AS payload
-"""
 
+def build_notify_sql(payloads: Sequence[str]) -> str:
+    """The statement that sends these payloads, in a transaction of its own.
 
-def send_notifications(connection: Connection, payloads: Sequence[str]) -> None:
-    with open_cursor(connection) as cursor:
-        cursor.execute(_NOTIFY, [CHANNEL, list(payloads)])
+    It writes nothing else, and need not be on disk: otherwise it would hold NOTIFY's global lock that long.
+    """
+    from psycopg.sql import Literal
+
+    values = ", ".join(f"({Literal(payload).as_string()})" for payload in payloads)
+    return (
+        f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', payload) "  # noqa: S608 (literals)
+        f"FROM (VALUES {values}) AS notifications (payload)"
+    )
 
 
 class PostgresTransport:

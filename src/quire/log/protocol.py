@@ -114,7 +114,12 @@ class LogStore(Protocol):
         roles: Collection[Role] | None = None,
     ) -> list[Entry]: ...
     async def read_window(
-        self, conversation: str, *, branch: int = MAIN_BRANCH, max_tokens: int | None = None
+        self,
+        conversation: str,
+        *,
+        branch: int = MAIN_BRANCH,
+        max_tokens: int | None = None,
+        known: Window | None = None,
     ) -> Window: ...
     async def find_longest_prefix(
         self, messages: Sequence[Message], *, conversation: str | None = None

@@ -4,14 +4,16 @@ No column needs type conversion, and SQLAlchemy's result and row objects would d
 """
 
 import asyncio
-from collections.abc import Generator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from functools import cache
 from typing import Any, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.dialects import registry
 from sqlalchemy.sql import ClauseElement
+
+from quire.log.statement_batch import add_to_batch
 
 FETCH_ROWS = 500
 """Rows that are converted before other tasks run."""
@@ -21,9 +23,8 @@ def fetch(connection: Connection, statement: ClauseElement, params: Mapping[str,
     """Runs a query and returns the driver's rows."""
     if connection.dialect.name != "sqlite":
         return _fetch_postgres(connection, statement, params, binary=False)
-    with open_cursor(connection) as cursor:
-        cursor.execute(compile_sql(statement, "sqlite"), params)
-        return cast(list[Any], cursor.fetchall())
+    driver = cast(Any, connection.connection.driver_connection)
+    return driver.execute(compile_sql(statement, "sqlite"), params).fetchall()
 
 
 def fetch_binary(connection: Connection, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
@@ -38,18 +39,19 @@ def _fetch_postgres(
 ) -> list[Any]:
     from sqlalchemy.util import await_only
 
-    # SQLAlchemy's cursor converts all rows at once and cannot request binary results; this is the driver's own cursor
-    # on the same connection.
-    cursor = cast(Any, connection.connection.driver_connection).cursor(binary=binary)
-    try:
-        await_only(cursor.execute(compile_sql(statement, "postgresql"), params))
-        rows: list[Any] = await_only(cursor.fetchmany(FETCH_ROWS))
-        while len(rows) % FETCH_ROWS == 0 and (more := await_only(cursor.fetchmany(FETCH_ROWS))):
+    sql = compile_sql(statement, "postgresql")
+    return await_only(_fetch_rows(get_driver(connection), sql, params, binary=binary))
+
+
+async def _fetch_rows(driver: Any, sql: str, params: Mapping[str, Any], *, binary: bool) -> list[Any]:
+    # SQLAlchemy's cursor converts all rows at once and cannot request binary results.
+    async with driver.cursor(binary=binary) as cursor:
+        await cursor.execute(sql, params)
+        rows: list[Any] = await cursor.fetchmany(FETCH_ROWS)
+        while rows and len(rows) % FETCH_ROWS == 0 and (more := await cursor.fetchmany(FETCH_ROWS)):
             rows += more
-            yield_to_event_loop(connection)
+            await asyncio.sleep(0)
         return rows
-    finally:
-        await_only(cursor.close())
 
 
 def yield_to_event_loop(connection: Connection) -> None:
@@ -62,34 +64,27 @@ def yield_to_event_loop(connection: Connection) -> None:
 
 
 def execute(connection: Connection, statement: ClauseElement, params: Mapping[str, Any]) -> None:
-    """Runs a statement that returns no rows."""
-    with open_cursor(connection) as cursor:
-        cursor.execute(compile_sql(statement, connection.dialect.name), params)
+    """Runs a statement that returns no rows, at once or with the open batch."""
+    execute_sql(connection, compile_sql(statement, connection.dialect.name), params)
 
 
-@contextmanager
-def pipeline(connection: Connection) -> Generator[None]:
-    """Sends the statements of the block in one round trip on PostgreSQL (pipeline mode); they must return no rows.
-
-    Errors are raised at the end of the block, and row counts are unknown inside it.
-    """
+def execute_sql(connection: Connection, sql: str, params: Mapping[str, Any]) -> int:
+    """Runs a statement that returns no rows; returns the number of changed rows, -1 in a batch."""
     if connection.dialect.name == "sqlite":
-        yield
-        return
-    from psycopg import AsyncPipeline
+        with open_cursor(connection) as cursor:
+            cursor.execute(sql, params)
+            return cursor.rowcount
+    if add_to_batch(connection, sql, params):
+        return -1
     from sqlalchemy.util import await_only
 
-    if not AsyncPipeline.is_supported():
-        yield
-        return
-    driver_pipeline = cast(Any, connection.connection.driver_connection).pipeline()
-    await_only(driver_pipeline.__aenter__())
-    try:
-        yield
-    except BaseException as error:
-        await_only(driver_pipeline.__aexit__(type(error), error, error.__traceback__))
-        raise
-    await_only(driver_pipeline.__aexit__(None, None, None))
+    return await_only(get_driver(connection).execute(sql, params)).rowcount
+
+
+def get_driver(connection: Connection) -> Any:
+    """The driver's connection. On PostgreSQL its methods are awaited with `await_only`: without SQLAlchemy's cursor,
+    which reads all rows of each result at once."""
+    return connection.connection.driver_connection
 
 
 @cache
@@ -103,6 +98,12 @@ def open_cursor(connection: Connection) -> closing[Any]:
     return closing(connection.connection.cursor())
 
 
-def execute_text(connection: Connection, statement: str) -> None:
-    with open_cursor(connection) as cursor:
-        cursor.execute(statement)
+def execute_text(connection: Connection, statements: str) -> None:
+    """Runs statements without parameters; on PostgreSQL these may be several, in one round trip."""
+    if connection.dialect.name == "sqlite":
+        with open_cursor(connection) as cursor:
+            cursor.execute(statements)
+        return
+    from sqlalchemy.util import await_only
+
+    await_only(get_driver(connection).execute(statements))

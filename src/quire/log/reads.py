@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, cast
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column, or_, select
@@ -58,6 +59,9 @@ RANGE: EntryQuery = (
 NEWEST_FIRST: EntryQuery = RANGE.order_by(None).order_by(entries.c.seq.desc())
 # A literal, not a bound parameter: the planner uses the partial index only if it sees the value.
 CONTROL_ENTRIES: EntryQuery = RANGE.where(entries.c.kind != literal_column("'message'"))
+# What may differ from entries that were read before: new ones, and purged ones. The last known entry is read again,
+# because its digest proves that those before it are the same.
+CHANGED: EntryQuery = RANGE.where(or_(entries.c.seq >= bindparam("known_last"), entries.c.purged_at.is_not(None)))
 _REFERENCING: EntryQuery = RANGE.where(entries.c.notes.contains('"references":[', autoescape=True))
 
 
@@ -174,16 +178,25 @@ def read_control_entries(connection: Connection, tenant: str, branch: Branch, *,
     return _read_ranges(connection, tenant, branch, CONTROL_ENTRIES, reversed(list(branch.split_ranges(1, last))), None)
 
 
-def read_window(connection: Connection, tenant: str, branch: Branch, *, max_tokens: int | None = None) -> Window:
+def read_window(
+    connection: Connection,
+    tenant: str,
+    branch: Branch,
+    *,
+    max_tokens: int | None = None,
+    known: Window | None = None,
+) -> Window:
     """The active compaction and the messages that it does not cover.
 
     A compaction comes after the entries that it covers, so one range holds it and the messages after them. With
-    `max_tokens`, a long range is read from its end, until it has that many tokens.
+    `max_tokens`, a long range is read from its end, until it has that many tokens. Entries of a `known` window of the
+    branch are not read again.
     """
     active = branch.state.active_compaction
     covers = active.covers if active is not None else None
     first_after = covers.last + 1 if covers is not None else 1
-    after = _read_after_compaction(connection, tenant, branch, first=first_after, max_tokens=max_tokens)
+    loaded = known.loaded if known is not None else ()
+    after = _read_after_compaction(connection, tenant, branch, first=first_after, max_tokens=max_tokens, known=loaded)
     before = read_range(connection, tenant, branch, last=covers.first - 1) if covers and covers.first > 1 else []
     pinned = _read_preserved(connection, tenant, branch)
     messages = _select_messages(before) + _select_messages(after)
@@ -193,7 +206,7 @@ def read_window(connection: Connection, tenant: str, branch: Branch, *, max_toke
         compaction = after[index] if index >= 0 else get_entry(connection, tenant, branch, active.seq)
     not_loaded = _find_not_loaded(first_after, after)
     question = _read_question(connection, tenant, branch, after[0] if after else None, not_loaded)
-    return Window(branch, compaction, tuple(pinned), messages, not_loaded, question)
+    return Window(branch, compaction, tuple(pinned), messages, not_loaded, question, tuple(after))
 
 
 def _read_preserved(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
@@ -206,24 +219,58 @@ def _read_preserved(connection: Connection, tenant: str, branch: Branch) -> list
 
 
 def _read_after_compaction(
-    connection: Connection, tenant: str, branch: Branch, *, first: int, max_tokens: int | None
-) -> list[Entry]:
+    connection: Connection,
+    tenant: str,
+    branch: Branch,
+    *,
+    first: int,
+    max_tokens: int | None,
+    known: Sequence[Entry],
+) -> Sequence[Entry]:
     """Entries from `first` on. What precedes the active compaction is read whole: it was reduced to fit."""
+    whole = _extend_known(connection, tenant, branch, first=first, known=known)
     if max_tokens is None or branch.head_seq - first < WINDOW_BATCH_SIZE:
-        return read_range(connection, tenant, branch, first=first)
+        return whole or read_range(connection, tenant, branch, first=first)
+    if whole and _sum_loaded_tokens(whole) <= max_tokens:
+        return whole
     active = branch.state.active_compaction
     first_new = max(first, active.seq) if active is not None else first
     loaded: list[Entry] = []
     tokens, last = 0, branch.head_seq
     while last >= first_new and tokens <= max_tokens:
         chunk = read_tail(connection, tenant, branch, first=first_new, last=last, limit=WINDOW_BATCH_SIZE)
-        # Estimate for a message without a token count: one token per eight characters.
-        tokens += sum(len(entry.raw) // 8 if entry.tokens is None else entry.tokens for entry in chunk)
+        tokens += _sum_loaded_tokens(chunk)
         loaded = chunk + loaded
         last = chunk[0].seq - 1
     if first <= last < first_new:
         loaded = read_range(connection, tenant, branch, first=first, last=last) + loaded
     return loaded
+
+
+def _extend_known(
+    connection: Connection, tenant: str, branch: Branch, *, first: int, known: Sequence[Entry]
+) -> Sequence[Entry] | None:
+    """The entries from `first` on, if they begin with the `known` ones, of which only purged ones are read again.
+
+    None if the branch has other entries now: the digest of the last known one covers all those before it.
+    """
+    if not known or known[0].seq != first or known[-1].seq > branch.head_seq:
+        return None
+    last, ranges = known[-1], reversed(list(branch.split_ranges(first)))
+    changed = _read_ranges(connection, tenant, branch, CHANGED, ranges, None, known_last=last.seq)
+    purged = {entry.seq: entry for entry in takewhile(lambda each: each.seq < last.seq, changed)}
+    newest = changed[len(purged) :]
+    if not newest or newest[0].digest != last.digest:
+        return None
+    if changed == [last]:
+        return known
+    earlier = [purged.get(entry.seq, entry) for entry in known[:-1]] if purged else known[:-1]
+    return [*earlier, *newest]
+
+
+def _sum_loaded_tokens(loaded: Iterable[Entry]) -> int:
+    """Tokens of these entries; estimated for a message without a count, as one token per eight characters."""
+    return sum([len(entry.raw) // 8 if entry.tokens is None else entry.tokens for entry in loaded])
 
 
 def _read_question(
@@ -274,6 +321,7 @@ def _read_ranges(
     statement: EntryQuery,
     ranges: Iterable[BranchRange],
     limit: int | None,
+    **parameters: int,
 ) -> list[Entry]:
     result: list[Entry] = []
     for own_range in ranges:
@@ -284,6 +332,7 @@ def _read_ranges(
             "branch": own_range.branch,
             "first": own_range.first,
             "last": own_range.last,
+            **parameters,
         }
         if limit is None and statement in _FIXED_QUERIES:
             rows = fetch(connection, statement, params)
@@ -296,7 +345,7 @@ def _read_ranges(
     return result
 
 
-_FIXED_QUERIES = {RANGE, CONTROL_ENTRIES}
+_FIXED_QUERIES = {RANGE, CHANGED, CONTROL_ENTRIES}
 _to_entry: Callable[[tuple[Any, ...]], Entry] = partial(cast(Any, tuple).__new__, Entry)
 
 

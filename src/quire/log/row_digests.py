@@ -5,6 +5,7 @@ Entries and blobs have digests of their content instead, which the application's
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -24,10 +25,11 @@ _UNCOVERED_BY_TABLE = {
 document whose size or time differs from its file is indexed again."""
 
 
-def covered_columns(table: Table) -> list[Column[Any]]:
+@cache
+def covered_columns(table: Table) -> tuple[Column[Any], ...]:
     """The columns that a row's digest covers, in the order of the table."""
     uncovered = _UNCOVERED_COLUMNS | _UNCOVERED_BY_TABLE.get(table.name, frozenset())
-    return [column for column in table.columns if column.name not in uncovered]
+    return tuple(column for column in table.columns if column.name not in uncovered)
 
 
 def with_row_digest(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def has_row_digest(table: Table, row: Mapping[Any, Any]) -> bool:
 
 
 def compute_row_digest(values: Sequence[object]) -> bytes:
-    return sha256(json.dumps(values, default=_encode_bytes, separators=(",", ":")).encode()).digest()
+    return sha256(_encode_values(values).encode()).digest()
 
 
 def check_row(values: Sequence[object], digest: bytes, *, name: str) -> None:
@@ -58,3 +60,7 @@ def _encode_bytes(value: object) -> str:
     if not isinstance(value, bytes):
         raise TypeError(f"a row has no values of type {type(value).__name__}")
     return value.hex()
+
+
+# Every read of a branch checks its row, and `json.dumps` would make an encoder for each.
+_encode_values = json.JSONEncoder(default=_encode_bytes, separators=(",", ":")).encode

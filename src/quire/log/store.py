@@ -23,6 +23,7 @@ from quire.log import (
     titles,
     value_purge,
 )
+from quire.log.backtests import SqlBacktestStore
 from quire.log.branch_heads import SqlBranchHeads
 from quire.log.costs import SqlCostStore
 from quire.log.database import Database
@@ -70,6 +71,7 @@ class SqlStore(
     SqlSampleStore,
     SqlUsageStore,
     SqlTurnLeaseStore,
+    SqlBacktestStore,
 ):
     """The log in SQLite or PostgreSQL."""
 
@@ -230,12 +232,20 @@ class SqlStore(
         )
 
     async def read_window(
-        self, conversation: str, *, branch: int = MAIN_BRANCH, max_tokens: int | None = None
+        self,
+        conversation: str,
+        *,
+        branch: int = MAIN_BRANCH,
+        max_tokens: int | None = None,
+        known: Window | None = None,
     ) -> Window:
         """The active compaction and the messages that it does not cover, independent of the history's length.
 
-        With `max_tokens`, a long window is read only from its end, until it has that many tokens."""
-        return await self._read_inline(with_branch(reads.read_window), conversation, branch, max_tokens=max_tokens)
+        With `max_tokens`, a long window is read only from its end, until it has that many tokens. Entries of `known`,
+        a window of this branch that was read before, are not read again unless they were purged since."""
+        return await self._read_inline(
+            with_branch(reads.read_window), conversation, branch, max_tokens=max_tokens, known=known
+        )
 
     async def find_longest_prefix(
         self, messages: Sequence[Message], *, conversation: str | None = None

@@ -124,6 +124,8 @@ class Window(NamedTuple):
     """Entries before `messages` that were not read because the later ones reach `max_tokens`."""
     question: Entry | None = None
     """The question of the turn that `messages` begins inside of."""
+    loaded: tuple[Entry, ...] = ()
+    """All entries that were read after the covered ones, of any kind; the next read need not repeat them."""
 
 
 class TurnLease(NamedTuple):

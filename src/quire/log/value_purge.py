@@ -13,6 +13,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Table, Text, bindparam
 
 from quire.errors import InvalidRequest
 from quire.log import conversations, memories, purge, schema, transcripts, turn_events, turn_leases
+from quire.log.backtests import backtest_shards, backtests, delete_backtests
 from quire.log.schema import blob_uses, blobs, metadata
 from quire.log.search import passages
 from quire.log.search_store import delete_documents
@@ -188,6 +189,10 @@ def _delete_turn_events(connection: Connection, tenant: str, rows: Iterable[Valu
         turn_events.delete_conversation_events(connection, tenant, conversation)
 
 
+def _delete_backtests(connection: Connection, tenant: str, rows: Sequence[ValueRow], _value: str) -> None:
+    delete_backtests(connection, tenant, {row["backtest"] for row in rows})
+
+
 _ERASERS = {
     schema.conversations.name: _clear_conversations,
     schema.branches.name: _reset_branch_names,
@@ -201,4 +206,6 @@ _ERASERS = {
     schema.turn_events.name: _delete_turn_events,
     blobs.name: _delete_blobs,
     usage_contributions.name: _reset_usage,
+    backtests.name: _delete_backtests,
+    backtest_shards.name: _delete_backtests,
 }

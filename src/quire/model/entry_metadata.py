@@ -1,5 +1,6 @@
 """Metadata of log entries: token counts, usage, document references and the totals of a turn."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from quire.model.base import FrozenModel, JsonObject
@@ -23,6 +24,19 @@ class Usage(FrozenModel):
     provider_fields: JsonObject | None = None
     estimated: bool | None = None
     """The provider reported nothing, as when a reply is interrupted; these are Quire's own counts."""
+
+
+def sum_usage(usages: Sequence[Usage]) -> Usage:
+    """Adds up usages; the sum is an estimate if any of them is."""
+    models = {usage.model for usage in usages}
+    return Usage(
+        model=models.pop() if len(models) == 1 else None,
+        input_tokens=sum(usage.input_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
+        cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
+        estimated=any(usage.estimated for usage in usages) or None,
+    )
 
 
 class DocumentReference(FrozenModel):

@@ -1,54 +1,12 @@
-"""Events for user interfaces: context events of a conversation's branch, and the events of a turn in order."""
+"""Events of a turn for user interfaces, in order. `quire.model.context_events` has those of a branch's context."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from quire.errors import ModelError, QuireError
 from quire.model.entries import Entry
-from quire.model.entry_bodies import Span
 from quire.model.entry_metadata import Usage
 from quire.model.messages import Message, ToolCallPart, ToolResultPart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ContextEvent:
-    conversation: str
-    branch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextUsageUpdated(_ContextEvent):
-    """Token usage after a request was prepared; `tokens` above `trigger_tokens` leads to a compaction."""
-
-    tokens: int
-    trigger_tokens: int
-    window: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionStarted(_ContextEvent):
-    covers: Span | None
-    freed_tokens: int
-    """Tokens that the plan expects to free."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextCompacted(_ContextEvent):
-    entry: Entry
-    """The compaction's entry in the log."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionFailed(_ContextEvent):
-    """A summary failed: it changed nothing, and the next fallback is tried."""
-
-    reason: str
-    detail: str
-
-
-ContextEvent = ContextUsageUpdated | CompactionStarted | ContextCompacted | CompactionFailed
-
 
 TurnEndReason = Literal["answered", "truncated", "empty", "max_steps", "max_cost", "stopped"]
 """The last reply called no tools (and was complete, truncated at its token limit, or empty), the turn reached
@@ -167,16 +125,3 @@ TurnEvent = (
     | TurnEnded
     | TurnFailed
 )
-
-
-def sum_usage(usages: Sequence[Usage]) -> Usage:
-    """Adds up usages; the sum is an estimate if any of them is."""
-    models = {usage.model for usage in usages}
-    return Usage(
-        model=models.pop() if len(models) == 1 else None,
-        input_tokens=sum(usage.input_tokens for usage in usages),
-        output_tokens=sum(usage.output_tokens for usage in usages),
-        cache_read_tokens=sum(usage.cache_read_tokens for usage in usages),
-        cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
-        estimated=any(usage.estimated for usage in usages) or None,
-    )

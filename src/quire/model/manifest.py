@@ -55,6 +55,8 @@ class Decision(FrozenModel):
     name: str | None = None
     blob: str | None = None
     score: float | None = None
+    min_score: float | None = None
+    """Minimum score of a selected item, where the score was below it; manifests of earlier versions lack it."""
     excerpt_chars: int | None = None
     """Characters to which each text of the message was shortened, approximately; 0 for a stub."""
     turn_excerpt_chars: int | None = None

@@ -9,9 +9,9 @@ from quire.log import ConversationRecord
 from quire.schemas import JsonModel
 
 if TYPE_CHECKING:
-    from quire.log.usage.contribution import UsageCounts
+    from quire.log.usage.contribution import TurnUsage, UsageCounts
     from quire.log.usage.insights import Insights, UsageSuggestion
-    from quire.log.usage.report import DocumentPair, TurnCost, UsageGroup
+    from quire.log.usage.report import DocumentPair, UsageGroup
 
 NANOS_PER_DOLLAR = 1_000_000_000
 
@@ -24,7 +24,8 @@ class UsageCountsSchema(JsonModel):
     cache_read_tokens: int
     cache_write_tokens: int
     cache_share: float = Field(description="Share of the input tokens that the prompt cache served, from 0 to 1.")
-    cost_usd: float = Field(description="Recorded cost of turns, summaries included; 0 where no price is known.")
+    cost_usd: float = Field(description="Recorded cost of turns, summaries included, where it is known.")
+    unpriced_turns: int = Field(description="Turns whose cost is not known: imported, or by a model without a price.")
     compactions: int
     compacted_tokens: int = Field(description="Tokens by which compactions reduced the view.")
     recalled_messages: int = Field(description="Archived messages that requests included.")
@@ -62,11 +63,11 @@ class TurnCostSchema(JsonModel):
     seq: int = Field(description="Number of the reply.")
     day: str
     model: str
-    cost_usd: float
+    cost_usd: float | None = Field(description="Null if it is not known.")
     tokens: int = Field(description="Input and output tokens of all steps.")
 
     @classmethod
-    def from_turn(cls, turn: "TurnCost", titles: Mapping[str, str]) -> "TurnCostSchema":
+    def from_turn(cls, turn: "TurnUsage", titles: Mapping[str, str]) -> "TurnCostSchema":
         from quire.log.usage.insights import format_day
 
         return cls(
@@ -76,7 +77,7 @@ class TurnCostSchema(JsonModel):
             seq=turn.seq,
             day=format_day(turn.day),
             model=turn.model,
-            cost_usd=turn.cost_nanos / NANOS_PER_DOLLAR,
+            cost_usd=turn.cost_nanos / NANOS_PER_DOLLAR or None,
             tokens=turn.tokens,
         )
 

@@ -5,6 +5,7 @@ Imports no web framework, so that `quire run` can start a server's process befor
 
 import secrets
 import socket
+import sys
 from ipaddress import ip_address
 from urllib.parse import urlencode
 
@@ -46,7 +47,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # On Windows it would let a second program listen on a port in use.
+        if sys.platform != "win32":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Asyncio sets this on its own sockets; without it, a response in two writes waits 40 ms for the second.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((host, port))

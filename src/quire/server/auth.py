@@ -1,18 +1,12 @@
-"""API key verification and authentication: the tenant that a key belongs to, its scopes and its rate limit.
+"""Authentication by API key: the tenant that a key belongs to, its scopes and its rate limit.
 
-Verified keys are cached for `KEY_CACHE_SECONDS`, so that a turn costs no look-up; a revoked key therefore stops working
-within that time on every node. Wrong, unknown, revoked and expired keys all get the same error message.
+Wrong, unknown, revoked and expired keys all get the same error message.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from hashlib import sha256
-from typing import NamedTuple
 
-from cachetools import LRUCache
 from fastapi import FastAPI, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
@@ -26,13 +20,12 @@ from quire.errors import (
     ModelNotAllowed,
     QuireError,
     StoreError,
-    StoreUnavailable,
     TooManyRequests,
 )
-from quire.log import KEY_SCOPES, ApiKey, KeyScope, KeyStore
+from quire.log import KEY_SCOPES, KeyScope
 from quire.log.costs import SpendingKey
-from quire.log.ids import now
 from quire.log.worker_threads import set_work_owner
+from quire.server.key_verifier import KeyVerifier
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, SharedRateLimiter
 from quire.settings import Settings
@@ -45,7 +38,6 @@ __all__ = [
     "AuthMiddleware",
     "Caller",
     "KeyScope",
-    "KeyVerifier",
     "authorize",
     "check_model",
     "check_scope",
@@ -54,13 +46,6 @@ __all__ = [
     "key_from_headers",
     "require_scope",
 ]
-
-KEY_CACHE_SECONDS = 10.0
-"""Seconds before a cached key is verified again."""
-KEY_CACHE_OUTAGE_SECONDS = 3_600.0
-"""Seconds that a cached key stays valid while the store is down, where the gateway then passes requests through."""
-KEY_CACHE_SIZE = 10_000
-"""Maximum keys in the LRU cache."""
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 """Headers in which clients send API keys: a key of Quire, the local token, or credentials for a provider."""
@@ -98,56 +83,6 @@ class Caller:
         """Whether the key may call the model with these names: the client's name of it and the upstream's."""
         patterns = self.models
         return patterns is None or any(fnmatchcase(name, pattern) for name in names if name for pattern in patterns)
-
-
-class _CachedKey(NamedTuple):
-    key: ApiKey
-    verified_at: float
-
-
-class KeyVerifier:
-    """Verifies API keys, with an LRU cache."""
-
-    def __init__(self, keys: KeyStore, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._keys, self._clock = keys, clock
-        self._cache: LRUCache[bytes, _CachedKey] = LRUCache(KEY_CACHE_SIZE)
-
-    async def verify(
-        self, presented: str | None, *, allow_stale: bool = False, max_age_seconds: float = KEY_CACHE_SECONDS
-    ) -> ApiKey | None:
-        """Returns the key with this text if it is valid; a cached key counts up to `max_age_seconds`. With
-        `allow_stale`, the cache outlives a store outage."""
-        if presented is None:
-            return None
-        # Cached by digest: the timing of a look-up says nothing about the text, and no secret stays in memory.
-        digest = sha256(presented.encode(errors="replace")).digest()
-        cached = self._cache.get(digest)
-        if cached is None or self._clock() - cached.verified_at >= max_age_seconds:
-            cached = await self._look_up(
-                presented, digest, cached, grace_seconds=KEY_CACHE_OUTAGE_SECONDS if allow_stale else 0.0
-            )
-        return cached.key if cached is not None and cached.key.is_valid_at(now()) else None
-
-    def evict(self, key_id: str) -> None:
-        """Drops a key from the cache, so that its next use is verified in the store."""
-        for digest in [digest for digest, cached in self._cache.items() if cached.key.id == key_id]:
-            del self._cache[digest]
-
-    async def _look_up(
-        self, presented: str, digest: bytes, cached: _CachedKey | None, *, grace_seconds: float
-    ) -> _CachedKey | None:
-        started_at = self._clock()
-        try:
-            key = await self._keys.verify_key(presented)
-        except StoreUnavailable:
-            if cached is None or started_at - cached.verified_at >= grace_seconds:
-                raise
-            return cached
-        if key is None:
-            self._cache.pop(digest, None)
-            return None
-        self._cache[digest] = verified = _CachedKey(key, started_at)
-        return verified
 
 
 def key_from_headers(headers: Headers) -> str | None:

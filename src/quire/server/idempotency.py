@@ -14,7 +14,8 @@ from quire.engine.request import PendingMessage
 from quire.errors import StaleHead
 from quire.log import Branch, LogStore
 from quire.model import CHAIN_ROOT, Entry, Message, Usage, events
-from quire.model.events import TurnEvent, sum_usage
+from quire.model.entry_metadata import sum_usage
+from quire.model.events import TurnEvent
 
 MAX_TURN_MESSAGES = 1_000
 """Maximum number of messages read to find the end of a turn."""

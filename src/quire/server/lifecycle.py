@@ -10,9 +10,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from types import FrameType
 
 import uvicorn
@@ -63,6 +65,28 @@ async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float)
         await GracefulServer(config, app, grace_seconds=grace_seconds).serve(sockets=[sock])
 
 
+def call_on_exit(sentinel: int, callback: Callable[[], None]) -> None:
+    """Calls back in the event loop when the process of the sentinel ends.
+
+    The event loop of Windows cannot watch the handle of a process; there a thread waits for it.
+    """
+    loop = asyncio.get_running_loop()
+
+    def handle_end() -> None:
+        loop.remove_reader(sentinel)
+        callback()
+
+    def wait_in_thread() -> None:
+        wait([sentinel])
+        with suppress(RuntimeError):  # The loop has ended.
+            loop.call_soon_threadsafe(callback)
+
+    try:
+        loop.add_reader(sentinel, handle_end)
+    except NotImplementedError:
+        Thread(target=wait_in_thread, daemon=True).start()
+
+
 class GracefulServer(uvicorn.Server):
     """Uvicorn server that lets running turns finish within the grace period."""
 
@@ -75,13 +99,13 @@ class GracefulServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Handles signals while the server runs. Does not re-raise them, so that the caller can close its resources."""
-        loop, parent = asyncio.get_running_loop(), parent_process()
+        parent = parent_process()
         # Ctrl-C reaches every process of a terminal; worker processes wait for SIGTERM of their supervisor.
         signals = SHUTDOWN_SIGNALS if parent is None else (signal.SIGTERM,)
         previous_handlers = {each: signal.signal(each, self.handle_exit) for each in signals}
         if parent is not None:
             previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            loop.add_reader(parent.sentinel, self._on_parent_exit, parent.sentinel)
+            call_on_exit(parent.sentinel, self._on_parent_exit)
         try:
             yield
         finally:
@@ -94,8 +118,7 @@ class GracefulServer(uvicorn.Server):
             os._exit(128 + sig)
         self.should_exit = True
 
-    def _on_parent_exit(self, sentinel: int) -> None:
-        asyncio.get_running_loop().remove_reader(sentinel)
+    def _on_parent_exit(self) -> None:
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

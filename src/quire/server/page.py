@@ -3,6 +3,9 @@
 The files are public and contain no data: the page loads all data through `/api`, which authenticates.
 """
 
+import re
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -42,29 +45,58 @@ SECURITY_HEADERS: Final = {
 IMMUTABLE_CACHE_CONTROL: Final = "public, max-age=31536000, immutable"
 """For files whose names contain a digest of their content."""
 
-_NOT_BUILT_HTML: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Quire</title></head>
-<body><main><h1>The page is not built</h1>
-<p>Quire runs here from a source tree or from a wheel without the page. In the source tree,
-<code>just web</code> builds it; that needs Node.js. The API under <code>/api</code> works without it.</p>
-</main></body></html>
+_NOTICE_STYLE: Final = """
+:root { color-scheme: light dark; --paper: #faf8f2; --ink: #24221d; --soft: #625d52; }
+@media (prefers-color-scheme: dark) { :root { --paper: #191916; --ink: #e8e4da; --soft: #a8a294; } }
+body { margin: 0; padding: 15vh 1.5rem 2rem; background: var(--paper); color: var(--soft);
+  font: 1rem/1.6 system-ui, sans-serif; }
+main { max-width: 34rem; margin: 0 auto; }
+h1 { margin: 0; color: var(--ink); font: 600 1.8rem/1.25 Georgia, serif; }
+code { color: var(--ink); white-space: nowrap; }
 """
+"""Style of a page that is shown without the built files; its policy allows nothing else."""
 
+_NOTICE_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src 'sha256-{b64encode(sha256(_NOTICE_STYLE.encode()).digest()).decode()}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
 
-_DENIED_HTML: Final = """<!doctype html>
+_NOTICE_HTML: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Quire</title></head>
-<body><main><h1>This address is not valid any more</h1>
-<p>{reason}</p>
-<p>The server prints a new address at each start. <code>quire serve --open</code> opens it in the browser.</p>
-</main></body></html>
+<title>Quire</title><style>{style}</style></head>
+<body><main><h1>{title}</h1>{paragraphs}</main></body></html>
 """
 
 
 def make_denied_page(reason: str) -> HTMLResponse:
     """The page for an address whose token is missing, wrong or expired."""
-    headers = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
-    return HTMLResponse(_DENIED_HTML.format(reason=escape(reason)), status_code=401, headers=headers)
+    advice = "The server prints a new address at each start. `quire serve --open` opens it in the browser."
+    response = _make_notice("This address is not valid any more", reason, advice, status=401)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def _make_unbuilt_page() -> HTMLResponse:
+    return _make_notice(
+        "The page is not built",
+        "Quire runs here from a source tree or from a wheel without the page. In the source tree, `just web` builds "
+        "it; that needs Node.js. The API under `/api` works without it.",
+        status=404,
+    )
+
+
+def _make_notice(title: str, *paragraphs: str, status: int) -> HTMLResponse:
+    """A page of text; what is in backticks is code."""
+    escaped = [re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(each)) for each in paragraphs]
+    body = "".join(f"<p>{each}</p>" for each in escaped)
+    html = _NOTICE_HTML.format(style=_NOTICE_STYLE, title=escape(title), paragraphs=body)
+    headers = {**SECURITY_HEADERS, "Content-Security-Policy": _NOTICE_POLICY}
+    return HTMLResponse(html, status_code=status, headers=headers)
 
 
 class _ImmutableFiles(StaticFiles):
@@ -86,7 +118,7 @@ def add_page(app: FastAPI, *, static_dir: Path = STATIC_DIR) -> None:
     async def index(_: Request) -> Response:
         file = static_dir / "index.html"
         if not file.is_file():
-            return HTMLResponse(_NOT_BUILT_HTML, status_code=404, headers=SECURITY_HEADERS)
+            return _make_unbuilt_page()
         return FileResponse(file, headers={**SECURITY_HEADERS, "Cache-Control": "no-cache"})
 
     async def icon(_: Request) -> Response:

@@ -66,9 +66,16 @@ UNEXPECTED_PROBLEM = Problem(
 def problem_response(
     status: int, *, detail: str, code: str, headers: Mapping[str, str] | None = None, **extra_fields: Any
 ) -> JSONResponse:
-    title = HTTPStatus(status).phrase
-    body = Problem(title=title, status=status, detail=detail, code=code).model_dump() | extra_fields
+    body = Problem(title=_get_title(status), status=status, detail=detail, code=code).model_dump() | extra_fields
     return JSONResponse(body, status_code=status, media_type=PROBLEM_MEDIA_TYPE, headers=dict(headers or {}))
+
+
+def _get_title(status: int) -> str:
+    """The standard phrase; an upstream may respond with a status that has none, such as Anthropic's 529."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Server Error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "Client Error"
 
 
 def error_to_response(error: QuireError) -> JSONResponse:

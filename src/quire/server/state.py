@@ -19,7 +19,7 @@ from quire.llm.embeddings import Embedder
 from quire.llm.error_mapping import explain_unusable_model
 from quire.log import SqlStore
 from quire.model.agents import Agent
-from quire.model.events import ContextEvent
+from quire.model.context_events import ContextEvent
 from quire.server.import_jobs import ImportJobs
 from quire.server.remote_turns import RemoteTurns
 from quire.server.turn_registry import TurnRegistry

@@ -1,6 +1,7 @@
 """Store contract for requests: compactions, windows and manifests."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -122,6 +123,36 @@ class WindowContract:
         assert window.compaction == compaction
         assert window.not_loaded is not None
         assert window.not_loaded.first == 21
+
+    async def test_a_known_window_is_extended_by_what_changed(self, store: Store) -> None:
+        await store.create_conversation("c")
+        await store.append("c", *make_messages(600))
+        known = await store.read_window("c", max_tokens=100_000)
+        steps: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.append("c", *make_messages(3)),
+            lambda: store.purge("c", [2]),
+            lambda: store.purge("c", [603]),
+            lambda: store.append("c", Pin(message=4)),
+            lambda: store.append("c", Compaction(number=1, covers=Span(first=1, last=500), summary="s")),
+            lambda: store.append("c", *make_messages(2)),
+            lambda: store.append("c", Restore(compaction=605)),
+        ]
+        for change in steps:
+            await change()
+            window = await store.read_window("c", max_tokens=100_000, known=known)
+            assert window == await store.read_window("c", max_tokens=100_000)
+            known = window
+        same = await store.read_window("c", max_tokens=100_000, known=known)
+        assert same == known
+        assert same.loaded[0] is known.loaded[0], "the entry was read again"
+
+    async def test_a_known_window_of_another_history_is_not_used(self, store: Store) -> None:
+        """As after the loss of a database whose standby had less: the same numbers have other messages."""
+        for name in ("c", "other"):
+            await store.create_conversation(name)
+            await store.append(name, *(Message.user(f"{name} {number}") for number in range(5)))
+        other = await store.read_window("other")
+        assert await store.read_window("c", known=other) == await store.read_window("c")
 
 
 class ManifestContract:

@@ -14,7 +14,7 @@ from quire.errors import ModelContextOverflow, ModelUnavailable
 from quire.llm import ModelChunk, Prompt, Reply, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart, Usage
 from quire.view.tokens import counter_for
-from quire.view.wire_formats import OpenAIChatFormat
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 
 _COUNTER_MODEL = "gpt-4o"
 """Prompts are counted with this model's tokenizer."""

@@ -13,7 +13,7 @@ from quire.model import Compaction, Entry, Span, Truncation
 from quire.model.lazy import lazy_property
 from quire.model.manifest import Decision, ForwardedRequest, Manifest
 from quire.model.policy import Policy
-from quire.view.batches import list_seqs
+from quire.view.batches import count_messages, list_seqs, sum_tokens
 from quire.view.budget import Budget, allocate_budget, build_slot_usage
 from quire.view.calibration import Calibration
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens, plan_compaction
@@ -108,8 +108,7 @@ class ViewAssembly(Assembly):
         if self.policy.context_management_enabled or not (excerpted or self.selection.omitted_history):
             return
         raise ContextOverflow(
-            needed_tokens=self.counted_input.required_tokens
-            + sum(batch.tokens for batch in self.counted_input.batches),
+            needed_tokens=self.counted_input.required_tokens + sum_tokens(self.counted_input.batches),
             available_tokens=self.budget.max_input_tokens,
             largest_items=self.counted_input.find_largest(),
         )
@@ -201,7 +200,7 @@ class ViewAssembly(Assembly):
             )
         counted_input = count_input(changed, self.message_counter, max_summary_tokens=_limit_full_summary(self.policy))
         blocks = sum(counted.tokens for counted in self.selection.blocks if not counted.block.is_required)
-        return counted_input.required_tokens + blocks + sum(batch.tokens for batch in counted_input.batches)
+        return counted_input.required_tokens + blocks + sum_tokens(counted_input.batches)
 
     def _list_pinned_seqs(self) -> set[int]:
         """Numbers of the loaded messages that are pinned, each with its whole batch."""
@@ -243,11 +242,11 @@ def assemble(
 
 def _expect_ratio(counted_input: CountedInput, message_counter: MessageCounter, calibration: Calibration) -> float:
     """Ratio of reported to counted tokens with the whole loaded history, of which the request shows the newest part."""
-    batches = (*counted_input.pinned, *counted_input.batches)
+    sections = (counted_input.pinned, counted_input.history, counted_input.newest)
     data_messages = sum(counted.message is not None for counted in counted_input.blocks)
     return calibration.ratio_for(
-        tokens=counted_input.required_tokens + sum(batch.tokens for batch in counted_input.batches),
-        messages=data_messages + sum(len(batch.messages) for batch in batches),
+        tokens=counted_input.required_tokens + counted_input.history_tokens + counted_input.newest_tokens,
+        messages=data_messages + sum(map(count_messages, sections)),
         exact=message_counter.token_counter.exact,
     )
 
@@ -257,8 +256,8 @@ def _count_full_history(
 ) -> int:
     """Recalled messages only use tokens that would stay free, so they do not count towards the trigger, except inside a
     turn, where they stay until the next compaction."""
-    tokens = rendered.tokens + sum(batch.tokens for batch in selection.omitted_history)
-    tokens += counted_input.newest_tokens - sum(batch.tokens for batch in selection.newest)
+    tokens = rendered.tokens + sum_tokens(selection.omitted_history)
+    tokens += counted_input.newest_tokens - sum_tokens(selection.newest)
     if selection.recalled is None:
         return tokens + sum(fitted.tokens for fitted in view_input.fixed_recall or ())
     return tokens if view_input.continues_turn else tokens - selection.recalled.message.tokens

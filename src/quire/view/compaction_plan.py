@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quire.errors import IllegalCut
 from quire.model import Span, Truncation
 from quire.model.policy import Policy
-from quire.view.batches import MessageBatch, flatten_batches, list_seqs
+from quire.view.batches import MessageBatch, flatten_batches, list_seqs, sum_tokens
 from quire.view.budget import Budget
 from quire.view.counted_input import CountedInput
 from quire.view.cut_points import find_cut_keeping, find_legal_cuts
@@ -90,8 +90,8 @@ class _Planner:
         self._batches = [self._excerpt_batch(batch) for batch in counted_input.batches]
 
     def plan(self, full_history_tokens: int) -> CompactionPlan | None:
-        excerpted_tokens = full_history_tokens - sum(batch.tokens for batch in self._input.batches)
-        tokens = excerpted_tokens + sum(batch.tokens for batch in self._batches)
+        excerpted_tokens = full_history_tokens - sum_tokens(self._input.batches)
+        tokens = excerpted_tokens + sum_tokens(self._batches)
         cleared = self._clear(self._batches, tokens - self._budget.target_tokens)
         if self._input.not_loaded is None and tokens - cleared.saved_tokens <= self._max_cleared_tokens:
             return self._build_plan(None, None, (), cleared, self._excerpt_limits, needs_summary=False)
@@ -108,7 +108,7 @@ class _Planner:
         strategy = get_strategy(self._policy.strategy)
         summary_tokens = 0 if self._input.summary else SUMMARY_NOTE_TOKENS
         prioritized = self._select_prioritized(strategy)
-        reserved_tokens = sum(batch.tokens for batch in prioritized.values())
+        reserved_tokens = sum_tokens(prioritized.values())
         max_tokens = self._budget.target_tokens - self._required_tokens - summary_tokens
         # Prioritized batches are paid for on either side of the cut, so they cost nothing when it is chosen.
         reduced = [
@@ -123,10 +123,10 @@ class _Planner:
         archived = self._find_archived(self._input.batches[:cut], question)
         later = {seq for batch in self._batches[cut:] for seq in batch.seqs}
         preserved = [batch for first, batch in prioritized.items() if first not in later]
-        max_tokens -= sum(batch.tokens for batch in preserved)
+        max_tokens -= sum_tokens(preserved)
         rest = self._batches[cut:]
         question_tokens = sum(batch.tokens for batch in self._input.batches[:cut] if question in batch.seqs)
-        rest_tokens = question_tokens + sum(batch.tokens for batch in rest)
+        rest_tokens = question_tokens + sum_tokens(rest)
         cleared = self._clear(rest, rest_tokens - max_tokens)
         limits = {**self._limit_large_messages(self._input.history[cut:], max_tokens), **self._excerpt_limits}
         needs_summary = strategy.summarizes and archived is not None
@@ -136,7 +136,7 @@ class _Planner:
     def _required_tokens(self) -> int:
         """Tokens that every request needs, without the messages that the active compaction preserves: each cut chooses
         them again."""
-        return self._input.required_tokens - sum(batch.tokens for batch in self._input.preserved)
+        return self._input.required_tokens - sum_tokens(self._input.preserved)
 
     def _select_prioritized(self, strategy: Strategy) -> dict[int, MessageBatch]:
         """Batches that stay in the view because of their priority, wherever the cut is, by their first number.

@@ -6,13 +6,14 @@ selection: excerpts of a newest turn that is too large, the block of recalled me
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from quire.errors import InvalidRequest
 from quire.model import Compaction, Entry, Span, TokenCount, ToolDefinition
 from quire.model.lazy import lazy_property
-from quire.view.batches import MessageBatch, find_newest_turn, group_batches
+from quire.view.batches import MessageBatch, find_newest_turn, group_batches, sum_tokens
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.labels import label_text
 from quire.view.priorities import list_protected, spread_priorities
@@ -21,6 +22,8 @@ from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupporte
 from quire.view.tool_call_repair import repair_tool_calls
 
 SummaryLevel = Literal["short"]
+MAX_CACHED_COMPACTIONS = 256
+"""Decoded compactions: every request of a branch has the same one until the next compaction."""
 _CLEARED_ROLES = frozenset({"assistant", "tool"})
 
 
@@ -82,13 +85,13 @@ class CountedInput:
         blocks = sum(counted.tokens for counted in self.blocks if counted.block.is_required)
         tools = sum(counted.tokens for counted in self.tools)
         summary = self.summary.tokens if self.summary else 0
-        return self.request_overhead + blocks + tools + summary + sum(batch.tokens for batch in self.pinned)
+        return self.request_overhead + blocks + tools + summary + sum_tokens(self.pinned)
 
     @property
     def prefix_tokens(self) -> int:
         """Tokens before the summary: system text, tools, memory and references."""
         summary = self.summary.tokens if self.summary else 0
-        return self.required_tokens - summary - sum(batch.tokens for batch in self.pinned)
+        return self.required_tokens - summary - sum_tokens(self.pinned)
 
     @lazy_property
     def preserved(self) -> tuple[MessageBatch, ...]:
@@ -106,8 +109,12 @@ class CountedInput:
         return (*self.history, *self.newest)
 
     @lazy_property
+    def history_tokens(self) -> int:
+        return sum_tokens(self.history)
+
+    @lazy_property
     def newest_tokens(self) -> int:
-        return sum(batch.tokens for batch in self.newest)
+        return sum_tokens(self.newest)
 
     @property
     def first_seq(self) -> int:
@@ -234,7 +241,7 @@ def _render_summary(
         return None, None
     count_is_valid = compaction.counter == message_counter.name and compaction.purged_at is None
     tokens = compaction.tokens if count_is_valid else None
-    full = message_counter.render_data(build_summary_text(body, body.covers), seq=compaction.seq, tokens=tokens)
+    full = message_counter.render_data(_build_entry_summary(compaction), seq=compaction.seq, tokens=tokens)
     if body.short_summary is None or max_tokens is None or full.tokens <= max_tokens:
         return full, None
     text = build_summary_text(body, body.covers, level="short")
@@ -282,6 +289,14 @@ def build_summary_text(body: Compaction, covers: Span, *, level: SummaryLevel | 
     return label_text("summary", text, entries=entries)
 
 
+@lru_cache(MAX_CACHED_COMPACTIONS)
+def _build_entry_summary(entry: Entry) -> str:
+    """The labelled summary of a compaction that covers messages."""
+    body = _compaction_body(entry)
+    return build_summary_text(body, body.covers) if body.covers is not None else ""
+
+
+@lru_cache(MAX_CACHED_COMPACTIONS)
 def _compaction_body(entry: Entry) -> Compaction:
     body = entry.body
     if not isinstance(body, Compaction):

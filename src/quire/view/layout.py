@@ -14,7 +14,7 @@ from typing import Any, Literal
 from quire.model import ToolDefinition
 from quire.model.lazy import lazy_property
 from quire.model.policy import Provider, Slot
-from quire.view.batches import MessageBatch, flatten_batches
+from quire.view.batches import MessageBatch, flatten_batches, sum_tokens
 from quire.view.counted_input import CountedInput
 from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
@@ -110,7 +110,7 @@ def lay_out(
     messages = (*stable, *flatten_batches(batches[len(stable_batches) :]))
     if tokens is None:
         overhead = message_counter.wire_format.request_overhead + contents.head_tokens
-        tokens = overhead + sum([rendered.tokens for rendered in messages])
+        tokens = overhead + sum_tokens(batches)
     return RenderedRequest(
         model=model,
         wire_format=message_counter.wire_format,

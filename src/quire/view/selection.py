@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from quire.errors import ContextOverflow
 from quire.model.policy import Slot
-from quire.view.batches import MessageBatch, flatten_batches
+from quire.view.batches import MessageBatch, flatten_batches, sum_tokens
 from quire.view.budget import Budget
 from quire.view.counted_input import CountedBlock, CountedInput
 from quire.view.excerpts import excerpt_message, find_largest_limit, measure_longest_text
@@ -40,10 +40,10 @@ class RecalledBlock(NamedTuple):
 def select_content(counted_input: CountedInput, budget: Budget, message_counter: MessageCounter) -> ViewSelection:
     available = budget.max_input_tokens - counted_input.required_tokens
     newest, limit = _fit_newest_turn(counted_input, available, budget, message_counter)
-    available -= sum(batch.tokens for batch in newest)
+    available -= sum_tokens(newest)
     blocks, block_tokens = _select_blocks(counted_input, available, budget)
     available -= block_tokens
-    first, available = _fit_history(counted_input.history, available)
+    first, available = _fit_history(counted_input, available)
     recalled = _select_recalled(counted_input, blocks, available, budget, message_counter)
     return ViewSelection(
         blocks=blocks,
@@ -55,10 +55,12 @@ def select_content(counted_input: CountedInput, budget: Budget, message_counter:
     )
 
 
-def _fit_history(history: tuple[MessageBatch, ...], available_tokens: int) -> tuple[int, int]:
+def _fit_history(counted_input: CountedInput, available_tokens: int) -> tuple[int, int]:
     """Index of the first batch that fits, and the tokens that remain."""
-    first = len(history)
-    for batch in reversed(history):
+    if counted_input.history_tokens <= available_tokens:
+        return 0, available_tokens - counted_input.history_tokens
+    first = len(counted_input.history)
+    for batch in reversed(counted_input.history):
         if batch.tokens > available_tokens:
             break
         first -= 1
@@ -127,7 +129,7 @@ def _fit_newest_turn(
         return counted_input.newest, None
 
     def tokens(limit: int) -> int:
-        return sum(batch.tokens for batch in excerpt_batches(counted_input.newest, limit, message_counter))
+        return sum_tokens(excerpt_batches(counted_input.newest, limit, message_counter))
 
     max_chars = max(measure_longest_text(rendered.message) for rendered in flatten_batches(counted_input.newest))
     limit = find_largest_limit(tokens, max_chars=max_chars, max_tokens=available_tokens)

@@ -2,9 +2,9 @@
 
 import { requestJson, sendRequest } from "./client";
 import type {
-  AddItemBody, AddPinBody, AgentList, ApprovalBody, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
-  ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
-  ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
+  AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
+  ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
+  ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob,
 } from "./types";
 
@@ -119,6 +119,15 @@ export const context = {
 export const stats = {
   /** Usage since this time, in microseconds since 1970. */
   get: (since: number) => requestJson<Stats>("GET", "/api/stats", { query: { since } }),
+  /** Documents that the most conversations use together. */
+  references: (limit: number) => requestJson<DocumentGraph>("GET", "/api/stats/references", { query: { limit } }),
+};
+
+export const backtests = {
+  start: (body: NewBacktest) => requestJson<BacktestJob>("POST", "/api/backtests", { body }),
+  list: () => requestJson<BacktestJobList>("GET", "/api/backtests"),
+  get: (id: string) => requestJson<Backtest>("GET", `/api/backtests/${encodeURIComponent(id)}`),
+  remove: (id: string) => requestJson<void>("DELETE", `/api/backtests/${encodeURIComponent(id)}`),
 };
 
 export const requests = {

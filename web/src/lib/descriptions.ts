@@ -1,15 +1,23 @@
 /** One line for each message of a context: who wrote it, and its first words. */
 
-import type { Entry, Manifest, Message } from "../api/types";
+import type { Decision, Entry, Message } from "../api/types";
 import { t } from "../i18n/language.svelte";
 import { summarizeArguments } from "./arguments";
 
 const MAX_WORDS_CHARS = 90;
+/** Emphasis, code and headings: signs that first words are easier to read without. */
+const MARKDOWN_SIGNS = /\*\*|`|^#+ /gm;
 /** Entries that lie closer together than this are loaded in one range. */
 const MAX_GAP = 40;
 /** Bounds of what one context loads. */
 const MAX_RANGES = 8;
 export const MAX_RANGE_ENTRIES = 200;
+
+/** What a decision, or a change of one, is about. */
+export interface Candidate {
+  kind: string;
+  span?: Decision["span"] | undefined;
+}
 
 export function describeMessage(message: Message): string {
   return `${message.name ?? t(message.role)}: ${listWords(message)}`;
@@ -17,7 +25,7 @@ export function describeMessage(message: Message): string {
 
 function listWords({ parts }: Message): string {
   const words = parts.map((part) => {
-    if (part.type === "text") return part.text;
+    if (part.type === "text") return part.text.slice(0, 3 * MAX_WORDS_CHARS).replace(MARKDOWN_SIGNS, "");
     if (part.type === "tool_call") return `${part.name}(${summarizeArguments(part.arguments)})`;
     if (part.type === "tool_result") return part.content.map((piece) => (piece.type === "text" ? piece.text : "")).join(" ");
     return part.type === "thinking" ? "" : `[${part.type}]`;
@@ -26,8 +34,8 @@ function listWords({ parts }: Message): string {
   return text.length > MAX_WORDS_CHARS ? `${text.slice(0, MAX_WORDS_CHARS).trimEnd()}…` : text || t("withoutText");
 }
 
-/** Ranges of entry numbers that cover the messages of a context, the newest first. */
-export function listMessageRanges({ decisions }: Pick<Manifest, "decisions">): [number, number][] {
+/** Ranges of entry numbers that cover the messages of decisions, the newest first. */
+export function listMessageRanges(decisions: readonly Candidate[]): [number, number][] {
   const numbers = decisions.flatMap((each) => (each.kind === "message" && each.span ? [each.span.first] : []));
   const ranges: [number, number][] = [];
   for (const seq of [...new Set(numbers)].sort((a, b) => b - a)) {

@@ -7,13 +7,19 @@ export interface ExcerptPiece {
 
 /** Characters before the first highlight. */
 const LEAD_CHARS = 30;
+/** Characters by which a cut moves so that it does not divide a word. */
+const MAX_SHIFT_CHARS = 15;
+
+const isSpace = (char: string | undefined): boolean => char === undefined || /\s/.test(char);
 
 /** `spans` are in code points, as Python counts them; JavaScript counts UTF-16 code units. */
 export function splitExcerpt(excerpt: string, spans: readonly (readonly number[])[], maxChars: number): ExcerptPiece[] {
   const chars = Array.from(excerpt);
   const first = spans[0]?.[0] ?? 0;
-  const start = Math.max(0, Math.min(first - LEAD_CHARS, chars.length - maxChars));
-  const end = Math.min(chars.length, start + maxChars);
+  const cut = Math.max(0, Math.min(first - LEAD_CHARS, chars.length - maxChars));
+  const start = alignStart(chars, cut, Math.min(first, cut + MAX_SHIFT_CHARS));
+  const limit = Math.min(chars.length, cut + maxChars);
+  const end = alignEnd(chars, limit, Math.max(spans[0]?.[1] ?? 0, limit - MAX_SHIFT_CHARS));
   const pieces: ExcerptPiece[] = [];
   let at = start;
   const push = (to: number, marked: boolean): void => {
@@ -28,4 +34,16 @@ export function splitExcerpt(excerpt: string, spans: readonly (readonly number[]
   if (start > 0) pieces.unshift({ text: "…", marked: false });
   if (end < chars.length) pieces.push({ text: "…", marked: false });
   return pieces;
+}
+
+/** The first start of a word between two places; the first place if there is none. */
+function alignStart(chars: readonly string[], from: number, to: number): number {
+  for (let at = from; at <= to; at++) if (isSpace(chars[at - 1]) && !isSpace(chars[at])) return at;
+  return from;
+}
+
+/** The last end of a word between two places; the last place if there is none. */
+function alignEnd(chars: readonly string[], to: number, from: number): number {
+  for (let at = to; at > from; at--) if (isSpace(chars[at]) && !isSpace(chars[at - 1])) return at;
+  return to;
 }

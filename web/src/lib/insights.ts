@@ -1,6 +1,6 @@
 /** Rows of the insights view, computed from the statistics that the server returns. */
 
-import type { Stats, UsageGroup } from "../api/types";
+import type { DocumentGraph, Stats, UsageGroup } from "../api/types";
 import { formatCompact, formatDollars, formatPercent } from "./format";
 import type { Catalogue } from "../i18n/language.svelte";
 
@@ -8,6 +8,14 @@ export type InsightsText = Catalogue["insights"];
 export type Grouping = keyof InsightsText["by"];
 
 export const GROUPINGS: readonly Grouping[] = ["day", "model", "project", "source", "slot", "tool"];
+
+/** In place of a number that is not known. */
+export const UNKNOWN = "–";
+
+/** The cost, or a dash if it is not known of any turn. */
+export function formatCost(counts: UsageGroup["counts"]): string {
+  return counts.unpriced_turns && !counts.cost_usd ? UNKNOWN : formatDollars(counts.cost_usd);
+}
 
 export interface InsightRow {
   name: string;
@@ -33,6 +41,17 @@ export function listTables(stats: Stats, text: InsightsText): InsightTable[] {
   return [...tables, ...items].filter((table) => table.rows.length > 0);
 }
 
+/** Documents that the same conversations use. */
+export function listPairs({ pairs }: DocumentGraph, text: InsightsText): InsightTable[] {
+  const largest = Math.max(...pairs.map((each) => each.conversations), 0);
+  const rows = pairs.map(({ first, second, conversations }) => ({
+    name: `${first} + ${second}`,
+    share: conversations / largest,
+    cells: [formatCompact(conversations)],
+  }));
+  return rows.length ? [{ key: "pairs", title: text.pairs, columns: [text.conversations], rows }] : [];
+}
+
 function buildTable(grouping: Grouping, groups: UsageGroup[], text: InsightsText): InsightTable {
   const title = text.by[grouping];
   if (grouping === "slot")
@@ -45,7 +64,7 @@ function buildTable(grouping: Grouping, groups: UsageGroup[], text: InsightsText
   const rows = groups.map((each) => ({
     name: each.name || ((text.unnamed as Record<string, string>)[grouping] ?? ""),
     share: largest > 0 ? size(each) / largest : 0,
-    cells: [formatDollars(each.counts.cost_usd), formatCompact(each.counts.input_tokens), formatPercent(each.counts.cache_share, 1), formatCompact(each.counts.turns)],
+    cells: [formatCost(each.counts), formatCompact(each.counts.input_tokens), formatPercent(each.counts.cache_share, 1), formatCompact(each.counts.turns)],
   }));
   return { key: grouping, title, columns: [text.cost, text.input, text.cached, text.turns], rows };
 }

@@ -120,6 +120,10 @@ export function formatBadge(decision: Decision): string {
 }
 
 export function explainReason(decision: Decision): string {
+  const { score, min_score } = decision;
+  if (typeof score === "number" && typeof min_score === "number") {
+    return t("scoreBelowMinimum", formatDecimal(score, 2, 2), formatDecimal(min_score, 2));
+  }
   return language.catalogue.reasonTexts[decision.reason];
 }
 

@@ -18,7 +18,7 @@ type JsonSchema = {
   exclusiveMinimum?: number;
 };
 
-const STRATEGIES = ["hybrid", "summarize", "discard"];
+export const STRATEGIES = ["hybrid", "summarize", "discard"];
 
 export function parseFieldType(setting: Setting): FieldType {
   const declared = setting.json_schema as JsonSchema;

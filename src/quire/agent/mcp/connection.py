@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import anyio
@@ -29,6 +28,12 @@ from quire.agent.tool_results import ToolResult, make_tool_error
 from quire.context.mcp_config import expand_variables
 from quire.llm.transport_errors import map_transport_error
 from quire.model.agents import AgentTool, ToolServer
+
+try:
+    # Not from `quire`, which imports the engine above this layer.
+    from quire._version import __version__
+except ModuleNotFoundError:  # A source tree that was never installed.
+    __version__ = "0.0.0"
 
 _MAX_ERROR_CHARS = 500
 """Maximum characters of an error's description."""
@@ -198,7 +203,7 @@ class MCPConnection:
         return Client(
             open_transport(server, env=env, limits=self._limits, monitor=monitor),
             message_handler=self._handle_message,
-            client_info=Implementation(name="quire", version=version("quire")),
+            client_info=Implementation(name="quire", version=__version__),
             cache=None,
         )
 

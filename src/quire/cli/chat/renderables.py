@@ -168,7 +168,9 @@ def _render_reference(reference: DocumentReference) -> Group:
     if reference.path is not None:
         head.append(f" ({sanitize(reference.path)}{_format_inclusion(reference)})", style="dim")
     text = _get_reference_text(reference)
-    return Group(head, *([Padding(Text(text, style="dim"), (0, 0, 0, 2))] if text else []))
+    return Group(
+        head, *([Padding(Text(text, style="dim", no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2))] if text else [])
+    )
 
 
 def _format_inclusion(reference: DocumentReference) -> str:

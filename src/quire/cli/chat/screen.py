@@ -24,13 +24,15 @@ from quire.cli.chat.renderables import (
 )
 from quire.cli.output import format_local_time, sanitize, to_one_line
 from quire.cli.tool_calls import MAX_CALL_LINES, format_folded_calls, render_tool_result
-from quire.model.events import (
-    ApprovalRequested,
+from quire.model.context_events import (
     CompactionFailed,
     CompactionStarted,
     ContextCompacted,
     ContextEvent,
     ContextUsageUpdated,
+)
+from quire.model.events import (
+    ApprovalRequested,
     QuestionRecorded,
     ReplyRecorded,
     RequestPrepared,
@@ -60,6 +62,8 @@ _END_MESSAGES: dict[TurnEndReason, str | None] = {
     "max_cost": "The turn reached `max_cost`; type /retry to continue.",
     "stopped": "Stopped before the reply; type /retry to ask again.",
 }
+_FOLD_HINT = " (/calls lists them)"
+"""On the first line of folded calls in a turn."""
 MAX_RESUMED_REPLY_CHARS = 600
 """Characters of the last reply that are printed when a conversation is resumed."""
 
@@ -75,6 +79,7 @@ class Screen:
         """Calls of this turn that have a line of their own."""
         self._folded_calls: Counter[str] = Counter()
         """Calls since the last printed line, by tool: they become one line."""
+        self._fold_hint = _FOLD_HINT
 
     def show(self, event: TurnEvent | ContextEvent) -> None:
         match event:
@@ -100,7 +105,7 @@ class Screen:
         match event:
             case TurnStarted():
                 self._reference_groups, self._incomplete_reply_seq = [], None
-                self._call_lines = 0
+                self._call_lines, self._fold_hint = 0, _FOLD_HINT
                 self._stream.show_status("…")
             case QuestionRecorded(entry=entry):
                 self._reference_groups.append(entry.metadata.references or ())
@@ -150,8 +155,9 @@ class Screen:
     def _print_folded_calls(self) -> None:
         if self._folded_calls:
             self._stream.finish()
-            line = f"… {format_folded_calls(self._folded_calls)}; list them with /calls"
-            self.console.print(Text(line, style="dim"))
+            line = f"… {format_folded_calls(self._folded_calls, detail=self._fold_hint)}"
+            self.console.print(Text(to_one_line(line, self.console.width), style="dim"))
+            self._fold_hint = ""
             self._folded_calls.clear()
 
     def _show_end(self, event: TurnEnded | TurnFailed) -> None:

@@ -12,7 +12,8 @@ from quire.cli.attachments import Attachment, attach_to
 from quire.cli.chat.commands import COMMANDS, CommandCall, load_argument_items, parse_command
 from quire.cli.chat.completion import CompletionItem, CompletionSources, build_note_items
 from quire.errors import QuireError
-from quire.model.events import ContextCompacted, ContextEvent, QuestionRecorded, ReplyRecorded, TurnEnded, TurnFailed
+from quire.model.context_events import ContextCompacted, ContextEvent
+from quire.model.events import QuestionRecorded, ReplyRecorded, TurnEnded, TurnFailed
 
 if TYPE_CHECKING:
     from quire.cli.chat.runtime import ChatRuntime

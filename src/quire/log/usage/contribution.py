@@ -43,6 +43,8 @@ class UsageCounts(NamedTuple):
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     cost_nanos: int = 0
+    unpriced_turns: int = 0
+    """Turns whose cost is not known: imported ones, and those of a model without a price."""
     compactions: int = 0
     compacted_tokens: int = 0
     """Tokens by which compactions reduced the view."""
@@ -64,13 +66,15 @@ class UsageKey(NamedTuple):
 
 
 class TurnUsage(NamedTuple):
-    """Cost and tokens of a turn, under the reply that ends it."""
+    """Cost and tokens of a turn, under the reply that ends it, as its manifest."""
 
+    conversation: str
     branch: int
     seq: int
     day: int
     model: str
     cost_nanos: int
+    """0 if it is not known."""
     tokens: int
 
 
@@ -120,7 +124,13 @@ class Contribution:
         model = manifest.policy.model if manifest is not None else (usage.model if usage is not None else None) or ""
         ends_turn = _TOOL_CALL not in entry.raw
         cost = _to_nanos(turn.cost_usd if turn is not None else metadata.cost_usd)
-        counts = Counter(requests=1, turns=int(ends_turn), cost_nanos=cost, **_count_usage(usage))
+        counts = Counter(
+            requests=1,
+            turns=int(ends_turn),
+            cost_nanos=cost,
+            unpriced_turns=int(ends_turn and not cost),
+            **_count_usage(usage),
+        )
         if manifest is not None:
             counts += self._add_manifest(day, manifest)
         self._add_usage(day, model, counts)
@@ -129,7 +139,8 @@ class Contribution:
         total = turn.usage if turn is not None else usage
         tokens = _clamp(total.input_tokens + total.output_tokens) if total is not None else 0
         if ends_turn and (cost or tokens):
-            self.turns.append(TurnUsage(entry.branch, entry.seq, day, _normalize_name(model), cost, tokens))
+            name = _normalize_name(model)
+            self.turns.append(TurnUsage(entry.conversation, entry.branch, entry.seq, day, name, cost, tokens))
 
     def _add_manifest(self, day: int, manifest: Manifest) -> Counter[str]:
         """Adds slots and items of a request; returns what was recalled for it."""

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 from sqlalchemy import Connection, and_, func, select
 
 from quire.log.schema import documents
-from quire.log.usage.contribution import Dimension, UsageCounts
+from quire.log.usage.contribution import Dimension, TurnUsage, UsageCounts
 from quire.log.usage.schema import document_pairs, uncounted_branches, usage_totals, usage_turns
 
 UsageGrouping = Literal["day", "model", "project", "source", "slot", "tool"]
@@ -23,18 +23,6 @@ class UsageGroup(NamedTuple):
     day: int | None
     """Days since 1970 (UTC) of a group by day."""
     counts: UsageCounts
-
-
-class TurnCost(NamedTuple):
-    """A turn by the reply that ends it, under which its manifest is stored."""
-
-    conversation: str
-    branch: int
-    seq: int
-    day: int
-    model: str
-    cost_nanos: int
-    tokens: int
 
 
 class DocumentPair(NamedTuple):
@@ -65,7 +53,7 @@ class RollupReport(NamedTuple):
     """Rules that were candidates and never included."""
     unused_tools: list[UsageGroup]
     """Tools that requests offered and the model never called, those with the most tokens first."""
-    turns: list[TurnCost]
+    turns: list[TurnUsage]
     unused_documents: UnusedDocuments
     pending_branches: int
     """Branches with entries that are not counted yet."""
@@ -146,16 +134,16 @@ def _read_days(connection: Connection, tenant: str, since_day: int) -> list[Usag
     return [UsageGroup("", row[0], UsageCounts(*row[1:])) for row in connection.execute(query)]
 
 
-def _read_turns(connection: Connection, tenant: str, since_day: int, *, limit: int) -> list[TurnCost]:
+def _read_turns(connection: Connection, tenant: str, since_day: int, *, limit: int) -> list[TurnUsage]:
     """The turns with the highest cost; where no price is known, those with the most tokens."""
     order = ("cost_nanos", "tokens", "conversation", "branch", "seq")
     query = (
-        select(*(usage_turns.c[name] for name in TurnCost._fields))
+        select(*(usage_turns.c[name] for name in TurnUsage._fields))
         .where(usage_turns.c.tenant == tenant, usage_turns.c.day >= since_day)
         .order_by(*(usage_turns.c[name].desc() for name in order))
         .limit(limit)
     )
-    return [TurnCost._make(row) for row in connection.execute(query)]
+    return [TurnUsage._make(row) for row in connection.execute(query)]
 
 
 def _read_unused_documents(connection: Connection, tenant: str, since_day: int, *, limit: int) -> UnusedDocuments:

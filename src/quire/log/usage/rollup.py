@@ -250,7 +250,7 @@ def add_contribution(connection: Connection, tenant: str, conversation: str, con
     _increment(connection, usage_contributions, own, counts)
     _increment(connection, usage_totals, {"tenant": tenant}, counts)
     if contribution.turns:
-        connection.execute(insert(usage_turns), [own | turn._asdict() for turn in contribution.turns])
+        connection.execute(insert(usage_turns), [{"tenant": tenant, **turn._asdict()} for turn in contribution.turns])
     if links_documents:
         _replace_pairs(connection, tenant, pairs, _read_pairs(connection, tenant, conversation))
 
@@ -299,7 +299,7 @@ def _read_counts(connection: Connection, table: Table, *where: ColumnElement[boo
 def _read_turns(connection: Connection, tenant: str, conversation: str) -> set[TurnUsage]:
     columns = [usage_turns.c[name] for name in TurnUsage._fields]
     rows = connection.execute(select(*columns).where(*_own(usage_turns, tenant, conversation)))
-    return {TurnUsage(*row) for row in rows}
+    return set(map(TurnUsage._make, rows))
 
 
 def _read_pairs(connection: Connection, tenant: str, conversation: str) -> Pairs:

@@ -17,6 +17,7 @@ from quire.model import Decision, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.model.policy import Provider
 from quire.server.gateway.codecs.base import ClientRequest, Codec
+from quire.server.gateway.rendered_history import RenderedHistories
 from quire.server.state import ServerState
 from quire.settings import Settings
 from quire.view.inputs import hash_text
@@ -59,6 +60,12 @@ class EngineVariant:
     key: "VariantKey"
     envelopes: "LRUCache[EnvelopeKey, RequestEnvelope]"
     """The cache of all variants."""
+    histories: RenderedHistories
+    """The cache of all variants."""
+
+    @property
+    def tenant(self) -> str:
+        return self.key[0]
 
     async def load_envelope(self, request: ClientRequest) -> RequestEnvelope:
         """Returns the envelope of a request from the cache, or builds it."""
@@ -103,6 +110,7 @@ class EngineVariants:
         self._settings: Settings = server_state.settings
         self._variants: LRUCache[VariantKey, EngineVariant] = LRUCache(VARIANT_CACHE_SIZE)
         self._envelopes: LRUCache[EnvelopeKey, RequestEnvelope] = LRUCache(ENVELOPE_CACHE_BYTES, measure_envelope)
+        self._histories = RenderedHistories()
 
     def get(
         self,
@@ -125,6 +133,7 @@ class EngineVariants:
         self._settings = self._server_state.settings
         self._variants.clear()
         self._envelopes.clear()
+        self._histories.clear()
 
     def _build_variant(self, tenant: str, options: VariantOptions, target: Codec) -> EngineVariant:
         # Links in a client's messages do not refer to Quire's vault.
@@ -134,7 +143,7 @@ class EngineVariants:
         max_reserve = int(engine.policy.window * MAX_RESERVE_SHARE)
         if options.limits_reserve and engine.policy.reserved_response_tokens > max_reserve:
             engine = engine.with_changes(reserved_response_tokens=max_reserve)
-        return EngineVariant(engine, target, (tenant, options), self._envelopes)
+        return EngineVariant(engine, target, (tenant, options), self._envelopes, self._histories)
 
     def _build_overrides(self, options: VariantOptions) -> dict[str, Any]:
         """Builds the settings of a variant.

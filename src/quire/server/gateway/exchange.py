@@ -27,11 +27,10 @@ from quire.server.gateway.codecs.bodies import (
     UnreadableBody,
     encode_body,
     get_model_name,
-    parse_body,
 )
 from quire.server.gateway.engine_variants import EngineVariant, EngineVariants
 from quire.server.gateway.header_rules import filter_response_headers
-from quire.server.gateway.known_messages import KnownMessageCache
+from quire.server.gateway.known_messages import ClientBody, KnownMessageCache
 from quire.server.gateway.prepare import PreparedRequest, prepare_request
 from quire.server.gateway.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_history
 from quire.server.gateway.relay import Relay
@@ -71,18 +70,20 @@ class Exchange:
         """Answers the request; errors become responses."""
         codec = self.codec
         try:
-            body = await run_sized(len(self.raw_body), parse_body, self.raw_body)
-            await run_sized(len(self.raw_body), codec.check_limits, body)
+            body = await run_sized(
+                len(self.raw_body), self.known_messages.parse_body, codec, self.raw_body, tenant=self.caller.tenant
+            )
         except UnreadableBody as error:
             return await self._send_error(writer, codec.build_error(400, str(error), code="invalid_json"))
         except RequestLimitExceeded as error:
             return await self._send_error(writer, codec.build_error(400, str(error), code="request_limit_exceeded"))
-        upstream = self.server_state.upstream_for(get_model_name(body))
+        model = get_model_name(body.fields)
+        upstream = self.server_state.upstream_for(model)
         if upstream is None:
-            return await self._send_error(writer, self.build_no_upstream_error(get_model_name(body)))
+            return await self._send_error(writer, self.build_no_upstream_error(model))
         try:
             call = self.build_call(upstream)
-            await self._check_model(body, upstream)
+            await self._check_model(body.fields, upstream)
             prepared = await self._prepare(body, upstream)
         except QuireError as error:
             return await self._send_error(writer, codec.to_error_response(error))
@@ -91,8 +92,8 @@ class Exchange:
         if prepared is None:
             content = self.raw_body
             if upstream.model:
-                content = await run_sized(len(content), encode_body, {**body, "model": upstream.model})
-            return await self._pass_through(writer, call, content, model=get_model_name(body))
+                content = await run_sized(len(content), encode_body, {**body.fields, "model": upstream.model})
+            return await self._pass_through(writer, call, content, model=model)
         recorder = TurnRecorder(
             prepared,
             update_head=partial(self.head_cache.update, self.head_scope),
@@ -133,18 +134,18 @@ class Exchange:
         if await run_sized(len(self.raw_body), _count_model_fields, self.raw_body) > 1:
             raise AccessDenied("The API key allows certain models only, so a request names `model` only once.")
 
-    async def _prepare(self, body: dict[str, Any], upstream: Upstream) -> PreparedRequest | None:
+    async def _prepare(self, body: ClientBody, upstream: Upstream) -> PreparedRequest | None:
         """Prepares the request; None if it is to be passed through unrecorded."""
         try:
             # A cached head and a cached key need no query, and an unrecorded reply would be paid for in vain.
             await self.server_state.store.check_known_outage()
             if choose_target(self.codec, upstream) is not self.codec:
-                self._check_translatable(body)
-            raw, resolved = self.raw_body, await resolve_items(self.codec, body, self.get_store())
-            if resolved is not body:
-                raw, body = await run_sized(len(raw), encode_body, resolved), resolved
+                self._check_translatable(body.fields)
+            resolved = await resolve_items(self.codec, body.fields, self.get_store())
+            if resolved is not body.fields:
+                body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
             client_request = await run_sized(
-                len(raw), self.known_messages.parse_request, self.codec, raw, body, tenant=self.caller.tenant
+                len(body.raw), self.known_messages.parse_request, self.codec, body, tenant=self.caller.tenant
             )
             client_request = await restore_envelope(client_request, self.get_store())
             prepared = await self._match_and_prepare(client_request, upstream)

@@ -1,24 +1,27 @@
-"""LRU cache of the messages that clients send again: the known start of a list is not parsed and hashed again.
+"""Cache of the messages that clients send again: the known start of a list is not read again.
 
-Agents send the whole history with every step, about a thousand messages. A rolling digest over the JSON of the items
-finds the longest start of the list that an earlier request of the same tenant had, and its messages are used as they
-are. Equal digests are the only proof: nothing that a client says about its list is trusted. A list is cached up to a
-few items before its end, because clients change the newest ones (cache markers move), and where a reply begins, because
-adjacent messages of one role may be merged.
+Agents send the whole history with every step, about a thousand messages. A rolling digest over the bytes of the list
+finds the longest start that an earlier request of the same tenant had. Only the rest of the body is parsed as JSON,
+checked and hashed, and the messages of the start are used as they are. Equal bytes are the only proof: nothing that a
+client says about its list is trusted. A list is cached up to a few items before its end, because clients change the
+newest ones (cache markers move), and where a reply begins, because adjacent messages of one role may be merged.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from secrets import token_hex
 from threading import Lock
 from typing import Any, NamedTuple, cast
 
-from cachetools import LRUCache
-from pydantic_core import PydanticSerializationError, to_json
+from cachetools import TTLCache
 
-from quire.server.gateway.codecs.base import ClientRequest, Codec
-from quire.server.gateway.codecs.bodies import UnreadableBody
-from quire.server.gateway.codecs.client_messages import ClientMessage, compute_client_paths
+from quire.engine.runtime import IDLE_CONVERSATION_SECONDS
+from quire.server.gateway.codecs.base import MAX_REQUEST_MESSAGES, ClientRequest, Codec
+from quire.server.gateway.codecs.bodies import UnreadableBody, parse_body
+from quire.server.gateway.codecs.client_messages import ClientMessage, KnownStart, compute_client_paths
+from quire.server.gateway.codecs.list_positions import PositionError, find_item_end, find_list
 from quire.view.wire_formats.fields import is_object
 
 MAX_KNOWN_BYTES = 16 * 1024 * 1024
@@ -27,95 +30,185 @@ MIN_LIST_BYTES = 16 * 1024
 """Shorter bodies are parsed whole, which takes less time than a digest."""
 MIN_CHANGING_ITEMS = 4
 """Items at the end of a list that the next request may repeat with changes."""
+DIGEST_BLOCK_BYTES = 4 * 1024
+"""Bytes of a list from one digest to the next."""
+
+_MARKER = token_hex(16)
+"""Item that takes the place of the known ones when the rest of a body is parsed. No client can send it."""
 
 
-class KnownMessages(NamedTuple):
-    """The messages of the first items of a list, and the client's path after each of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientBody:
+    """A parsed body, and where in its bytes the list of messages is."""
 
-    messages: tuple[ClientMessage, ...] = ()
-    paths: tuple[bytes, ...] = ()
-    size: int = 0
-    """Bytes of the items' JSON."""
+    raw: bytes
+    fields: dict[str, Any]
+    list_position: int = 0
+    """Position of the first item; 0 if it is not known."""
+    block_digests: Sequence[bytes] = ()
+    """Digest of the list up to the end of each block."""
+    start: KnownStart | None = None
+    """The first messages, if they are known."""
+
+
+class _CacheKey(NamedTuple):
+    tenant: str
+    format_name: str
+    digest: bytes
+    """Digest of all whole blocks of the list that the known messages fill."""
+
+
+class _CachedStart(NamedTuple):
+    start: KnownStart
+    tail: bytes
+    """The bytes after the last whole block."""
 
 
 class KnownMessageCache:
-    """LRU cache of known messages by the digest of tenant, format and items; bounded by their size."""
+    """Cache of known messages by tenant, format and the bytes of the list; bounded by their size and age."""
 
     def __init__(self) -> None:
-        self._known: LRUCache[bytes, KnownMessages] = LRUCache(MAX_KNOWN_BYTES, getsizeof=lambda known: known.size)
+        self._cache: TTLCache[_CacheKey, _CachedStart] = TTLCache(
+            MAX_KNOWN_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=lambda cached: cached.start.size
+        )
         # Lists are parsed in worker threads.
         self._lock = Lock()
 
-    def parse_request(self, codec: Codec, raw: bytes, body: dict[str, Any], *, tenant: str) -> ClientRequest:
-        """Parses a body like the codec, without parsing known messages again. Raises `UnreadableBody`."""
-        items = body.get(codec.item_field)
-        if len(raw) < MIN_LIST_BYTES or codec.leading_roles is None or not isinstance(items, list):
-            return codec.parse_request(raw, body)
-        try:
-            request = self._parse_parts(codec, raw, body, cast("list[object]", items), tenant=tenant)
-        except (UnreadableBody, PydanticSerializationError):
-            # The error of the whole list has the right numbers.
-            request = None
-        return request if request is not None else codec.parse_request(raw, body)
+    def parse_body(self, codec: Codec, raw: bytes, *, tenant: str) -> ClientBody:
+        """Parses a body and checks its limits. Raises `UnreadableBody` and `RequestLimitExceeded`."""
+        position = _find_list(codec, raw) if len(raw) >= MIN_LIST_BYTES and codec.leading_roles is not None else None
+        if position is not None:
+            digests = tuple(_digest_blocks(raw, position))
+            start = self._find(codec, raw, position, digests, tenant=tenant)
+            fields = _parse_rest(codec, raw, position, start) if start is not None else None
+            if fields is not None:
+                return ClientBody(raw=raw, fields=fields, list_position=position, block_digests=digests, start=start)
+        else:
+            digests = ()
+        fields = parse_body(raw)
+        codec.check_limits(fields)
+        return ClientBody(raw=raw, fields=fields, list_position=position or 0, block_digests=digests)
 
-    def _parse_parts(
-        self, codec: Codec, raw: bytes, body: dict[str, Any], items: list[object], *, tenant: str
-    ) -> ClientRequest | None:
+    def parse_request(self, codec: Codec, body: ClientBody, *, tenant: str) -> ClientRequest:
+        """Parses a request like the codec, without parsing known messages again. Raises `UnreadableBody`."""
+        request = None
+        if body.list_position:
+            # The error of the whole list has the right numbers.
+            with suppress(UnreadableBody):
+                request = self._parse_parts(codec, body, tenant=tenant)
+        return request if request is not None else codec.parse_request(body.raw, body.fields)
+
+    def _parse_parts(self, codec: Codec, body: ClientBody, *, tenant: str) -> ClientRequest | None:
         """Parses the items after the known ones; None if the list cannot be cut."""
-        cuts = list(_digest_cuts(items, tenant=tenant, format_name=codec.name))
-        if not cuts:
-            return None
-        newest_cut = cuts[-1]
+        items = cast("list[object]", body.fields[codec.item_field])
         leading = _count_leading(items, codec.leading_roles or frozenset())
-        known_cut, known = self._find(cuts) or (_Cut(leading, 0, b""), KnownMessages())
+        known = body.start or KnownStart(items=tuple(items[:leading]), first_item=leading)
+        if known.messages and _count_leading(items[len(known.items) :], codec.leading_roles or frozenset()):
+            # Parsed without the known messages, these would be instructions.
+            return None
+        cut = _find_cut(items, first=len(known.items))
 
         def parse(start: int, end: int | None) -> ClientRequest:
-            return codec.parse_request(raw, {**body, codec.item_field: [*items[:leading], *items[start:end]]})
+            return codec.parse_request(
+                body.raw, {**body.fields, codec.item_field: [*items[:leading], *items[start:end]]}
+            )
 
-        if newest_cut.position > known_cut.position:
-            older = parse(known_cut.position, newest_cut.position)
-            if not _can_join(known.messages, older.messages):
+        if cut is not None:
+            older = parse(len(known.items), cut).messages
+            size = _measure_items(codec, body, known, items, cut)
+            if size is None or not _can_join(known.messages, older):
                 return None
-            known = _extend(known, older.messages, size=newest_cut.size)
-        newest = parse(newest_cut.position, None)
+            extended = _extend(known, older, items[:cut], size=size)
+            self._store(codec, body, extended, tenant=tenant)
+            known = extended
+        newest = parse(len(known.items), None)
         if not _can_join(known.messages, newest.messages):
             return None
-        self._replace(known_cut.digest, newest_cut.digest, known)
-        return replace(newest, body=body, messages=(*known.messages, *newest.messages), known_paths=known.paths)
+        return replace(newest, body=body.fields, messages=(*known.messages, *newest.messages), known_start=known)
 
-    def _find(self, cuts: Sequence["_Cut"]) -> tuple["_Cut", KnownMessages] | None:
+    def _find(
+        self, codec: Codec, raw: bytes, position: int, digests: Sequence[bytes], *, tenant: str
+    ) -> KnownStart | None:
+        """The longest known start of a list."""
         with self._lock:
-            for cut in reversed(cuts):
-                if (known := self._known.get(cut.digest)) is not None:
-                    return cut, known
+            for index in range(len(digests) - 1, -1, -1):
+                cached = self._cache.get(_CacheKey(tenant, codec.name, digests[index]))
+                if cached is not None and raw.startswith(cached.tail, position + (index + 1) * DIGEST_BLOCK_BYTES):
+                    return cached.start
         return None
 
-    def _replace(self, old_digest: bytes, new_digest: bytes, known: KnownMessages) -> None:
+    def _store(self, codec: Codec, body: ClientBody, start: KnownStart, *, tenant: str) -> None:
+        """Caches a start of at least one block, in place of the shorter one that the request had."""
+        if start.size < DIGEST_BLOCK_BYTES or start.size > MAX_KNOWN_BYTES:
+            return
+
+        def make_key(size: int) -> _CacheKey:
+            return _CacheKey(tenant, codec.name, body.block_digests[size // DIGEST_BLOCK_BYTES - 1])
+
+        end = body.list_position + start.size
+        cached = _CachedStart(start, body.raw[end - start.size % DIGEST_BLOCK_BYTES : end])
         with self._lock:
-            if old_digest != new_digest:
-                self._known.pop(old_digest, None)
-            if known.size <= MAX_KNOWN_BYTES:
-                self._known[new_digest] = known
+            if body.start is not None:
+                self._cache.pop(make_key(body.start.size), None)
+            self._cache[make_key(start.size)] = cached
 
 
-class _Cut(NamedTuple):
-    """A place before a reply, with the digest and the size of all items before it."""
+def _find_list(codec: Codec, raw: bytes) -> int | None:
+    try:
+        return find_list(raw.decode("latin-1"), codec.item_field)
+    except PositionError:
+        return None
 
-    position: int
-    size: int
-    digest: bytes
+
+def _digest_blocks(raw: bytes, position: int) -> Iterator[bytes]:
+    rolling, view = sha256(), memoryview(raw)
+    for end in range(position + DIGEST_BLOCK_BYTES, len(raw) + 1, DIGEST_BLOCK_BYTES):
+        rolling.update(view[end - DIGEST_BLOCK_BYTES : end])
+        yield rolling.digest()
 
 
-def _digest_cuts(items: Sequence[object], *, tenant: str, format_name: str) -> Iterator[_Cut]:
-    """Yields the places where a list may be cut."""
-    rolling, size = sha256(to_json((tenant, format_name))), 0
-    for index, item in enumerate(items[: len(items) - MIN_CHANGING_ITEMS]):
-        if index and _is_reply(item) and not _is_reply(items[index - 1]):
-            yield _Cut(index, size, rolling.digest())
-        json = to_json(item, inf_nan_mode="constants")
-        # With its length: the same bytes may not be another list of items.
-        rolling.update(b"%d:%b" % (len(json), json))
-        size += len(json)
+def _parse_rest(codec: Codec, raw: bytes, position: int, start: KnownStart) -> dict[str, Any] | None:
+    """Parses a body with a known start of its list, and checks the limits of the rest; None if it must be parsed whole.
+
+    After the same bytes a parser is in the same state, so that the rest has the same meaning after the marker.
+    """
+    try:
+        fields = parse_body(b'%b"%b"%b' % (raw[:position], _MARKER.encode(), raw[position + start.size :]))
+    except UnreadableBody:
+        return None
+    items: object = fields.get(codec.item_field)
+    # A second list of the same name takes the place of the first.
+    if not isinstance(items, list) or not items or items[0] != _MARKER:
+        return None
+    rest = cast("list[object]", items[1:])
+    if len(start.items) + len(rest) > MAX_REQUEST_MESSAGES:
+        return None
+    codec.check_limits({**fields, codec.item_field: rest})
+    return {**fields, codec.item_field: [*start.items, *rest]}
+
+
+def _find_cut(items: Sequence[object], *, first: int) -> int | None:
+    """The last place after `first` where a reply begins and a few more items follow."""
+    for index in range(len(items) - MIN_CHANGING_ITEMS - 1, first, -1):
+        if _is_reply(items[index]) and not _is_reply(items[index - 1]):
+            return index
+    return None
+
+
+def _measure_items(codec: Codec, body: ClientBody, known: KnownStart, items: Sequence[object], cut: int) -> int | None:
+    """Bytes of the list up to a cut; None if the list that was found in the bytes is not the one that was parsed."""
+    count = cut - (len(known.items) if body.start is not None else 0)
+    text = body.raw[body.list_position + known.size :].decode("latin-1")
+    try:
+        size = known.size + find_item_end(text, count)
+    except PositionError:
+        return None
+    if body.start is None:
+        rest = replace(known, size=size, items=())
+        fields = _parse_rest(codec, body.raw, body.list_position, rest)
+        if fields is None or fields[codec.item_field] != items[cut:]:
+            return None
+    return size
 
 
 def _is_reply(item: object) -> bool:
@@ -134,6 +227,13 @@ def _can_join(before: Sequence[ClientMessage], after: Sequence[ClientMessage]) -
     return bool(after) and (not before or before[-1].role != after[0].role)
 
 
-def _extend(known: KnownMessages, messages: Sequence[ClientMessage], *, size: int) -> KnownMessages:
-    paths = compute_client_paths(messages, known_paths=known.paths)
-    return KnownMessages((*known.messages, *messages), tuple(paths), size)
+def _extend(known: KnownStart, messages: Sequence[ClientMessage], items: Sequence[object], *, size: int) -> KnownStart:
+    return KnownStart(
+        messages=(*known.messages, *messages),
+        paths=tuple(compute_client_paths(messages, known_paths=known.paths)),
+        items=tuple(items),
+        first_item=known.first_item,
+        size=size,
+        # A copy: another list may continue the same messages.
+        equivalents=dict(known.equivalents),
+    )

@@ -18,16 +18,19 @@ from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, St
 from quire.log import Blob, ConversationOrigin, ConversationRecord
 from quire.log.costs import SpendingKey
 from quire.log.ids import new_id, now
-from quire.log.worker_threads import run_sized
-from quire.model import Entry, ForwardedRequest, Message
+from quire.log.worker_threads import measure_messages, run_sized
+from quire.model import Entry, ForwardedRequest, Message, iter_paths
 from quire.model.manifest import ForwardedForm
 from quire.server.gateway.codecs.base import ClientRequest, Codec
 from quire.server.gateway.codecs.bodies import encode_body
 from quire.server.gateway.codecs.client_messages import ClientMessage
 from quire.server.gateway.codecs.normal_form import extend_path, normalize_message
 from quire.server.gateway.engine_variants import EngineVariant
-from quire.server.gateway.passthrough import MatchedRequest, build_listed_request, render_from_log
+from quire.server.gateway.log_renderer import render_client_message, render_from_log
+from quire.server.gateway.matched_request import MatchedRequest
+from quire.server.gateway.passthrough import build_listed_request
 from quire.server.gateway.recognition import HistoryMatch
+from quire.server.gateway.rendered_history import RenderedHistory
 from quire.server.gateway.translation import add_unrecorded_messages, encode_translated, list_dropped
 from quire.view.layout import RenderedRequest
 
@@ -45,6 +48,8 @@ class PreparedRequest:
     conversation: Conversation
     is_recorded: bool = True
     """Whether its reply is recorded."""
+    history: RenderedHistory | None = None
+    """The rendered history that it continues."""
 
     @property
     def match(self) -> HistoryMatch:
@@ -86,6 +91,24 @@ class PreparedRequest:
             if list_tokens is not None
             else None,
         )
+
+    async def extend_history(self, reply: Message, path: bytes, client_path: bytes | None) -> None:
+        """Caches the rendered history with the recorded messages; `path` is the log's after the reply.
+
+        While the client's path is the same, a short history is rendered from the client's own messages.
+        """
+        if self.history is None or (not self.history.paths and path == client_path):
+            return
+        messages = [*(each.message for each in self.matched.new_messages), reply]
+        extended = await run_sized(measure_messages(messages), self._render_extended, self.history, messages)
+        if extended is not None and extended.paths[-1] == path:
+            variant = self.matched.variant
+            variant.histories.replace(variant.tenant, variant.target.provider, self.match.head_path, extended)
+
+    def _render_extended(self, history: RenderedHistory, messages: Sequence[Message]) -> RenderedHistory | None:
+        counter = self.matched.message_counter
+        paths = list(iter_paths([each.canonical_json() for each in messages], start=self.match.head_path))
+        return history.extend([render_client_message(each, counter) for each in messages], paths, counter)
 
 
 async def prepare_request(
@@ -146,6 +169,7 @@ async def prepare_request(
         matched=matched,
         conversation=conversation,
         is_recorded=is_recorded,
+        history=rendering.history,
     )
 
 

@@ -10,8 +10,9 @@ from quire.model import Entry, Message
 from quire.model.base import JsonObject
 from quire.server.gateway.codecs.responses_object import RESPONSE_ID_PREFIX, build_items
 from quire.server.gateway.reply_recorder import CLIENT_RESPONSE_FIELD
-from quire.view.wire_formats import OpenAIResponsesFormat, WireMessage
+from quire.view.wire_formats import WireMessage
 from quire.view.wire_formats.fields import get_object, get_text
+from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
 
 ENTRIES_PER_READ = 200
 """Entries of a branch that are read at once to list its items."""

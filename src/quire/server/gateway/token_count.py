@@ -8,7 +8,7 @@ from quire.server.auth import check_model
 from quire.server.gateway.codecs import choose_target
 from quire.server.gateway.codecs.bodies import UnreadableBody, get_model_name, parse_body
 from quire.server.gateway.exchange import Exchange, relay_unrecorded
-from quire.server.gateway.passthrough import MatchedRequest
+from quire.server.gateway.matched_request import MatchedRequest
 from quire.server.gateway.recognition import HistoryMatch
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS

@@ -8,7 +8,7 @@ from quire.model.messages import Part, ToolResultPart
 from quire.server.gateway.codecs.base import RequestOptions
 from quire.server.gateway.codecs.bodies import encode_body
 from quire.server.gateway.codecs.normal_form import get_content_substitutes, get_placeholder_type
-from quire.server.gateway.passthrough import MatchedRequest
+from quire.server.gateway.matched_request import MatchedRequest
 from quire.view.layout import RenderedRequest
 from quire.view.rendered import MessageCounter
 from quire.view.wire_formats import WireMessage

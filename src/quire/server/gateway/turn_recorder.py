@@ -86,8 +86,9 @@ class TurnRecorder:
             # An empty reply, such as one that a reasoning model did not get to.
             await self.settle_spend(reported_usage)
             return False
-        next_match = self.prepared.build_next_match(self.recorded_reply.entry, self.recorded_reply.client_path)
-        self._update_head(self.prepared.match.client_path, next_match)
+        entry, reply, client_path = self.recorded_reply
+        self._update_head(self.prepared.match.client_path, self.prepared.build_next_match(entry, client_path))
+        await self.prepared.extend_history(reply.message, entry.path, client_path)
         return True
 
     async def settle_spend(self, usage: Usage | None = None) -> None:

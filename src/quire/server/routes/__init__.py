@@ -2,6 +2,7 @@
 
 from quire.server.routes import (
     agents,
+    backtests,
     compaction,
     context,
     conversations,
@@ -36,6 +37,7 @@ ROUTERS = (
     keys.router,
     search.router,
     stats.router,
+    backtests.router,
     transfer.router,
     imports.router,
     health.router,

@@ -23,16 +23,14 @@ from quire import errors
 from quire.errors import ModelError, StoreError
 from quire.log.database import PoolStats
 from quire.model import Compaction, Usage
-from quire.model.events import (
+from quire.model.context_events import (
     CompactionFailed,
     CompactionStarted,
     ContextCompacted,
     ContextEvent,
     ContextUsageUpdated,
-    ReplyRecorded,
-    ToolCompleted,
-    TurnEvent,
 )
+from quire.model.events import ReplyRecorded, ToolCompleted, TurnEvent
 
 METRICS_MEDIA_TYPE = CONTENT_TYPE_LATEST
 MULTIPROCESS_DIR_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"

@@ -19,17 +19,8 @@ from quire import __version__
 from quire.errors import ModelError, QuireError
 from quire.llm import Model, ModelChunk, Prompt, Reply
 from quire.model import Compaction, Usage
-from quire.model.events import (
-    CompactionFailed,
-    CompactionStarted,
-    ContextCompacted,
-    ContextEvent,
-    QuestionRecorded,
-    RequestPrepared,
-    ToolCompleted,
-    TurnEvent,
-    TurnStarted,
-)
+from quire.model.context_events import CompactionFailed, CompactionStarted, ContextCompacted, ContextEvent
+from quire.model.events import QuestionRecorded, RequestPrepared, ToolCompleted, TurnEvent, TurnStarted
 from quire.view.wire_formats import provider_for
 
 _PROPAGATOR = TraceContextTextMapPropagator()

@@ -1,17 +1,14 @@
-"""Wire formats of providers: for each, one module that renders requests, one that checks and one that parses them."""
+"""Wire formats of providers: for each, one module that renders requests, one that checks and one that parses them.
+
+The formats load on first use: a process usually needs one of them.
+"""
 
 from typing import assert_never
 
-from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
 from quire.view.wire_formats.base import BlobLoader, Provider, Reply, WireFormat, WireMessage
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
-from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
 
 __all__ = [
-    "AnthropicMessagesFormat",
     "BlobLoader",
-    "OpenAIChatFormat",
-    "OpenAIResponsesFormat",
     "Provider",
     "Reply",
     "WireFormat",
@@ -25,10 +22,16 @@ def wire_format_for(provider: Provider, *, model: str = "") -> WireFormat:
     """Wire format of a provider; the model matters only for the token cost of images."""
     match provider:
         case "openai":
+            from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+
             return OpenAIChatFormat(model)
         case "anthropic":
+            from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
+
             return AnthropicMessagesFormat(model)
         case "openai_responses":
+            from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
+
             return OpenAIResponsesFormat(model)
     assert_never(provider)
 

@@ -13,20 +13,17 @@ _PLAIN_TEXT_ROLES = frozenset({"system", "user", "assistant"})
 
 def find_problems(payload: Mapping[str, Any]) -> list[str]:
     messages: list[WireMessage] = filter_objects(payload.get("messages"))
-    problems = [
-        problem
+    # Fast path: most messages are one text, which cannot be invalid and neither calls a tool nor answers a call.
+    unusual = [
+        (index, message)
         for index, message in enumerate(messages)
-        if not _is_plain_text(message)
-        for problem in _check_message(index, message)
+        if type(message.get("content")) is not str
+        or message.get("role") not in _PLAIN_TEXT_ROLES
+        or "tool_calls" in message
     ]
-    return [*problems, *_check_order(messages), *_check_results(messages), *_check_tools(payload.get("tools"))]
-
-
-def _is_plain_text(message: WireMessage) -> bool:
-    """Fast path: most messages are one text, which cannot be invalid."""
-    return (
-        type(message.get("content")) is str and "tool_calls" not in message and message.get("role") in _PLAIN_TEXT_ROLES
-    )
+    problems = [problem for index, message in unusual for problem in _check_message(index, message)]
+    results = _check_results(messages) if unusual else ()
+    return [*problems, *_check_order(messages), *results, *_check_tools(payload.get("tools"))]
 
 
 def _check_message(index: int, message: WireMessage) -> Iterator[str]:

@@ -45,11 +45,13 @@ export const context: typeof english = {
   summaryEntry: (seq) => `Zusammenfassung, Eintrag #${seq}`,
   theQuestion: "Die Frage",
   entryRange: (first, last) => `#${first} bis #${last} (${count(last - first + 1, { one: "Eintrag", other: "Einträge" })})`,
+  eachMessage: "Jede Nachricht anzeigen",
   withoutText: "ohne Text",
   kinds: {
     instructions: "Anweisungen", rule: "Regel", tool: "Werkzeug", memory: "Erinnerung", reference: "Verweis",
     summary: "Zusammenfassung", document: "Dokument", message: "Nachricht",
   },
+  scoreBelowMinimum: (score: string, minimum: string) => `Seine Bewertung für diese Frage ist ${score}; nötig ist ${minimum}.`,
   reasonLabels: {
     always: "Immer",
     manual: "Von Hand",

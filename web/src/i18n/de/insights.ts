@@ -3,7 +3,12 @@
 import { createCounter } from "../plurals";
 
 const count = createCounter("de");
-const forms = { branches: { one: "Zweig", other: "Zweige" } };
+const forms = {
+  branches: { one: "Zweig", other: "Zweige" },
+  inConversations: { one: "Unterhaltung", other: "Unterhaltungen" },
+  needed: { one: "benötigten Nachricht", other: "benötigten Nachrichten" },
+  unpriced: { one: "Runde hat keinen bekannten Preis", other: "Runden haben keinen bekannten Preis" },
+};
 
 export const insights = {
   insightsButton: "Auswertung",
@@ -32,11 +37,46 @@ export const insights = {
     unnamed: { model: "Unbekannt", project: "Ohne Projekt", source: "Quire" } as Record<string, string>,
     documents: "Meistbenutzte Dokumente",
     rules: "Meistbenutzte Regeln",
+    pairs: "Gemeinsam benutzte Dokumente",
+    conversations: "Unterhaltungen",
     unused: "Nie benutzt",
     unusedKinds: { rules: "Regeln", tools: "Werkzeuge", documents: "Dokumente" },
     more: (count: string) => `und ${count} weitere`,
     costly: "Teuerste Runden",
     turn: "Runde",
+    unpriced: (turns: number) => `${count(turns, forms.unpriced)}.`,
+    views: { usage: "Nutzung", backtest: "Rückrechnung" },
+    backtest: {
+      intro: "Spielt gespeicherte Unterhaltungen mit anderen Strategien, Fenstern und Modellen durch. Kein Modell wird aufgerufen.",
+      strategies: "Strategien",
+      window: "Kontextfenster in Token",
+      ofModel: "Das des Modells",
+      model: "Modell",
+      sample: "Zufällig gezogene Unterhaltungen",
+      all: "Alle",
+      start: "Rückrechnung starten",
+      cancel: "Abbrechen",
+      progress: "Fortschritt der Rückrechnung",
+      simulated: (done: number, total: number) => `${done} von ${count(total, forms.inConversations)} durchgespielt.`,
+      ofSample: (drawn: number) => `Mittelwerte aus ${count(drawn, forms.inConversations)}, zufällig gezogen; ± 95-%-Vertrauensbereich.`,
+      ofAll: (all: number) => `Mittelwerte aus ${count(all, forms.inConversations)}.`,
+      nothing: "Keine Unterhaltung hat eine Antwort, also gibt es nichts durchzuspielen.",
+      table: "Varianten",
+      variant: "Variante",
+      tokens: "Gesendete Token",
+      cached: "Aus dem Cache",
+      compactions: "Verdichtungen",
+      cost: "Kosten",
+      regret: "Fehlendes",
+      noPrice: "kein Preis",
+      noneNeeded: "nichts nötig",
+      regretText: (needed: number) => `Fehlendes: Anteil von ${count(needed, forms.needed)}, den die Anfrage nicht im Blick hatte.`,
+      skipped: (skipped: string) => `Ohne Antwort: ${skipped}.`,
+      plot: (unit: "turn" | "request", names: string) => `Gesendete Token und solche aus dem Cache je ${unit === "turn" ? "Runde" : "Anfrage"}, für ${names}`,
+      axis: { turn: "Runde", request: "Anfrage" },
+      sent: { turn: "Gesendete Token je Runde", request: "Gesendete Token je Anfrage" },
+      fromCache: "Davon aus dem Cache",
+    },
     suggestions: "Vorschläge",
     advice: {
       pin: (share: string) => `Hefte es an oder mache es zur Referenz des Agenten: ${share} der Runden nennen es.`,

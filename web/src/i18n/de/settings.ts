@@ -122,6 +122,7 @@ export const settings: typeof english = {
   compactionAt: "Verdichtung ab",
   requests: "Anfragen",
   noRequests: "Noch keine Anfragen.",
+  noKnownCost: "Von dieser Unterhaltung sind keine Kosten bekannt.",
   costOfConversation: (cost) => `Kosten dieser Unterhaltung: ${cost}.`,
   compactByHand: "Von Hand verdichten",
   planArchives: (seq, tokens) => `Alles bis #${seq} würde archiviert; das gibt etwa ${number(tokens)} Token frei.`,

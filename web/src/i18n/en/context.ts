@@ -48,11 +48,13 @@ export const context = {
   theQuestion: "The question",
   entryRange: (first: number, last: number) =>
     `#${first} to #${last} (${count(last - first + 1, { one: "entry", other: "entries" })})`,
+  eachMessage: "Show each message",
   withoutText: "without text",
   kinds: {
     instructions: "instructions", rule: "rule", tool: "tool", memory: "memory", reference: "reference", summary: "summary",
     document: "document", message: "message",
   },
+  scoreBelowMinimum: (score: string, minimum: string) => `Its score for this question is ${score}; it needs ${minimum}.`,
   reasonLabels: {
     always: "Always",
     manual: "Manual",

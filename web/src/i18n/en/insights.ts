@@ -3,7 +3,12 @@
 import { createCounter } from "../plurals";
 
 const count = createCounter("en");
-const forms = { branches: { one: "branch", other: "branches" } };
+const forms = {
+  branches: { one: "branch", other: "branches" },
+  conversations: { one: "conversation", other: "conversations" },
+  needed: { one: "needed message", other: "needed messages" },
+  unpriced: { one: "turn has no known price", other: "turns have no known price" },
+};
 
 export const insights = {
   insightsButton: "Insights",
@@ -32,11 +37,46 @@ export const insights = {
     unnamed: { model: "Unknown", project: "No project", source: "Quire" } as Record<string, string>,
     documents: "Documents used most",
     rules: "Rules used most",
+    pairs: "Documents used together",
+    conversations: "Conversations",
     unused: "Never used",
     unusedKinds: { rules: "Rules", tools: "Tools", documents: "Documents" },
     more: (count: string) => `and ${count} more`,
     costly: "Turns that cost most",
     turn: "Turn",
+    unpriced: (turns: number) => `${count(turns, forms.unpriced)}.`,
+    views: { usage: "Usage", backtest: "Backtest" },
+    backtest: {
+      intro: "Replays stored conversations under other strategies, windows and models. No model is called.",
+      strategies: "Strategies",
+      window: "Context window in tokens",
+      ofModel: "That of the model",
+      model: "Model",
+      sample: "Conversations drawn at random",
+      all: "All",
+      start: "Start backtest",
+      cancel: "Cancel",
+      progress: "Progress of the backtest",
+      simulated: (done: number, total: number) => `${done} of ${count(total, forms.conversations)} replayed.`,
+      ofSample: (drawn: number) => `Means of ${count(drawn, forms.conversations)} drawn at random; ± 95 % confidence interval.`,
+      ofAll: (all: number) => `Means of ${count(all, forms.conversations)}.`,
+      nothing: "No conversation has a reply, so there is nothing to replay.",
+      table: "Variants",
+      variant: "Variant",
+      tokens: "Tokens sent",
+      cached: "From cache",
+      compactions: "Compactions",
+      cost: "Cost",
+      regret: "Regret",
+      noPrice: "no price",
+      noneNeeded: "none needed",
+      regretText: (needed: number) => `Regret: share of ${count(needed, forms.needed)} that the request did not have in view.`,
+      skipped: (skipped: string) => `Without a reply: ${skipped}.`,
+      plot: (unit: "turn" | "request", names: string) => `Tokens sent and from cache by ${unit}, for ${names}`,
+      axis: { turn: "Turn", request: "Request" },
+      sent: { turn: "Tokens sent in each turn", request: "Tokens sent in each request" },
+      fromCache: "Of these from cache",
+    },
     suggestions: "Suggestions",
     advice: {
       pin: (share: string) => `Pin it, or make it a reference of the agent: ${share} of the turns name it.`,

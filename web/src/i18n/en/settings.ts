@@ -90,6 +90,7 @@ export const settings = {
   compactionAt: "Compaction at",
   requests: "Requests",
   noRequests: "No requests yet.",
+  noKnownCost: "No cost of this conversation is known.",
   costOfConversation: (cost: string) => `Cost of this conversation: ${cost}.`,
   compactByHand: "Compact by hand",
   planArchives: (seq: number, tokens: number) =>

@@ -47,6 +47,8 @@ UNPARTITIONED_TABLES = (
     "counted_branches",
     "usage_totals",
     "document_pairs",
+    "backtests",
+    "backtest_shards",
     "turn_events",
     "rate_limits",
 )
@@ -402,13 +404,25 @@ def _server_tables(*, key: str, big: str, bytes_: str) -> dict[str, str]:
             granted DOUBLE PRECISION NOT NULL, updated_at DOUBLE PRECISION NOT NULL,
             PRIMARY KEY (tenant, key_id)
         )""",
+        "backtests": f"""
+        CREATE TABLE quire_backtests (
+            tenant {key} NOT NULL, backtest {key} NOT NULL, created_at {big} NOT NULL, updated_at {big} NOT NULL,
+            spec TEXT NOT NULL, conversations INTEGER NOT NULL, finished INTEGER NOT NULL, totals TEXT, failure TEXT,
+            PRIMARY KEY (tenant, backtest)
+        )""",
+        "backtest_shards": f"""
+        CREATE TABLE quire_backtest_shards (
+            tenant {key} NOT NULL, backtest {key} NOT NULL, shard INTEGER NOT NULL,
+            selection TEXT NOT NULL, attempts INTEGER NOT NULL, done DOUBLE PRECISION NOT NULL,
+            PRIMARY KEY (tenant, backtest, shard)
+        )""",
         "sweeps": f"CREATE TABLE quire_sweeps (name {key} NOT NULL PRIMARY KEY, swept_until {big} NOT NULL)",
     }
 
 
 def _usage_tables(*, key: str, big: str) -> dict[str, str]:
-    names = """turns requests input_tokens output_tokens cache_read_tokens cache_write_tokens cost_nanos compactions
-        compacted_tokens recalled_messages recalled_tokens candidates uses tokens"""
+    names = """turns requests input_tokens output_tokens cache_read_tokens cache_write_tokens cost_nanos
+        unpriced_turns compactions compacted_tokens recalled_messages recalled_tokens candidates uses tokens"""
     counts = ", ".join(f"{name} {big} NOT NULL" for name in names.split())
     branch_table = f"""(
             tenant {key} NOT NULL, conversation {key} NOT NULL, branch INTEGER NOT NULL, last_seq {big} NOT NULL,

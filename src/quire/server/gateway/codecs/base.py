@@ -29,7 +29,7 @@ from quire.model import Message, ToolDefinition
 from quire.model.base import JsonObject
 from quire.model.policy import MAX_MODEL_NAME_CHARS, Provider
 from quire.server.gateway.codecs.bodies import RequestLimitExceeded, count_items, get_model_name
-from quire.server.gateway.codecs.client_messages import ClientMessage
+from quire.server.gateway.codecs.client_messages import ClientMessage, KnownStart
 from quire.server.gateway.codecs.deltas import ReplyDelta
 from quire.server.gateway.codecs.sse import StreamDecoder
 from quire.server.problems import error_code, error_to_response
@@ -96,8 +96,8 @@ class ClientRequest:
     instructions: tuple[WireMessage, ...] = ()
     """Instructions as the client sent them, in a form that its wire format counts."""
     messages: tuple[ClientMessage, ...]
-    known_paths: tuple[bytes, ...] = ()
-    """The client's path after each of the first messages, if an earlier request had the same ones."""
+    known_start: KnownStart = field(default_factory=KnownStart)
+    """The first of the messages, as far as an earlier request had the same ones."""
     tools: tuple[WireMessage, ...] = ()
     """Tools as the client sent them."""
     options: RequestOptions = field(default_factory=RequestOptions)
@@ -267,8 +267,12 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
-        """Whether rendered messages equal those of the client from index `start` on, except for what has no meaning."""
+    def list_sent(self, request: ClientRequest, *, start: int) -> Sequence[WireMessage] | None:
+        """The client's items from message `start` on; None if they cannot be cut there."""
+
+    @abstractmethod
+    def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
+        """Whether rendered messages equal items that a client sent, except for what has no meaning."""
 
     @abstractmethod
     def make_encoder(self, context: ReplyContext) -> ReplyEncoder: ...

@@ -187,8 +187,10 @@ class ChatCodec(Codec):
         renamed = {"model": model} if model else {}
         return encode_body({**request.body, "messages": [*request.instructions, *payload["messages"]], **renamed})
 
-    def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
-        sent = [cast(ChatMessage, each).raw for each in request.messages[start:]]
+    def list_sent(self, request: ClientRequest, *, start: int) -> Sequence[WireMessage]:
+        return [cast(ChatMessage, each).raw for each in request.messages[start:]]
+
+    def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
         return len(rendered) == len(sent) and all(
             ours == theirs or _normalize_wire_message(ours) == _normalize_wire_message(theirs)
             for ours, theirs in zip(rendered, sent, strict=True)

@@ -11,8 +11,9 @@ from quire.server.gateway.codecs.base import FinishReason, ReplyEncoder
 from quire.server.gateway.codecs.deltas import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
 from quire.server.gateway.codecs.sse import MAX_DELTA_ITEMS, StreamDecoder, encode_event, join_texts
 from quire.view.replies import TextPieces
-from quire.view.wire_formats import OpenAIChatFormat, Reply
+from quire.view.wire_formats import Reply
 from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
+from quire.view.wire_formats.openai_chat import OpenAIChatFormat
 from quire.view.wire_formats.openai_chat_parse import parse_reply
 
 MAX_REQUEST_CHOICES = 128

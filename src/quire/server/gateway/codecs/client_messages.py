@@ -2,11 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 from quire.model import CHAIN_ROOT, Message
 from quire.model.lazy import lazy_property
 from quire.model.messages import Role
+from quire.model.policy import Provider
 from quire.server.gateway.codecs.normal_form import normalize_message
 
 
@@ -47,6 +50,34 @@ class ParsedMessage(ClientMessage):
 
     def parse(self) -> Message:
         return self._parsed
+
+
+class EquivalentStart(NamedTuple):
+    """Whether the first messages of a list are those that the log renders, except for what has no meaning."""
+
+    message_count: int
+    item_count: int
+    """Items of the list before the next message."""
+    log_path: bytes
+    """The log's path after these messages."""
+    is_equivalent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownStart:
+    """The first messages of a list that an earlier request had too, and what is known of them; a reply follows them."""
+
+    messages: tuple[ClientMessage, ...] = ()
+    paths: tuple[bytes, ...] = ()
+    """The client's path after each message."""
+    items: tuple[object, ...] = ()
+    """The items of the list that they were parsed from, with the instructions before them."""
+    first_item: int = 0
+    """Index of the item of the first message."""
+    size: int = 0
+    """Bytes of the list up to the end of the last item."""
+    equivalents: dict[Provider, EquivalentStart] = field(default_factory=dict[Provider, EquivalentStart])
+    """Cache by wire format of the comparison with the log, of all messages or of the first."""
 
 
 def compute_client_paths(messages: Iterable[ClientMessage], *, known_paths: Sequence[bytes] = ()) -> list[bytes]:

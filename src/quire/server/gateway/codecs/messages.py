@@ -55,6 +55,7 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
+    529: "overloaded_error",
 }
 _OVERFLOW_CODES = ("context_length_exceeded", "model_context_overflow")
 _EVENT_ERROR_TYPES = {
@@ -167,9 +168,11 @@ class MessagesCodec(Codec):
         fitted = {**body, "messages": payload["messages"], **renamed}
         return encode_body(add_cache_markers(fitted, stable_prefix=stable_prefix))
 
-    def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
-        sent = filter_objects(request.body.get("messages"))
-        return start == 0 and _normalize_wire_messages(rendered) == _normalize_wire_messages(sent)
+    def list_sent(self, request: ClientRequest, *, start: int) -> Sequence[WireMessage] | None:
+        return filter_objects(request.body.get("messages")) if start == 0 else None
+
+    def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
+        return _normalize_wire_messages(rendered) == _normalize_wire_messages(sent)
 
     def build_envelope(self, system: str, tools: Sequence[ToolDefinition]) -> dict[str, Any]:
         rendered = [

@@ -131,9 +131,11 @@ class ResponsesCodec(Codec):
         items = [*request.carried_items, *_list_leading(request.body), *payload["input"]]
         return encode_body({**body, "input": items, **({"model": model} if model else {})})
 
-    def is_equivalent(self, rendered: Sequence[WireMessage], request: ClientRequest, *, start: int) -> bool:
-        _, history = _split_history(request.body)
-        return start == 0 and _normalize_items(rendered) == _normalize_items(history)
+    def list_sent(self, request: ClientRequest, *, start: int) -> Sequence[WireMessage] | None:
+        return _split_history(request.body)[1] if start == 0 else None
+
+    def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
+        return _normalize_items(rendered) == _normalize_items(sent)
 
     def make_encoder(self, context: ReplyContext) -> ReplyEncoder:
         return ResponsesEncoder(context)

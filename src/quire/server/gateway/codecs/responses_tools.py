@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from quire.model import Message, ToolCallPart, ToolDefinition
 from quire.model.base import JsonObject
 from quire.server.gateway.codecs.base import TranslatedTools
-from quire.view.wire_formats import OpenAIResponsesFormat, WireMessage
+from quire.view.wire_formats import WireMessage
 from quire.view.wire_formats.fields import (
     dump_json,
     filter_objects,
@@ -19,6 +19,7 @@ from quire.view.wire_formats.fields import (
     is_object,
     to_safe_name,
 )
+from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
 from quire.view.wire_formats.openai_responses_parse import NAMESPACE_SEPARATOR, PROVIDER
 
 _CUSTOM_PARAMETERS: JsonObject = {

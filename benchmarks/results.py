@@ -1,0 +1,173 @@
+"""Stored results of the benchmarks, and the page that shows them: docs/benchmarks.md.
+
+Each result has its own command, machine and date, so that one benchmark can run again without the others.
+"""
+
+import ast
+import json
+import os
+import platform
+import re
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from infra.postgres import find_binaries
+
+FOLDER = Path(__file__).parent
+STORE = FOLDER / "results.json"
+DOCS = FOLDER.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
+PACKAGES = (
+    "langchain", "langchain-openai", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "aiohttp", "numpy", "wordllama",
+)  # fmt: skip
+PICTURES = {"soak": "picture/soak.svg"}
+_GOAL = re.compile(
+    r"^(?P<measure>\w+\.[^:\n]+): (?P<value>\S+) \(goal <= (?P<goal>\S+)\) (?P<met>ok|short)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """What one run of a benchmark printed, and where it ran."""
+
+    name: str
+    command: str
+    date: str
+    seconds: float | None
+    """None if the output was read from a file."""
+    load_average: float
+    """Of the machine at the end, with the benchmark's own load."""
+    machine: str
+    versions: str
+    exit_code: int
+    output: str
+
+    @property
+    def goals(self) -> list[tuple[str, str, str, bool]]:
+        """Measure, value, goal, and whether it was met."""
+        found = _GOAL.finditer(self.output)
+        return [(each["measure"], each["value"], each["goal"], each["met"] == "ok") for each in found]
+
+    @property
+    def environment(self) -> str:
+        return f"{self.machine}; {self.versions}"
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it ended with an error; a goal that was not met is none."""
+        return self.exit_code != 0 and not self.goals
+
+
+def make_result(name: str, command: str, output: str, *, seconds: float | None, exit_code: int) -> BenchmarkResult:
+    return BenchmarkResult(
+        name=name,
+        command=command,
+        date=time.strftime("%Y-%m-%d"),
+        seconds=None if seconds is None else round(seconds),
+        load_average=round(os.getloadavg()[0], 1),
+        machine=describe_machine(),
+        versions=list_versions(),
+        exit_code=exit_code,
+        output=output.strip(),
+    )
+
+
+def describe_machine() -> str:
+    memory_gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return (
+        f"{os.cpu_count()} cores, {memory_gigabytes:.0f} GB of memory, {_describe_system()} on {platform.machine()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def _describe_system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return platform.system()
+
+
+def list_versions() -> str:
+    found = [f"SQLite {sqlite3.sqlite_version}"]
+    if (binaries := find_binaries(18)) is not None:
+        printed = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=False)
+        found.append(f"PostgreSQL {printed.stdout.split()[-1]}" if printed.stdout else "PostgreSQL 18")
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def load_results() -> dict[str, BenchmarkResult]:
+    if not STORE.exists():
+        return {}
+    return {each["name"]: BenchmarkResult(**each) for each in json.loads(STORE.read_text("utf-8"))}
+
+
+def store_results(results: Mapping[str, BenchmarkResult]) -> None:
+    stored = [asdict(results[name]) for name in sorted(results)]
+    STORE.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def render_page(results: Iterable[BenchmarkResult]) -> str:
+    results = list(results)
+    environments = list(dict.fromkeys(result.environment for result in results))
+    listed = "\n".join(f"{number}. {each}" for number, each in enumerate(environments, start=1))
+    rows = [row for result in results for row in render_goals(result)]
+    sections = "\n".join(
+        render_section(result, environment=environments.index(result.environment) + 1) for result in results
+    )
+    return f"""# Benchmarks
+
+<!-- Written by `just bench all --report`; change the benchmarks, not this page. -->
+
+Every goal is a ratio within one run, CPU time per operation, or a count, so that it means the same on another machine.
+Other times are for orientation only. Each section has the command that prints its figures, the date, the environment,
+and the one-minute load average of the machine at its end: its cores are shared, so a high one makes all times longer.
+A command with `--quick` uses small sizes.
+
+Environments:
+
+{listed}
+
+| benchmark | measure | value | at most | met |
+|---|---|---|---|---|
+{chr(10).join(rows)}
+
+{sections}"""
+
+
+def render_goals(result: BenchmarkResult) -> list[str]:
+    """Rows of the table of goals; the first one links to the section."""
+    names = [f"[{result.name}](#{result.name})", *[""] * len(result.goals)]
+    return [
+        f"| {name} | `{measure.partition('.')[2]}` | {value} | {goal} | {'yes' if met else '**no**'} |"
+        for name, (measure, value, goal, met) in zip(names, result.goals, strict=False)
+    ]
+
+
+def render_section(result: BenchmarkResult, *, environment: int) -> str:
+    took = "" if result.seconds is None else f" in {result.seconds:,.0f} s"
+    text = re.sub(r"\n{3,}", "\n\n", _GOAL.sub("", result.output)).strip()
+    picture = PICTURES.get(result.name)
+    parts = [
+        f"## {result.name}",
+        read_description(result.name),
+        f"`{result.command}`{took}, {result.date}, environment {environment}, load average {result.load_average}",
+        *([f"![Plot of {result.name}]({picture})"] if picture and (DOCS / picture).exists() else []),
+        f"```text\n{text}\n```\n",
+    ]
+    return "\n\n".join(parts)
+
+
+def read_description(name: str) -> str:
+    """First paragraph of the benchmark's docstring."""
+    docstring = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))) or ""
+    return docstring.partition("\n\n")[0]

@@ -1,0 +1,191 @@
+"""Rendering of a request with the client's own list of messages, as a replay from the log would render it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from quire.log import LogStore
+from quire.log.worker_threads import run_sized
+from quire.model import CHAIN_ROOT, Message
+from quire.server.gateway.codecs.client_messages import ClientMessage, EquivalentStart, compute_client_paths
+from quire.server.gateway.matched_request import MatchedRequest
+from quire.server.gateway.rendered_history import RenderedHistory, list_call_ids
+from quire.view.batches import group_batches
+from quire.view.layout import RenderedRequest, RequestContents, lay_out
+from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
+from quire.view.tool_call_repair import repair_tool_calls
+from quire.view.wire_formats import WireMessage
+from quire.view.wire_formats.fields import filter_objects
+
+_EMPTY_MESSAGE = Message.user("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRendering:
+    """A request rendered from the log, and whether it equals what the client sent."""
+
+    rendered_request: RenderedRequest
+    replayable: bool
+    history: RenderedHistory | None = None
+    """The stored messages, if they are all of the branch: the next turn extends it."""
+
+
+async def render_from_log(matched: MatchedRequest, store: LogStore) -> LogRendering:
+    """Renders the request as a replay would, without reading the store where equal paths prove equal messages."""
+    messages, match = matched.client_request.messages, matched.match
+    same_path = match.stored_end == 0 or match.client_path == match.head_path
+    body_bytes = len(matched.client_request.raw)
+    if matched.is_native and same_path and all(each.is_plain_text for each in messages):
+        return await run_sized(body_bytes, _render_plain_texts, matched)
+    history, stored = matched.find_history(), None
+    if history is None:
+        stored = await _render_stored(matched, store, same_path=same_path)
+        history = await run_sized(body_bytes, _build_history, matched, stored)
+    if history is not None:
+        rendering = await run_sized(body_bytes, _render_after_history, matched, history)
+        if rendering is not None:
+            return rendering
+    if stored is None:
+        stored = await _render_stored(matched, store, same_path=same_path)
+    return await run_sized(body_bytes, _render_after_stored, matched, [each for each, _ in stored])
+
+
+def _render_plain_texts(matched: MatchedRequest) -> LogRendering:
+    rendered, stored_end = (
+        [_render_plain_text(each) for each in matched.client_request.messages],
+        matched.match.stored_end,
+    )
+    request = _lay_out_messages(matched, rendered[:stored_end], rendered[stored_end:])
+    history = RenderedHistory() if matched.match.head_path == CHAIN_ROOT else None
+    return LogRendering(rendered_request=request, replayable=True, history=history)
+
+
+def _build_history(matched: MatchedRequest, stored: "_StoredMessages") -> RenderedHistory | None:
+    """Builds the history of the branch; None if the client's list does not start with it."""
+    last_path = stored[-1][1] if stored else CHAIN_ROOT
+    if matched.match.client_path is None or last_path != matched.match.head_path:
+        return None
+    messages, paths = [each for each, _ in stored], [path for _, path in stored]
+    return RenderedHistory().extend(messages, paths, matched.message_counter)
+
+
+def _render_after_history(matched: MatchedRequest, history: RenderedHistory) -> LogRendering | None:
+    """Renders the new messages after the history; None if their tool calls repeat earlier ids and are renamed."""
+    rest = _lay_out_messages(matched, *_split_at_newest_batch(matched, history.open_batch))
+    if not history.call_ids.isdisjoint(list_call_ids(rest.messages)):
+        return None
+    request = replace(
+        rest,
+        messages=(*history.laid_out, *rest.messages),
+        stable_messages=len(history.laid_out) + rest.stable_messages,
+    )
+    replayable = not matched.is_native or _is_replayable(matched, history, request)
+    return LogRendering(rendered_request=request, replayable=replayable, history=history)
+
+
+def _is_replayable(matched: MatchedRequest, history: RenderedHistory, request: RenderedRequest) -> bool:
+    """Whether the rendered messages equal the client's; those of a known start are compared once."""
+    client_request = matched.client_request
+    start = _compare_start(matched, history)
+    if start is None:
+        return _is_equivalent(matched, request)
+    sent = filter_objects(client_request.body[client_request.codec.item_field][start.item_count :])
+    rendered = _list_wire_messages(request.messages[start.message_count :])
+    return start.is_equivalent and client_request.codec.is_equivalent(rendered, sent)
+
+
+def _compare_start(matched: MatchedRequest, history: RenderedHistory) -> EquivalentStart | None:
+    """Compares the known start of the list with the history, as far as an earlier request has not; None if there is no
+    known start, or if its messages do not have their places in the history.
+    """
+    known, codec = matched.client_request.known_start, matched.client_request.codec
+    count = len(known.messages)
+    if not count or not history.is_unchanged or count > len(history.laid_out):
+        return None
+    start = known.equivalents.get(codec.provider)
+    if start is None or history.paths[start.message_count - 1] != start.log_path:
+        start = EquivalentStart(0, known.first_item, b"", is_equivalent=True)
+    if start.message_count < count:
+        rendered = _list_wire_messages(history.laid_out[start.message_count : count])
+        sent = filter_objects(list(known.items[start.item_count :]))
+        is_equivalent = start.is_equivalent and codec.is_equivalent(rendered, sent)
+        start = EquivalentStart(count, len(known.items), history.paths[count - 1], is_equivalent)
+        known.equivalents[codec.provider] = start
+    return start
+
+
+def _is_equivalent(matched: MatchedRequest, request: RenderedRequest) -> bool:
+    client_request = matched.client_request
+    sent = client_request.codec.list_sent(client_request, start=matched.match.stored_start)
+    return sent is not None and client_request.codec.is_equivalent(_list_wire_messages(request.messages), sent)
+
+
+def _list_wire_messages(messages: Sequence[RenderedMessage]) -> list[WireMessage]:
+    return [wire_message for each in messages for wire_message in each.wire_messages]
+
+
+def _render_after_stored(matched: MatchedRequest, stored: Sequence[RenderedMessage]) -> LogRendering:
+    request = _lay_out_messages(matched, *_split_at_newest_batch(matched, stored))
+    replayable = not matched.is_native or _is_equivalent(matched, request)
+    return LogRendering(rendered_request=request, replayable=replayable)
+
+
+_StoredMessages = Sequence[tuple[RenderedMessage, bytes]]
+"""Rendered messages, each with the log's path after it."""
+
+
+async def _render_stored(matched: MatchedRequest, store: LogStore, *, same_path: bool) -> _StoredMessages:
+    counter, match = matched.message_counter, matched.match
+    if same_path:
+        return await run_sized(len(matched.client_request.raw), _render_normalized, matched)
+    if match.entry_range is None:
+        return []
+    first, last = match.entry_range
+    entries = match.entries or await store.read_range(
+        match.conversation, branch=match.branch, first=first, last=last, kinds=["message"]
+    )
+    await matched.variant.engine.load_blobs(entries)
+    rendered = await run_sized(sum(len(entry.raw) for entry in entries), counter.render_entries, entries)
+    return [(each, entry.path) for each, entry in zip(rendered, entries, strict=True)]
+
+
+def _render_normalized(matched: MatchedRequest) -> _StoredMessages:
+    """Renders the client's stored messages, which have the paths of the log."""
+    client_request, counter = matched.client_request, matched.message_counter
+    messages = client_request.messages[: matched.match.stored_end]
+    known_paths = client_request.known_start.paths[: len(messages)]
+    paths = compute_client_paths(messages[len(known_paths) :], known_paths=known_paths)
+    return [(render_client_message(each.normalized, counter), path) for each, path in zip(messages, paths, strict=True)]
+
+
+def render_client_message(message: Message, counter: MessageCounter) -> RenderedMessage:
+    """Renders a message without counting it: the tokens of the whole list are known."""
+    return counter.render_message(drop_unsupported_parts(message), tokens=0)
+
+
+def _split_at_newest_batch(
+    matched: MatchedRequest, stored: Sequence[RenderedMessage]
+) -> tuple[Sequence[RenderedMessage], Sequence[RenderedMessage]]:
+    """Returns the history and the new messages. New tool results take the stored call that they answer with them."""
+    counter = matched.message_counter
+    new = [render_client_message(each.message, counter) for each in matched.new_messages]
+    if matched.answers_stored_call:
+        call = max((index for index, each in enumerate(stored) if each.role != "tool"), default=0)
+        stored, new = stored[:call], [*stored[call:], *new]
+    return repair_tool_calls(stored, counter).messages, repair_tool_calls(new, counter).messages
+
+
+def _render_plain_text(message: ClientMessage) -> RenderedMessage:
+    """Renders only what a digest needs."""
+    return RenderedMessage(None, _EMPTY_MESSAGE, (), message.wire_json, 0, "user", ())
+
+
+def _lay_out_messages(
+    matched: MatchedRequest, history: Sequence[RenderedMessage], newest: Sequence[RenderedMessage]
+) -> RenderedRequest:
+    contents = RequestContents(
+        system=matched.envelope.system,
+        tools=matched.envelope.tools,
+        batches={"history": group_batches(history), "newest": group_batches(newest)},
+    )
+    policy = matched.variant.engine.policy
+    return lay_out(contents, matched.message_counter, model=policy.model, tokens=matched.tokens)
