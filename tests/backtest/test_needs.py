@@ -39,6 +39,17 @@ def test_citations_and_reads_are_needs_except_those_of_the_newest_messages():
     ]  # fmt: skip
 
 
+def test_only_messages_are_needed():
+    """Number 3 is another entry, such as a compaction, which no request can have in view."""
+    finder = NeedFinder()
+    finder.find(make_step(Message.user("Hello"), Message.assistant("Hi"), first=1))
+    cited = finder.find(make_step(Message.user("And?"), Message.assistant("As in [#2] and [#3]."), first=4))
+    assert cited == [Need("cited", (2,))]
+    assert finder.find(make_step(Message.user("Read"), call_history_read(2, 4), first=6)) == [
+        Need("read", (2,)), Need("read", (4,)),
+    ]  # fmt: skip
+
+
 def test_a_quote_is_the_longest_run_of_shared_words():
     finder = NeedFinder()
     finder.find(make_step(Message.user(f"Note: {RECIPE}, and stir."), Message.assistant("Noted."), first=1))

@@ -46,19 +46,25 @@ class NeedFinder:
         self._first_sources: dict[int, int] = {}
         """The first message of a user or a tool by the hash of each `QUOTE_WORDS` words in it."""
         self._other_sources: dict[int, tuple[int, ...]] = {}
+        self._messages: set[int] = set()
+        """Numbers of the messages so far. Other entries, such as a compaction, are never in view themselves."""
 
     def find(self, step: RecordedStep) -> list[Need]:
         """Needs of the step's reply among the messages before its question or its newest tool results."""
-        newest = {entry.seq for entry in (*step.before, *step.pending) if entry.role in ("user", "tool")}
+        new = [entry for entry in (*step.before, *step.pending) if entry.kind == "message"]
+        newest = {entry.seq for entry in new if entry.role in ("user", "tool")}
+        self._messages.update(entry.seq for entry in new)
         message, last = step.reply.message, step.reply.seq - 1
-        cited = find_cited_entries(message.text, last_entry=last) - newest
-        read = {seq for first, end in _list_reads(message) for seq in range(first, min(end, last) + 1)} - newest
+        cited = (find_cited_entries(message.text, last_entry=last) & self._messages) - newest
+        read = {seq for first, end in _list_reads(message) for seq in range(first, min(end, last) + 1)}
+        read = (read & self._messages) - newest
         needs = [Need("cited", (seq,)) for seq in sorted(cited)]
         needs += [Need("read", (seq,)) for seq in sorted(read - cited)]
         for text in _list_written_texts(message):
             needs += self._find_quotes(_split_words(text))
-        for entry in (*step.before, *step.pending):
+        for entry in new:
             self._add_source(entry)
+        self._messages.update(entry.seq for entry in (step.reply, *step.after) if entry.kind == "message")
         return needs
 
     def _find_quotes(self, words: Sequence[str]) -> Iterator[Need]:
