@@ -7,11 +7,14 @@ rows with the least work that Python allows: plain ASGI, aiohttp, two round trip
 
 import asyncio
 import cProfile
+import gc
 import json
 import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -64,6 +67,8 @@ HTTP_RESPONSES = {
     for path, body in BODIES.items()
 }
 
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+
 STREAM_CHUNKS = 50
 """Chunks of a streamed reply, in addition to the first and the last."""
 
@@ -115,7 +120,8 @@ class UpstreamProtocol(asyncio.Protocol):
                 self._write_stream(0)
                 continue
             path = head.split(b" ", 2)[1]
-            self._transport.write(next(each for end, each in HTTP_RESPONSES.items() if path.endswith(end)))
+            found = (each for end, each in HTTP_RESPONSES.items() if path.endswith(end))
+            self._transport.write(next(found, NOT_FOUND))
 
     def _write_stream(self, number: int) -> None:
         """Writes one chunk in each round of the event loop, so that the reader sees most of them one by one."""
@@ -325,6 +331,19 @@ INSERT_ALL = f"""WITH entries AS ({_rename_arrays(INSERT_ENTRIES)}), paths AS ({
     SELECT 1"""
 
 
+@contextmanager
+def profile_requests() -> Iterator[None]:
+    """Writes a profile to the file that QUIRE_PROFILE names, if it does."""
+    path = os.environ.get("QUIRE_PROFILE")
+    if path is None:
+        yield
+        return
+    # CPU time instead of wall time, because the machine may be shared.
+    with cProfile.Profile(time.thread_time) as profile:
+        yield
+    profile.dump_stats(path)
+
+
 async def serve_gateway(upstream: str, url: str, window: str) -> None:
     """Serves the gateway as in a deployment: it enqueues background jobs, and a worker would run them."""
     from quire.server.app import create_app
@@ -341,7 +360,11 @@ async def serve_gateway(upstream: str, url: str, window: str) -> None:
         },
     )  # fmt: skip
     async with open_server_state(url, settings) as server_state:
-        await serve(create_app(server_state))
+        app = create_app(server_state)
+        # As `quire serve` does; otherwise each full collection visits all imported modules.
+        gc.freeze()
+        with profile_requests():
+            await serve(app)
 
 
 def main() -> None:
@@ -353,14 +376,7 @@ def main() -> None:
         "floor": serve_floor,
         "gateway": serve_gateway,
     }[name]
-    profile_path = os.environ.get("QUIRE_PROFILE") if name == "gateway" else None
-    if profile_path is None:
-        asyncio.run(run(*arguments))
-        return
-    # CPU time instead of wall time, because the machine may be shared.
-    profile = cProfile.Profile(time.thread_time)
-    profile.runcall(asyncio.run, run(*arguments))
-    profile.dump_stats(profile_path)
+    asyncio.run(run(*arguments))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The cache of known messages: the same result as parsing the whole list, and no message of another tenant."""
 
 import json
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -134,14 +135,18 @@ def test_the_cache_is_bounded_by_the_size_of_its_lists(monkeypatch: pytest.Monke
     assert parse(cache, too_long).messages[0] is not parse(cache, too_long).messages[0]
 
 
-def test_other_fields_may_change():
+@pytest.mark.parametrize("is_before", [False, True], ids=["after", "before"])
+def test_other_fields_may_change(is_before: bool):
+    """Fields before the list are part of its digest: after another one the messages are parsed again."""
     cache, items = KnownMessageCache(), make_turns(20)
     first = parse(cache, items)
-    raw = json.dumps({"temperature": 0.5, **make_body([*items, user_message("more")])}, indent=None).encode()
+    body, changed = make_body([*items, user_message("more")]), {"temperature": 0.5}
+    raw = json.dumps({**changed, **body} if is_before else {**body, **changed}).encode()
     second = parse_raw(cache, raw)
     assert second.options.temperature == 0.5
     assert second.body == json.loads(raw)
-    assert first.messages[0] is second.messages[0]
+    assert (first.messages[0] is second.messages[0]) is not is_before
+    assert second.raw_digest == sha256(raw).hexdigest()
 
 
 @pytest.mark.parametrize("position", ["before", "after"])

@@ -2,13 +2,15 @@
 
 import json
 import time
+from unittest.mock import patch
 
 import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonSeparatorCounter, exceeds_json_limit
+from quire.server import json_limits
+from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonLimit, JsonSeparatorCounter, exceeds_json_limit
 
 values = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a"\\{[,:é'),
@@ -34,6 +36,14 @@ def test_separators_outside_of_strings_are_counted_in_any_chunks(value: object, 
         counter.feed(data[start : start + chunk_bytes])
         counter.feed(b"")
     assert counter.count == count_separators(value)
+
+
+@given(values, st.integers(1, 9), st.integers(0, 20))
+def test_the_limit_counts_as_exactly_in_any_chunks(value: object, chunk_bytes: int, max_separators: int):
+    data, limit = json.dumps(value).encode(), JsonLimit()
+    with patch.object(json_limits, "MAX_JSON_SEPARATORS", max_separators):
+        exceeded = [limit.feed(data[start : start + chunk_bytes]) for start in range(0, len(data), chunk_bytes)]
+    assert exceeded[-1] == (count_separators(value) > max_separators)
 
 
 def test_a_text_at_the_limit_is_accepted():

@@ -33,13 +33,31 @@ class JsonSeparatorCounter:
         self._in_string ^= len(pieces) % 2 == 0
 
 
+class JsonLimit:
+    """The limit of a JSON text that arrives in chunks. Strings are examined only once all separators, also those within
+    them, would exceed it: most texts are mostly prose."""
+
+    def __init__(self) -> None:
+        self._counter = JsonSeparatorCounter()
+        self._uncounted: list[bytes] = []
+        self._max_count = 0
+        """Upper bound of the separators so far."""
+
+    def feed(self, chunk: bytes) -> bool:
+        """Adds a chunk; whether the text exceeds `MAX_JSON_SEPARATORS`."""
+        self._uncounted.append(chunk)
+        self._max_count += len(chunk.translate(None, _NO_SEPARATORS))
+        if self._max_count > MAX_JSON_SEPARATORS:
+            for each in self._uncounted:
+                self._counter.feed(each)
+            self._uncounted.clear()
+            self._max_count = self._counter.count
+        return self._max_count > MAX_JSON_SEPARATORS
+
+
 def exceeds_json_limit(data: bytes) -> bool:
     """Whether a JSON text has more than `MAX_JSON_SEPARATORS`. Fast for a text that is too short for that."""
-    if len(data) <= MAX_JSON_SEPARATORS or len(data.translate(None, _NO_SEPARATORS)) <= MAX_JSON_SEPARATORS:
+    if len(data) <= MAX_JSON_SEPARATORS:
         return False
-    counter = JsonSeparatorCounter()
-    for start in range(0, len(data), CHUNK_BYTES):
-        counter.feed(data[start : start + CHUNK_BYTES])
-        if counter.count > MAX_JSON_SEPARATORS:
-            return True
-    return False
+    limit = JsonLimit()
+    return any(limit.feed(data[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))

@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError, RequestTimeout, RequestTooLarge
-from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonSeparatorCounter
+from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonLimit
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, rate_limit_headers
 
@@ -25,7 +25,7 @@ UPLOAD_PATH = "/api/imports"
 MAX_UPLOAD_BYTES = 4_000_000_000
 UPLOAD_TIMEOUT_SECONDS = 3_600.0
 RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH)
-"""Paths whose bodies are not parsed as one JSON text; every other body is checked by `JsonSeparatorCounter`."""
+"""Paths whose bodies are not parsed as one JSON text; every other body is checked by `JsonLimit`."""
 
 
 class LimitsMiddleware:
@@ -60,7 +60,7 @@ class _LimitedExchange:
         self._scope, self._receive, self._send = scope, receive, send
         self._max_bytes, self._bytes_received = max_bytes, 0
         self._timeout, self._seconds_left = timeout, timeout
-        self._separators = JsonSeparatorCounter() if scope["path"] not in RAW_BODY_PATHS else None
+        self._json_limit = JsonLimit() if scope["path"] not in RAW_BODY_PATHS else None
         self._body_complete = self._response_started = False
         self.refusal: QuireError | None = None
 
@@ -91,15 +91,14 @@ class _LimitedExchange:
         self._body_complete = not message.get("more_body", False)
         if self._bytes_received > self._max_bytes:
             raise self._too_large()
-        self._check_separators(chunk)
+        self._check_json(chunk)
         return message
 
-    def _check_separators(self, chunk: bytes) -> None:
-        # A body that arrives in one piece below the limit cannot have as many separators as bytes.
-        if self._separators is None or (self._body_complete and self._bytes_received <= MAX_JSON_SEPARATORS):
+    def _check_json(self, chunk: bytes) -> None:
+        # A body that is complete below the limit cannot have as many separators as bytes.
+        if self._json_limit is None or (self._body_complete and self._bytes_received <= MAX_JSON_SEPARATORS):
             return
-        self._separators.feed(chunk)
-        if self._separators.count > MAX_JSON_SEPARATORS:
+        if self._json_limit.feed(chunk):
             raise RequestTooLarge(
                 f"The request body has more than {MAX_JSON_SEPARATORS:,} JSON values or keys; send fewer at once."
             )

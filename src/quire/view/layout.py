@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from quire.model import ToolDefinition
 from quire.model.lazy import lazy_property
@@ -20,6 +20,9 @@ from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
 from quire.view.tool_call_repair import deduplicate_call_ids
 from quire.view.wire_formats import BlobLoader, WireFormat, wire_format_for
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as HashState  # pyright: ignore[reportPrivateUsage]
 
 RENDERER_VERSION = 1
 """Must change whenever the same decisions would render to different bytes."""
@@ -50,6 +53,15 @@ class RequestContents:
         return [batch for section in sections for batch in self.batches.get(section, ())]
 
 
+class DigestStart(NamedTuple):
+    """The digest of the start of a request, which that of every request with the same start continues."""
+
+    head: bytes
+    """The encoded model, system text and tools."""
+    message_count: int
+    state: "HashState"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RenderedRequest:
     model: str
@@ -60,6 +72,8 @@ class RenderedRequest:
     stable_messages: int
     """Number of messages in the stable prefix, which the next request repeats."""
     tokens: int
+    digest_start: DigestStart | None = None
+    """Of this request, if an earlier one had the same start."""
 
     def to_payload(
         self,
@@ -86,10 +100,15 @@ class RenderedRequest:
     @lazy_property
     def digest(self) -> str:
         """SHA-256 over the model, the system text, the tools and every message, as they are sent."""
-        digest = sha256(self._encode_head())
-        for rendered in self.messages:
-            digest.update(rendered.encoded)
-        return digest.hexdigest()
+        return self.start_digest(len(self.messages), self.digest_start).state.hexdigest()
+
+    def start_digest(self, message_count: int, earlier: DigestStart | None = None) -> DigestStart:
+        """Digests the first messages; continues an earlier digest of the same messages, if the head is the same."""
+        head = self._encode_head()
+        start = earlier if earlier is not None and earlier.head == head else DigestStart(head, 0, sha256(head))
+        state = start.state.copy()
+        state.update(b"".join([each.encoded for each in self.messages[start.message_count : message_count]]))
+        return DigestStart(head, message_count, state)
 
     def _encode_head(self) -> bytes:
         tools = [tool.canonical_json() for tool in self.tools]

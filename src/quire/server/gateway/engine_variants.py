@@ -69,11 +69,12 @@ class EngineVariant:
 
     async def load_envelope(self, request: ClientRequest) -> RequestEnvelope:
         """Returns the envelope of a request from the cache, or builds it."""
-        body_bytes = len(request.raw)
-        key = (self.key, request.codec.name, await run_sized(body_bytes, request.compute_envelope_key))
+        key = (self.key, request.codec.name, await run_sized(request.work_bytes, request.compute_envelope_key))
         envelope = self.envelopes.get(key)
         if envelope is None:
-            envelope = await run_sized(body_bytes, _build_envelope, request, self.target, self.engine.message_counter)
+            envelope = await run_sized(
+                len(request.raw), _build_envelope, request, self.target, self.engine.message_counter
+            )
             if measure_envelope(envelope) <= ENVELOPE_CACHE_BYTES:
                 self.envelopes[key] = envelope
         return envelope

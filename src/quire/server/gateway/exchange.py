@@ -145,7 +145,7 @@ class Exchange:
             if resolved is not body.fields:
                 body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
             client_request = await run_sized(
-                len(body.raw), self.known_messages.parse_request, self.codec, body, tenant=self.caller.tenant
+                body.work_bytes, self.known_messages.parse_request, self.codec, body, tenant=self.caller.tenant
             )
             client_request = await restore_envelope(client_request, self.get_store())
             prepared = await self._match_and_prepare(client_request, upstream)

@@ -1,13 +1,13 @@
 """Cache of the messages that clients send again: the known start of a list is not read again.
 
-Agents send the whole history with every step, about a thousand messages. A rolling digest over the bytes of the list
-finds the longest start that an earlier request of the same tenant had. Only the rest of the body is parsed as JSON,
+Agents send the whole history with every step, about a thousand messages. A rolling digest over the bytes of the body
+finds the longest start of the list that an earlier request of the same tenant had. Only the rest of the body is parsed as JSON,
 checked and hashed, and the messages of the start are used as they are. Equal bytes are the only proof: nothing that a
 client says about its list is trusted. A list is cached up to a few items before its end, because clients change the
 newest ones (cache markers move), and where a reply begins, because adjacent messages of one role may be merged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 from cachetools import TTLCache
 
 from quire.engine.runtime import IDLE_CONVERSATION_SECONDS
-from quire.server.gateway.codecs.base import MAX_REQUEST_MESSAGES, ClientRequest, Codec
+from quire.server.gateway.codecs.base import MAX_REQUEST_MESSAGES, ClientRequest, Codec, measure_work
 from quire.server.gateway.codecs.bodies import UnreadableBody, parse_body
 from quire.server.gateway.codecs.client_messages import ClientMessage, KnownStart, compute_client_paths
 from quire.server.gateway.codecs.list_positions import PositionError, find_item_end, find_list
@@ -32,7 +32,6 @@ MIN_CHANGING_ITEMS = 4
 """Items at the end of a list that the next request may repeat with changes."""
 DIGEST_BLOCK_BYTES = 4 * 1024
 """Bytes of a list from one digest to the next."""
-
 _MARKER = token_hex(16)
 """Item that takes the place of the known ones when the rest of a body is parsed. No client can send it."""
 
@@ -46,16 +45,26 @@ class ClientBody:
     list_position: int = 0
     """Position of the first item; 0 if it is not known."""
     block_digests: Sequence[bytes] = ()
-    """Digest of the list up to the end of each block."""
+    """Digest of the bytes up to the end of each block of the list."""
+    digest: str | None = None
+    """SHA-256 of `raw` in hexadecimal, if it was computed."""
     start: KnownStart | None = None
     """The first messages, if they are known."""
+
+    @property
+    def known_bytes(self) -> int:
+        return self.start.size if self.start is not None else 0
+
+    @property
+    def work_bytes(self) -> int:
+        return measure_work(self.raw, self.known_bytes)
 
 
 class _CacheKey(NamedTuple):
     tenant: str
     format_name: str
     digest: bytes
-    """Digest of all whole blocks of the list that the known messages fill."""
+    """Digest of the body up to the last whole block of the list that the known messages fill."""
 
 
 class _CachedStart(NamedTuple):
@@ -78,16 +87,18 @@ class KnownMessageCache:
         """Parses a body and checks its limits. Raises `UnreadableBody` and `RequestLimitExceeded`."""
         position = _find_list(codec, raw) if len(raw) >= MIN_LIST_BYTES and codec.leading_roles is not None else None
         if position is not None:
-            digests = tuple(_digest_blocks(raw, position))
+            digests, digest = _digest_blocks(raw, position)
             start = self._find(codec, raw, position, digests, tenant=tenant)
             fields = _parse_rest(codec, raw, position, start) if start is not None else None
             if fields is not None:
-                return ClientBody(raw=raw, fields=fields, list_position=position, block_digests=digests, start=start)
+                return ClientBody(
+                    raw=raw, fields=fields, list_position=position, block_digests=digests, digest=digest, start=start
+                )
         else:
-            digests = ()
+            digests, digest = (), None
         fields = parse_body(raw)
         codec.check_limits(fields)
-        return ClientBody(raw=raw, fields=fields, list_position=position or 0, block_digests=digests)
+        return ClientBody(raw=raw, fields=fields, list_position=position or 0, block_digests=digests, digest=digest)
 
     def parse_request(self, codec: Codec, body: ClientBody, *, tenant: str) -> ClientRequest:
         """Parses a request like the codec, without parsing known messages again. Raises `UnreadableBody`."""
@@ -96,7 +107,8 @@ class KnownMessageCache:
             # The error of the whole list has the right numbers.
             with suppress(UnreadableBody):
                 request = self._parse_parts(codec, body, tenant=tenant)
-        return request if request is not None else codec.parse_request(body.raw, body.fields)
+        request = request if request is not None else codec.parse_request(body.raw, body.fields)
+        return replace(request, raw_digest=body.digest)
 
     def _parse_parts(self, codec: Codec, body: ClientBody, *, tenant: str) -> ClientRequest | None:
         """Parses the items after the known ones; None if the list cannot be cut."""
@@ -124,7 +136,13 @@ class KnownMessageCache:
         newest = parse(len(known.items), None)
         if not _can_join(known.messages, newest.messages):
             return None
-        return replace(newest, body=body.fields, messages=(*known.messages, *newest.messages), known_start=known)
+        return replace(
+            newest,
+            body=body.fields,
+            messages=(*known.messages, *newest.messages),
+            known_start=known,
+            known_bytes=body.known_bytes,
+        )
 
     def _find(
         self, codec: Codec, raw: bytes, position: int, digests: Sequence[bytes], *, tenant: str
@@ -160,11 +178,18 @@ def _find_list(codec: Codec, raw: bytes) -> int | None:
         return None
 
 
-def _digest_blocks(raw: bytes, position: int) -> Iterator[bytes]:
-    rolling, view = sha256(), memoryview(raw)
+def _digest_blocks(raw: bytes, position: int) -> tuple[list[bytes], str]:
+    """Digests of a body up to the end of each block of its list, and of all of it.
+
+    The fields before the list are included: the request that gets the digest of the whole needs no other one.
+    """
+    rolling, view = sha256(raw[:position]), memoryview(raw)
+    digests: list[bytes] = []
     for end in range(position + DIGEST_BLOCK_BYTES, len(raw) + 1, DIGEST_BLOCK_BYTES):
         rolling.update(view[end - DIGEST_BLOCK_BYTES : end])
-        yield rolling.digest()
+        digests.append(rolling.digest())
+    rolling.update(view[position + len(digests) * DIGEST_BLOCK_BYTES :])
+    return digests, rolling.hexdigest()
 
 
 def _parse_rest(codec: Codec, raw: bytes, position: int, start: KnownStart) -> dict[str, Any] | None:

@@ -41,7 +41,8 @@ async def render_from_log(matched: MatchedRequest, store: LogStore) -> LogRender
         stored = await _render_stored(matched, store, same_path=same_path)
         history = await run_sized(body_bytes, _build_history, matched, stored)
     if history is not None:
-        rendering = await run_sized(body_bytes, _render_after_history, matched, history)
+        size = body_bytes if stored is not None else matched.client_request.work_bytes
+        rendering = await run_sized(size, _render_after_history, matched, history)
         if rendering is not None:
             return rendering
     if stored is None:
@@ -79,7 +80,12 @@ def _render_after_history(matched: MatchedRequest, history: RenderedHistory) -> 
         stable_messages=len(history.laid_out) + rest.stable_messages,
     )
     replayable = not matched.is_native or _is_replayable(matched, history, request)
-    return LogRendering(rendered_request=request, replayable=replayable, history=history)
+    digest_start = request.start_digest(len(history.laid_out), history.digest_start)
+    return LogRendering(
+        rendered_request=replace(request, digest_start=digest_start),
+        replayable=replayable,
+        history=replace(history, digest_start=digest_start),
+    )
 
 
 def _is_replayable(matched: MatchedRequest, history: RenderedHistory, request: RenderedRequest) -> bool:

@@ -62,12 +62,16 @@ class MatchedRequest:
     @lazy_property
     def stored_tokens(self) -> int:
         """Tokens of the stored messages; taken from the last manifest if the same counter made it."""
-        recorded = self.match.recorded_tokens
-        if recorded is not None and recorded[1] == self.message_counter.name:
-            return recorded[0]
+        if self.match.recorded_tokens is not None and self._has_recorded_tokens:
+            return self.match.recorded_tokens[0]
         return sum(
             self.message_counter.count(each.message) for each in self.client_request.messages[: self.match.stored_end]
         )
+
+    @property
+    def _has_recorded_tokens(self) -> bool:
+        recorded = self.match.recorded_tokens
+        return recorded is not None and recorded[1] == self.message_counter.name
 
     @lazy_property
     def tokens(self) -> int:
@@ -83,6 +87,11 @@ class MatchedRequest:
             + self.new_tokens
             + format_tokens
         )
+
+    @property
+    def uncounted_bytes(self) -> int:
+        """Size of the work of `count_tokens` for `run_sized`."""
+        return self.client_request.work_bytes if self._has_recorded_tokens else len(self.client_request.raw)
 
     def count_tokens(self) -> None:
         """Computes `tokens`, which is cached: a caller may do this in a thread before it reads any count."""

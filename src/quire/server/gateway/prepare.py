@@ -133,7 +133,7 @@ async def prepare_request(
     the log would have to have its messages first.
     """
     may_fit = may_fit and is_recorded
-    if variant.target is client_request.codec:
+    if variant.target is client_request.codec and client_request.codec.has_unsendable(client_request):
         client_request = await run_sized(len(client_request.raw), client_request.codec.drop_unsendable, client_request)
     envelope = await variant.load_envelope(client_request)
     engine = variant.engine.with_changes(agent=envelope.agent, spending_key=spending_key)
@@ -142,7 +142,7 @@ async def prepare_request(
     matched = MatchedRequest(
         client_request=client_request, match=match, variant=variant, envelope=envelope, calibration=calibration
     )
-    await run_sized(len(client_request.raw), matched.count_tokens)
+    await run_sized(matched.uncounted_bytes, matched.count_tokens)
     conversation = Conversation(engine, match.conversation, match.branch)
     request_id = new_id()
     needs_history = match.delta_only and not (forwards_reference and matched.is_native)
@@ -155,13 +155,11 @@ async def prepare_request(
     elif not may_fit:
         _check_window(matched)
     rendering = await render_from_log(matched, engine.store)
-    size = len(client_request.raw)
-    content = await run_sized(size, _encode_listed, matched, rendering.rendered_request, upstream_model)
     form = _choose_native_form(client_request, upstream_model) if matched.is_native else "translated"
+    size = 0 if form == "unchanged" and client_request.raw_digest is not None else len(client_request.raw)
+    content = await run_sized(size, _encode_listed, matched, rendering.rendered_request, upstream_model)
     record = _encode_request_record(client_request)
-    forwarded = await run_sized(
-        len(content), _build_forwarded, form, content, matched, rendering.rendered_request, record
-    )
+    forwarded = await run_sized(size, _build_forwarded, form, content, matched, rendering.rendered_request, record)
     request = build_listed_request(matched, rendering, id=request_id, forwarded=forwarded)
     return PreparedRequest(
         content=content,
@@ -216,7 +214,7 @@ def _build_forwarded(
     list_tokens = matched.stored_tokens + matched.new_tokens if matched.match.client_path is not None else None
     return ForwardedRequest(
         form=form,
-        digest=sha256(content).hexdigest(),
+        digest=matched.client_request.compute_digest(content),
         replayable=matched.envelope.replayable,
         client_list_tokens=list_tokens,
         unrecorded_messages=matched.match.stored_start or None,

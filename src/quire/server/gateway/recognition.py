@@ -130,7 +130,7 @@ async def match_history(
         return await _match_conversation(store, request.conversation)
     known_paths = request.known_start.paths
     new_messages = request.messages[len(known_paths) :]
-    client_paths = await run_sized(len(request.raw), compute_client_paths, new_messages, known_paths=known_paths)
+    client_paths = await run_sized(request.work_bytes, compute_client_paths, new_messages, known_paths=known_paths)
     cached = head_cache.find(scope, request.messages, client_paths, requested) if head_cache is not None else None
     if cached is not None:
         return cached

@@ -13,7 +13,7 @@ from cachetools import TTLCache
 from quire.engine.runtime import IDLE_CONVERSATION_SECONDS
 from quire.model.policy import Provider
 from quire.view.batches import group_batches
-from quire.view.layout import RequestContents, lay_out
+from quire.view.layout import DigestStart, RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.tool_call_repair import repair_tool_calls
 
@@ -37,6 +37,8 @@ class RenderedHistory:
     """Ids of the tool calls in `laid_out`."""
     is_unchanged: bool = True
     """Whether no message was repaired, so that `laid_out` has one for each path."""
+    digest_start: DigestStart | None = None
+    """The digest of the last request, up to messages of `laid_out`."""
     size: int = 0
 
     def extend(
@@ -56,6 +58,7 @@ class RenderedHistory:
             open_batch=pending[last_batch:],
             call_ids=self.call_ids.union(call_ids),
             is_unchanged=self.is_unchanged and _are_same(complete, added),
+            digest_start=self.digest_start,
             size=self.size + sum(MIN_MESSAGE_BYTES + len(each.encoded) for each in messages),
         )
 

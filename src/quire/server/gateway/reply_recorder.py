@@ -74,7 +74,7 @@ async def record_reply(
     is_stored = prepared.client_request.is_stored
     if is_stored and response_fields:
         first = _add_response_fields(first, response_fields)
-    size += len(prepared.client_request.raw)
+    size += prepared.client_request.work_bytes
     client_path, log_path = await run_sized(size, _compute_paths, prepared, first.message)
     request = replace(
         prepared.request,

@@ -38,6 +38,8 @@ from quire.view.wire_formats import Reply, WireMessage
 
 MAX_REQUEST_MESSAGES = 10_000
 """Maximum messages of a request; each one costs time and memory, however short it is."""
+KNOWN_BYTE_DIVISOR = 32
+"""How many bytes of known messages make about as much work as one new byte: they are only counted, joined, compared."""
 MAX_REQUEST_TOOLS = 1_000
 """Maximum tools of a request."""
 MAX_NAME_CHARS = 256
@@ -92,12 +94,16 @@ class ClientRequest:
 
     codec: "Codec"
     raw: bytes
+    raw_digest: str | None = None
+    """SHA-256 of `raw` in hexadecimal, if it was computed."""
     body: dict[str, Any]
     instructions: tuple[WireMessage, ...] = ()
     """Instructions as the client sent them, in a form that its wire format counts."""
     messages: tuple[ClientMessage, ...]
     known_start: KnownStart = field(default_factory=KnownStart)
     """The first of the messages, as far as an earlier request had the same ones."""
+    known_bytes: int = 0
+    """Bytes of `raw` whose messages were parsed for an earlier request."""
     tools: tuple[WireMessage, ...] = ()
     """Tools as the client sent them."""
     options: RequestOptions = field(default_factory=RequestOptions)
@@ -120,13 +126,26 @@ class ClientRequest:
         return get_model_name(self.body)
 
     @property
+    def work_bytes(self) -> int:
+        return measure_work(self.raw, self.known_bytes)
+
+    @property
     def continues_recorded(self) -> bool:
         """Whether the request names what it continues, and has only new messages."""
         return self.previous_reply is not None or self.conversation is not None
 
+    def compute_digest(self, content: bytes) -> str:
+        """SHA-256 of a body that is sent for this request, which may be `raw` itself."""
+        return self.raw_digest if content is self.raw and self.raw_digest is not None else sha256(content).hexdigest()
+
     def compute_envelope_key(self) -> bytes:
         """Cache key of the instructions and tools."""
         return sha256(to_json((self.instructions, self.tools), inf_nan_mode="constants")).digest()
+
+
+def measure_work(raw: bytes, known_bytes: int) -> int:
+    """Size of the work on a body for `run_sized`, if some of its bytes are of known messages."""
+    return len(raw) - known_bytes + known_bytes // KNOWN_BYTE_DIVISOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +227,10 @@ class Codec(ABC):
     @abstractmethod
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
         """Parses a body; raises `UnreadableBody` if it has no messages that Quire can store."""
+
+    def has_unsendable(self, request: ClientRequest) -> bool:
+        """Whether the request may have something that only Quire's translation had added."""
+        return False
 
     def drop_unsendable(self, request: ClientRequest) -> ClientRequest:
         """The request without what only Quire's translation had added, for an upstream of this format."""

@@ -102,11 +102,12 @@ class MessagesCodec(Codec):
             previous_reply=get_text(thread, "previous_message_id") if thread.get("type") == "continue" else None,
         )
 
+    def has_unsendable(self, request: ClientRequest) -> bool:
+        return UNSIGNED_SIGNATURE.encode() in request.raw
+
     def drop_unsendable(self, request: ClientRequest) -> ClientRequest:
-        if UNSIGNED_SIGNATURE.encode() not in request.raw:
-            return request
         body = _drop_unsigned_thinking(request.body)
-        return replace(request, body=body, raw=encode_body(body), dropped=("messages[thinking]",))
+        return replace(request, body=body, raw=encode_body(body), raw_digest=None, dropped=("messages[thinking]",))
 
     def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
         for tool in filter_objects(body.get("tools")):
