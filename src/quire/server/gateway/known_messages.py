@@ -1,10 +1,10 @@
 """Cache of the messages that clients send again: the known start of a list is not read again.
 
 Agents send the whole history with every step, about a thousand messages. A rolling digest over the bytes of the body
-finds the longest start of the list that an earlier request of the same tenant had. Only the rest of the body is parsed as JSON,
-checked and hashed, and the messages of the start are used as they are. Equal bytes are the only proof: nothing that a
-client says about its list is trusted. A list is cached up to a few items before its end, because clients change the
-newest ones (cache markers move), and where a reply begins, because adjacent messages of one role may be merged.
+finds the longest start of the list that an earlier request of the same tenant had. Only the rest of the body is parsed
+as JSON, checked and hashed, and the messages of the start are used as they are. Equal bytes are the only proof: nothing
+that a client says about its list is trusted. A list is cached up to a few items before its end, because clients change
+the newest ones (cache markers move), and where a reply begins, because adjacent messages of one role may be merged.
 """
 
 from collections.abc import Sequence
