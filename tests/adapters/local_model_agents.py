@@ -40,18 +40,27 @@ def choose_call(question: str) -> dict[str, Any] | None:
     return {"name": "read_tide_table", "arguments": json.dumps({"pier": int(rest.partition("?")[0])})}
 
 
-def open_agent(framework: str, model_url: str, *, database_url: str | None, max_tokens: int = MAX_REPLY_TOKENS) -> Any:
+def open_agent(
+    framework: str,
+    model_url: str,
+    *,
+    database_url: str | None,
+    max_tokens: int = MAX_REPLY_TOKENS,
+    window_tokens: int = WINDOW_TOKENS,
+) -> Any:
     """Opens an agent as an `AskAgent`. Without a database, the framework holds the history in memory, all of it."""
     opener = {"openai_agents": _open_openai_agents, "langchain": _open_langchain, "pydantic_ai": _open_pydantic_ai}
-    return opener[framework](model_url, database_url, max_tokens)
+    return opener[framework](model_url, database_url, max_tokens, get_quire_options(window_tokens))
 
 
-def get_quire_options() -> dict[str, Any]:
-    return {"model": MODEL, "context_limit": WINDOW_TOKENS, "reserved_response_tokens": RESERVED_TOKENS}
+def get_quire_options(window_tokens: int = WINDOW_TOKENS) -> dict[str, Any]:
+    return {"model": MODEL, "context_limit": window_tokens, "reserved_response_tokens": RESERVED_TOKENS}
 
 
 @asynccontextmanager
-async def _open_openai_agents(model_url: str, database_url: str | None, max_tokens: int) -> AsyncGenerator[AskAgent]:
+async def _open_openai_agents(
+    model_url: str, database_url: str | None, max_tokens: int, options: dict[str, Any]
+) -> AsyncGenerator[AskAgent]:
     from agents import Agent, ModelSettings, RunConfig, Runner, SQLiteSession, function_tool
     from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
     from openai import AsyncOpenAI
@@ -67,21 +76,23 @@ async def _open_openai_agents(model_url: str, database_url: str | None, max_toke
             model_settings=ModelSettings(max_tokens=max_tokens, temperature=0),
         )
 
-        async def ask(question: str, **options: Any) -> str:
-            return (await Runner.run(agent, question, **options)).final_output
+        async def ask(question: str, **run_options: Any) -> str:
+            return (await Runner.run(agent, question, **run_options)).final_output
 
         if database_url is None:
             session, config = SQLiteSession(CONVERSATION), RunConfig(tracing_disabled=True)
             yield lambda question: ask(question, session=session, run_config=config)
             session.close()
             return
-        async with open_session(CONVERSATION, database_url, **get_quire_options()) as stored:
+        async with open_session(CONVERSATION, database_url, **options) as stored:
             config = RunConfig(call_model_input_filter=stored.filter_input, tracing_disabled=True)
             yield lambda question: ask(question, session=stored, run_config=config, hooks=stored.hooks)
 
 
 @asynccontextmanager
-async def _open_langchain(model_url: str, database_url: str | None, max_tokens: int) -> AsyncGenerator[AskAgent]:
+async def _open_langchain(
+    model_url: str, database_url: str | None, max_tokens: int, options: dict[str, Any]
+) -> AsyncGenerator[AskAgent]:
     from langchain.agents import create_agent
     from langchain_openai import ChatOpenAI
     from langgraph.checkpoint.memory import InMemorySaver
@@ -114,12 +125,14 @@ async def _open_langchain(model_url: str, database_url: str | None, max_tokens: 
     if database_url is None:
         yield make_ask([])
         return
-    async with open_engine(database_url, **get_quire_options()) as engine:
+    async with open_engine(database_url, **options) as engine:
         yield make_ask([QuireMiddleware(engine)])
 
 
 @asynccontextmanager
-async def _open_pydantic_ai(model_url: str, database_url: str | None, max_tokens: int) -> AsyncGenerator[AskAgent]:
+async def _open_pydantic_ai(
+    model_url: str, database_url: str | None, max_tokens: int, options: dict[str, Any]
+) -> AsyncGenerator[AskAgent]:
     from openai import AsyncOpenAI
     from pydantic_ai import Agent, ModelSettings
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -148,7 +161,7 @@ async def _open_pydantic_ai(model_url: str, database_url: str | None, max_tokens
 
             yield ask_with_history
             return
-        async with open_capability(database_url, **get_quire_options()) as capability:
+        async with open_capability(database_url, **options) as capability:
             agent = make_agent([capability])
 
             async def ask(question: str) -> str:

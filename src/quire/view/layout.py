@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from quire.model import ToolDefinition
 from quire.model.lazy import lazy_property
@@ -20,9 +20,6 @@ from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
 from quire.view.tool_call_repair import deduplicate_call_ids
 from quire.view.wire_formats import BlobLoader, WireFormat, wire_format_for
-
-if TYPE_CHECKING:
-    from hashlib import _Hash as HashState  # pyright: ignore[reportPrivateUsage]
 
 RENDERER_VERSION = 1
 """Must change whenever the same decisions would render to different bytes."""
@@ -59,7 +56,8 @@ class DigestStart(NamedTuple):
     head: bytes
     """The encoded model, system text and tools."""
     message_count: int
-    state: "HashState"
+    state: Any
+    """The hash object, whose type `hashlib` does not name."""
 
 
 @dataclass(frozen=True, kw_only=True)
