@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "adapters"))
 
 import local_model_agents as agents
 
-TURNS, QUICK_TURNS = 150, 60
+TURNS, QUICK_TURNS = 90, 60
 WINDOW_TOKENS = 2_048
 """Large enough for recall, which is skipped where it would have less than 256 tokens."""
 MAX_REPLY_TOKENS = 8

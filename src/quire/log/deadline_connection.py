@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from psycopg import AsyncConnection, OperationalError
 from psycopg.pq import TransactionStatus
-from psycopg.types.array import ListBinaryDumper
 
 from quire.log.host_order import find_host_order
 
@@ -33,16 +32,13 @@ class DeadlineConnection(AsyncConnection[Any]):
         """Connects to the first host that accepts it, in the order of `HostOrder`."""
         order = find_host_order(kwargs)
         if order is None:
-            connection = await super().connect(*args, **kwargs)
-        else:
-            try:
-                connection = await super().connect(*args, **(kwargs | order.list_arguments()))
-            except OperationalError:
-                order.demote_first()
-                raise
-            order.prefer((connection.info.host, str(connection.info.port)))
-        # As text, every quote in a list of messages would be escaped by itself.
-        connection.adapters.register_dumper(list, ListBinaryDumper)
+            return await super().connect(*args, **kwargs)
+        try:
+            connection = await super().connect(*args, **(kwargs | order.list_arguments()))
+        except OperationalError:
+            order.demote_first()
+            raise
+        order.prefer((connection.info.host, str(connection.info.port)))
         return connection
 
     async def wait(self, *args: Any, **kwargs: Any) -> Any:

@@ -86,6 +86,7 @@ class PostgresDatabase:
             connect_args={"async_creator_fn": DeadlineConnection.connect, "connect_timeout": CONNECT_SECONDS},
         )
         event.listen(engine.sync_engine, "connect", _disable_prepared_statements_behind_pooler)
+        event.listen(engine.sync_engine, "connect", _send_arrays_in_binary)
         database = cls(engine, listen_url=listen_url)
         try:
             await database.read(migrate.check_version, TransactionOptions(tenant=""))
@@ -272,6 +273,13 @@ def _begin_sql(begin: str, tenant: str, statement_seconds: float) -> str:
     }
     values = ", ".join(f"set_config('{name}', {Literal(value).as_string()}, true)" for name, value in settings.items())
     return f"{begin}; SELECT {values}"
+
+
+def _send_arrays_in_binary(connection: Any, _record: object) -> None:
+    """Sends arrays in binary: as text, every quote in a list of messages would be escaped by itself."""
+    from psycopg.types.array import ListBinaryDumper
+
+    connection.driver_connection.adapters.register_dumper(list, ListBinaryDumper)
 
 
 def _disable_prepared_statements_behind_pooler(connection: Any, _record: object) -> None:
