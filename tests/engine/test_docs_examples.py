@@ -19,6 +19,7 @@ from quire.context.imports import ImportLimits
 from quire.context.vault.paths import MAX_FILE_BYTES
 from quire.engine.config import DEFAULT_CONTEXT_WINDOW
 from quire.engine.message_index import MAX_INLINE_ENTRIES
+from quire.engine.recall import MIN_RECALL_TOKENS
 from quire.engine.reported_windows import MIN_REPORTED_WINDOW_TOKENS
 from quire.model.state import MAX_BRANCH_PRIORITIES
 from quire.search.segments import MAX_INDEXED_CHARS
@@ -127,6 +128,7 @@ def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
         f"{ImportLimits().max_file_bytes // 1_000} kB. `@` brings {ImportLimits().max_files} files at most",
         f"keeps {MAX_RESULT_CHARS // 1_000_000} million characters",
         f"up to `recall_tokens`, {Settings().recall_tokens:,} by default",
+        f"**It needs {MIN_RECALL_TOKENS} tokens**",
         f"at most {Settings().max_steps} replies (`max_steps`)",
         f"silent for {Settings().model_timeout:g} s (`model_timeout`)",
         f"may take {Settings().tool_timeout:g} s (`tool_timeout`)",
