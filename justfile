@@ -32,9 +32,9 @@ full *ARGS: install-agents
 coverage *ARGS:
     {{ bin }}/pytest -n 2 --cov {{ ARGS }}
 
-# Run the quick tests on SQLite, in parallel; with arguments, the quick ones of those named on both databases.
+# Run the quick tests of what changed since the main branch, on SQLite, in parallel; of all if nothing did. With arguments, the quick ones of those named, on both databases.
 test *ARGS:
-    {{ if ARGS == "" { "QUIRE_TEST_SQLITE_ONLY=1 " + bin + "/pytest -n auto --dist worksteal -q" } else { bin + "/pytest " + ARGS } }} -m "not slow"
+    {{ if ARGS == "" { "QUIRE_TEST_SQLITE_ONLY=1 " + bin + "/pytest -n auto --dist worksteal -q $(" + bin + "/python tools/affected_tests.py)" } else { bin + "/pytest " + ARGS } }} -m "not slow"
 
 # Send adversarial requests of full size to a server and print how another tenant fares; takes several minutes.
 hostile *ARGS:
