@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tools"))
 
-import affected_tests
+import affected_tests  # noqa: E402
 
 
 def test_a_package_has_its_folder_and_a_module_the_tests_of_its_name():

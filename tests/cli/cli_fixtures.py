@@ -5,6 +5,7 @@ Times and ids are fixed, so that the output of a command is always the same.
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,7 +138,8 @@ class CliHome:
 
     def activate(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Makes commands run in this home."""
-        for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "NO_COLOR", "FORCE_COLOR", "EDITOR", "VISUAL", "QUIRE_CONFIG"):
+        others = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "NO_COLOR", "FORCE_COLOR", "EDITOR", "VISUAL")
+        for name in (*others, *(each for each in os.environ if each.startswith("QUIRE_"))):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HOME", str(self.path))
         monkeypatch.setenv("COLUMNS", "100")
