@@ -7,6 +7,7 @@ large enough for their size to be that of rows, not of empty pages.
 import argparse
 import asyncio
 import random
+import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -32,6 +33,8 @@ SENTENCES = (
 )
 WORDS = SENTENCES.split()
 VERBOSE = "--verbose" in sys.argv
+WRITE = re.compile(r"\b(INSERT INTO|UPDATE \S+ SET|DELETE FROM)\b")
+"""A statement that writes, also as a part of another (`quire.log.statement_batch`)."""
 QUICK_MESSAGES = 4_000
 TURNS_PER_CONVERSATION = 10
 """Questions in a conversation, each with its reply."""
@@ -145,10 +148,15 @@ def count_statements(connection: "psycopg.Connection[Any]", way: CountingProxy, 
         for query, calls in statements:
             print(f"    {calls} x {' '.join(query.split())[:110]}")
     transactions = sum(calls for query, calls in statements if query.startswith("BEGIN"))
-    writes = sum(calls for query, calls in statements if query.lstrip().startswith(("INSERT", "UPDATE", "DELETE")))
-    # Without the statements that begin a transaction, set its tenant and end it.
-    others = sum(calls for query, calls in statements if "set_config" not in query and not query.startswith("BEGIN"))
-    print(f"{what}: {transactions} transactions, {trips} round trips, {others} statements, of these {writes} writes")
+    # Without the statements that begin a transaction, set its tenant and its time limit, notify and end it.
+    others = [
+        (query, calls)
+        for query, calls in statements
+        if "set_config" not in query and not query.startswith(("BEGIN", "SET LOCAL", "COMMIT"))
+    ]
+    writes = sum(calls for query, calls in others if WRITE.search(query))
+    count = sum(calls for _, calls in others)
+    print(f"{what}: {transactions} transactions, {trips} round trips, {count} statements, of these {writes} writes")
 
 
 async def count_engine_turns(url: str, owner: "psycopg.Connection[Any]", way: CountingProxy) -> None:

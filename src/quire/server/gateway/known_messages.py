@@ -32,6 +32,7 @@ MIN_CHANGING_ITEMS = 4
 """Items at the end of a list that the next request may repeat with changes."""
 DIGEST_BLOCK_BYTES = 4 * 1024
 """Bytes of a list from one digest to the next."""
+
 _MARKER = token_hex(16)
 """Item that takes the place of the known ones when the rest of a body is parsed. No client can send it."""
 
@@ -57,6 +58,7 @@ class ClientBody:
 
     @property
     def work_bytes(self) -> int:
+        """Size for `run_sized` of what is still to be done with the body."""
         return measure_work(self.raw, self.known_bytes)
 
 

@@ -127,6 +127,7 @@ class ClientRequest:
 
     @property
     def work_bytes(self) -> int:
+        """Size for `run_sized` of what is still to be done with the request."""
         return measure_work(self.raw, self.known_bytes)
 
     @property
