@@ -106,7 +106,7 @@ metrics *ARGS:
 released VERSION:
     PYTHONPATH=tests {{ bin }}/python -m infra.released_fixtures {{ VERSION }}
 
-# Build wheels and source distribution from a clean clone, install each extra alone, run the commands of all docs; takes half an hour.
+# Build wheels and source distribution from a clean clone, install each extra alone, run the commands of all docs; takes a quarter of an hour.
 installed *ARGS:
     QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/cli/test_installation.py {{ ARGS }}
 

@@ -7,6 +7,7 @@ can connect to another machine.
 
 import os
 import shutil
+import signal
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -59,6 +60,9 @@ class Database(NamedTuple):
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # In the background of a shell; programs that the tests start would ignore Ctrl+C too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[CLUSTERS_KEY] = {}
     config.stash[LOCAL_MODEL_KEY] = SharedLocalModel()
     config.stash[POOLERS_KEY] = {}

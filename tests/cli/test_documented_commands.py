@@ -112,11 +112,14 @@ def run_until_interrupted(line: str, environment: dict[str, str], folder: Path) 
         executable=str(PROGRAMS / "quire"),
     ) as process:  # fmt: skip
         assert process.stdout is not None
-        first = process.stdout.readline()
-        if "serve" in line:
-            wait_until_served(first.strip(), process)
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        try:
+            first = process.stdout.readline()
+            if "serve" in line:
+                wait_until_served(first.strip(), process)
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        finally:
+            process.kill()
     assert first
     assert "Traceback" not in first + rest
     assert process.returncode in (0, 130), first + rest

@@ -45,9 +45,7 @@ on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
 
 TRANSCRIPT = TranscriptKey("project", "session", "subagents/agent-1")
 
-QUESTION = Draft(
-    body=Message.user("a question"), references=tuple(DocumentReference(link=each) for each in ("a.md", "b.md"))
-)
+REFERENCES = tuple(DocumentReference(link=each) for each in ("a.md", "b.md"))
 ANSWER = Draft(body=Message.assistant("an answer"), usage=Usage(input_tokens=3))
 
 # Enough for rows of both tenants in every partition.
@@ -89,14 +87,15 @@ def make_import(conversation: str) -> ImportBatch:
 async def fill_store(store: SqlStore) -> None:
     """Writes the same rows for every tenant, so that ids, digests and paths are equal in each partition."""
     file = FilePart(blob=await store.put_blob(b"a document"))
-    for number in range(CONVERSATIONS):
-        name = f"conversation {number}"
+    names = [f"conversation {number}" for number in range(CONVERSATIONS)]
+    for number, name in enumerate(names):
         await store.create_conversation(name)
-        await store.append(name, Message(role="user", parts=(TextPart(text=name), file)))
-        await store.record_reply(name, make_turn()._replace(drafts=(QUESTION, ANSWER)))
-        await store.put_segments([SEGMENT._replace(conversation=name)])
+        question = Draft(body=Message.user(name), references=REFERENCES)
+        await store.record_reply(name, make_turn()._replace(drafts=(question, ANSWER)))
         await store.put_passages(f"vault:{number}", [Passage("note.md", name)])
-        await store.import_items([make_import(f"imported {number}")])
+    await store.append(names[0], Message(role="user", parts=(TextPart(text="a file"), file)))
+    await store.put_segments([SEGMENT._replace(conversation=name) for name in names])
+    await store.import_items([make_import(f"imported {number}") for number in range(CONVERSATIONS)])
     while await store.count_usage():
         pass
     await store.append("conversation 0", Message.user("an uncounted message"))

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from accessibility_faults import VIEWPORTS, run_axe
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
-from test_accessibility import VIEWPORTS, run_axe
 
 from infra.agent_sessions import AgentSessions
 from quire.log import ConversationOrigin, SqlStore

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accessibility_faults import VIEWPORTS, run_axe
 from page_faults import collect_faults, save_picture
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Page, expect
-from test_accessibility import VIEWPORTS, run_axe
 from test_accessibility_tree import create_turn_with_failure
 from test_chat_page import send_message
 from test_daily_use import FAILURE, create_conversation, fail
@@ -196,6 +196,9 @@ def test_panels(start_tour: StartTour, page_server: PageServer, demo_conversatio
     tour.open(demo_conversation, panel="references", document="Tide mill.md")
     expect(page.locator("mark, .text").first).to_be_visible()
     tour.check("document")
+    tour.open(demo_conversation, panel="references", document="[[Joinery handbook]]")
+    expect(page.get_by_text("This link is broken")).to_be_visible()
+    tour.check("broken-link")
     tour.open(demo_conversation, panel="settings")
     page.get_by_role("textbox", name="Compact at").fill("0.6")
     expect(page.get_by_role("button", name="Save")).to_be_enabled()
@@ -221,6 +224,8 @@ def test_turns(
     page = tour.page
     tour.open(demo_conversation)
     tour.check("chat")
+    tour.open(demo_conversation, at=4)
+    tour.check("archived")
     page.get_by_role("article", name="Compaction 2").get_by_role("button").first.click()
     tour.check("compaction-open")
     page.get_by_role("button", name="Edit summary").click()

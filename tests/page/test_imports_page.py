@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from accessibility_faults import VIEWPORTS, run_axe
 from page_faults import collect_faults, save_picture
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
-from test_accessibility import VIEWPORTS, run_axe
 
 from infra.export_samples import make_chatgpt_conversation, make_chatgpt_message
 from quire.log import ConversationOrigin, SqlStore

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from accessibility_faults import VIEWPORTS, run_axe
 from page_faults import collect_faults, save_picture
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
-from test_accessibility import VIEWPORTS, run_axe
 from test_every_state import SMALL_TARGETS, TARGET_PX
 
 from infra.journeys import WINDOW_TOKENS, create_journeys

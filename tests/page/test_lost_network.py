@@ -32,7 +32,9 @@ def proxy(page_server: PageServer) -> Iterator[CuttingProxy]:
 
 
 @pytest.fixture
-def slow_model(page_server: PageServer) -> Iterator[None]:
+def slow_model(page_server: PageServer, demo_conversation: str) -> Iterator[None]:
+    """Slow from the end of the demo conversation on, whose own turns would take long."""
+    del demo_conversation
     page_server.model.delay_seconds = CHUNK_DELAY_SECONDS
     yield
     page_server.model.delay_seconds = 0.0

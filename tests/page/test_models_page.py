@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accessibility_faults import VIEWPORTS, run_axe
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Page, expect
-from test_accessibility import VIEWPORTS, run_axe
 from test_chat_page import send_message
 from test_daily_use import create_conversation
 from test_reading_and_transfer import FORMULAS

@@ -6,11 +6,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+from accessibility_faults import VIEWPORTS
 from browser_setup import WEB_DIR
 from page_faults import collect_faults, save_picture
 from page_server import PageServer
 from playwright.sync_api import Browser, Page, expect
-from test_accessibility import VIEWPORTS
 from test_daily_use import create_conversation
 
 from quire.model import Message, ToolCallPart

@@ -52,6 +52,7 @@ async def test_the_real_model_answers_the_official_client_through_the_gateway(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["postgres18"])
 async def test_a_conversation_runs_past_its_window_and_the_same_list_alone_overflows(
     store: SqlStore, small_model: LocalModel
 ):

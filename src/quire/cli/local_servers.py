@@ -17,8 +17,9 @@ from quire.model.base import FrozenModel
 if TYPE_CHECKING:
     from quire.settings import Settings
 
-PROBE_SECONDS = 5.0
-"""Seconds that a server has to answer before it counts as not running."""
+PROBE_SECONDS = 20.0
+"""Seconds that a server has to answer before it counts as not running. One that starts on a busy machine takes several;
+a port that nothing listens on refuses at once."""
 
 
 class LocalServer(FrozenModel):
