@@ -374,7 +374,8 @@ async def run(databases: Sequence[str], *, transcripts: int) -> Report:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TRANSCRIPTS} transcripts, under a minute")
+    parser.add_argument("--transcripts", type=int, default=TRANSCRIPTS, help="default: %(default)s")
     parser.add_argument("--database", choices=tuple(MEASUREMENTS), action="append", help="default: both")
     options = parser.parse_args()
-    count = QUICK_TRANSCRIPTS if options.quick else TRANSCRIPTS
+    count = QUICK_TRANSCRIPTS if options.quick else options.transcripts
     asyncio.run(run(options.database or tuple(MEASUREMENTS), transcripts=count)).print_goals_and_exit()

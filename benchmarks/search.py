@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
@@ -104,7 +105,7 @@ async def load_conversations(target: Target, store: SqlStore, conversations: int
 
 def print_progress(tenant: str, done: int, total: int) -> None:
     if done % (10 * LOAD_BATCH_SIZE) == 0:
-        print(f"  {time.strftime('%H:%M:%S')} {tenant}: {done:,} of {total:,} conversations", flush=True)
+        print(f"  {time.strftime('%H:%M:%S')} {tenant}: {done:,} of {total:,} conversations", file=sys.stderr)
 
 
 def make_filters(conversations: int) -> list[tuple[str, MessageFilter]]:
