@@ -57,14 +57,16 @@ def make_upstreams(url: str, speaks: FormatName, **fields: object) -> dict[str, 
     return {"*": {"base_url": url, "speaks": [speaks], **fields}}
 
 
-async def run_session(claude: Claude, *flags: str, prompts: Sequence[str] = PROMPTS, may_ramble: bool = False) -> None:
-    """Sends the prompts in one session. A model that `may_ramble` may exceed the maximum of its reply."""
+async def run_session(
+    claude: Claude, *flags: str, prompts: Sequence[str] = PROMPTS, may_hit_max_tokens: bool = False
+) -> None:
+    """Sends the prompts in one session. A reply that ends at the maximum output tokens is an error of Claude Code's."""
     session = None
     for prompt in prompts:
         more = () if session is None else ("--continue",)
         run = await claude.run(prompt, *flags, *more)
-        is_too_long = may_ramble and '"api_error":"max_output_tokens"' in run.stdout
-        assert run.exit_code == 0 or is_too_long, run.stdout + run.stderr
+        hit_max_tokens = may_hit_max_tokens and '"api_error":"max_output_tokens"' in run.stdout
+        assert run.exit_code == 0 or hit_max_tokens, run.stdout + run.stderr
         assert session in (None, run.session_id)
         session = run.session_id
 
@@ -122,7 +124,7 @@ async def test_a_session_on_a_real_model_is_one_conversation(
         store, local_model.url, timeout_seconds=300, upstreams=upstreams, context_limit=local_model.context
     ) as harness:
         claude = make_claude(**get_address(harness), env=SHORT_REPLIES)
-        await run_session(claude, *SMALL_PROMPT_FLAGS, prompts=REAL_MODEL_PROMPTS, may_ramble=True)
+        await run_session(claude, *SMALL_PROMPT_FLAGS, prompts=REAL_MODEL_PROMPTS, may_hit_max_tokens=True)
         sessions = await load_sessions(store)
     (session,) = sessions
     assert {each.form for each in session.forwarded} <= {"translated", "translated_fitted"}
