@@ -1,6 +1,7 @@
 # Every recipe calls the tools in .venv, so nothing needs to be activated.
 
 bin := ".venv/bin"
+parallel_pytest := bin + "/pytest -n auto --dist worksteal"
 
 _list:
     @{{ just_executable() }} --list --unsorted
@@ -21,20 +22,40 @@ check:
     {{ bin }}/lint-imports
     {{ bin }}/vulture
     {{ bin }}/deptry src
-    {{ bin }}/pytest -n 2 --dist worksteal
+    {{ parallel_pytest }}
     {{ bin }}/mkdocs build --quiet --strict
 
-# Run all tests at full size; takes hours.
+# Run the quick tests of a file or folder, such as tests/log -k purge; without arguments those of what changed since the main branch, on SQLite, of all if nothing did.
+test *ARGS:
+    {{ if ARGS == "" { "QUIRE_TEST_SQLITE_ONLY=1 " + parallel_pytest + " -q $(" + bin + "/python tools/affected_tests.py)" } else { bin + "/pytest " + ARGS } }} -m "not slow"
+
+# Run all tests at full size, with those that `check` leaves to the night; takes hours.
 full *ARGS: install-agents
     QUIRE_FULL_SIZE=1 {{ bin }}/pytest {{ ARGS }}
 
+# Run the tests of every rule of the database on PostgreSQL 15, the oldest supported version.
+postgres15 *ARGS:
+    QUIRE_FULL_SIZE=1 {{ parallel_pytest }} -k postgres15 {{ ARGS }}
+
+# Run the tests of every rule of the database behind PgBouncer in transaction mode.
+pooled *ARGS:
+    QUIRE_FULL_SIZE=1 {{ parallel_pytest }} -k pgbouncer {{ ARGS }}
+
+# Run the tests against the real local model at full size.
+real-model *ARGS:
+    QUIRE_FULL_SIZE=1 {{ bin }}/pytest -m real_model {{ ARGS }}
+
+# Run all tests of the page in a real browser; `just web` builds the page first.
+page *ARGS:
+    QUIRE_FULL_SIZE=1 {{ parallel_pytest }} tests/page {{ ARGS }}
+
+# Run what else `check` leaves to the night: several servers as processes, clusters, documented commands, installation.
+nightly *ARGS:
+    QUIRE_FULL_SIZE=1 {{ parallel_pytest }} -m "nightly and not real_model" -k "not (postgres15 or pgbouncer)" --ignore tests/page --ignore tests/coding_agents {{ ARGS }}
+
 # Measure which code the tests run; takes about half longer than the tests.
 coverage *ARGS:
-    {{ bin }}/pytest -n 2 --cov {{ ARGS }}
-
-# Run the quick tests of what changed since the main branch, on SQLite, in parallel; of all if nothing did. With arguments, the quick ones of those named, on both databases.
-test *ARGS:
-    {{ if ARGS == "" { "QUIRE_TEST_SQLITE_ONLY=1 " + bin + "/pytest -n auto --dist worksteal -q $(" + bin + "/python tools/affected_tests.py)" } else { bin + "/pytest " + ARGS } }} -m "not slow"
+    {{ parallel_pytest }} --cov {{ ARGS }}
 
 # Send adversarial requests of full size to a server and print how another tenant fares; takes several minutes.
 hostile *ARGS:
@@ -53,11 +74,7 @@ install-agents:
 
 # Install the agents and run their tests at full size.
 agents *ARGS: install-agents
-    QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/coding_agents {{ ARGS }}
-
-# Run the server's tests with PostgreSQL behind PgBouncer in transaction mode.
-pooled *ARGS:
-    QUIRE_TEST_PGBOUNCER=1 {{ bin }}/pytest tests/server -k postgres18 {{ ARGS }}
+    QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/coding_agents tests/importers/test_real_agents.py {{ ARGS }}
 
 # Test the adapters with the oldest supported and the newest version of each framework on PyPI; EXTRA==VERSION for others.
 adapters-matrix *COMBINATIONS:

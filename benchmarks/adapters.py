@@ -19,10 +19,10 @@ from pydantic_ai import messages as pai
 
 from infra.llama import LocalModel
 from infra.tool_calling_proxy import ToolCallingProxy, run_tool_calling_proxy
-from quire.adapters.conversion_cache import ConversionCache, make_match_key
 from quire.adapters.langchain_messages import convert_message
 from quire.adapters.pydantic_ai_history import convert_model_message
 from quire.model.entries import iter_paths
+from quire.proxy.framework_requests import ConversionCache, make_match_key
 from support import Report, run_benchmark, time_rounds
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "adapters"))
@@ -117,7 +117,7 @@ async def measure_conversion(report: Report) -> None:
 
         def convert_all(convert: Any = convert, history: list[Any] = history) -> None:
             messages = [each.message for source in history for each in convert(source)]
-            deque(iter_paths(message.canonical_json() for message in messages), maxlen=0)
+            deque(iter_paths(message.canonical_json().encode() for message in messages), maxlen=0)
             deque(map(make_match_key, messages), maxlen=0)
 
         _, new, whole = await time_rounds(forget_new, convert_new, convert_all, rounds=7)

@@ -26,13 +26,13 @@ from quire.compaction.summarizer import Summarizer
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ModelRequestRejected
 from quire.llm import Prompt, Reply
-from quire.log import SqlStore
 from quire.model import Message, TokenCount
 from quire.model.entries import Draft
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
-from quire.view.tokens import counter_for
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.wire.chat.render import OpenAIChatFormat
+from quire.wire.tokens import counter_for
 from support import Report, run_benchmark
 
 WINDOW_TOKENS = 1_024
@@ -110,7 +110,7 @@ async def run_quire(url: str, strategy: str, turns: int) -> ServerUsage:
         async with httpx2.AsyncClient(timeout=300) as client:
             for turn in range(turns):
                 request = await conversation.prepare(make_question(turn))
-                body = request.to_openai(max_tokens=MAX_REPLY_TOKENS, temperature=0)
+                body = request.to_chat(max_tokens=MAX_REPLY_TOKENS, temperature=0)
                 response = (await client.post(f"{url}/chat/completions", json=body)).raise_for_status().json()
                 tally.add_response(response)
                 await conversation.record(response, request=request)

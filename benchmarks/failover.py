@@ -22,9 +22,8 @@ from fault_campaign import Campaign, run_fleet
 from fault_checks import check_clients
 from fault_clients import GatewayClient
 
-from infra.fault_database import ReplicatedDatabase
-from infra.patroni import PatroniCluster
-from quire.log import SqlStore
+from patroni import PatroniCluster, ReplicatedDatabase
+from quire.store import SqlStore
 from support import Report
 
 CLIENT_COUNT = 8

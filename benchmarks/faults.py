@@ -21,10 +21,10 @@ from pathlib import Path
 from fault_campaign import Campaign, list_supported_kinds, run_fleet
 from fault_checks import CheckResult
 
-from infra.fault_database import FaultDatabase, ReplicatedDatabase, SingleDatabase, start_pooler
+from infra.fault_database import FaultDatabase, SingleDatabase, start_pooler
 from infra.fault_schedule import FaultKind, build_schedule
-from infra.patroni import PatroniCluster
 from infra.postgres import Cluster
+from patroni import PatroniCluster, ReplicatedDatabase
 
 
 def open_database(stack: ExitStack, *, is_single: bool) -> FaultDatabase:

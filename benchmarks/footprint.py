@@ -18,13 +18,14 @@ import psycopg
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
 from infra.postgres import Cluster, PostgresServer
+from quire.db import migrate
 from quire.engine import Conversation, Engine, open_engine
-from quire.log import DEFAULT_TENANT, SqlStore, migrate
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.turn_registry import BranchKey
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import DEFAULT_TENANT, SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 SENTENCES = (
@@ -34,7 +35,7 @@ SENTENCES = (
 WORDS = SENTENCES.split()
 VERBOSE = "--verbose" in sys.argv
 WRITE = re.compile(r"\b(INSERT INTO|UPDATE \S+ SET|DELETE FROM)\b")
-"""A statement that writes, also as a part of another (`quire.log.statement_batch`)."""
+"""A statement that writes, also as a part of another (`quire.db.raw_sql`)."""
 QUICK_MESSAGES = 4_000
 TURNS_PER_CONVERSATION = 10
 """Questions in a conversation, each with its reply."""

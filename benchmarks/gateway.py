@@ -34,19 +34,20 @@ from gateway_open_loop import compare_open_loop
 from gateway_processes import ServerProcess, find_litellm, start_litellm, start_servers
 from gateway_servers import STREAM_CHUNKS
 from infra.postgres import Cluster
+from quire.db import migrate, schema
 from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import index_messages
 from quire.jobs import queue_schema
-from quire.log import SqlStore, migrate, schema
 from quire.log.row_digests import with_row_digest
 from quire.model import Compaction, Draft, Message, Span, TokenCount
 from quire.settings import Settings
+from quire.store import SqlStore
 from support import Report, run_benchmark
 
 WINDOW_TOKENS, WIDE_WINDOW_TOKENS = 8_192, 1_000_000
 SHORT_MESSAGES, LONG_MESSAGES, ACTIVE_MESSAGES = 1_000, 10_000, 60
 """Messages of a conversation, and those that are not archived."""
-COUNTER = "openai:o200k_base"
+COUNTER = "chat:o200k_base"
 WARM_UP_TURNS = 8
 """Turns of each client before measurement: each connection to the database prepares each statement once."""
 MAX_COSTS = {"inserts": 1.0, "floor": 2.5, "litellm": 1.0}
@@ -300,7 +301,7 @@ async def run(*, quick: bool) -> Report:
         cluster = running.enter_context(Cluster.start(18, fsync=True))
         async with create_databases(cluster) as (ours, theirs):
             async with SqlStore.open(ours) as store:
-                _, key = await store.create_key("bench", ("read", "write", "chat"))
+                _, key = await store.keys.create("bench", ("read", "write", "chat"))
             [upstream] = running.enter_context(start_servers(("upstream",)))
             up = f"http://127.0.0.1:{upstream.port}/v1"
             commands = {

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
-from quire.log.ids import new_id
+from quire.model.ids import new_id
 
 SENTENCE = "The river carries more water in spring than in autumn, and the mill runs day and night. "
 SYSTEM_PROMPT = "You keep the books of a mill, and answer in one sentence. " * 8

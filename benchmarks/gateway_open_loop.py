@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway_clients import QUESTION_TEXT, SYSTEM_PROMPT, TURNS_PER_CONVERSATION
 from gateway_processes import ServerProcess
-from quire.log.ids import new_id
+from quire.model.ids import new_id
 from support import Report
 
 SCRIPT = Path(__file__).with_suffix(".js")

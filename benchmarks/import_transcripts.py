@@ -23,6 +23,9 @@ from typing import Any
 import psycopg
 
 from infra.postgres import Cluster
+from quire.db import migrate
+from quire.db.schema import metadata
+from quire.db.sqlite import _PRAGMAS
 from quire.engine import Engine
 from quire.engine.background_jobs import EngineJobKind, Work
 from quire.engine.config import EngineConfig
@@ -32,10 +35,8 @@ from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
 from quire.engine.search import search_messages
 from quire.importers.registry import SOURCES
 from quire.llm.embeddings import load_local_embedder
-from quire.log import SqlStore, migrate
-from quire.log.schema import metadata
-from quire.log.sqlite import _PRAGMAS
 from quire.settings import Settings
+from quire.store import SqlStore
 from support import Report
 
 TRANSCRIPTS = 10_000

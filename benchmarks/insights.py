@@ -24,28 +24,30 @@ import psycopg
 from sqlalchemy import Connection
 
 from infra.postgres import Cluster
-from quire.log import KEY_SCOPES, ConversationOrigin, ConversationRecord, SqlStore, migrate
+from quire.access.keys import KEY_SCOPES
+from quire.db import migrate
+from quire.db.dialects import insert_rows
+from quire.log import ConversationOrigin, ConversationRecord
 from quire.log.conversations import create_conversation
-from quire.log.dialects import insert_rows
-from quire.log.ids import now
-from quire.log.usage.contribution import (
-    DAY_MICROSECONDS,
-    Contribution,
-    TurnUsage,
-    UsageCounts,
-    UsageKey,
-    pair_documents,
-)
-from quire.log.usage.insights import read_insights
-from quire.log.usage.rollup import recount_totals
-from quire.log.usage.schema import counted_branches, document_pairs, usage_contributions, usage_totals, usage_turns
 from quire.model import CHAIN_ROOT, Decision, Entry, Manifest, Message, Policy, Span, Usage
 from quire.model.entry_metadata import DocumentReference, EntryMetadata, TurnTotals
+from quire.model.ids import now
 from quire.model.manifest import SlotUsage
 from quire.model.messages import TextPart, ToolCallPart
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.settings import Settings
+from quire.store import SqlStore
+from quire.usage.contribution import DAY_MICROSECONDS, Contribution, TurnUsage, UsageCounts, UsageKey, pair_documents
+from quire.usage.insights import read_insights
+from quire.usage.rollup import (
+    counted_branches,
+    document_pairs,
+    recount_totals,
+    usage_contributions,
+    usage_totals,
+    usage_turns,
+)
 from support import Report, time_medians
 
 TURNS = 1_000_000
@@ -76,7 +78,7 @@ def make_manifest(random: Random) -> Manifest:
     slots = tuple(SlotUsage(slot=each, budget=9_000, used=700) for each in ("system", "tools", "messages", "newest"))
     return Manifest(
         renderer=1, conversation="c", branch=0, head=1, counter="o200k", exact=True, total_tokens=2_800,
-        policy=Policy(model=random.choice(MODELS), provider="openai", window=128_000), slots=slots, digest="",
+        policy=Policy(model=random.choice(MODELS), wire_format="chat", window=128_000), slots=slots, digest="",
         full_history_tokens=0, max_input_tokens=100_000, trigger_tokens=90_000, decisions=tuple(decisions),
         stable_messages=0,
     )  # fmt: skip
@@ -204,7 +206,7 @@ async def measure(
     async with SqlStore.open(url) as store, httpx2.AsyncClient() as upstream:
         seconds = await fill(store, turns)
         finish_writes()
-        _, key = await store.create_key("benchmark", KEY_SCOPES)
+        _, key = await store.keys.create("benchmark", KEY_SCOPES)
         state = ServerState(store, Settings(), http_client=upstream)
         transport = httpx2.ASGITransport(create_app(state))
         headers = {"Authorization": f"Bearer {key}"}
@@ -215,8 +217,8 @@ async def measure(
                 assert response.status_code == 200, response.text
 
             taken = await time_medians(
-                lambda: read_insights(store),
-                lambda: read_insights(store, since=0),
+                lambda: read_insights(store.usage),
+                lambda: read_insights(store.usage, since=0),
                 lambda: get("/api/stats"),
                 lambda: get("/api/stats", since=0),
                 lambda: get("/api/stats/references"),

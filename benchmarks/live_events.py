@@ -16,8 +16,9 @@ from pathlib import Path
 import psycopg
 
 from infra.postgres import Cluster, find_binaries
-from quire.log import SqlStore, migrate
+from quire.db import migrate
 from quire.model import Message
+from quire.store import SqlStore
 from server.fleet import Fleet
 from support import Report, run_benchmark
 
@@ -105,7 +106,7 @@ async def measure_streams(report: Report, *, quick: bool) -> None:
         migrate.upgrade(url)
         migrate.grant_access(url, ROLE)
         async with SqlStore.open(cluster.url("quire", user=ROLE)) as store:
-            _, key = await store.create_key("bench", ["read"])
+            _, key = await store.keys.create("bench", ["read"])
             targets = (200,) if quick else (200, 2_000)
             # Before the servers start: their first sweep looks for work in every conversation that changed.
             for number in range(max(targets)):

@@ -12,9 +12,11 @@ from typing import Any
 import psycopg
 
 from infra.postgres import Cluster
-from quire.log import SqlStore, conversations, migrate, raw_sql, reads
-from quire.log.schema import entries, paths
+from quire.db import migrate, raw_sql
+from quire.db.schema import entries, paths
+from quire.log import conversations, reads
 from quire.model import Compaction, Draft, Message, Span, TokenCount
+from quire.store import SqlStore
 from support import Report, run_benchmark, time_medians, time_ratio
 
 SENTENCE = "The river carries more water in spring than in autumn, and the mill runs day and night. "

@@ -13,8 +13,9 @@ from typing import Any
 import psycopg
 
 from infra.postgres import Cluster
-from quire.log import SqlStore, migrate
+from quire.db import migrate
 from quire.model import ActiveCompaction, BranchState, Draft, Message, Span, TokenCount
+from quire.store import SqlStore
 from support import Report, run_benchmark, time_rounds
 
 MESSAGES_PER_CONVERSATION = 500

@@ -14,7 +14,7 @@ from pathlib import Path
 import recall_scale
 from infra.postgres import Cluster
 from quire.llm.embeddings import Embedder, load_local_embedder
-from quire.log import SqlStore
+from quire.store import SqlStore
 from recall_data import BUDGETS, DatasetChat, load_chats
 from recall_requests import RecallBenchmark
 from support import Report

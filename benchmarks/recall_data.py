@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.search.segments import IndexedMessage
-from quire.view.tokens import counter_for
+from quire.wire.tokens import counter_for
 
 BUDGETS = (1_000, 2_000, 4_000, 8_000)
 DATE_FORMATS = ("%I:%M %p on %d %B, %Y", "%d.%m.%Y, %H:%M:%S", "%B-%d-%Y")

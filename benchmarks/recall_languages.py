@@ -11,8 +11,8 @@ from pathlib import Path
 from infra.dialogues import LANGUAGE_CODES, Dialogue, load_dialogues
 from quire.llm.embeddings import Embedder, load_local_embedder
 from quire.llm.onnx_encoder import load_onnx_encoder
-from quire.log import SqlStore
 from quire.search.segments import IndexedMessage
+from quire.store import SqlStore
 from recall_data import BUDGETS, DatasetChat, LabelledQuestion, RecallScores, count_tokens
 from recall_requests import RecallBenchmark
 from recall_scale import open_sqlite_database

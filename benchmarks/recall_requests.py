@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
 from quire.llm.embeddings import Embedder
-from quire.log import SqlStore
 from quire.model import Compaction, Draft, Manifest, Message, Span, TokenCount
 from quire.search.segments import IndexedMessage
 from quire.settings import Settings
 from quire.settings.schema import ModelEntry
+from quire.store import SqlStore
 from recall_data import BUDGETS, DatasetChat, RecallScores
 
 BATCH_SIZE = 500

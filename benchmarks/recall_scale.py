@@ -18,12 +18,13 @@ import psycopg
 from infra.postgres import Cluster
 from infra.vaults import write_vault
 from quire.context.vault import Vault
+from quire.db import migrate
 from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
 from quire.llm.embeddings import load_local_embedder
-from quire.log import SqlStore, migrate
 from quire.model import Compaction, Draft, Message, Span, TokenCount
 from quire.settings import Settings
+from quire.store import SqlStore
 from support import Report
 
 BATCH_SIZE = 2_000
@@ -110,7 +111,7 @@ async def measure_recall(report: Report, backend: str, url: str, bare: Callable[
             taken.append(ours)
         median = statistics.median(taken)
         report.require_at_most(f"prepare_over_scan_{backend}_{size}", statistics.median(scan_ratios), SCAN_GOAL_RATIO)
-        segments = await store.read_segments("c", await store.list_segments("c"))
+        segments = await store.message_index.read_segments("c", await store.message_index.list_segments("c"))
         stored = sum(len(blob) for data in segments for blob in data) / size
         memory = sum(cached.nbytes for cached in engine.runtime.recall_indexes.values()) / size
         hits = f"{found}/{len(questions)}"
@@ -154,7 +155,7 @@ async def measure_vault(report: Report, backend: str, url: str, *, notes: int) -
             for path in paths[1:1_001]:
                 path.stat()
             stat_time = (time.perf_counter() - start) * 1_000 / len(names)
-            hits = await store.search("windmills", scopes=["vault:notes"], limit=1)
+            hits = await store.passages.search("windmills", scopes=["vault:notes"], limit=1)
             assert hits[0].key == paths[0].relative_to(folder).as_posix()
     report.require_at_most(f"vault_update_over_build_{backend}", second / first, UPDATE_GOAL_RATIO)
     report.require_at_most(f"vault_resolve_over_stat_{backend}", resolving / stat_time, RESOLVE_GOAL_RATIO)

@@ -20,9 +20,9 @@ from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
 from quire.engine.search import MessageFilter, MessageSearchResult, search_messages
 from quire.llm.embeddings import load_local_embedder
-from quire.log import SqlStore
 from quire.model import Message
 from quire.settings import Settings
+from quire.store import SqlStore
 from search_data import (
     CONVERSATION_GAP_MICROS,
     FACT_INTERVAL,

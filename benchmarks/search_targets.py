@@ -14,7 +14,7 @@ from typing import LiteralString, NamedTuple, Protocol
 import psycopg
 
 from infra.postgres import Cluster
-from quire.log import migrate
+from quire.db import migrate
 
 RESULTS: LiteralString = "20"
 INDEX_TABLES = ("quire_terms", "quire_search_scopes", "quire_message_segments", "quire_unindexed_branches")

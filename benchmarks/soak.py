@@ -24,7 +24,8 @@ from pathlib import Path
 import psycopg
 
 from infra.postgres import Cluster, find_free_port
-from quire.log import SqlStore, migrate
+from quire.db import migrate
+from quire.store import SqlStore
 from server.fleet import Process
 from soak_clients import LoadState, run_load
 from soak_plot import draw_plot
@@ -168,7 +169,7 @@ async def run_soak(options: SoakOptions) -> SoakRecord:
     folder = Path(tempfile.mkdtemp(prefix="quire-soak-"))
     with create_database(options.database, folder) as (url, owner_url), start_upstream() as upstream:
         async with SqlStore.open(url) as store:
-            _, key = await store.create_key("soak", ("read", "write", "chat"))
+            _, key = await store.keys.create("soak", ("read", "write", "chat"))
         with start_server(folder, url, upstream, workers=options.workers) as (port, server):
             await wait_until_ready(port, server)
             state = LoadState(port, key, options.turns_per_second)

@@ -18,7 +18,7 @@ from anthropic import AsyncAnthropic
 from format_clients import PATHS, ChatClient, FormatClient, MessagesClient, ResponsesClient
 from openai import AsyncOpenAI
 
-from quire.log.ids import new_id
+from quire.model.ids import new_id
 from soak_upstream import DELAY_SECONDS, MARKER, SENTENCE, Behaviour
 
 CLIENT_COUNT = 12

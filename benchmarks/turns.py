@@ -34,11 +34,11 @@ from quire.engine import Conversation, Engine, EngineConfig
 from quire.engine.request import Request
 from quire.errors import ContextOverflow, ModelRequestRejected
 from quire.llm import Prompt, Reply
-from quire.log import SqlStore
 from quire.model import Message
 from quire.settings import Settings
-from quire.view.tokens import counter_for
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.store import SqlStore
+from quire.wire.chat.render import OpenAIChatFormat
+from quire.wire.tokens import counter_for
 from support import Report, run_benchmark
 
 STEPS, QUICK_STEPS = 1_000, 120
@@ -296,7 +296,7 @@ async def run_quire_on_server(url: str, steps: int, *, compacts: bool, summarize
             except ContextOverflow:
                 usage.failures += 1
                 continue
-            response = evaluate(url, request.to_openai()["messages"], usage)
+            response = evaluate(url, request.to_chat()["messages"], usage)
             reported = response.json().get("usage") if response.status_code == 200 else None
             reply: dict[str, Any] = {"choices": [{"message": FORMAT.render_message(step.reply)[0]}], "usage": reported}
             await conversation.record(reply if reported else step.reply, request=request)

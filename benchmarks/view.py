@@ -18,12 +18,13 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, trim_m
 
 from infra.postgres import Cluster
 from log import SENTENCE, BarePostgres, BareSqlite
+from quire.db import migrate
 from quire.engine import Conversation, Engine, EngineConfig
-from quire.log import SqlStore, migrate
 from quire.model import Message, TokenCount
 from quire.model.entries import Draft
 from quire.settings import Settings
-from quire.view.tokens import counter_for
+from quire.store import SqlStore
+from quire.wire.tokens import counter_for
 from support import Report, run_benchmark, time_medians, time_ratio, time_rounds
 
 BUDGET_TOKENS = 8_000
@@ -171,7 +172,7 @@ async def measure_bookkeeping(report: Report, folder: Path) -> None:
 
         async def run_turn() -> None:
             request = await conversation.prepare(f"Question: {SENTENCE}")
-            request.to_openai()
+            request.to_chat()
             await conversation.record(SENTENCE * 2, request=request)
 
         async def append_messages() -> None:

@@ -15,7 +15,7 @@ def main() -> None:
         conversation = engine.conversation("anthropic-chat")
         for question in ("What is the tallest lighthouse in Europe?", "When was it built?"):
             request = conversation.prepare(question)
-            reply = client.messages.create(**request.to_anthropic())
+            reply = client.messages.create(**request.to_messages())
             entry = conversation.record(reply)
             print(f"> {question}\n{entry.message.text}")
         # What the model saw for the last reply, with the reason for each part.

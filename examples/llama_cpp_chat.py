@@ -22,7 +22,7 @@ def main() -> None:
         compactions = 0
         for day in range(1, 13):
             request = conversation.prepare(f"Day {day}. Write two sentences about the weather at sea.")
-            reply = client.chat.completions.create(**request.to_openai(), max_tokens=REPLY_TOKENS)
+            reply = client.chat.completions.create(**request.to_chat(), max_tokens=REPLY_TOKENS)
             compactions += len(request.compactions)
             entry = conversation.record(reply)
             print(f"day {day}: {request.tokens} tokens sent; {entry.message.text[:60]!r}")

@@ -33,7 +33,7 @@ def main() -> None:
             request = conversation.prepare("Does the mill of [[Water mills]] run on Tuesday? @data/levels.csv")
             for decision in request.manifest.included:
                 print(f"{decision.slot}: {decision.name} ({decision.tokens} tokens, {decision.reason})")
-            reply = client.chat.completions.create(**request.to_openai())
+            reply = client.chat.completions.create(**request.to_chat())
             print(conversation.record(reply).message.text)
 
 

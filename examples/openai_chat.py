@@ -15,7 +15,7 @@ def main() -> None:
         conversation = engine.conversation("openai-chat")
         for question in ("What is the tallest lighthouse in Europe?", "When was it built?"):
             request = conversation.prepare(question)
-            reply = client.chat.completions.create(**request.to_openai())
+            reply = client.chat.completions.create(**request.to_chat())
             entry = conversation.record(reply)
             print(f"> {question}\n{entry.message.text}")
         used = conversation.usage()

@@ -1,4 +1,7 @@
-"""Fixtures of all tests: a new, migrated database for each test, on SQLite and PostgreSQL, and a local model.
+"""Fixtures of all tests: a new, migrated database for each test, and a local model.
+
+A test runs on SQLite unless a marker says otherwise: `every_database` adds PostgreSQL 18, and `every_postgres` leaves
+SQLite out. At full size both also run on PostgreSQL 15, and `every_database` behind PgBouncer.
 
 The PostgreSQL clusters belong to the process that runs the session. Under xdist that is the controller, which starts
 them before the workers; otherwise each is started on first use. The local model is always started on first use. No test
@@ -20,32 +23,34 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from infra.llama import LocalModelAddress, find_missing_packages
-from infra.pgbouncer import PgBouncer
+from infra.pgbouncer import PgBouncer, find_pgbouncer
 from infra.postgres import VERSIONS, Cluster, PostgresServer, Version, find_binaries
 from infra.sizes import IS_FULL_SIZE
 from network_guard import block_external_network
 from shared_local_model import SharedLocalModel, fetch_address
 
 if TYPE_CHECKING:
-    from quire.log import SqlStore
+    from quire.store import SqlStore
 
 TEMPLATE = "quire_template"
 APPLICATION_ROLE = "quire_app"
 
-BACKENDS = ("sqlite", "postgres18")
-ALL_BACKENDS = (*BACKENDS, "postgres15")
-POSTGRES_VERSIONS: dict[str, Version] = {f"postgres{version}": version for version in VERSIONS}
+_POSTGRES_BACKENDS = ("postgres18", pytest.param("postgres15", marks=pytest.mark.nightly))
+BACKENDS_BY_MARKER = {
+    "every_database": ("sqlite", *_POSTGRES_BACKENDS, pytest.param("pgbouncer", marks=pytest.mark.nightly)),
+    "every_postgres": _POSTGRES_BACKENDS,
+}
+POSTGRES_VERSIONS: dict[str, Version] = {f"postgres{version}": version for version in VERSIONS} | {"pgbouncer": 18}
 
 IN_CI = bool(os.environ.get("CI"))
 SQLITE_ONLY = bool(os.environ.get("QUIRE_TEST_SQLITE_ONLY"))
 """Whether tests on PostgreSQL are deselected, for a quick answer."""
-USE_PGBOUNCER = bool(os.environ.get("QUIRE_TEST_PGBOUNCER"))
-"""Whether every test connects to PostgreSQL through PgBouncer in transaction mode."""
 
 _COMMON_PROFILE = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 settings.register_profile("dev", max_examples=30, **_COMMON_PROFILE)
-settings.register_profile("ci", max_examples=50, derandomize=True, **_COMMON_PROFILE)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if IN_CI else "dev"))
+settings.register_profile("ci", max_examples=30, derandomize=True, **_COMMON_PROFILE)
+settings.register_profile("full", max_examples=100, **_COMMON_PROFILE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if IS_FULL_SIZE else "ci" if IN_CI else "dev"))
 
 CLUSTERS_KEY = pytest.StashKey[dict[Version, Cluster]]()
 LOCAL_MODEL_KEY = pytest.StashKey[SharedLocalModel]()
@@ -85,11 +90,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs tests that use `backend` on each backend, unless the test parametrizes it itself."""
+    """Runs tests that use `backend` on those of their marker, unless the test parametrizes it itself."""
     marks = metafunc.definition.iter_markers("parametrize")
     if "backend" in metafunc.fixturenames and not any(mark.args[:1] == ("backend",) for mark in marks):
-        every_backend = metafunc.definition.get_closest_marker("every_backend")
-        metafunc.parametrize("backend", ALL_BACKENDS if every_backend else BACKENDS)
+        names = (mark.name for mark in metafunc.definition.iter_markers())
+        marker = next((name for name in names if name in BACKENDS_BY_MARKER), None)
+        metafunc.parametrize("backend", BACKENDS_BY_MARKER[marker] if marker else ("sqlite",))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -100,10 +106,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_deselected(item: pytest.Item) -> bool:
-    if item.get_closest_marker("large") and not IS_FULL_SIZE:
+    if item.get_closest_marker("nightly") and not IS_FULL_SIZE:
         return True
     call: Any = getattr(item, "callspec", None)
-    return SQLITE_ONLY and call is not None and str(call.params.get("backend")).startswith("postgres")
+    return SQLITE_ONLY and call is not None and call.params.get("backend", "sqlite") != "sqlite"
 
 
 def start_clusters(config: pytest.Config, versions: Iterable[Version]) -> dict[Version, Cluster]:
@@ -119,7 +125,7 @@ def start_clusters(config: pytest.Config, versions: Iterable[Version]) -> dict[V
 
 
 def create_template(server: PostgresServer) -> None:
-    from quire.log import migrate
+    from quire.db import migrate
 
     server.create_database(TEMPLATE)
     server.create_role(APPLICATION_ROLE)
@@ -141,6 +147,9 @@ def get_postgres_server(config: pytest.Config, version: Version) -> PostgresServ
 
 def get_pooler(config: pytest.Config, server: PostgresServer) -> PgBouncer:
     """Returns the PgBouncer in front of this server; each process of a run has its own."""
+    if find_pgbouncer() is None:
+        message = "PGBOUNCER IS NOT INSTALLED: its tests do not run"
+        pytest.fail(message) if IN_CI else pytest.skip(message)
     poolers = config.stash[POOLERS_KEY]
     if server.port not in poolers:
         poolers[server.port] = PgBouncer.start(server, users=(APPLICATION_ROLE,))
@@ -149,7 +158,7 @@ def get_pooler(config: pytest.Config, server: PostgresServer) -> PgBouncer:
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from quire.log import migrate
+    from quire.db import migrate
 
     path = tmp_path_factory.mktemp("template") / "quire.db"
     migrate.upgrade(f"sqlite:///{path}")
@@ -168,7 +177,7 @@ def database(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> It
     server = get_postgres_server(request.config, POSTGRES_VERSIONS[backend])
     name = f"test_{uuid.uuid4().hex}"
     server.create_database(name, template=TEMPLATE)
-    endpoint = get_pooler(request.config, server) if USE_PGBOUNCER else server
+    endpoint = get_pooler(request.config, server) if backend == "pgbouncer" else server
     yield Database(url=endpoint.url(name, user=APPLICATION_ROLE), admin_url=server.url(name))
     server.drop_database(name)
 
@@ -187,7 +196,7 @@ def admin_url(database: Database) -> str:
 
 @pytest.fixture
 async def store(database_url: str) -> "AsyncIterator[SqlStore]":
-    from quire.log import SqlStore
+    from quire.store import SqlStore
 
     async with SqlStore.open(database_url) as store:
         yield store
@@ -202,6 +211,14 @@ def local_model(request: pytest.FixtureRequest) -> LocalModelAddress:
     if hasattr(request.config, "workerinput"):
         return fetch_address(request.config.workerinput["model_port"])
     return request.config.stash[LOCAL_MODEL_KEY].get_address()
+
+
+@pytest.fixture
+def default_interrupt() -> Iterator[None]:
+    """Ctrl-C raises `KeyboardInterrupt`, even in a process that was started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire.view.tokens import TokenCounter
-from quire.view.wire_formats import WireFormat
-from quire.view.wire_formats.anthropic_messages import OPENER_TEXT
+from quire.wire import WireFormat
+from quire.wire.messages.render import OPENER_TEXT
+from quire.wire.tokens import TokenCounter
 
 
 def count_payload(wire_format: WireFormat, payload: Mapping[str, Any], counter: TokenCounter) -> int:

@@ -10,7 +10,7 @@ import affected_tests  # noqa: E402
 
 
 def test_a_package_has_its_folder_and_a_module_the_tests_of_its_name():
-    files = ["src/quire/log/store.py", "src/quire/log/usage/report.py", "src/quire/sync.py", "docs/api.md"]
+    files = ["src/quire/log/reads.py", "src/quire/usage/report.py", "src/quire/sync.py", "docs/api.md"]
     found = affected_tests.find_affected_tests(files)
     assert "tests/log" in found
     assert affected_tests.TESTS_OF_DOCS in found
@@ -20,7 +20,7 @@ def test_a_package_has_its_folder_and_a_module_the_tests_of_its_name():
 def test_a_changed_test_runs_unless_its_folder_does():
     find = affected_tests.find_affected_tests
     assert find(["tests/log/test_purge.py"]) == ["tests/log/test_purge.py"]
-    assert find(["tests/log/test_purge.py", "src/quire/log/purge.py"]) == ["tests/log"]
+    assert find(["tests/log/test_purge.py", "src/quire/log/purge.py"]) == ["tests/contract", "tests/log"]
     assert find(["tests/log/conftest.py"]) == ["tests/log"]
     assert find(["tests/log/test_deleted.py", "justfile", "web/src/App.svelte"]) == ["tests/log"]
 

@@ -20,8 +20,8 @@ from quire.view import rendered
 from quire.view.calibration import Calibration
 from quire.view.model_specs import MAX_PROVIDER_PREFIXES, UNKNOWN_MODEL, model_spec_for
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import counter_for, vocabulary_for
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
+from quire.wire.tokens import counter_for, vocabulary_for
 
 NOW = 1_700_000_000_000_000
 CHARS = 30_000
@@ -123,7 +123,7 @@ def test_calibrations_are_limited():
 def test_all_counters_together_cache_rendered_messages_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendered, "MAX_CACHED_BYTES", 10_000)
     monkeypatch.setattr(rendered, "_budget", rendered._CacheBudget())  # pyright: ignore[reportPrivateUsage]
-    counters = [MessageCounter(counter_for("gpt-4o"), wire_format_for("openai")) for _ in range(5)]
+    counters = [MessageCounter(counter_for("gpt-4o"), wire_format_for("chat")) for _ in range(5)]
     for number in range(100):
         counters[number % 5].render_data(f"{number} " + "x" * 1_000)
     cached = [each for counter in counters for each in counter._cache.values()]  # pyright: ignore[reportPrivateUsage]

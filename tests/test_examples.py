@@ -94,6 +94,8 @@ def test_continues_its_conversation(tmp_path: Path, provider: ScriptedProvider) 
     assert "8 messages stored" in run_example("openai_chat.py", tmp_path, environment)
 
 
+@pytest.mark.nightly
+@pytest.mark.real_model
 def test_local_model_compacts(tmp_path: Path, local_model: LocalModelAddress) -> None:
     printed = run_example("llama_cpp_chat.py", tmp_path, make_environment(tmp_path, local_model.url))
     tokens = [int(each) for each in re.findall(r"(\d+) tokens sent", printed)]

@@ -23,7 +23,7 @@ import pytest
 
 from infra.hostile_load import COMPLETIONS, Size
 from infra.postgres import find_free_port
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 MAX_DELAY_RATIO = 3.0
 """Maximum of the other tenant's 99th percentile under attack, divided by the one without."""
@@ -123,7 +123,7 @@ def run_module(*arguments: str, output: Path, settings: Path, priority: int = 0)
 @pytest.fixture
 async def hostile_setup(store: SqlStore, database: Any, tmp_path: Path) -> AsyncIterator[HostileSetup]:
     keys = [
-        (await store.for_tenant(tenant).create_key("load", ["read", "write", "chat"]))[1]
+        (await store.for_tenant(tenant).keys.create("load", ["read", "write", "chat"]))[1]
         for tenant in ("attacker", "victim")
     ]
     ports = [find_free_port() for _ in range(3)]
@@ -231,13 +231,13 @@ async def check_load(setup: HostileSetup, size: Size, *, is_timed: bool) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.every_postgres
 async def test_hostile_load_delays_no_other_tenant(hostile_setup: HostileSetup):
     await check_load(hostile_setup, "small", is_timed=False)
 
 
 @pytest.mark.slow
-@pytest.mark.large
-@pytest.mark.parametrize("backend", ["sqlite", "postgres18"])
+@pytest.mark.nightly
+@pytest.mark.every_database
 async def test_hostile_load_at_full_size(hostile_setup: HostileSetup):
     await check_load(hostile_setup, "full", is_timed=True)

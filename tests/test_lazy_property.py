@@ -2,7 +2,7 @@
 
 import threading
 
-from quire.model.lazy import lazy_property
+from quire.model.base import lazy_property
 
 
 class Value:

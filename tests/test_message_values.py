@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from infra.strategies import messages
 from quire.errors import (
     ContextOverflow,
     InvalidEntry,
@@ -36,7 +37,6 @@ from quire.model import (
     apply_entry,
     iter_paths,
 )
-from quire.testing.strategies import messages
 
 
 @given(messages())
@@ -86,10 +86,10 @@ def test_an_image_has_exactly_one_source(source: dict[str, str]):
 
 @given(st.lists(messages(), max_size=6), st.integers(0, 5))
 def test_paths_are_shared_up_to_the_first_difference(history: list[Message], at: int):
-    paths = list(iter_paths(message.canonical_json() for message in history))
-    other = [message.canonical_json() for message in history]
+    paths = list(iter_paths(message.canonical_json().encode() for message in history))
+    other = [message.canonical_json().encode() for message in history]
     if at < len(other):
-        other[at] = Message.user("something that no one else says").canonical_json()
+        other[at] = Message.user("something that no one else says").canonical_json().encode()
     changed = list(iter_paths(other))
     assert paths[:at] == changed[:at]
     assert all(mine != theirs for mine, theirs in zip(paths[at:], changed[at:], strict=True))

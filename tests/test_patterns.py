@@ -22,8 +22,8 @@ import pytest
 
 import quire
 from quire.context.vault.markdown_mask import _closing_fence  # type: ignore[attr-defined]
-from quire.view.images import _HIGH_RES_CLAUDE_MODELS, _PATCH_FACTORS  # type: ignore[attr-defined]
-from quire.view.tokens import _run_pattern  # type: ignore[attr-defined]
+from quire.wire.media import _HIGH_RES_CLAUDE_MODELS, _PATCH_FACTORS  # type: ignore[attr-defined]
+from quire.wire.tokens import _run_pattern  # type: ignore[attr-defined]
 
 SOURCE = Path(inspect.getfile(quire)).parent
 TEXT_CHARS = 100_000
@@ -38,23 +38,23 @@ COMMON_TEXTS = (
 )  # fmt: skip
 
 BUILT_PATTERNS = {
-    "quire.cli.toml_edit:_replace_comment": [r"#\s*max_spend\s*="],
+    "quire.cli.config:replace_value": [r"#\s*max_spend\s*="],
     "quire.context.vault.markdown_mask:_closing_fence": [
         _closing_fence(char, length).pattern for char in "`~" for length in (3, 40)
     ],
-    "quire.context.vault.mentions:compile_glob": [translate(name) for name in ("*.md", "*a*a*a*a*b", "[!a-z]?*")],
-    "quire.view.images:_count_openai": [pattern for pattern, _ in _PATCH_FACTORS],
-    "quire.view.images:_count_anthropic": [_HIGH_RES_CLAUDE_MODELS],
-    "quire.view.tokens:_run_pattern": [_run_pattern().pattern],
+    "quire.context.file_imports:compile_glob": [translate(name) for name in ("*.md", "*a*a*a*a*b", "[!a-z]?*")],
+    "quire.wire.media:count_openai_image": [pattern for pattern, _ in _PATCH_FACTORS],
+    "quire.wire.media:count_claude_image": [_HIGH_RES_CLAUDE_MODELS],
+    "quire.wire.tokens:_run_pattern": [_run_pattern().pattern],
 }
 """Patterns that a function builds or compiles, by function: examples of each."""
 
 USED_AS = {
-    "quire.cli.toml_edit:_replace_comment": "match",
-    "quire.context.vault.mentions:compile_glob": "match",
-    "quire.importers.librechat:_FILES": "fullmatch",
-    "quire.importers.open_webui:_FILES": "fullmatch",
-    "quire.view.tokens:_MODEL_PATTERNS": "match",
+    "quire.cli.config:_replace_comment": "match",
+    "quire.context.file_imports:compile_glob": "match",
+    "quire.importers.librechat:LibreChatSource.pattern": "fullmatch",
+    "quire.importers.open_webui:OpenWebUiSource.pattern": "fullmatch",
+    "quire.wire.tokens:_MODEL_PATTERNS": "match",
 }
 """How patterns in containers are used, where the source does not name them in the call."""
 

@@ -18,7 +18,7 @@ from quire.engine.secret_scan import find_conversation_secrets
 from quire.engine.session_recall import recall_session
 from quire.engine.shared_transcript import SharedTranscript, ShareFormat
 from quire.importers.registry import SOURCES
-from quire.mcp_server.stdio import build_local_server
+from quire.mcp_server.server import build_local_server
 from secret_samples import SecretSample, list_samples
 
 SAMPLES = [sample for seed in range(2) for sample in list_samples(seed)]
@@ -143,6 +143,7 @@ async def test_no_shared_transcript_contains_a_secret(engine: Engine, format: Sh
     assert masked >= len(SAMPLES)
 
 
+@pytest.mark.every_database
 async def test_every_secret_is_found(engine: Engine):
     assert len(SAMPLES) >= 100
     assert len({sample.kind for sample in SAMPLES}) >= 20
@@ -159,6 +160,7 @@ def count_planted(kind: str) -> int:
     return sum(sample.kind == kind for sample in SAMPLES)
 
 
+@pytest.mark.every_database
 @pytest.mark.slow
 async def test_a_purge_of_each_value_leaves_none_in_any_table(engine: Engine, admin_url: str, tmp_path: Path):
     assert all(contains_text(dump_database(admin_url), sample.value.split("\n")[0]) for sample in SAMPLES[:3])

@@ -16,7 +16,7 @@ import pytest
 from infra import postgres
 from infra.postgres import VERSIONS, Cluster, PostgresError, Version, find_binaries
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TERMINATE_SESSIONS_SQL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'"
 

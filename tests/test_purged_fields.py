@@ -98,7 +98,7 @@ async def test_a_purged_call_and_its_result_still_belong_together(seq: int):
             "Look.", Message(role="assistant", parts=(call,)), Message.tool("call_1", "Otters swim."), "Thanks."
         )
         await engine.store.purge("c", [seq])
-        messages = (await conversation.prepare("And now?")).to_openai()["messages"]
+        messages = (await conversation.prepare("And now?")).to_chat()["messages"]
     [sent_call] = [message for message in messages if message.get("tool_calls")]
     [result] = [message for message in messages if message["role"] == "tool"]
     assert result["tool_call_id"] == sent_call["tool_calls"][0]["id"]

@@ -11,8 +11,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MAIN_BRANCHES = ("origin/main", "main")
 TESTS_OF_DOCS = "tests/engine/test_docs_examples.py"
-FOLDERS = {"ledger": "engine", "model": "view", "schemas": "server"}
-"""Folder of the tests of a package that has none of its own."""
+FOLDERS = {
+    "access": ["log", "contract"],
+    "concurrency": ["log"],
+    "db": ["log", "contract"],
+    "index": ["log", "contract"],
+    "ledger": ["engine"],
+    "log": ["log", "contract"],
+    "model": ["view"],
+    "proxy": ["server", "adapters"],
+    "schemas": ["server"],
+    "store": ["log", "contract"],
+    "turns": ["log"],
+    "usage": ["log"],
+    "wire": ["view", "server"],
+}
+"""Folders of the tests of a package, where they are not the one of its name."""
 
 
 def list_changed_files() -> list[str]:
@@ -42,7 +56,7 @@ def _find_tests(file: Path) -> list[str]:
             tests = ROOT.glob(f"tests/**/test_{Path(name).stem}*.py")
             return [str(each.relative_to(ROOT)) for each in tests]
         case ("src", "quire", package, *_):
-            return [f"tests/{FOLDERS.get(package, package)}"]
+            return [f"tests/{folder}" for folder in FOLDERS.get(package, [package])]
         case ("tests", *_, name) if name.startswith("test_") and (ROOT / file).exists():
             return [str(file)]
         case ("tests", folder, _, *_) if folder != "infra":

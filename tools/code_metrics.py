@@ -1,6 +1,7 @@
 """Measures the shape and the language of the source: `just metrics`, or `python tools/code_metrics.py src/quire`.
 
-Prints one number per line: size, names, imports, and how often the prose avoids the technical term.
+Prints one number per line: size, fragments, names, imports, and how often the prose avoids the technical term.
+`--surface` adds what users meet: settings, commands and options, and the tests beside the source.
 """
 
 import argparse
@@ -17,6 +18,10 @@ VAGUE_WORDS = (
 )  # fmt: skip
 """Words that stand in for a technical term; `docs/glossary.md` has the terms."""
 
+MAX_FUNCTION_LINES = 80
+SMALL_MODULE_LINES = 80
+"""A module below this length with one importer is usually a paragraph of that importer."""
+
 IRREGULAR_PARTICIPLES = {
     "beneath",
     "found",
@@ -30,7 +35,7 @@ IRREGULAR_PARTICIPLES = {
     "fresh",
     "due",
 }
-NOUNS_IN_ING = {"embedding", "mapping", "string"}
+NOUNS_IN_ING = {"embedding", "mapping", "recording", "rendering", "spending", "string"}
 ADJECTIVES_IN_ED = {"rendered", "scripted"}
 
 
@@ -62,6 +67,14 @@ class Module:
 
     def import_lines(self) -> int:
         return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in self.imports())
+
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    def single_use_functions(self) -> list[str]:
+        """Private functions and methods that their module names once, apart from the definition."""
+        private = [node.name for node in self.functions() if re.match(r"_[^_]", node.name)]
+        return [name for name in private if len(re.findall(rf"\b{re.escape(name)}\b", self.text)) == 2]
 
     def has_participle_name(self) -> bool:
         """Whether the last word of the module's name is a gerund or a participle."""
@@ -130,12 +143,26 @@ def measure(root: Path) -> dict[str, object]:
     importers = Counter(target for targets in graph.values() for target in targets)
     code = sum(m.code_lines() for m in modules.values())
     words = re.compile(r"\b(" + "|".join(VAGUE_WORDS) + r")\b", re.IGNORECASE)
+    functions = [(module, node) for module in modules.values() for node in module.functions()]
+    single_use = [f"{module.name}.{name}" for module in modules.values() for name in module.single_use_functions()]
     return {
         "files": len(modules),
         "total lines": sum(m.total_lines for m in modules.values()),
         "code lines": code,
         "median lines of a file": statistics.median(m.total_lines for m in modules.values()),
         "share of imports, %": round(100 * sum(m.import_lines() for m in modules.values()) / code, 1),
+        "functions": len(functions),
+        "private functions with one use": single_use,
+        "share of private functions with one use, %": round(100 * len(single_use) / max(1, len(functions)), 1),
+        f"functions over {MAX_FUNCTION_LINES} lines": [
+            f"{module.name}.{node.name}"
+            for module, node in functions
+            if (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES
+        ],
+        f"modules under {SMALL_MODULE_LINES} lines with one importer": [
+            m.name for m in named if importers[m.name] == 1 and m.total_lines < SMALL_MODULE_LINES
+        ],
+        "that of, those of": re.findall(r"\b(?:that|those) of\b", "".join(m.text for m in modules.values())),
         "modules named by a gerund or participle": [m.name for m in named if m.has_participle_name()],
         "modules with one importer": [m.name for m in named if importers[m.name] == 1],
         "class names that exist twice": [name for name, places in class_names(modules).items() if len(places) > 1],
@@ -144,12 +171,43 @@ def measure(root: Path) -> dict[str, object]:
     }
 
 
+def measure_surface(root: Path) -> dict[str, object]:
+    """Settings, commands and options that users meet, and the tests."""
+    import typer
+
+    from quire.cli.app import app
+    from quire.settings import Settings
+
+    commands, options = 0, 0
+    pending = [typer.main.get_command(app)]
+    while pending:
+        command = pending.pop()
+        options += sum(parameter.param_type_name == "option" for parameter in command.params)
+        if hasattr(command, "list_commands"):
+            context = command.make_context("quire", [], resilient_parsing=True)
+            pending += [command.get_command(context, name) for name in command.list_commands(context)]
+        else:
+            commands += 1
+    texts = [path.read_text() for path in (root.parents[1] / "tests").rglob("*.py")]
+    return {
+        "settings": len(Settings.model_fields),
+        "commands": commands,
+        "options": options,
+        "lines of tests": sum(text.count("\n") for text in texts),
+        "test functions": sum(len(re.findall(r"^\s*(?:async )?def test_", text, re.MULTILINE)) for text in texts),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, nargs="?", default=Path("src/quire"))
     parser.add_argument("--list", action="store_true", help="name what is counted")
+    parser.add_argument("--surface", action="store_true", help="count settings, commands, options and tests too")
     options = parser.parse_args()
-    for name, value in measure(options.root).items():
+    metrics = measure(options.root)
+    if options.surface:
+        metrics |= measure_surface(options.root.resolve())
+    for name, value in metrics.items():
         if isinstance(value, list):
             print(f"{name}: {len(value)}")
             if options.list:

@@ -14,8 +14,8 @@ prepare_threshold, revision, scheme_name, text_factory, timestamp
 directive, inter_op_num_threads, intra_op_num_threads, log_severity_level
 
 # Public API.
-FunctionToolRunner, ScriptedModel, StoreContract, after_compaction, before_compaction, histories, remaining_replies
-to_anthropic, to_openai, to_openai_responses
+FunctionToolRunner, ScriptedModel, after_compaction, before_compaction, remaining_replies
+to_messages, to_chat, to_responses
 
 # The protocols of the Claude Agent SDK, the OpenAI Agents SDK, LangChain and Pydantic AI, which call them.
 list_session_summaries, open_session_store
@@ -24,7 +24,8 @@ awrap_model_call, awrap_tool_call, open_middleware, wrap_model_call, wrap_tool_c
 after_model_request, before_model_request, for_run, get_toolset, open_capability, prepare_model_request, prepare_tools
 
 # Fields of values that are stored, or returned as JSON.
-compaction_seq, first_message, forwarding, has_more, invalidated_tokens, json_schema, memory_enabled, renderer
+compaction_seq, first_message, forwarding, has_more, invalidated_tokens, item_counts, json_schema, memory_enabled
+renderer
 parent_agent, savings_per_request, unrecorded_messages, was_running
 
 # Fields of parsed values that only tests read so far.

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from demo_content import AGENT, SUMMARY, TITLE, TOOLS, TURNS, VAULT_NOTES, make_tool_call
-from quire.agent.tool_runners import FunctionToolRunner
+from quire.agent.function_tools import FunctionToolRunner
 from quire.engine import Conversation
 from quire.llm import ModelChunk, Prompt
-from quire.log import DEFAULT_TENANT
 from quire.model import Message
 from quire.server.addresses import bind_socket, generate_token, server_url
 from quire.server.app import create_app
@@ -24,6 +23,7 @@ from quire.server.lifecycle import run_server
 from quire.server.state import ServerState, open_server_state
 from quire.server.turn_registry import BranchKey
 from quire.settings import Settings
+from quire.store import DEFAULT_TENANT
 from quire.testing.scripted_model import ScriptedModel, ScriptStep
 
 
@@ -119,8 +119,8 @@ async def create_demo_conversation(state: ServerState) -> str:
         await other.append("What should it say?", Message.assistant("Little, and that in large type."))
     record = await engine.store.create_conversation(title=TITLE)
     conversation = await engine.conversation(record.id)
-    if not await engine.store.list_memories("keeper"):
-        await engine.store.add_memory(
+    if not await engine.store.memories.list("keeper"):
+        await engine.store.memories.add(
             "keeper", "Rosa has the keys of the lodge and opens up on Saturdays.", source="user"
         )
     for number, (question, _) in enumerate(TURNS):
@@ -141,7 +141,7 @@ async def _find_first_question(conversation: Conversation) -> int:
 async def run_turn(state: ServerState, conversation: Conversation, question: str) -> None:
     branch_key = BranchKey(DEFAULT_TENANT, conversation.id, conversation.branch)
     running = await state.turns.start(branch_key, conversation, question, model=state.model_for())
-    async for _ in running.stream_events():
+    async for _ in running.stream():
         pass
     # The last event is emitted shortly before the turn is removed from the registry.
     while state.turns.get(branch_key) is not None:  # noqa: ASYNC110

@@ -21,12 +21,12 @@ import demo  # noqa: E402
 from infra.agent_sessions import AgentSessions, create_agent_sessions  # noqa: E402
 from infra.journeys import WINDOW_TOKENS, create_journeys  # noqa: E402
 from infra.long_turn import QUESTION, make_steps  # noqa: E402
-from quire.log import DEFAULT_TENANT  # noqa: E402
 from quire.model import Message  # noqa: E402
 from quire.server.addresses import bind_socket  # noqa: E402
 from quire.server.app import create_app  # noqa: E402
 from quire.server.lifecycle import run_server  # noqa: E402
 from quire.server.state import ServerState  # noqa: E402
+from quire.store import DEFAULT_TENANT  # noqa: E402
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
 TOKEN = "only-for-pictures"  # noqa: S105

@@ -3,37 +3,37 @@
 While the engine is open, an event loop runs in its own thread; each call runs there and waits for the result.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire import engine as asynchronous
 from quire.agent.approvals import ApprovalFunction
 from quire.agent.function_tools import FunctionTool
+from quire.agent.protocols import ToolOutcome
 from quire.compaction.execution import CompactionTrigger
 from quire.compaction.summarizer import Summarizer
+from quire.concurrency.event_loop_thread import EventLoopThread, enter_on_thread
 from quire.context.items import ResolvedSessionItem
 from quire.context.vault import Vault
 from quire.engine import Document, Request
 from quire.engine.agent_loop import TurnResult
-from quire.engine.request import ToolOutcome
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult
 from quire.engine.vault_index import IndexProgress
 from quire.errors import InvalidRequest, ModelContextOverflow
 from quire.ledger import ManifestChange, Replay
 from quire.llm import Model
-from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
-from quire.log import DEFAULT_TENANT, MAIN_BRANCH
+from quire.llm.protocol import ModelBuilder
+from quire.log import MAIN_BRANCH
 from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.model.entry_metadata import DocumentReference
 from quire.model.events import TurnEvent
 from quire.settings import Settings
+from quire.store import DEFAULT_TENANT
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
 
@@ -41,39 +41,6 @@ if TYPE_CHECKING:
     from quire.search.catalog import SearchOrder
 
 T = TypeVar("T")
-
-
-class _LoopThread:
-    """An event loop in a daemon thread; `run` executes a coroutine on it and waits."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="quire-sync", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine to its end. If the wait is interrupted, as by Ctrl-C, the coroutine is cancelled, and has
-        ended before this raises."""
-        ended = Event()
-        tasks: list[asyncio.Task[T]] = []
-
-        def start() -> None:
-            tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(lambda _: ended.set())
-
-        self._loop.call_soon_threadsafe(start)
-        try:
-            ended.wait()
-        except BaseException:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-            ended.wait()
-            raise
-        return tasks[0].result()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 @contextmanager
@@ -91,7 +58,6 @@ def open(  # noqa: A001 (quire.sync.open is the entry point)
     **changes: Any,
 ) -> Generator["SyncEngine"]:
     """Opens the log at `url`; the arguments are those of `quire.open`."""
-    loop = _LoopThread()
     context = asynchronous.open_engine(
         url,
         tenant=tenant,
@@ -104,17 +70,14 @@ def open(  # noqa: A001 (quire.sync.open is the entry point)
         embedder=embedder,
         **changes,
     )
-    try:
-        yield SyncEngine(loop, loop.run(context.__aenter__()))
-    finally:
-        loop.run(context.__aexit__(None, None, None))
-        loop.stop()
+    with enter_on_thread(context) as (loop, engine):
+        yield SyncEngine(loop, engine)
 
 
 class SyncEngine:
     """Blocking version of `quire.Engine`."""
 
-    def __init__(self, loop: _LoopThread, engine: asynchronous.Engine) -> None:
+    def __init__(self, loop: EventLoopThread, engine: asynchronous.Engine) -> None:
         self._loop, self._engine = loop, engine
 
     def with_changes(self, **changes: Any) -> "SyncEngine":
@@ -158,7 +121,7 @@ class SyncConversation:
     reply; `record` and `run_tool` use them.
     """
 
-    def __init__(self, loop: _LoopThread, conversation: asynchronous.Conversation) -> None:
+    def __init__(self, loop: EventLoopThread, conversation: asynchronous.Conversation) -> None:
         self._loop, self._conversation = loop, conversation
         self._request: Request | None = None
         self._references: list[DocumentReference] = []

@@ -33,7 +33,7 @@ class ScriptedChatModel(GenericFakeChatModel):
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> Any:
         payload = {"model": "gpt-4o", "messages": convert_to_openai_messages(messages), "tools": self.bound_tools}
-        self.requests.append(script.SentRequest("openai", payload))
+        self.requests.append(script.SentRequest("chat", payload))
         return super()._generate(messages, *args, **kwargs)
 
 

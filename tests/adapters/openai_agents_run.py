@@ -24,7 +24,7 @@ def make_agent(model: ScriptedModel, **fields: Any) -> Agent[Any]:
 def to_request(call: ModelCall) -> script.SentRequest:
     tools = Converter.convert_tools(call.tools, call.handoffs).tools
     payload = {"model": "gpt-4o", "instructions": call.system_instructions, "tools": tools, "input": call.input}
-    return script.SentRequest("openai_responses", payload)
+    return script.SentRequest("responses", payload)
 
 
 async def run_turns(

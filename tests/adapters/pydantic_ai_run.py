@@ -11,7 +11,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from quire.adapters.pydantic_ai import QuireCapability, open_capability
 from quire.adapters.pydantic_ai_history import convert_model_message
 from quire.model import ToolDefinition
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.wire.chat.render import OpenAIChatFormat
 
 
 class ScriptedModel:
@@ -51,7 +51,7 @@ def to_request(messages: list[pai.ModelMessage], info: AgentInfo) -> script.Sent
         messages=[wire for each in converted if each.message for wire in wire_format.render_message(each.message)],
         max_tokens=None,
     )
-    return script.SentRequest("openai", payload)
+    return script.SentRequest("chat", payload)
 
 
 def make_agent(model: ScriptedModel, capability: QuireCapability, **options: Any) -> Agent[Any, Any]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from infra.sizes import IS_FULL_SIZE
 from payload_oracle import count_payload
 from quire.engine import Engine, open_engine
-from quire.model import Provider
-from quire.view.tokens import counter_for
-from quire.view.wire_formats import wire_format_for
+from quire.model import WireFormatName
+from quire.wire import wire_format_for
+from quire.wire.tokens import counter_for
 
 TURNS = 200 if IS_FULL_SIZE else 20
 TURNS_BEFORE_KILL = TURNS // 4
@@ -30,7 +30,7 @@ MAX_INPUT_TOKENS = 2_400 - 300
 class SentRequest(NamedTuple):
     """A request as the framework's model got it, in the wire format of a provider."""
 
-    provider: Provider
+    provider: WireFormatName
     payload: dict[str, Any]
 
 

@@ -13,8 +13,8 @@ from quire.adapters.claude_agent_sdk import QuireSessionStore, open_session_stor
 from quire.engine import Engine, open_engine
 from quire.engine.search import search_messages
 from quire.errors import InvalidRequest
-from quire.log import SqlStore
 from quire.log.transcripts import MAX_KEY_BYTES
+from quire.store import SqlStore
 
 sdk = pytest.importorskip("claude_agent_sdk", reason="THE CLAUDE AGENT SDK IS NOT INSTALLED (`just install-agents`)")
 
@@ -34,7 +34,7 @@ def read_entries() -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.every_backend
+@pytest.mark.every_database
 async def test_all_contracts_of_the_sdk_hold(store: SqlStore):
     from claude_agent_sdk.testing import run_session_store_conformance
 
@@ -56,7 +56,7 @@ def build_engine(store: SqlStore) -> Engine:
     return Engine(store, EngineConfig.create(Settings(model="gpt-4o")), EngineRuntime())
 
 
-@pytest.mark.every_backend
+@pytest.mark.every_database
 async def test_a_session_is_loaded_as_it_was_and_its_messages_are_searchable(engine: Engine):
     entries = read_entries()
     store = QuireSessionStore(engine)

@@ -7,11 +7,11 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic_ai import messages as pai
 
-from quire.adapters.conversion_cache import ConversionCache, ConvertedMessage
 from quire.adapters.langchain_messages import convert_message
 from quire.adapters.pydantic_ai_history import convert_model_message
 from quire.model import Message
 from quire.model.entries import iter_paths
+from quire.proxy.framework_requests import ConversionCache, ConvertedHistory, ConvertedMessage
 
 
 class CountingConverter:
@@ -32,6 +32,10 @@ HISTORIES: dict[str, list[Any]] = {
 }
 
 
+def list_messages(history: ConvertedHistory) -> list[Message]:
+    return [each.message for each in history.messages]
+
+
 @pytest.mark.parametrize("framework", HISTORIES)
 def test_only_new_messages_are_converted(framework: str):
     converter, sources = CountingConverter(), HISTORIES[framework]
@@ -40,8 +44,10 @@ def test_only_new_messages_are_converted(framework: str):
     # After a checkpoint the messages are equal, but other objects.
     history = cache.convert("c", copy.deepcopy(sources))
     assert converter.count == 20
-    assert history.paths == tuple(iter_paths(message.canonical_json() for message in history.messages))
-    assert history == ConversionCache[Any](converter).convert("c", sources)
+    assert history.paths == tuple(iter_paths(message.canonical_json().encode() for message in list_messages(history)))
+    converted = ConversionCache[Any](converter).convert("c", sources)
+    assert list_messages(history) == list_messages(converted)
+    assert history[1:] == converted[1:]
     cache.convert("another", sources)
     assert converter.count == 60
 
@@ -56,9 +62,9 @@ def test_a_message_that_was_changed_in_place_is_converted_again(framework: str):
     else:
         sources[9].parts[0].content = "Another answer"
     history = cache.convert("c", sources)
-    assert history.messages[9].text == "Another answer"
+    assert list_messages(history)[9].text == "Another answer"
     assert converter.count == 20 + 11
-    assert cache.convert("c", sources[:9]).messages == history.messages[:9]
+    assert list_messages(cache.convert("c", sources[:9])) == list_messages(history)[:9]
 
 
 def test_objects_that_cannot_be_copied_or_compared_are_converted_each_time():

@@ -1,16 +1,22 @@
 """The middleware of LangChain: an agent runs past the window, is killed, and resumes; its state does not change."""
 
+import asyncio
+import os
+import signal
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import langchain_run as run
 import pytest
 import scripted_turns as script
+from langchain.agents.middleware.types import ToolCallRequest
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
+from quire.adapters import langchain
 from quire.adapters.langchain import QuireMiddleware, open_middleware
 from quire.adapters.langchain_messages import convert_message, parse_message, parse_reply, to_langchain
 from quire.engine import open_engine
@@ -116,6 +122,26 @@ async def test_a_synchronous_run_on_the_engines_own_loop_is_refused(url: str):
         with pytest.raises(InvalidRequest, match="ainvoke"):
             agent.invoke(ask("Hello?"))
         assert (await agent.ainvoke(ask("Hello?")))["messages"][-1].text == "Yes."
+
+
+@pytest.mark.usefixtures("default_interrupt")
+def test_ctrl_c_ends_the_work_before_it_is_raised(url: str, monkeypatch: pytest.MonkeyPatch):
+    has_ended = Event()
+
+    async def interrupt(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(3_600)
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(langchain, "read_history", interrupt)
+    call: Any = {"name": "history_read", "args": {"first": 3}, "id": "read"}
+    request = ToolCallRequest(tool_call=call, tool=None, state={}, runtime=None)  # pyright: ignore[reportArgumentType]
+    with open_middleware(url, conversation=script.CONVERSATION, **script.OPTIONS) as middleware:
+        with pytest.raises(KeyboardInterrupt):
+            middleware.wrap_tool_call(request, lambda _: ToolMessage("", tool_call_id="read"))
+        assert has_ended.is_set()
 
 
 def test_messages_are_the_same_after_both_conversions():

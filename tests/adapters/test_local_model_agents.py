@@ -10,19 +10,19 @@ import local_model_agents as agents
 import pytest
 
 from infra.llama import LocalModel, find_missing_packages
-from infra.sizes import IS_FULL_SIZE
 from infra.tool_calling_proxy import ToolCallingProxy, run_tool_calling_proxy
 from quire.engine import Engine, open_engine
 from quire.model import Entry
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.wire.chat.render import OpenAIChatFormat
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.real_model,
     pytest.mark.skipif(bool(find_missing_packages()), reason="the local model is not installed"),
 ]
 
-TURNS = 200 if IS_FULL_SIZE else 18
-MIN_WINDOWS = 5.0 if IS_FULL_SIZE else 1.0
+TURNS = 200
+MIN_WINDOWS = 5.0
 """How often the history fills the window."""
 
 

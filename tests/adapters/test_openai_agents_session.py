@@ -66,7 +66,7 @@ async def test_a_killed_agent_resumes_from_the_log(url: str):
     await script.check_resumed(url, last)
 
 
-@pytest.mark.every_backend
+@pytest.mark.every_database
 async def test_items_are_returned_as_they_were_added(session: QuireSession):
     assert isinstance(session, Session)
     assert isinstance(session, OpenAIResponsesCompactionAwareSession)
@@ -80,7 +80,6 @@ async def test_items_are_returned_as_they_were_added(session: QuireSession):
     assert await session.get_items(limit=len(ITEMS) + 1) == ITEMS
 
 
-@pytest.mark.every_backend
 async def test_popped_and_cleared_items_stay_in_the_log(session: QuireSession, engine: Engine):
     await session.add_items(cast(Any, ITEMS))
     popped = [await session.pop_item() for _ in range(6)]

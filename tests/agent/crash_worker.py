@@ -23,10 +23,10 @@ from turn_fixtures import (
 
 from quire.agent.turn import run_turn
 from quire.llm import ModelChunk, Prompt
-from quire.log import SqlStore
 from quire.model import Message
 from quire.model.events import QuestionRecorded, ReplyRecorded, TurnEvent
 from quire.model.messages import ToolCallPart
+from quire.store import SqlStore
 
 CONVERSATION_ID = "killed"
 WINDOW = 3_000

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from quire.agent.function_schema import parse_docstring
-from quire.agent.function_tools import tool
+from quire.agent.function_tools import parse_docstring, tool
 from quire.agent.tool_results import ToolResult, make_tool_error
 from quire.errors import InvalidConfiguration
 from quire.model import ImagePart, Message, TextPart

@@ -40,10 +40,10 @@ from quire.agent.turn import run_turn
 from quire.engine import Conversation, Engine, EngineConfig, Request
 from quire.errors import ModelUnavailable
 from quire.llm import get_model
-from quire.log import SqlStore
 from quire.model import Entry, Message, TextPart, ThinkingPart
 from quire.model.events import ReplyRecorded, TextChunk, ToolCompleted, TurnEnded, TurnEvent
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptStep
 
 SHORT_LIMITS = TurnLimits(tool_seconds=0.2, stop_grace_seconds=0.05)
@@ -354,6 +354,8 @@ async def test_whatever_happens_a_turn_can_be_interrupted(
         await check_log(conversation)
 
 
+@pytest.mark.nightly
+@pytest.mark.real_model
 async def test_a_real_reply_is_cancelled_halfway_and_the_conversation_continues(
     store: SqlStore, local_model: LocalModelAddress
 ):

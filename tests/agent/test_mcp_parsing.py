@@ -1,46 +1,71 @@
 """Property tests of the pure parsers of MCP lines, tool lists and results."""
 
+import asyncio
 import json
+from collections import deque
 from itertools import pairwise
 from typing import Any
 
+import anyio
 import pytest
+from anyio.abc import ByteReceiveStream
 from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import CallToolResult, JSONRPCResponse
 
-from quire.agent.mcp.results import convert_mcp_result
-from quire.agent.mcp.stdio import InvalidLine, LineReader, parse_line
-from quire.agent.mcp.tool_list import filter_valid_tools
+from quire.agent.mcp.payloads import convert_mcp_result, filter_valid_tools
+from quire.agent.mcp.transports import InvalidLine, parse_line, read_lines
 from quire.agent.tool_results import ToolResult, make_tool_error, make_tool_result
 from quire.model import FilePart, ImagePart, Message, TextPart, ToolResultPart
-from quire.model.text import replace_lone_surrogates
+from quire.model.base import replace_lone_surrogates
+
+
+class ByteChunks(ByteReceiveStream):
+    """The output of a process, chunk by chunk."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self.chunks = deque(chunk for chunk in chunks if chunk)
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if not self.chunks:
+            raise anyio.EndOfStream
+        return self.chunks.popleft()
+
+    async def aclose(self) -> None: ...
+
+
+def read_all_lines(*chunks: bytes, max_line_bytes: int) -> list[bytes | InvalidLine]:
+    async def collect() -> list[bytes | InvalidLine]:
+        return [line async for line in read_lines(ByteChunks(*chunks), max_line_bytes=max_line_bytes)]
+
+    return asyncio.run(collect())
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
 def test_lines_are_the_same_however_the_bytes_arrive(data: bytes, cuts: list[int]):
-    lines = LineReader(max_line_bytes=1_000)
     offsets = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    read = [line for start, end in pairwise(offsets) for line in lines.feed(data[start:end])]
+    read = read_all_lines(*(data[start:end] for start, end in pairwise(offsets)), max_line_bytes=1_000)
     assert read == data.split(b"\n")[:-1]
 
 
 @given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 20))
 def test_lines_beyond_the_limit_are_dropped_once_and_the_others_returned(sizes: list[int], chunk: int):
     data = b"".join(b"x" * size + b"\n" for size in sizes)
-    lines = LineReader(max_line_bytes=20)
-    read = [line for start in range(0, len(data), chunk) for line in lines.feed(data[start : start + chunk])]
+    read = read_all_lines(*(data[start : start + chunk] for start in range(0, len(data), chunk)), max_line_bytes=20)
     assert [len(line) if isinstance(line, bytes) else None for line in read] == [
         size if size <= 20 else None for size in sizes
     ]
 
 
-def test_a_line_without_end_is_reported_at_once_with_the_request_that_it_answers():
-    lines = LineReader(max_line_bytes=100)
-    first = list(lines.feed(b'{"jsonrpc": "2.0", "id" : 17, "result": "' + b"x" * 100))
-    assert [line.request_id for line in first if isinstance(line, InvalidLine)] == [17]
-    assert list(lines.feed(b"x" * 1_000_000)) == []
-    assert list(lines.feed(b'"}\n{}\n')) == [b"{}"]
+async def test_a_line_without_end_is_reported_at_once_with_the_request_that_it_answers():
+    head = b'{"jsonrpc": "2.0", "id" : 17, "result": "' + b"x" * 100
+    stream = ByteChunks(head, *[b"x" * 1_000] * 1_000, b'"}\n{}\n')
+    lines = read_lines(stream, max_line_bytes=100)
+    first = await anext(lines)
+    assert isinstance(first, InvalidLine)
+    assert first.request_id == 17
+    assert len(stream.chunks) == 1_001  # nothing more was read before the report
+    assert [line async for line in lines] == [b"{}"]
 
 
 json_values = st.recursive(

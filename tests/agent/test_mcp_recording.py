@@ -5,9 +5,9 @@ from collections.abc import Callable
 from mcp_fixtures import make_mcp_servers, make_tool_item
 
 from quire.context.items import build_initial_changes
-from quire.log import SqlStore
 from quire.model import ImagePart, Message, TextPart, ToolCallPart
 from quire.model.agents import Agent, ToolOverride, ToolServer
+from quire.store import SqlStore
 
 
 async def test_tools_enter_by_their_mode_and_results_are_in_the_log(

@@ -9,12 +9,12 @@ from quire.agent.approvals import Allow, ApprovalDecision, Approvals, Deny
 from quire.agent.turn import run_turn
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.engine.memory_writer import MAX_SOURCE_MESSAGES
-from quire.log import SqlStore
 from quire.log.types import Citation
 from quire.model import Message, ToolCallPart
 from quire.model.agents import Agent
 from quire.model.events import ApprovalRequested
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 FACT = "The user wants every invoice sent to Mallory."
@@ -30,6 +30,7 @@ async def make_conversation(store: SqlStore) -> Conversation:
     return await Engine(store, EngineConfig.create(settings, agent=agent)).conversation("c")
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("decision", [Allow(), Deny(), None])
 async def test_a_memory_is_stored_only_after_approval(store: SqlStore, decision: ApprovalDecision | None):
     conversation = await make_conversation(store)
@@ -43,7 +44,7 @@ async def test_a_memory_is_stored_only_after_approval(store: SqlStore, decision:
     turn = run_turn(conversation, "Send every invoice to Mallory.", model=model, approvals=approvals)
     events = [event async for event in turn]
     assert any(isinstance(event, ApprovalRequested) for event in events)
-    memories = await store.list_memories("helper")
+    memories = await store.memories.list("helper")
     assert [memory.text for memory in memories] == ([FACT] if decision == Allow() else [])
 
 
@@ -62,7 +63,7 @@ async def test_a_memory_cites_the_message_that_says_it(
     reading = Message(role="assistant", parts=(ToolCallPart(id="0", name="history_search", arguments="{}"),))
     await conversation.append(Message.user(question), reading, Message.tool("0", result))
     outcome = await conversation.run_tool(call_remember(FACT), request=await conversation.prepare())
-    [memory] = await store.list_memories("helper")
+    [memory] = await store.memories.list("helper")
     assert memory.citation == Citation("c", 0, source)
     assert f"from {answer}." in outcome.message.tool_results[0].content[0].text
 
@@ -81,14 +82,14 @@ async def test_a_model_can_correct_a_memory_by_the_id_that_it_sees(store: SqlSto
     first = await make_conversation(store)
     await remember(first, "I like blue.", "The user likes blue.")
     recalled = await first.prepare("What colour do I like, blue?")
-    [memory] = await store.list_memories("helper")
-    assert f'name=\\"{memory.id}\\"' in json.dumps(recalled.to_openai())
+    [memory] = await store.memories.list("helper")
+    assert f'name=\\"{memory.id}\\"' in json.dumps(recalled.to_chat())
     second = await open_another(first, "later")
     request = await second.prepare("I like green now.")
-    assert f"[{memory.id}]" in str(request.to_openai())
+    assert f"[{memory.id}]" in str(request.to_chat())
     answer = await remember(second, "I like green now.", "The user likes green.", replaces=memory.id)
     assert f"in place of {memory.id}, from message #" in answer
-    assert [each.text for each in await store.list_memories("helper")] == ["The user likes green."]
+    assert [each.text for each in await store.memories.list("helper")] == ["The user likes green."]
 
 
 async def open_another(conversation: Conversation, id: str) -> Conversation:
@@ -99,12 +100,12 @@ async def open_another(conversation: Conversation, id: str) -> Conversation:
 
 async def test_the_memories_of_another_agent_cannot_be_replaced(store: SqlStore):
     conversation = await make_conversation(store)
-    other = await store.add_memory("someone", "Likes tea.", source="notes.md")
+    other = await store.memories.add("someone", "Likes tea.", source="notes.md")
     for memory in (other.id, "#1"):
         answer = await remember(conversation, "I like green.", "The user likes green.", replaces=memory)
         assert f"There is no memory {memory!r}" in answer
-    assert await store.get_memory(other.id) == other
-    assert await store.list_memories("helper") == []
+    assert await store.memories.get(other.id) == other
+    assert await store.memories.list("helper") == []
 
 
 async def test_a_fact_from_a_document_in_a_message_cites_both(store: SqlStore, tmp_path: Path):
@@ -113,11 +114,11 @@ async def test_a_fact_from_a_document_in_a_message_cites_both(store: SqlStore, t
     config = EngineConfig.create(settings, agent=Agent(name="helper"), vault=tmp_path)
     conversation = await Engine(store, config).conversation("c")
     answer = await remember(conversation, "Look at [[Mill]] please.", "Jan Potter built the mill of Damme in 1867.")
-    [memory] = await store.list_memories("helper")
+    [memory] = await store.memories.list("helper")
     assert (memory.citation, memory.source) == (Citation("c", 0, 1), "Mill.md")
     assert answer.endswith("from the document Mill.md in message #1.")
     later = await open_another(conversation, "later")
-    assert f"[{memory.id}, from Mill.md]" in str((await later.prepare("Hello")).to_openai())
+    assert f"[{memory.id}, from Mill.md]" in str((await later.prepare("Hello")).to_chat())
 
 
 async def test_a_fact_said_long_ago_cites_the_message_that_said_it(store: SqlStore):
@@ -126,7 +127,7 @@ async def test_a_fact_said_long_ago_cites_the_message_that_said_it(store: SqlSto
     for number in range(MAX_SOURCE_MESSAGES + 5):
         await conversation.append(f"The weather of day {number} was dry.", Message.assistant("I see."))
     await remember(conversation, "Remember where my boat lies.", "The user's harbour berth is number 417.")
-    [memory] = await store.list_memories("helper")
+    [memory] = await store.memories.list("helper")
     assert memory.citation == Citation("c", 0, 1)
 
 
@@ -141,14 +142,14 @@ async def test_a_reworded_recalled_fact_is_refused_unless_the_user_says_it_now(s
     fact = "Harbour password: heron-77"
     answer = await remember(conversation, "What is the harbour password?", fact)
     assert "recalled text is not stored again" in answer
-    assert await store.list_memories("helper") == []
+    assert await store.memories.list("helper") == []
     answer = await remember(conversation, "Remember that the harbour password is heron-77.", fact)
     assert "Remembered as" in answer
-    [memory] = await store.list_memories("helper")
+    [memory] = await store.memories.list("helper")
     for reworded in ("The password of the harbour is heron-77.", "heron-77 is the harbour password"):
         answer = await remember(conversation, "Remember the harbour password, heron-77.", reworded)
         assert f"replaces={memory.id!r}" in answer
-    assert await store.list_memories("helper") == [memory]
+    assert await store.memories.list("helper") == [memory]
 
 
 async def test_a_memory_can_be_written_in_a_turn_of_many_tool_results(store: SqlStore):

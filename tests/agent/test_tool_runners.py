@@ -7,16 +7,16 @@ from mcp_fixtures import ServerLog, assert_processes_exit, make_mcp_servers
 from turn_fixtures import FaultyModel, check_events, check_log, collect_events, encode_events
 
 from quire.agent.approvals import Allow, AllowAlways, ApprovalDecision, Approvals
-from quire.agent.function_tools import tool
-from quire.agent.tool_runners import FunctionToolRunner, MCPToolRunner
+from quire.agent.function_tools import FunctionToolRunner, tool
+from quire.agent.mcp.servers import MCPToolRunner
 from quire.agent.turn import run_turn
-from quire.context.tool_names import wire_name
+from quire.context.items import wire_name
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model import Message, ToolCallPart
 from quire.model.agents import Agent, AgentMemory, AgentTool, ToolServer
 from quire.model.events import ApprovalRequested, ToolCompleted, TurnEnded, TurnEvent
 from quire.settings import Settings
+from quire.store import SqlStore
 
 
 @tool
@@ -86,10 +86,8 @@ async def test_tools_of_a_server_are_run_once_they_are_allowed(
         async with make_mcp_servers(make_tool_server("sdk_server", "stdio")) as servers:
             tools = await servers.list_tools()
             conversation = await make_engine_with_tools(store, *tools).conversation("c")
-            runners = [
-                FunctionToolRunner([double]),
-                MCPToolRunner(servers, tools, needs_approval=lambda item: item.name != "words"),
-            ]
+            runners = [FunctionToolRunner([double]), MCPToolRunner(servers, tools)]
+            approvals = Approvals(ask, always_allowed=["s__words"])
             model = FaultyModel(
                 make_tool_call_reply(
                     ("s__add", '{"a": 1, "b": 2}'), ("s__words", '{"text": "a b"}'), ("s__add", "no json")
@@ -97,7 +95,7 @@ async def test_tools_of_a_server_are_run_once_they_are_allowed(
                 "3",
             )
             events = await collect_events(
-                run_turn(conversation, "go", model=model, runners=runners, approvals=Approvals(ask))
+                run_turn(conversation, "go", model=model, runners=runners, approvals=approvals)
             )
     assert approved_names == ["s__add"]
     assert get_results_by_id(events)["0"] == "3"
@@ -132,9 +130,13 @@ async def test_stopping_a_turn_stops_the_call_at_the_server(
             assert isinstance(received[-1], TurnEnded)
             assert received[-1].reason == "stopped"
             again = FaultyModel(make_tool_call_reply(("s__add", '{"a": 1, "b": 2}')), "3")
-            runner = MCPToolRunner(servers, tools, needs_approval=lambda item: False)
-            assert get_results_by_id(
-                await collect_events(run_turn(conversation, "add", model=again, runners=[runner]))
-            ) == {"0": "3"}
+            events = run_turn(
+                conversation,
+                "add",
+                model=again,
+                runners=[MCPToolRunner(servers, tools)],
+                approvals=Approvals(always_approve),
+            )
+            assert get_results_by_id(await collect_events(events)) == {"0": "3"}
     assert "cancelled" in server_log.path.read_text()
     await check_log(conversation)

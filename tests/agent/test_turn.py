@@ -42,7 +42,6 @@ from quire.errors import (
     SpendCapReached,
 )
 from quire.llm import ModelChunk, Prompt, Reply, TextDelta
-from quire.log import SqlStore
 from quire.model import Compaction, Message, ToolCallPart, Usage
 from quire.model.agents import AgentTool
 from quire.model.entry_metadata import sum_usage
@@ -58,6 +57,7 @@ from quire.model.events import (
     TurnEvent,
     TurnFailed,
 )
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptStep
 
 E = TypeVar("E")
@@ -90,6 +90,7 @@ async def test_a_question_is_answered(store: SqlStore):
     assert (await conversation.why(question.seq, reply=reply.seq)).reason == "newest"
 
 
+@pytest.mark.every_database
 async def test_tools_are_run_and_the_model_goes_on_from_their_results(store: SqlStore):
     conversation, model = (
         await make_conversation(store),
@@ -306,6 +307,8 @@ async def test_a_turn_has_at_most_max_steps_replies(store: SqlStore):
     [
         (Reply(Message.assistant("half an ans"), None, "length"), "truncated"),
         (Reply(Message.assistant("half an ans"), None, "max_tokens"), "truncated"),
+        (Reply(Message.assistant("half an ans"), None, "model_context_window_exceeded"), "truncated"),
+        (Reply(Message.assistant("half an ans"), None, "MAX_TOKENS"), "truncated"),
         (Reply(Message(role="assistant", parts=()), None, "stop"), "empty"),
         (Reply(Message.assistant(" "), None, "stop"), "empty"),
         ("whole", "answered"),
@@ -544,6 +547,7 @@ async def test_a_history_that_outgrows_its_window_within_a_turn_is_compacted_bef
     await check_log(conversation)
 
 
+@pytest.mark.every_database
 async def test_someone_else_speaks_during_a_turn_and_nothing_is_lost(store: SqlStore):
     conversation = await make_conversation(store)
 

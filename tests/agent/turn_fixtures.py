@@ -14,12 +14,12 @@ from quire.agent.limits import TurnLimits
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ModelContextOverflow, ModelRateLimited, ModelRefused, ModelUnavailable
 from quire.llm import ModelChunk, Prompt, Reply
-from quire.log import SqlStore
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart, ToolDefinition, events
 from quire.model.events import ReplyRecorded, ToolCalled, ToolCompleted, TurnEvent
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel, ScriptStep
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
 
 FAST_TURN_LIMITS = TurnLimits(tool_seconds=0.05, stop_grace_seconds=0.01, initial_backoff_seconds=0.0, max_steps=4)
 TOOL_NAMES = ("good", "bad", "hangs", "deaf", "guarded", "forbidden", "odd", "quits")
@@ -191,9 +191,9 @@ async def check_log(conversation: Conversation) -> None:
 async def check_next_request(conversation: Conversation) -> None:
     for message in [None, "and then?"] if await is_answerable(conversation) else ["and then?"]:
         request = await conversation.prepare(message)
-        assert wire_format_for("openai").check(request.to_openai()) == []
-        assert wire_format_for("anthropic").check(request.to_anthropic()) == []
-        assert wire_format_for("openai_responses").check(request.to_openai_responses()) == []
+        assert wire_format_for("chat").check(request.to_chat()) == []
+        assert wire_format_for("messages").check(request.to_messages()) == []
+        assert wire_format_for("responses").check(request.to_responses()) == []
 
 
 async def is_answerable(conversation: Conversation) -> bool:

@@ -13,9 +13,9 @@ from quire.engine import Engine, EngineConfig
 from quire.engine.background_jobs import EngineJobKind, InProcessJobs
 from quire.engine.runtime import EngineRuntime
 from quire.llm import Prompt, Reply
-from quire.log import SqlStore
 from quire.model import Compaction, Manifest, Message, ToolCallPart, Usage
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel, count_prompt_tokens
 
 WINDOW = 1_800
@@ -126,6 +126,7 @@ def report_more_tokens(message: Message | str) -> Callable[[Prompt], Reply]:
     return reply
 
 
+@pytest.mark.every_database
 async def test_turns_of_the_agent_loop_are_predicted_with_usage_and_history_tools(store: SqlStore):
     engine = make_engine(store, strategy="hybrid", window=3_000, extracts=True)
     conversation = await engine.conversation("c")

@@ -4,11 +4,13 @@ from collections import Counter
 
 import pytest
 
-from quire.backtest import conversation_sample, select_conversations
+from quire.backtest import select_conversations
 from quire.errors import ConversationNotFound
-from quire.log import SqlStore
 from quire.log.types import ConversationOrigin
 from quire.model import Message
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 async def fill(store: SqlStore, sizes: dict[str, int]) -> None:
@@ -43,7 +45,7 @@ async def test_of_many_conversations_messages_are_drawn(store: SqlStore, monkeyp
     sizes = {"small": 10, "large": 90}
     await fill(store, sizes)
     await fill(store.for_tenant("other"), {"foreign": 100})
-    monkeypatch.setattr(conversation_sample, "MAX_LISTED_CONVERSATIONS", 1)
+    monkeypatch.setattr("quire.backtest.selection.MAX_LISTED_CONVERSATIONS", 1)
     selection = await select_conversations(store, sample=400, seed=1)
     times = {each.id: each.weight * sizes[each.id] for each in selection.conversations}
     assert times.keys() == sizes.keys()
@@ -53,7 +55,7 @@ async def test_of_many_conversations_messages_are_drawn(store: SqlStore, monkeyp
 
 
 async def test_a_random_path_after_the_last_one_wraps_around(store: SqlStore):
-    assert await store.draw_messages([b"\xff" * 32]) == []
+    assert await store.backtests.draw_messages([b"\xff" * 32]) == []
     await fill(store, {"only": 1})
-    drawn = await store.draw_messages([bytes(32), b"\xff" * 32])
+    drawn = await store.backtests.draw_messages([bytes(32), b"\xff" * 32])
     assert Counter(drawn) == {"only": 2}

@@ -5,7 +5,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from quire.backtest.estimates import RatioEstimator, student_quantile
+from quire.backtest.report import RatioEstimator, student_quantile
 
 
 @pytest.mark.parametrize(("degrees", "expected"), [(4, 2.776), (9, 2.262), (29, 2.045), (1_000, 1.962)])

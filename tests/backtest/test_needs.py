@@ -4,11 +4,11 @@ import json
 
 from quire.backtest import combine_variants, run_backtest, select_conversations
 from quire.backtest.needs import Need, NeedFinder
-from quire.backtest.recorded_steps import RecordedStep
+from quire.backtest.recording import RecordedStep
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model import Entry, Message, ToolCallPart
 from quire.settings import Settings
+from quire.store import SqlStore
 
 RECIPE = "take four ounces of butter and a pint of the best cream you can buy in town"
 

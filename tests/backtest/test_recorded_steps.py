@@ -3,12 +3,12 @@
 import pytest
 
 from quire.backtest import ConversationSelection, combine_variants, run_backtest
-from quire.backtest.conversation_sample import SelectedConversation
-from quire.backtest.recorded_steps import open_recording
+from quire.backtest.recording import open_recording
+from quire.backtest.selection import SelectedConversation
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model import Message, ToolCallPart
 from quire.settings import Settings
+from quire.store import SqlStore
 
 CALL = Message(role="assistant", parts=(ToolCallPart(id="a", name="read", arguments="{}"),))
 RESULT = Message.tool("a", "text")

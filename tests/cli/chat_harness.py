@@ -20,8 +20,8 @@ from quire.cli.chat.runtime import ChatRuntime
 from quire.cli.chat.screen import Screen
 from quire.cli.chat.session import ChatSession
 from quire.engine import Engine, EngineConfig
-from quire.log import Store
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel, ScriptStep
 
 QUIRE_PROGRAM = Path(sys.executable).with_name("quire")
@@ -42,7 +42,7 @@ def read_output(on: Console) -> str:
 
 
 async def make_session(
-    store: Store, *script: ScriptStep, approvals: Approvals | None = None, **given: Any
+    store: SqlStore, *script: ScriptStep, approvals: Approvals | None = None, **given: Any
 ) -> ChatSession:
     """A session in a fresh conversation with a model that follows a script."""
     named = {name: given.pop(name) for name in ("agent", "vault", "tools", "summarizer") if name in given}

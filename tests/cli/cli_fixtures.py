@@ -12,11 +12,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner, Result
 
 from quire.engine import Conversation, open_engine
-from quire.log import Citation, SqlStore, ids
+from quire.log import Citation
+from quire.model import ids
+from quire.schemas import JsonModel
 from quire.settings import Settings
+from quire.store import SqlStore
 
 START_TIME = 1_767_603_600_000_000
 """2026-01-05 09:00 UTC, in the log's microseconds."""
@@ -154,7 +158,7 @@ async def create_conversations(home: CliHome, url: str | None = None) -> None:
     clock = home.clock
     known = Settings(context_limit=1600, reserved_response_tokens=200, strategy="summarize")
     async with open_engine(url or home.url, settings=known, agent=load_agent(home.agent), vault=home.project) as engine:
-        await engine.store.add_memory("sailor", "The owner is Ada, and she gets seasick.", source="notes.md")
+        await engine.store.memories.add("sailor", "The owner is Ada, and she gets seasick.", source="notes.md")
         clock.advance_minutes()
         older = await engine.conversation()
         await older.append("Hello there.")
@@ -162,7 +166,7 @@ async def create_conversations(home: CliHome, url: str | None = None) -> None:
         clock.advance_minutes()
         await _create_tides_conversation(await engine.conversation(), engine, clock)
     async with SqlStore.open(url or home.url) as store:
-        await store.create_key("a page of my own", ["read"], requests_per_minute=60)
+        await store.keys.create("a page of my own", ["read"], requests_per_minute=60)
 
 
 async def _create_tides_conversation(conversation: Conversation, engine: Any, clock: FakeClock) -> None:
@@ -171,7 +175,7 @@ async def _create_tides_conversation(conversation: Conversation, engine: Any, cl
         request = await conversation.prepare(question)
         await conversation.record(answer, request=request)
     first = (await conversation.messages())[0]
-    await engine.store.add_memory(
+    await engine.store.memories.add(
         "sailor",
         "Spring tides are what she plans around.",
         citation=Citation(conversation.id, 0, first.seq),
@@ -210,3 +214,10 @@ def run_json(*words: str, input: str | None = None) -> Any:
     outcome = invoke_cli(*words, "--json", input=input)
     assert outcome.exit_code == 0, outcome.output
     return json.loads(outcome.stdout)
+
+
+def validate_document(document: Any, model: type[JsonModel]) -> None:
+    """Checks that the JSON document has the fields of this schema and no other."""
+    schema = model.model_json_schema(mode="serialization") | {"additionalProperties": False}
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(document)

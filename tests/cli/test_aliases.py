@@ -1,4 +1,4 @@
-"""Other names of settings and commands: dotted and camel-case setting names, `import --file`, `@agent`."""
+"""Other names of settings and commands: dotted and camel-case setting names, `@agent`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +29,13 @@ def test_aliases_hold_in_files_options_and_commands(home: CliHome, tmp_path: Pat
     file.write_text('maxPromptTokens = 8192\n[context]\nstrategy = "discard"\nmemory_integration = false\n')
     loaded = load_settings([read_settings_file(file), parse_options(["context.max_tokens=4096"])])
     assert (loaded.settings.strategy, loaded.settings.memory_integration) == ("discard", False)
-    assert loaded.settings.max_prompt_tokens == 4_096
+    assert loaded.settings.context_limit == 4_096
     assert loaded.origins["strategy"] == str(file)
     run_json("config", "set", "context.strategy", "hybrid")
     run_json("config", "set", "context.max_tokens", "8192")
     assert run_json("config", "get", "strategy")["value"] == "hybrid"
     assert run_json("config", "get", "context.max_tokens") | {"origin": ""} == {
-        "name": "max_prompt_tokens", "value": 8_192, "origin": "",
+        "name": "context_limit", "value": 8_192, "origin": "",
     }  # fmt: skip
     run_json("agent", "config", "sailor", "context.strategy", "summarize")
     assert run_json("agent", "show", "sailor")["settings"]["strategy"] == "summarize"
@@ -55,14 +55,6 @@ def test_aliases_hold_in_files_options_and_commands(home: CliHome, tmp_path: Pat
 def test_an_unknown_or_doubled_alias_is_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidConfiguration, match=message):
         load_settings([SettingsLayer("a file", values)])
-
-
-def test_an_import_takes_its_file_as_an_option(home: CliHome, tmp_path: Path) -> None:
-    file = tmp_path / "context.json"
-    file.write_text(invoke_cli("context", "export").stdout)
-    assert run_json("context", "import", "--file", str(file), "--as", "again")["conversation"] == "again"
-    assert invoke_cli("context", "import").exit_code == 2
-    assert invoke_cli("context", "import", str(file), "--file", str(file)).exit_code == 2
 
 
 def test_a_question_goes_to_the_agent_that_it_names(

@@ -18,10 +18,10 @@ from typer.testing import CliRunner, Result
 
 from quire.cli.app import app
 from quire.cli.ask import build_question, fence_text
-from quire.cli.ask_result import AskResult
 from quire.context.vault import Vault
 from quire.errors import InvalidRequest
-from quire.view.labels import LABEL_PREFIX
+from quire.schemas.turn_events import AnswerSchema
+from quire.wire.labels import LABEL_PREFIX
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_document_for_programs_fits_its_schema(home: Path):
     (home / "Mill.md").write_text("It grinds.\n")
     done = ask("What of [[Mill]]?", "--json", "--vault", str(home), "--conversation", "tuesday")
     document = json.loads(done.stdout)
-    jsonschema.validate(document, AskResult.model_json_schema(mode="serialization"))
+    jsonschema.validate(document, AnswerSchema.model_json_schema(mode="serialization"))
     assert document["reply"].startswith("You said")
     assert (document["conversation"], document["seq"], document["reason"]) == ("tuesday", 2, "answered")
     assert [each["path"] for each in document["references"]] == ["Mill.md"]

@@ -8,18 +8,17 @@ import pytest
 from chat_harness import make_session, read_session_output, wait_until
 
 from quire.agent.approvals import Allow, Approvals
-from quire.agent.function_tools import tool
-from quire.agent.tool_runners import FunctionToolRunner
+from quire.agent.function_tools import FunctionToolRunner, tool
 from quire.cli.chat.commands import COMMANDS, load_argument_items, parse_command
 from quire.cli.chat.runtime import ChatOptions, open_chosen_conversation
 from quire.cli.chat.session import ChatSession
 from quire.context.vault import Vault
 from quire.engine import Conversation
 from quire.errors import InvalidRequest, ModelRequestRejected, ModelUnavailable
-from quire.log import SqlStore
 from quire.model import Compaction, Message, Priority, Restore, ToolCallPart
 from quire.model.agents import Agent, Rule
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
 
 LONG_TEXT = "The mill at the ford has three stones and a wheel of oak. " * 20
@@ -134,7 +133,7 @@ async def test_a_message_is_pinned_and_unpinned(store: SqlStore):
     await handle_lines(session, "/pin #2")
     assert (await store.get_branch(session.runtime.conversation.id)).state.pins == (2,)
     assert await handle_lines(session, "/unpin 2", "/unpin 2") == ["Unpinned #2.", "#2 is not pinned."]
-    assert "is not a number; usage: /pin N" in " ".join(await handle_lines(session, "/pin two"))
+    assert "is not a number; usage: /pin SEQ" in " ".join(await handle_lines(session, "/pin two"))
     assert "is not an earlier entry" in (await handle_lines(session, "/pin 99"))[0]
 
 
@@ -146,7 +145,7 @@ async def test_a_priority_is_set_and_reset(store: SqlStore):
     assert state.priorities == (Priority(message=2, priority=9),)
     assert await handle_lines(session, "/priority 2 0") == ["#2 has the default priority."]
     assert "from 1 to 10" in (await handle_lines(session, "/priority 2 11"))[0]
-    assert "usage: /priority N PRIORITY" in " ".join(await handle_lines(session, "/priority 2"))
+    assert "usage: /priority SEQ PRIORITY" in " ".join(await handle_lines(session, "/priority 2"))
 
 
 async def test_a_branch_diverges_and_one_can_switch_back(store: SqlStore):
@@ -291,7 +290,10 @@ async def test_a_conversation_is_exported_whole_and_to_read(store: SqlStore, tmp
     assert json.loads(lines[0])["id"] == session.runtime.conversation.id
     copy = await store.import_conversation(lines, as_id="copy")
     assert [entry.message.text for entry in await store.read_range(copy.id)] == ["Hi", "Hello."]
-    assert "## #1 You\n\nHi\n\n## #2 Model\n\nHello.\n" in (tmp_path / "a.md").read_text()
+    transcript = (tmp_path / "a.md").read_text()
+    assert "\n\nHi\n" in transcript
+    assert "\n\nHello.\n" in transcript
+    assert "0 secrets masked" in transcript
 
 
 async def test_an_export_overwrites_nothing(store: SqlStore, tmp_path: Path):

@@ -11,11 +11,12 @@ import pytest
 from chat_harness import QUIRE_PROGRAM, Terminal
 
 from infra.llama import LocalModel, find_missing_packages
-from quire.log import SqlStore
 from quire.model import Compaction, Restore
+from quire.store import SqlStore
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.real_model,
     pytest.mark.skipif(bool(find_missing_packages()), reason="THE LOCAL MODEL IS NOT INSTALLED: run `just setup`"),
     pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals here"),
 ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.markdown import Markdown
 
-from quire.cli.chat.markdown_stream import MarkdownStream, find_stable_end
+from quire.cli.chat.screen import MarkdownStream, find_stable_end
 
 BLOCKS = (
     "# A heading",

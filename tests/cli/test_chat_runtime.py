@@ -1,17 +1,18 @@
 """Chat runtime opened from settings: tools of the agent's MCP servers run after the user's approval."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from chat_harness import make_test_console, read_output
 
 from quire.agent.approvals import Allow, ApprovalDecision, Deny
+from quire.agent.limits import MCPLimits
 from quire.cli.chat.input import InputInterrupted
-from quire.cli.chat.loop import _ApprovalPrompt, _show_greeting  # pyright: ignore[reportPrivateUsage]
 from quire.cli.chat.runtime import ChatOptions, build_overrides, open_chat
 from quire.cli.chat.screen import Screen
-from quire.cli.chat.session import ChatSession
+from quire.cli.chat.session import ApprovalPrompt, ChatSession, show_greeting
 from quire.errors import DocumentNotFound
 from quire.model import Message, ToolCallPart
 from quire.model.events import ToolCompleted, TurnEnded
@@ -75,7 +76,7 @@ async def test_a_server_that_does_not_start_is_said_and_the_chat_goes_on(home: P
     options = build_overrides((), agent="adder.toml")
     async with open_chat(options, ChatOptions(), make_model=lambda settings: script) as runtime:
         session = ChatSession(runtime, Screen(make_test_console()))
-        await _show_greeting(runtime, session.screen)
+        await show_greeting(runtime, session.screen)
         await session.handle_line("Hi")
     output = read_output(session.screen.console)
     assert "The server gone: " in output
@@ -107,14 +108,15 @@ async def test_an_agents_own_settings_say_how_long_a_tool_may_take(home: Path):
     assert "gave no result within 0.4 s" in result.text
 
 
-async def test_the_settings_say_how_long_a_server_may_take_to_start(home: Path):
+async def test_a_server_that_does_not_start_is_named(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("quire.agent.limits.MCPLimits", partial(MCPLimits, start_seconds=0.5))
     (home / "slow.toml").write_text(
         f"[servers.slow]\ncommand = {str(sys.executable)!r}\nargs = [{str(HOSTILE_SERVER)!r}, 'deaf']\n"
     )
-    options = build_overrides(["mcp_server_timeout=0.5"], agent="slow.toml")
+    options = build_overrides(agent="slow.toml")
     async with open_chat(options, ChatOptions(), make_model=lambda settings: ScriptedModel()) as runtime:
         [trouble] = runtime.server_problems
-    assert trouble.message.startswith("it took too long to start: more than 0.5 s (`mcp_server_timeout`)")
+    assert trouble.message.startswith("it took too long to start: more than 0.5 s")
 
 
 async def test_the_settings_say_how_long_a_model_may_be_silent(home: Path):
@@ -149,7 +151,7 @@ class _SessionStub:
 
 
 async def test_ctrl_c_when_leave_is_asked_for_stops_the_turn():
-    desk, session = _ApprovalPrompt(), _SessionStub()
+    desk, session = ApprovalPrompt(), _SessionStub()
     desk.attach(_ReaderStub(Allow()), session)  # type: ignore[arg-type]
     assert (await desk.ask(CALL), session.stopped) == (Allow(), False)
     desk.attach(_ReaderStub(None), session)  # type: ignore[arg-type]

@@ -15,10 +15,10 @@ from prompt_toolkit.output import DummyOutput
 from quire.agent.approvals import Allow, AllowAlways, ApprovalDecision, Deny
 from quire.cli.chat.completion import CompletionItem, CompletionSources
 from quire.cli.chat.input import InputEnded, InputInterrupted, PipeReader, is_continued
-from quire.cli.chat.loop import run_input_loop
+from quire.cli.chat.session import run_input_loop
 from quire.cli.chat.terminal import TerminalReader, parse_verdict
-from quire.log import SqlStore
 from quire.model import ToolCallPart
+from quire.store import SqlStore
 
 CALL = ToolCallPart(id="1", name="delete", arguments="{}")
 COMPLETIONS = CompletionSources(

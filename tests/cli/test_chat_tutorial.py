@@ -64,7 +64,7 @@ def server() -> Iterator[ScriptedServer]:
         yield server
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tutorial_does_what_it_says(tmp_path: Path, server: ScriptedServer):
     inherited = {
         name: value

@@ -11,17 +11,16 @@ import pytest
 from chat_harness import QUIRE_PROGRAM, make_test_console, read_session_output
 
 from fake_upstream import reply_in_wire_format, run_fake_upstream
-from quire.cli.attachments import MAX_ATTACHMENT_BYTES, load_attachment
 from quire.cli.chat.completion import CompletionSources, suggest
-from quire.cli.chat.runtime import ChatRuntime
+from quire.cli.chat.runtime import MAX_ATTACHMENT_BYTES, ChatRuntime, load_attachment
 from quire.cli.chat.screen import Screen
 from quire.cli.chat.session import ChatSession
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import DocumentNotFound, InvalidRequest, ModelRequestRejected
 from quire.llm import get_model
-from quire.log import SqlStore
 from quire.model import FilePart, ImagePart
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + b"\x08\x02\x00\x00\x00"

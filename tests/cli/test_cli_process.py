@@ -51,6 +51,8 @@ CONVERSATION_COMMANDS = [
 ]
 LEADING_ARGUMENTS = {
     "context why": ["2"],
+    "context pin": ["2"],
+    "context unpin": ["4"],
     "context priority": ["2", "9"],
     "conversation rename": ["title"],
 }
@@ -156,7 +158,7 @@ def test_a_command_of_its_own_process_says_the_same(home: CliHome):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_whoever_stops_reading_is_not_told_of_it(home: CliHome, unbuffered: str):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    for words in (["conversation", "show"], ["context", "export"], ["context", "show", "--json"]):
+    for words in (["conversation", "show"], ["export"], ["context", "show", "--json"]):
         with subprocess.Popen(
             [*QUIRE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         ) as process:
@@ -168,7 +170,7 @@ def test_whoever_stops_reading_is_not_told_of_it(home: CliHome, unbuffered: str)
 
 
 def test_ctrl_c_ends_a_command_that_waits(home: CliHome):
-    for words in (["context", "import", "-"], ["context", "edit", "--text", "-"]):
+    for words in (["import", "-"], ["context", "edit", "--text", "-"]):
         process = subprocess.Popen(
             [*QUIRE, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -185,17 +187,17 @@ def test_ctrl_c_while_importing_stores_nothing(home: CliHome, source: str):
     """The database's thread is stopped too, so that an interrupted import stores nothing."""
     code = """
 import os, signal
-from quire.cli import context_transfer, main
-track_progress = context_transfer._track_progress
+from quire.cli import import_, main
+track_progress = import_._track_progress
 def slow(lines, *rest):
     for number, line in enumerate(track_progress(lines, *rest)):
         if number == 5:
             os.kill(os.getpid(), signal.SIGINT)
             rest[-1].wait(30)  # The event that stops the import.
         yield line
-context_transfer._track_progress = slow
+import_._track_progress = slow
 import sys
-sys.argv = ["quire", "context", "import", *sys.argv[1:], "--as", "half"]
+sys.argv = ["quire", "import", *sys.argv[1:], "--as", "half"]
 main()
 """
     lines = (home.project / "tides.jsonl").read_text() if source == "-" else None
@@ -205,10 +207,8 @@ main()
     assert "half" not in [each["id"] for each in run_json("conversation", "list")["conversations"]]
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-def test_the_same_commands_work_on_postgresql(
-    home: CliHome, database_url: str, backend: str, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.every_postgres
+def test_the_same_commands_work_on_postgresql(home: CliHome, database_url: str, monkeypatch: pytest.MonkeyPatch):
     # The same ids as in the home's own database: those of memories are part of a request.
     home.clock = freeze_time(monkeypatch, START_TIME)
     asyncio.run(create_conversations(home, database_url))
@@ -247,7 +247,7 @@ def complete_shell(words: Sequence[str]) -> list[str]:
     ("words", "offered"),
     [
         (["quire", "conv"], ["conversation"]),
-        (["quire", "context", "s"], ["show", "summary", "stats"]),
+        (["quire", "context", "s"], ["show", "summary"]),
         (["quire", "context", "show", "01ke6p8"], [TIDES_ID]),
         (["quire", "agent", "show", "s"], ["sailor"]),
         (["quire", "config", "get", "context_thr"], ["context_threshold"]),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from cli_fixtures import GREETING_ID, TIDES_ID, CliHome, invoke_cli, run_json
 
-from quire.log import SqlStore
 from quire.model import (
     Body,
     ContextChange,
@@ -24,6 +23,7 @@ from quire.model import (
     Unpin,
     Usage,
 )
+from quire.store import SqlStore
 
 
 def test_without_an_id_the_most_recently_used_conversation_is_selected(home: CliHome):
@@ -41,7 +41,7 @@ def test_without_an_id_the_most_recently_used_conversation_is_selected(home: Cli
 
 
 def count_entries() -> int:
-    return sum(run_json("context", "stats")["entries"].values())
+    return sum(run_json("stats", TIDES_ID)["entries"].values())
 
 
 def load_manifest(*words: str) -> Any:
@@ -92,8 +92,10 @@ def test_the_window_of_an_earlier_request_is_drawn_from_its_record(home: CliHome
 
 def test_looking_changes_nothing(home: CliHome):
     before = count_entries()
-    for words in ("show", "summary", "memory", "items", "diff", "replay", "why 2", "compact --preview", "export"):
+    for words in ("show", "summary", "items", "diff", "replay", "why 2", "compact --preview"):
         assert invoke_cli("context", *words.split()).exit_code == 0
+    for words in ("export", "stats Tides", "memory relevance"):
+        assert invoke_cli(*words.split()).exit_code == 0
     assert count_entries() == before
 
 
@@ -175,23 +177,21 @@ def write_editor(folder: Path, does: str) -> str:
 
 
 def test_an_export_comes_back_the_same(home: CliHome):
-    lines = invoke_cli("context", "export").stdout
-    assert run_json("context", "import", "-", "--as", "again", input=lines)["conversation"] == "again"
-    again = invoke_cli("context", "export", "again").stdout
+    lines = invoke_cli("export").stdout
+    assert run_json("import", "-", "--as", "again", input=lines)["conversation"] == "again"
+    again = invoke_cli("export", "again").stdout
     renamed = lines.replace(f'"conversation":"{TIDES_ID}"', '"conversation":"again"')
     assert again.splitlines()[1:] == renamed.splitlines()[1:]
-    assert [json.loads(line) for line in again.splitlines()] == run_json("context", "export", "again")["lines"]
+    assert [json.loads(line) for line in again.splitlines()] == run_json("export", "again")["lines"]
 
 
 def test_an_export_overwrites_a_file_only_with_force(home: CliHome):
     existing = home.project / "existing.jsonl"
     existing.write_text("mine")
-    assert invoke_cli("context", "export", "--output", str(existing)).exit_code == 1
+    assert invoke_cli("export", "--output", str(existing)).exit_code == 1
     assert existing.read_text() == "mine"
-    assert run_json("context", "export", "--output", str(existing), "--force")["lines"] == len(
-        existing.read_text().splitlines()
-    )
-    assert invoke_cli("context", "export", "--output", str(home.project / "no/such/folder")).exit_code == 1
+    assert run_json("export", "--output", str(existing), "--force")["lines"] == len(existing.read_text().splitlines())
+    assert invoke_cli("export", "--output", str(home.project / "no/such/folder")).exit_code == 1
     assert not list(home.project.glob("*.part"))
 
 
@@ -204,7 +204,7 @@ def test_what_is_no_export_is_not_imported(home: CliHome, content: bytes | None,
     file = home.project / "broken.jsonl"
     if content is not None:
         file.write_bytes(content)
-    failed = invoke_cli("context", "import", str(file), "--json")
+    failed = invoke_cli("import", str(file), "--json")
     assert (failed.exit_code, failed.stdout) == (code, "")
     assert len(run_json("conversation", "list")["conversations"]) == 2
 
@@ -263,9 +263,14 @@ def test_why_can_ask_about_an_earlier_request(home: CliHome):
 
 
 def test_items_and_pins_are_changed_by_name_and_number(home: CliHome):
-    changed = run_json("context", "items", "--remove", "harbour", "--unpin", "4", "--pin", "2")
+    changed = run_json("context", "items", "--remove", "harbour")
     assert [item["name"] for item in changed["items"]] == ["plain"]
-    assert changed["pins"] == [2]
+    assert changed["pins"] == [4]
+    assert run_json("context", "pin", "2")["pins"] == [2, 4]
+    assert run_json("context", "unpin", "4")["pins"] == [2]
+    assert run_json("context", "items")["pins"] == [2]
+    assert invoke_cli("context", "unpin", "4").exit_code == 1
+    assert invoke_cli("context", "pin", "99").exit_code == 1
     assert [item["name"] for item in run_json("context", "items", "--add", "harbour")["items"]] == ["plain", "harbour"]
     assert invoke_cli("context", "items", "--add", "nothing of the kind").exit_code == 1
 
@@ -287,7 +292,7 @@ def test_numbers_add_up_what_the_provider_reported(home: CliHome):
     reply = Message.assistant("Aye.")
     used = [Usage(input_tokens=100, output_tokens=7, cache_read_tokens=60), Usage(input_tokens=50, output_tokens=3)]
     asyncio.run(append_entries(home, *(Draft(body=reply, usage=each) for each in used)))
-    output = run_json("context", "stats")
+    output = run_json("stats", TIDES_ID)
     assert output["replies"] == 2
     assert {name: output["tokens"][name] for name in ("input", "output", "cache_read")} == {
         "input": 150,
@@ -328,16 +333,16 @@ def test_a_transcript_shows_calls_results_thoughts_and_what_was_changed(home: Cl
 
 
 def test_a_branch_has_numbers_of_its_own(home: CliHome):
-    output = run_json("context", "stats", "--branch", "1")
+    output = run_json("stats", "Tides", "--branch", "1")
     assert (output["branch"], output["archived_up_to"], output["messages"]) == (1, None, {"assistant": 2, "user": 2})
-    assert run_json("context", "stats", GREETING_ID)["messages"] == {"user": 1}
+    assert run_json("stats", GREETING_ID)["messages"] == {"user": 1}
 
 
 def test_memory_is_read_from_the_project_and_the_agent(home: CliHome):
-    output = run_json("context", "memory")["memory"]
+    output = run_json("memory", "relevance")["blocks"]
     assert [(row["name"], row["included"]) for row in output] == [("AGENTS.md", True), ("memories", True)]
     assert "Gannet" in output[0]["text"]
-    assert run_json("context", "memory", "--set", "memory_integration=false")["memory"] == []
+    assert run_json("memory", "relevance", "--set", "memory_integration=false")["blocks"] == []
 
 
 def test_the_agents_own_model_decides_how_large_the_window_is(home: CliHome):
@@ -346,3 +351,15 @@ def test_the_agents_own_model_decides_how_large_the_window_is(home: CliHome):
     assert load_manifest()["policy"]["model"] == "gpt-3.5-turbo"
     assert load_manifest("--set", "model=gpt-4o")["policy"]["model"] == "gpt-4o"
     assert load_manifest("--set", "recent_messages_to_keep=4")["policy"]["model"] == "gpt-3.5-turbo"
+
+
+def test_a_conversation_is_named_by_id_title_or_the_beginning_of_its_id(home: CliHome):
+    for name in (TIDES_ID, "Tides", "tides", TIDES_ID[:8]):
+        assert run_json("context", "summary", name)["conversation"] == TIDES_ID
+        assert run_json("search", "tide", name)["messages"][0]["conversation"]["id"] == TIDES_ID
+    assert run_json("conversation", "purge", "Tides", "--message", "3", "--yes")["conversation"] == TIDES_ID
+    ambiguous = invoke_cli("context", "summary", TIDES_ID[:6])
+    assert (ambiguous.exit_code, ambiguous.stdout) == (1, "")
+    assert f"names 2 conversations: {TIDES_ID}, {GREETING_ID}" in ambiguous.stderr
+    assert invoke_cli("context", "summary", "Tide").exit_code == 3
+    assert invoke_cli("context", "summary", "").exit_code == 3

@@ -6,8 +6,13 @@ import pytest
 from cli_fixtures import CliHome, invoke_cli, run_json
 from test_output import make_manifest
 
-from quire.cli.context_sections import ContextSection, format_item_counts, group_sections, select_section
-from quire.cli.context_window import format_headline
+from quire.cli.context_window import (
+    ContextSection,
+    format_headline,
+    format_item_counts,
+    group_sections,
+    select_section,
+)
 from quire.model import Decision
 from quire.model.manifest import DecisionKind, DecisionReason
 from quire.model.policy import SLOTS

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from infra.postgres import find_free_port
-from quire.cli.database_wait import wait_for_database
+from quire.cli.engine_setup import wait_for_database
 from quire.errors import StoreUnavailable
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 
 async def test_a_database_that_stays_away_is_an_error_after_the_bounded_wait():
@@ -28,7 +28,7 @@ async def test_the_wait_ends_when_the_database_is_there(
         await original(self, **options)
 
     monkeypatch.setattr(SqlStore, "check", check)
-    monkeypatch.setattr("quire.log.database_url.is_postgres", lambda _: True)
+    monkeypatch.setattr("quire.db.database_url.is_postgres", lambda _: True)
     await wait_for_database(database_url, report=lambda error, _: reports.append(error))
     assert len(reports) == 2
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli.app import app
-from quire.log.migrate import SCHEMA_VERSION
+from quire.db.migrate import SCHEMA_VERSION
 
 
 def invoke_db(*words: str) -> tuple[int, str]:
@@ -24,8 +24,8 @@ def test_a_database_is_upgraded_once(tmp_path: Path):
     assert invoke_db("db", "status", url)[0] == 0
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-def test_a_role_is_let_in(admin_url: str, backend: str):
+@pytest.mark.every_postgres
+def test_a_role_is_let_in(admin_url: str):
     code, output = invoke_db("db", "upgrade", admin_url, "--role", "quire_app")
     assert (code, output.splitlines()[-1]) == (0, "Granted the role quire_app access to the log.")
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from cli_fixtures import CliHome, invoke_cli
 
-from quire.cli.hook_settings import HOOK_EVENTS
+from quire.cli.hook import HOOK_EVENTS
 from quire.cli.init import PROVIDER_KEYS
 from secret_samples import SecretGenerator
 

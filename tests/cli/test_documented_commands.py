@@ -34,7 +34,8 @@ TIMEOUT_SECONDS = 120
 
 COMMANDS = list_commands()
 RUN_COMMANDS = [command for command in COMMANDS if is_run(command)]
-CI_PAGES = ("README.md", "docs/index.md", "docs/import.md", "docs/hooks.md", "docs/run-claude-code.md")
+CI_PAGES = ("README.md", "docs/index.md")
+"""Pages whose commands run in CI; test_every_command.py runs the example of every command in this process."""
 
 
 def test_every_documented_command_is_run_or_listed_with_the_reason():
@@ -83,10 +84,14 @@ def make_environment(home: CliHome, model: ScriptedServer) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", RUN_COMMANDS, ids=lambda command: f"{command.page}: {command.line}")
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=() if each.page in CI_PAGES else pytest.mark.nightly, id=f"{each.page}: {each.line}")
+        for each in RUN_COMMANDS
+    ],
+)
 def test_it_runs_as_written(command: DocumentedCommand, used_home: CliHome, model: ScriptedServer):
-    if "QUIRE_TEST_PROGRAMS" not in os.environ and command.page not in CI_PAGES:
-        pytest.skip("only with the installed package, by `just installed`; test_every_command.py runs the examples")
     line = SHORTENED_ID.sub(TIDES_ID, command.line).replace(WRITTEN_MODEL_URL, model.url)
     if line.startswith(ASKS_IN_A_TERMINAL):
         line += " --yes"

@@ -3,24 +3,26 @@
 `UPDATE_SNAPSHOTS=1 pytest tests/cli/test_every_command.py` rewrites the snapshots; look at the diff.
 """
 
+import ast
 import json
 import keyword
 import os
 import shlex
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from cli_fixtures import CliHome, invoke_cli
-from json_schemas import SCHEMAS
-from jsonschema import Draft202012Validator
+from cli_fixtures import CliHome, invoke_cli, validate_document
 
-from quire.cli import command_reference
+from quire.cli import command_reference, output
 from quire.cli.app import COMMAND_GROUPS, SINGLE_COMMANDS
+from quire.schemas import JsonModel
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
+CLI_FOLDER = Path(output.__file__).parent
 COMMANDS_PAGE = Path(__file__).parents[2] / "docs/commands.md"
 
 
@@ -49,18 +51,18 @@ def get_snapshot_path(name: str) -> Path:
 
 def test_the_commands_are_those_expected():
     expected = {
-        "context": "show summary memory stats compact undo edit clear export import replay diff why items priority",
+        "context": "show summary compact undo edit clear replay diff why items pin unpin priority",
         "memory": "import search relevance list retire",
-        "config": "get set list path",
+        "config": "get set list",
         "agent": "list show config new",
-        "conversation": "list show fork rename verify purge purge-value secrets share",
+        "conversation": "list show fork rename verify purge purge-value secrets",
         "key": "create list revoke",
         "db": "upgrade status",
     }
     assert set(COMMANDS) == {f"{group} {part}" for group, parts in expected.items() for part in parts.split()}
 
 
-def test_none_lacks_help_an_example_a_schema_or_a_snapshot():
+def test_none_lacks_help_an_example_or_a_snapshot():
     page = COMMANDS_PAGE.read_text()
     lacking = {
         name: [
@@ -71,7 +73,6 @@ def test_none_lacks_help_an_example_a_schema_or_a_snapshot():
                 "example of itself": get_example_words(name)[:2] == name.split(),
                 "example in the docs": f"$ {command_reference.get_example(command)}\n" in page,
                 "--json": any("--json" in each.opts for each in command.params),
-                "schema": name in SCHEMAS,
                 "snapshot": get_snapshot_path(name).is_file(),
             }.items()
             if not there
@@ -81,8 +82,7 @@ def test_none_lacks_help_an_example_a_schema_or_a_snapshot():
     assert {name: what for name, what in lacking.items() if what} == {}
 
 
-def test_schemas_and_snapshots_belong_to_existing_commands():
-    assert set(SCHEMAS) == set(COMMANDS)
+def test_snapshots_belong_to_existing_commands():
     assert {each.stem for each in SNAPSHOTS.glob("*.txt")} == {get_snapshot_path(name).stem for name in COMMANDS}
 
 
@@ -105,11 +105,38 @@ def test_the_example_prints_what_its_snapshot_shows(name: str, home: CliHome):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_its_json_is_one_document_that_its_schema_describes(name: str, home: CliHome):
-    Draft202012Validator.check_schema(SCHEMAS[name])
+def test_its_json_is_one_document_of_a_schema(name: str, home: CliHome, monkeypatch: pytest.MonkeyPatch):
+    printed: list[JsonModel] = []
+    print_document = output.print_document
+
+    def record(document: JsonModel) -> None:
+        printed.append(document)
+        print_document(document)
+
+    monkeypatch.setattr(output, "print_document", record)
     outcome = invoke_cli(*get_example_words(name), "--json")
     assert outcome.exit_code == 0, outcome.output
-    Draft202012Validator(SCHEMAS[name]).validate(json.loads(outcome.stdout))
+    [document] = printed
+    assert type(document).__module__.startswith("quire.schemas.")
+    validate_document(json.loads(outcome.stdout), type(document))
+
+
+def iterate_calls(name: str) -> Iterator[tuple[str, ast.Call]]:
+    """Calls of a function or method of this name in the command line's modules."""
+    for file in sorted(CLI_FOLDER.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == name:
+                yield file.name, node
+
+
+def test_no_command_prints_a_document_of_its_own():
+    """Every document is built by a schema: no dictionary is printed, and only `output` writes JSON."""
+    for name in ("Result", "print_document"):
+        calls = list(iterate_calls(name))
+        assert calls
+        assert [(file, ast.unparse(call)) for file, call in calls if isinstance(call.args[0], ast.Dict)] == []
+    writes = [*iterate_calls("write"), *iterate_calls("echo"), *iterate_calls("print"), *iterate_calls("Verbatim")]
+    assert {file for file, call in writes if "dumps" in ast.unparse(call)} <= {"hook_client.py", "hook_service.py"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -4,8 +4,8 @@ import json
 
 from cli_fixtures import GREETING_ID, TIDES_ID, TURNS, CliHome, invoke_cli, run_json
 
-from quire.log import SqlStore
 from quire.model import Message
+from quire.store import SqlStore
 
 SECRET = "ghp_" + "a1B2c3D4e5F6" * 3
 

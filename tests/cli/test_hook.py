@@ -17,7 +17,7 @@ import pytest
 from cli_fixtures import invoke_cli
 
 from quire.cli import hook_client
-from quire.cli.hook_settings import HOOK_EVENTS
+from quire.cli.hook import HOOK_EVENTS
 
 FOREIGN = {"hooks": [{"type": "command", "command": "notify-send done"}]}
 SETTINGS = {

@@ -18,7 +18,6 @@ from quire.cli.app import app
 from quire.cli.init import (
     DEFAULT_SERVER_ADDRESSES,
     PROVIDER_KEYS,
-    InitResult,
     LocalModelServer,
     ProviderKey,
     ServerAddress,
@@ -29,6 +28,7 @@ from quire.cli.init import (
 )
 from quire.errors import InvalidRequest, ModelRequestRejected
 from quire.llm import get_model
+from quire.schemas.setup import InitSchema
 from quire.settings import Settings
 from quire.settings.sources import load_settings, read_settings_file
 
@@ -140,7 +140,7 @@ def test_a_server_that_does_not_answer_is_said_and_nothing_is_written(tmp_path: 
 def test_the_document_for_programs_fits_its_schema():
     code, output = invoke_init("--json")
     document = json.loads(output)
-    jsonschema.validate(document, InitResult.model_json_schema(mode="serialization"))
+    jsonschema.validate(document, InitSchema.model_json_schema(mode="serialization"))
     assert (code, document["source"], document["model"]) == (0, "none", None)
 
 

@@ -43,7 +43,7 @@ SMOKE_PROGRAMS = {
     "mcp": "import quire.agent.mcp.servers, quire.mcp_server.server",
     "models": "from genai_prices.data_snapshot import get_snapshot; get_snapshot()",
     "openai-agents": "from quire.adapters.openai_agents import QuireSession",
-    "postgres": "import psycopg, quire.log.postgres",
+    "postgres": "import psycopg, quire.db.postgres",
     "pydantic-ai": "from quire.adapters.pydantic_ai import QuireCapability",
     "server": "import quire.server.app",
     "vault": "from quire.context import front_matter; front_matter.parse_front_matter('---\\ntags: [a]\\n---\\nb')",
@@ -131,7 +131,7 @@ def make_environment(folder: Path, *requirements: str, find_links: Path | None =
     return python
 
 
-@pytest.mark.large
+@pytest.mark.nightly
 def test_a_clean_clone_gives_complete_distributions(distributions: Distributions):
     with zipfile.ZipFile(distributions.core_wheel) as archive:
         names = set(archive.namelist())
@@ -145,7 +145,7 @@ def test_a_clean_clone_gives_complete_distributions(distributions: Distributions
     assert not [name for name in sources if "node_modules" in name or "__pycache__" in name]
 
 
-@pytest.mark.large
+@pytest.mark.nightly
 @pytest.mark.parametrize("extra", [None, *SMOKE_PROGRAMS], ids=lambda extra: extra or "none")
 def test_each_extra_alone_is_enough_for_what_it_adds(extra: str | None, distributions: Distributions, tmp_path: Path):
     name = f"quire-core[{extra}]" if extra else "quire-core"
@@ -155,7 +155,7 @@ def test_each_extra_alone_is_enough_for_what_it_adds(extra: str | None, distribu
     assert run(tmp_path / "environment" / "bin" / "quire", "--version").startswith("quire 0.")
 
 
-@pytest.mark.large
+@pytest.mark.nightly
 def test_the_program_leads_from_an_empty_home_to_the_first_answer(
     distributions: Distributions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -175,7 +175,7 @@ def test_the_program_leads_from_an_empty_home_to_the_first_answer(
     assert "ok" in run(quire, "doctor", "--offline", folder=tmp_path)
 
 
-@pytest.mark.large
+@pytest.mark.nightly
 def test_the_documented_commands_run_from_the_installed_package(distributions: Distributions, tmp_path: Path):
     wheel = distributions.program_wheel
     python = make_environment(tmp_path / "environment", f"quire[all] @ {wheel.as_uri()}", find_links=wheel.parent)

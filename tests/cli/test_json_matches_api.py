@@ -11,15 +11,16 @@ from cli_fixtures import TIDES_ID, CliHome, run_json
 from scripted_server import scripted_server
 from typer.testing import CliRunner
 
+from quire.access.keys import KEY_SCOPES
 from quire.cli.app import app
-from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_overrides
+from quire.cli.engine_setup import load_cli_settings, resolve_database_url
 from quire.context.agent_loader import load_agent
-from quire.log import KEY_SCOPES, SqlStore
 from quire.model.events import TurnEvent
 from quire.schemas.turn_events import SCHEMA_BY_EVENT
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
+from quire.store import SqlStore
 
 CONVERSATION = f"/api/conversations/{TIDES_ID}"
 REPLY = 7
@@ -27,14 +28,14 @@ REPLY = 7
 
 def call_api(method: str, path: str, **options: Any) -> httpx2.Response:
     """Sends a request to a server with the settings and the database of the commands."""
-    settings = load_cli_settings(to_overrides(())).settings
+    settings = load_cli_settings().settings
     agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
     overrides = agent.setting_overrides if agent is not None else {}
 
     async def send() -> httpx2.Response:
         async with SqlStore.open(resolve_database_url(settings)) as store, UpstreamClient() as upstream:
-            _, key = await store.create_key("test", KEY_SCOPES)
-            merged = settings.model_validate({**settings.model_dump(), **overrides, "host_access_tenants": ["default"]})
+            _, key = await store.keys.create("test", KEY_SCOPES)
+            merged = settings.model_validate({**settings.model_dump(), **overrides, "trusted_tenants": ["default"]})
             state = ServerState(store, merged, http_client=upstream, agent=agent)
             transport = httpx2.ASGITransport(create_app(state))
             headers = {"Authorization": f"Bearer {key}"}
@@ -57,7 +58,7 @@ def test_entries_and_the_state_of_their_branch(home: CliHome):
     assert {each["kind"] for each in page["items"]} == {"message", "compaction", "pin", "context_change"}
     assert printed["entries"] == page["items"]
     assert (printed["head"], printed["state"]) == (page["head"], page["state"])
-    [hit] = run_json("search", "spring tide", "--conversation", TIDES_ID, "--limit", "1")["messages"]
+    [hit] = run_json("search", "spring tide", TIDES_ID, "--limit", "1")["messages"]
     [found] = get_json("/api/search", query="spring tide", conversation=TIDES_ID, limit=1)["messages"]
     assert hit == found
 

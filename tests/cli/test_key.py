@@ -7,7 +7,8 @@ import pytest
 from cli_fixtures import NEXT_DAY, CliHome, invoke_cli
 from typer.testing import Result
 
-from quire.log import ApiKey, SqlStore
+from quire.access.keys import ApiKey
+from quire.store import SqlStore
 
 HOUR_MICROSECONDS = 3_600_000_000
 INVALID_PERIODS = ("", "0d", "d", "9", "-1d", "9m", "1.5d", "999999999w", "\u0663d")
@@ -24,7 +25,7 @@ def verify_key(url: str, text: str) -> ApiKey | None:
 
     async def verify() -> ApiKey | None:
         async with SqlStore.open(url) as store:
-            return await store.verify_key(text)
+            return await store.keys.verify(text)
 
     return asyncio.run(verify())
 
@@ -100,7 +101,7 @@ def test_limits_and_spending_are_listed(home: CliHome):
     async def spend() -> None:
         async with SqlStore.open(home.url) as store:
             await store.create_conversation("spent")
-            await store.add_cost("spent", 0.125, key_id=key.id)
+            await store.spending.add_cost("spent", 0.125, key_id=key.id)
 
     asyncio.run(spend())
     given = ("--set", 'tenant_max_spend={"default": 10}')
@@ -113,8 +114,8 @@ def test_limits_and_spending_are_listed(home: CliHome):
     assert (listed["spent_usd"], listed["max_spend"], listed["models"]) == (0.125, 2.5, ["gpt-4o*", "house"])
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-def test_it_is_the_same_on_postgresql(home: CliHome, database_url: str, backend: str):
+@pytest.mark.every_postgres
+def test_it_is_the_same_on_postgresql(home: CliHome, database_url: str):
     given = ("--set", f"database_url={database_url}")
     text = create_key("script", "--scope", "admin", "--tenant", "acme", *given).stdout.strip()
     key = verify_key(database_url, text)

@@ -33,7 +33,7 @@ def test_its_json_has_each_value_and_its_source(home: CliHome):
         "window": (None, "unknown"),
         "output_limit": (None, "unknown"),
         "tokenizer": ("estimate", "unknown"),
-        "provider": ("chat", "the model's name"),
+        "wire_format": ("chat", "the model's name"),
         "input_price": (0.5, 'models."my-*"'),
         "cache_read_price": (None, "unknown"),
         "output_price": (1.0, 'models."my-*"'),

@@ -9,17 +9,17 @@ from cli_fixtures import CliHome, invoke_cli, run_json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.context_sections import ContextSection
-from quire.cli.context_window import SLOT_STYLES, allocate_cells, format_threshold_marker, render_window
-from quire.cli.output import ProgressBar, make_console, pluralize, print_json, sanitize, show_progress, to_one_line
+from quire.cli.context_window import SLOT_STYLES, ContextSection, allocate_cells, format_threshold_marker, render_window
+from quire.cli.output import ProgressBar, make_console, pluralize, print_document, sanitize, show_progress, to_one_line
 from quire.model import Manifest, Policy, SlotUsage
 from quire.model.policy import SLOTS
+from quire.schemas.records import NamedConversationSchema
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def make_manifest(*, window: int, used: list[int], reserved: int, full_history_tokens: int | None = None) -> Manifest:
-    policy = Policy(model="m", provider="openai", window=window, reserved_response_tokens=reserved)
+    policy = Policy(model="m", wire_format="chat", window=window, reserved_response_tokens=reserved)
     return Manifest(
         renderer=1,
         conversation="c",
@@ -109,7 +109,7 @@ def test_it_is_said_when_the_next_request_compacts_first():
 @pytest.mark.parametrize("columns", [30, 40, 59, 60, 80, 200])
 def test_every_width_is_readable(home: CliHome, monkeypatch: pytest.MonkeyPatch, columns: int):
     monkeypatch.setenv("COLUMNS", str(columns))
-    for words in ("context show", "context stats", "conversation list", "memory list", "conversation show"):
+    for words in ("context show", "stats Tides", "conversation list", "memory list", "conversation show"):
         output = invoke_cli(*words.split()).stdout
         assert max(map(len, output.splitlines())) <= columns, words
         assert "\x1b" not in output
@@ -128,7 +128,7 @@ HOSTILE_TEXT = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202eback\x08 [bold]no marku
 
 
 def test_text_from_the_log_cannot_steer_the_terminal(home: CliHome):
-    exported = invoke_cli("context", "export", "01ke6p6s700000000000000002").stdout
+    exported = invoke_cli("export", "01ke6p6s700000000000000002").stdout
     assert exported.count("\n") == 5
     run_json("conversation", "rename", HOSTILE_TEXT)
     for words in ("conversation list", "conversation show", "context items"):
@@ -139,10 +139,10 @@ def test_text_from_the_log_cannot_steer_the_terminal(home: CliHome):
 
 
 def test_json_has_no_control_characters_and_reads_back_the_same(capsys: pytest.CaptureFixture[str]):
-    print_json({"text": HOSTILE_TEXT, "plain": "ä 漢 😀"})
+    print_document(NamedConversationSchema(conversation=HOSTILE_TEXT, title="ä 漢 😀"))
     written = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", written)
-    assert json.loads(written) == {"text": HOSTILE_TEXT, "plain": "ä 漢 😀"}
+    assert json.loads(written) == {"conversation": HOSTILE_TEXT, "title": "ä 漢 😀"}
     assert "ä 漢 😀" in written
 
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quire
-from quire.cli import hook_settings
+from quire.cli import hook
 from quire.cli.platforms import call_on_signals, join_command, split_command
+from quire.db.database_url import parse_database_url
 from quire.errors import InvalidConfiguration
-from quire.log.database_url import parse_database_url
 from quire.server.addresses import bind_socket
 from quire.server.lifecycle import call_on_exit
 
@@ -57,7 +57,7 @@ def test_windows_commands_are_split_into_the_words_that_were_joined(words: list[
 
 def test_a_program_with_the_suffix_of_windows_is_recognized(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "quire.exe")])
-    assert hook_settings.build_command("codex") == f"{tmp_path}/quire.exe hook codex"
+    assert hook.build_command("codex") == f"{tmp_path}/quire.exe hook codex"
 
 
 @pytest.mark.parametrize("path", [r"C:\Users\ada\AppData\Local\quire\quire.db", "/Users/ada/Library/quire.db"])
@@ -121,7 +121,7 @@ def test_text_files_have_an_encoding_that_does_not_depend_on_the_system():
         if isinstance(node, ast.Call) and opens_text(node)
     ]
     assert len(calls) > 10
-    assert {name for name, node in calls if not names_encoding(node)} == {"hook_service.py", "loop_monitor.py"}
+    assert {name for name, node in calls if not names_encoding(node)} == {"hook_service.py"}
 
 
 def opens_text(node: ast.Call) -> bool:

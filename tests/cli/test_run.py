@@ -28,11 +28,11 @@ from quire.cli.agent_programs import (
     add_default_upstreams,
     find_answering_model,
 )
-from quire.cli.local_servers import LocalServer, digest_configuration, find_server, register_server
+from quire.cli.serve import LocalServer, digest_configuration, find_server, register_server
 from quire.errors import InvalidConfiguration
-from quire.log import SqlStore
 from quire.settings import Settings
 from quire.settings.schema import Upstream
+from quire.store import SqlStore
 
 PROGRAM = str(Path(sys.executable).with_name("quire"))
 FAKE_AGENT = Path(__file__).with_name("fake_agent.py")
@@ -112,7 +112,7 @@ class RunHome:
     async def load_keys(self) -> list[tuple[str, bool]]:
         """Returns the name of each key, and whether it is revoked."""
         async with SqlStore.open(self.database_url) as store:
-            return [(key.name, key.revoked_at is not None) for key in await store.list_keys(limit=10)]
+            return [(key.name, key.revoked_at is not None) for key in await store.keys.list(limit=10)]
 
     async def count_conversations(self) -> int:
         async with SqlStore.open(self.database_url) as store:

@@ -10,16 +10,16 @@ import pytest
 from cli_fixtures import CliHome, invoke_cli
 
 from infra.sizes import IS_FULL_SIZE
-from quire.cli.engine_setup import SettingOverrides, load_cli_settings, resolve_database_url
-from quire.log import SqlStore
+from quire.cli.engine_setup import load_cli_settings, resolve_database_url
 from quire.model import FilePart, Message, ThinkingPart, ToolCallPart
+from quire.store import SqlStore
 from secret_samples import SecretSample, list_samples
 
 SAMPLES = [sample for seed in range(2) for sample in list_samples(seed)]
 
 
 def get_database_url() -> str:
-    return resolve_database_url(load_cli_settings(SettingOverrides()).settings)
+    return resolve_database_url(load_cli_settings().settings)
 
 
 def plant(number: int, sample: SecretSample) -> Message:
@@ -71,7 +71,7 @@ def test_a_hundred_secrets_are_listed_without_being_printed(planted: list[Secret
 @pytest.mark.parametrize("name", ["first.md", "first.json"])
 def test_a_shared_transcript_has_no_secret(planted: list[SecretSample], tmp_path: Path, name: str):
     path = tmp_path / name
-    document = json.loads(invoke_cli("conversation", "share", "first", "-o", str(path), "--json").stdout)
+    document = json.loads(invoke_cli("export", "first", "-o", str(path), "--json").stdout)
     text = path.read_text()
     samples = planted[::2]
     assert not any(sample.value in text for sample in samples)
@@ -86,14 +86,14 @@ def test_a_shared_transcript_has_no_secret(planted: list[SecretSample], tmp_path
         assert len(shared["messages"]) == len(samples) + 1
     else:
         assert "Secrets of known formats are masked" in text
-    again = invoke_cli("conversation", "share", "first", "-o", str(path))
+    again = invoke_cli("export", "first", "-o", str(path))
     assert again.exit_code == 1
     assert "--force" in again.output
-    assert invoke_cli("context", "import", str(path), "--as", "copy").exit_code == 1
+    assert invoke_cli("import", str(path), "--as", "copy").exit_code == 1
 
 
 def test_thinking_and_attachments_are_not_shared(planted: list[SecretSample]):
-    outcome = invoke_cli("conversation", "share", "second")
+    outcome = invoke_cli("export", "second", "--format", "markdown")
     assert "I think." not in outcome.stdout
     assert "[file key.txt]" in outcome.stdout
     assert planted[0].value not in outcome.stdout

@@ -4,15 +4,15 @@ import asyncio
 import time
 
 import pytest
-from cli_fixtures import CliHome, invoke_cli, run_json
-from json_schemas import model_schema
-from jsonschema import Draft202012Validator
+from cli_fixtures import CliHome, invoke_cli, run_json, validate_document
 from test_json_matches_api import get_json
 
-from quire.log import ConversationOrigin, SqlStore
+from quire.db.store_part import write
+from quire.log import ConversationOrigin
 from quire.model import Draft, Message, ToolCallPart, Usage
 from quire.model.entry_metadata import DocumentReference, TurnTotals
 from quire.schemas.stats import StatsSchema
+from quire.store import SqlStore
 
 TURNS = 24
 
@@ -84,7 +84,7 @@ def test_one_dimension_has_its_rows_alone(usage: None):
 
 def test_its_json_is_that_of_the_api(usage: None):
     document = run_json("stats")
-    Draft202012Validator(model_schema(StatsSchema)).validate(document)
+    validate_document(document, StatsSchema)
     assert document == get_json("/api/stats", limit=5)
     assert [each["seq"] for each in document["turns"]] == [48, 46, 44, 42, 40]
 
@@ -97,7 +97,7 @@ def test_a_recount_says_what_it_corrected(usage: None, home: CliHome):
 
         async with SqlStore.open(f"sqlite:///{home.database}") as store:
             change = text("UPDATE quire_usage_totals SET turns = 7 WHERE dimension = 'all'")
-            await store._write(lambda connection, _: connection.execute(change))
+            await store.run(write, lambda connection, _: connection.execute(change))
 
     asyncio.run(change())
     assert run_json("stats", "--recount")["recount"]["corrected_totals"] > 0

@@ -65,15 +65,14 @@ def test_a_fresh_installation_summarizes_by_the_model_that_answers(home: Path, s
     assert SUMMARY in json.dumps(read_summary(), ensure_ascii=False).replace("\\n", "\n")
 
 
-def test_another_model_temperature_and_prompt_are_settings(home: Path, server: ScriptedServer) -> None:
+def test_another_model_and_prompt_are_settings(home: Path, server: ScriptedServer) -> None:
     run("init", "--base-url", server.url)
     run("config", "set", "summarizer", "miller-2")
-    run("config", "set", "summary_temperature", "0.7")
     run("config", "set", "summary_prompt", "Count sheep and nothing else.")
     fill_conversation()
     run("context", "compact", "sheep")
     [*requests] = list_summary_requests(server)
-    assert {(body["model"], body["temperature"]) for body in requests} == {("miller-2", 0.7)}
+    assert {(body["model"], body["temperature"]) for body in requests} == {("miller-2", 0.3)}
     assert all(body["messages"][0]["content"].startswith("Count sheep and nothing else.") for body in requests)
     assert {body["model"] for body in server.requests if body not in requests} == {"miller-1"}
 

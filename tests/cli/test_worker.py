@@ -12,14 +12,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli_fixtures import CliHome, invoke_cli
-from json_schemas import COUNT, TEXT, array_schema, object_schema
-from jsonschema import Draft202012Validator
+from cli_fixtures import CliHome, invoke_cli, validate_document
 from typer.testing import CliRunner
 
 from quire.cli.app import app
+from quire.schemas.setup import JobCountsSchema
 
-SCHEMA = object_schema(jobs=array_schema(object_schema(kind=TEXT, done=COUNT, failed=COUNT)))
 KINDS = ["compact", "index_messages", "count_usage", "embed", "index_vault", "summarize_documents", "purge", "backtest"]
 
 
@@ -27,7 +25,7 @@ def test_once_on_sqlite_does_what_is_left_and_ends(home: CliHome):
     outcome = invoke_cli("worker", "--once", "--set", "retention_days=30", "--json")
     assert outcome.exit_code == 0, outcome.output
     document = json.loads(outcome.stdout)
-    Draft202012Validator(SCHEMA).validate(document)
+    validate_document(document, JobCountsSchema)
     assert [each["kind"] for each in document["jobs"]] == KINDS
     done = {each["kind"]: each["done"] for each in document["jobs"]}
     # The home's vault is indexed; nothing in it is old enough to be purged.
@@ -59,10 +57,8 @@ def test_retention_by_the_command(home: CliHome):
     assert all(entry["purged"] for entry in after["entries"] if entry["kind"] == "message")
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-def test_on_postgresql_the_queue_is_needed_and_made_by_an_upgrade(
-    admin_url: str, database_url: str, backend: str, home: CliHome
-):
+@pytest.mark.every_postgres
+def test_on_postgresql_the_queue_is_needed_and_made_by_an_upgrade(admin_url: str, database_url: str, home: CliHome):
     refused = invoke_cli("worker", "--once", "--set", f"database_url={database_url}")
     assert refused.exit_code == 1
     assert "`quire db upgrade`" in refused.output
@@ -73,8 +69,8 @@ def test_on_postgresql_the_queue_is_needed_and_made_by_an_upgrade(
     assert [each["kind"] for each in json.loads(outcome.stdout)["jobs"]] == KINDS
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "postgres18"])
-def test_a_signal_ends_it_in_order(admin_url: str, database_url: str, backend: str, tmp_path: Path):
+@pytest.mark.every_database
+def test_a_signal_ends_it_in_order(admin_url: str, database_url: str, tmp_path: Path):
     CliRunner().invoke(app, ["db", "upgrade", admin_url, "--role", "quire_app"])
     environment = os.environ | {"HOME": str(tmp_path), "QUIRE_DATABASE_URL": database_url}
     command = [sys.executable, "-c", "from quire.cli import main; main()", "worker", "--poll", "0.2"]

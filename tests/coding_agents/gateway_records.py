@@ -7,9 +7,10 @@ from typing import Any
 from gateway_fixtures import GatewayHarness
 
 from infra.scripted_provider import ScriptedProvider
-from quire.log import ConversationRecord, SqlStore
+from quire.log import ConversationRecord
 from quire.log.types import Branch
 from quire.model.manifest import ForwardedRequest, Manifest
+from quire.store import SqlStore
 
 
 @dataclass(frozen=True)

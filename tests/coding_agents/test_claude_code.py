@@ -18,7 +18,7 @@ from infra.scripted_provider import (
     play,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ECHO = ScriptedCall("Bash", {"command": "echo ahoy", "description": "Greet"})
 SUMMARY = "<analysis>Short.</analysis><summary>The user greeted; echo printed ahoy.</summary>"

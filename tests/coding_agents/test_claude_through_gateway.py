@@ -11,16 +11,16 @@ from infra.llama import LocalModelAddress
 from infra.real_agents import SMALL_PROMPT_FLAGS, Claude
 from infra.recording_relay import run_recording_relay
 from infra.scripted_provider import (
-    FormatName,
     ProviderRequest,
     Script,
     ScriptedCall,
     ScriptedProvider,
     ScriptedReply,
+    WireFormatName,
     run_scripted_provider,
 )
 from infra.sizes import IS_FULL_SIZE
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ MakeClaude = Callable[..., Claude]
 
 WINDOWS_TOKENS = (16_384, 65_536) if IS_FULL_SIZE else (16_384,)
 PROMPTS = ("Greet.", "And again.", "/compact", "Once more.")
-REAL_MODEL_PROMPTS = PROMPTS if IS_FULL_SIZE else PROMPTS[:2]
+REAL_MODEL_PROMPTS = PROMPTS
 """A model on a busy processor may take minutes for each."""
 SHORT_REPLIES = {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": "64"}
 """A small model may repeat itself until its window is full, which takes minutes."""
@@ -53,7 +53,7 @@ def call_once_a_turn(call: ScriptedCall) -> Script:
     return choose
 
 
-def make_upstreams(url: str, speaks: FormatName, **fields: object) -> dict[str, object]:
+def make_upstreams(url: str, speaks: WireFormatName, **fields: object) -> dict[str, object]:
     return {"*": {"base_url": url, "speaks": [speaks], **fields}}
 
 
@@ -71,7 +71,6 @@ async def run_session(
         session = run.session_id
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_a_native_session_reaches_the_upstream_byte_for_byte(
     store: SqlStore, provider: ScriptedProvider, make_claude: MakeClaude
 ):
@@ -96,7 +95,6 @@ async def test_a_native_session_reaches_the_upstream_byte_for_byte(
     assert all("quire" not in str(request.headers.get("x-api-key")) for request in provider.requests)
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 @pytest.mark.parametrize("window_tokens", WINDOWS_TOKENS)
 async def test_a_translated_session_stays_within_the_window(
     store: SqlStore, make_claude: MakeClaude, window_tokens: int
@@ -115,7 +113,8 @@ async def test_a_translated_session_stays_within_the_window(
     assert len(session.fork_points) == 1
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
+@pytest.mark.nightly
+@pytest.mark.real_model
 async def test_a_session_on_a_real_model_is_one_conversation(
     store: SqlStore, make_claude: MakeClaude, local_model: LocalModelAddress
 ):

@@ -18,7 +18,7 @@ from infra.scripted_provider import (
     play,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ECHO = ScriptedCall("exec_command", {"cmd": "echo ahoy"})
 TIDE = ScriptedCall("measure_tide", {"quay": "north"}, namespace="mcp__harbour")

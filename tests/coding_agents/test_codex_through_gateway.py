@@ -9,24 +9,23 @@ from gateway_records import assert_all_recorded, get_address, load_sessions
 from infra.real_agents import HARBOUR_SERVER, Codex
 from infra.recording_relay import run_recording_relay
 from infra.scripted_provider import (
-    FormatName,
     ProviderRequest,
     ScriptedCall,
     ScriptedProvider,
     ScriptedReply,
+    WireFormatName,
     call_tool,
     count_tokens_of_texts,
     play,
     run_scripted_provider,
 )
-from infra.sizes import IS_FULL_SIZE
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 pytestmark = pytest.mark.slow
 
 MakeCodex = Callable[..., Codex]
 
-TURNS = 200 if IS_FULL_SIZE else 8
+TURNS = 200
 WINDOW_TOKENS = 16_384
 PROMPT_WORDS = 1_800
 """Words of each prompt: eight turns exceed the window together with Codex's own prompt."""
@@ -34,11 +33,10 @@ PROMPT_WORDS = 1_800
 TIDE_IN_CHAT = ScriptedCall("mcp__harbour__measure_tide", {"quay": "north"})
 
 
-def make_upstreams(provider: ScriptedProvider, speaks: FormatName) -> dict[str, object]:
+def make_upstreams(provider: ScriptedProvider, speaks: WireFormatName) -> dict[str, object]:
     return {"*": {"base_url": provider.openai_url, "speaks": [speaks]}}
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_a_tool_of_an_mcp_server_is_called_through_a_chat_only_upstream(
     store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex
 ):
@@ -59,7 +57,7 @@ async def test_a_tool_of_an_mcp_server_is_called_through_a_chat_only_upstream(
     assert all("web_search" in str(each.dropped) for each in session.forwarded)
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
+@pytest.mark.nightly
 async def test_many_turns_run_past_the_window(store: SqlStore, make_codex: MakeCodex):
     def answer(request: ProviderRequest) -> ScriptedReply:
         return ScriptedReply(f"Reply {len(provider.requests)}.")
@@ -84,10 +82,10 @@ async def test_many_turns_run_past_the_window(store: SqlStore, make_codex: MakeC
     assert session.forwarded[-1].form == "translated_fitted"
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("speaks", ["chat", "responses"])
 async def test_a_stream_that_is_cut_is_retried_and_kept_once(
-    store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex, speaks: FormatName
+    store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex, speaks: WireFormatName
 ):
     provider.script = play(ScriptedReply("One two three.", cut_after_events=4), ScriptedReply("One two three."))
     upstreams = make_upstreams(provider, speaks)
@@ -102,7 +100,6 @@ async def test_a_stream_that_is_cut_is_retried_and_kept_once(
     assert sum("Count." in text for role, text in messages if role == "user") == 1
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_a_native_session_reaches_the_upstream_byte_for_byte(
     store: SqlStore, provider: ScriptedProvider, make_codex: MakeCodex
 ):

@@ -18,9 +18,9 @@ import pytest
 
 from infra.real_agents import Claude, Codex
 from infra.scripted_provider import ProviderRequest, ScriptedProvider, ScriptedReply, ScriptedUsage
-from quire.cli.hook_settings import get_settings_path
-from quire.log import SqlStore
+from quire.cli.hook import get_settings_path
 from quire.model import Entry
+from quire.store import SqlStore
 
 pytestmark = pytest.mark.slow
 

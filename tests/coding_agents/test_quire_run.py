@@ -13,11 +13,11 @@ import pytest
 
 from infra.real_agents import SMALL_PROMPT_FLAGS, find_claude, find_codex
 from infra.scripted_provider import (
-    FormatName,
     ProviderRequest,
     ScriptedError,
     ScriptedProvider,
     ScriptedReply,
+    WireFormatName,
     run_scripted_provider,
 )
 
@@ -35,7 +35,7 @@ class UserHome:
 
     folder: Path
 
-    def configure(self, provider: ScriptedProvider, speaks: FormatName) -> None:
+    def configure(self, provider: ScriptedProvider, speaks: WireFormatName) -> None:
         base_url = provider.url if speaks == "messages" else f"{provider.url}/v1"
         path = self.folder / ".config/quire/quire.toml"
         path.parent.mkdir(parents=True)

@@ -1,43 +1,18 @@
-"""Builders of entries without a database, and of a conversation that contains facts to find again."""
+"""Builders of chats, and of a conversation that contains facts to find again."""
 
 import random
 import re
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 
-from quire.compaction.transcript_chunks import TranscriptChunk, chunk_transcript, to_transcript
-from quire.model import Compaction, Draft, Entry, Message
-from quire.model.entry_bodies import kind_of
-from quire.view.tokens import TokenCounter, counter_for
+from infra.builders import make_entries
+from quire.compaction.summary_prompt import TranscriptChunk, chunk_transcript, to_transcript
+from quire.model import Entry, Message
+from quire.wire.tokens import TokenCounter, counter_for
 
 TOKEN_COUNTER = counter_for("gpt-4o")
 
 
-def make_entry(seq: int, body: Message | Compaction) -> Entry:
-    digest = sha256(f"{seq} {body.canonical_json()}".encode()).digest()
-    return Entry(
-        conversation="c",
-        branch=0,
-        seq=seq,
-        kind=kind_of(body),
-        role=body.role if isinstance(body, Message) else None,
-        author=Draft(body=body).resolve_author(),
-        created_at=seq,
-        digest=digest,
-        path=digest,
-        tokens=None,
-        counter=None,
-        raw=body.canonical_json(),
-        raw_metadata=None,
-        purged_at=None,
-    )
-
-
-def make_entries(messages: Sequence[Message], *, first_seq: int = 1) -> list[Entry]:
-    return [make_entry(first_seq + index, message) for index, message in enumerate(messages)]
-
-
-def make_chat(*texts: str, first_seq: int = 1) -> list[Entry]:
+def make_chat(*texts: str, first_seq: int = 1) -> tuple[Entry, ...]:
     """Entries of user and assistant messages, alternating."""
     messages = [Message.assistant(text) if index % 2 else Message.user(text) for index, text in enumerate(texts)]
     return make_entries(messages, first_seq=first_seq)

@@ -3,15 +3,16 @@
 import time
 
 import pytest
-from compaction_builders import FACT_TEMPLATES, TOKEN_COUNTER, make_chat, make_chat_with_facts, make_entries
+from compaction_builders import FACT_TEMPLATES, TOKEN_COUNTER, make_chat, make_chat_with_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.builders import make_entries
+from infra.strategies import histories
 from quire.compaction.citations import check_citations
 from quire.compaction.extractive_summary import EXTRACT_HEADING, extract_summary
 from quire.model import Message, ToolCallPart
-from quire.testing.strategies import histories
-from quire.view.tokens import TokenCounter
+from quire.wire.tokens import TokenCounter
 
 SMALL_TALK = "That is nice to hear, and the weather has been lovely here as well."
 

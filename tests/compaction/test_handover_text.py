@@ -1,15 +1,16 @@
 """The text of a hand-over: sections with citations, within any budget, always the same."""
 
 import pytest
-from compaction_builders import TOKEN_COUNTER, make_chat, make_entries
+from compaction_builders import TOKEN_COUNTER, make_chat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.builders import make_entries
+from infra.strategies import histories, texts
 from quire.compaction.handover_text import HandoverMaterial, write_handover_text
 from quire.engine.handover import MIN_HANDOVER_TOKENS
 from quire.log.types import ConversationOrigin, ConversationRecord
 from quire.model import Entry, Message, ToolCallPart
-from quire.testing.strategies import histories, texts
 
 ORIGIN = ConversationOrigin(client="codex", project="/mill")
 

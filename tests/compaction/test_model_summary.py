@@ -3,13 +3,21 @@
 import asyncio
 
 import pytest
-from compaction_builders import TOKEN_COUNTER, chunk_entries, make_chat, make_entries
+from compaction_builders import TOKEN_COUNTER, chunk_entries, make_chat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.compaction.model_summary import MAX_HALVINGS, MAX_SUMMARY_CALLS, ModelSummary, SummaryCallPlan, summarize
+from infra.builders import make_entries
+from infra.strategies import histories
+from quire.compaction.model_summary import (
+    ESTIMATE_MARGIN,
+    MAX_HALVINGS,
+    MAX_SUMMARY_CALLS,
+    ModelSummary,
+    SummaryCallPlan,
+    summarize,
+)
 from quire.compaction.summarizer import Summarizer
-from quire.compaction.summary_calls import ESTIMATE_MARGIN
 from quire.errors import (
     ModelContextOverflow,
     ModelRateLimited,
@@ -22,7 +30,6 @@ from quire.errors import (
 from quire.llm import Prompt, Reply
 from quire.model import Message, Usage
 from quire.testing.scripted_model import DelayedReply, ScriptedModel, count_prompt_tokens
-from quire.testing.strategies import histories
 
 GOOD = "## Task\nA parser for the log files [#1]."
 BLOCK = make_chat(
@@ -243,6 +250,7 @@ FAULTS: list[tuple[SummaryFailureReason, object]] = [
     ("malformed", "[#404]"),
     ("truncated", make_reply(GOOD, "length")),
     ("truncated", make_reply(GOOD, "max_tokens")),
+    ("truncated", make_reply(GOOD, "incomplete")),
     ("truncated", make_reply("## Task\nA parser for the log fi", None)),
     ("too_long", "Every word counts, and there are many. " + " ".join(f"word{number}" for number in range(300))),
     ("malformed", "... --- ... 42 42"),

@@ -4,7 +4,6 @@ The strict provider below knows the published limits by its own table. It counts
 no vocabulary is public with a tokenizer that needs half as many tokens again as o200k.
 """
 
-import os
 import random
 import re
 from collections.abc import AsyncGenerator
@@ -20,17 +19,17 @@ from genai_prices.data_snapshot import get_snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.sizes import IS_FULL_SIZE
 from quire.compaction.execution import max_summary_tokens
-from quire.compaction.model_summary import MAX_SUMMARY_CALLS, summarize
+from quire.compaction.model_summary import MAX_SUMMARY_CALLS, SummaryCalls, summarize
 from quire.compaction.summarizer import Summarizer
-from quire.compaction.summary_calls import SummaryCalls
 from quire.engine.config import EngineConfig
 from quire.errors import SummaryFailed
 from quire.llm import ModelChunk, Prompt, Reply
 from quire.model import Entry, Message, Usage
 from quire.settings import Settings
 from quire.view.output_limits import output_limit_for, thinking_tokens_for
-from quire.view.tokens import TokenCounter, counter_for, estimating_counter
+from quire.wire.tokens import TokenCounter, counter_for, estimating_counter
 
 UNKNOWN_TOKENIZER_FACTOR = 1.5
 MESSAGE_OVERHEAD_TOKENS = 12
@@ -267,10 +266,10 @@ def test_the_limits_of_all_pairs_hold() -> None:
 async def test_no_summary_request_of_any_pair_is_refused() -> None:
     """One call for each pair, with a history that fits; the property below goes past the windows.
 
-    `ALL_MODEL_PAIRS=1` calls for every pair, which takes minutes; otherwise for every twentieth.
+    At full size for every pair, which takes minutes; otherwise for every twentieth.
     """
     entries, calls = make_history(1_500, 3), 0
-    pairs = list(product(list_summarizers(), list_chat_models()))[:: 1 if "ALL_MODEL_PAIRS" in os.environ else 20]
+    pairs = list(product(list_summarizers(), list_chat_models()))[:: 1 if IS_FULL_SIZE else 20]
     for summarizer, chat in pairs:
         calls += (await run_pair(chat, summarizer, entries, "Set up on a Monday [#1].")).calls
     assert calls >= len(pairs) > 1_000

@@ -3,19 +3,21 @@
 import re
 
 import pytest
-from compaction_builders import TOKEN_COUNTER, chunk_entries, make_chat, make_entries, make_entry
+from compaction_builders import TOKEN_COUNTER, chunk_entries, make_chat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.builders import make_entries, make_entry
+from infra.strategies import histories
 from quire.compaction.summary_prompt import (
+    MAX_PARTS_PER_MESSAGE,
+    TranscriptChunk,
     build_summary_prompt,
     render_transcript,
     to_transcript_message,
 )
-from quire.compaction.transcript_chunks import MAX_PARTS_PER_MESSAGE, TranscriptChunk
 from quire.errors import SummaryFailed
 from quire.model import Compaction, FilePart, ImagePart, Message, Span, TextPart, ThinkingPart, ToolCallPart
-from quire.testing.strategies import histories
 
 
 def test_the_prompt_names_its_sections_and_shows_messages_by_number() -> None:

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.context.imports import ImportLimits, ImportResult, resolve_imports, resolve_nested_imports
-from quire.context.vault.mentions import compile_glob, find_glob_base, find_mentions
+from quire.context.file_imports import (
+    ImportLimits,
+    ImportResult,
+    compile_glob,
+    find_glob_base,
+    find_mentions,
+    resolve_imports,
+    resolve_nested_imports,
+)
 from quire.context.vault.paths import Root
 
 SECRET = "the canary sings outside"

@@ -15,10 +15,11 @@ from quire.context.items import (
     collect_request_items,
     get_include_mode,
     index_agent_items,
+    index_by_wire_name,
     list_session_items,
+    wire_name,
 )
-from quire.context.selection import ScoredItem, SelectionSettings, Selector, list_candidates
-from quire.context.tool_names import index_by_wire_name, wire_name
+from quire.context.selection import ScoredItem
 from quire.errors import InvalidConfiguration
 from quire.model import ActiveCompaction, BranchState, ContextChange, ContextItem, apply_entry
 from quire.model.agents import (
@@ -32,7 +33,7 @@ from quire.model.agents import (
     effective_include_mode,
 )
 from quire.model.messages import ToolDefinition
-from quire.view.wire_formats.fields import is_valid_name, to_safe_name
+from quire.wire.fields import is_valid_name, to_safe_name
 
 
 def make_tool(name: str, server: str | None = "s", **more: Any) -> AgentTool:
@@ -124,33 +125,6 @@ AGENT = Agent(
         ),
     ),
 )
-
-
-async def test_the_flow_of_two_requests_over_one_session():
-    state = apply_changes(BranchState(), *build_initial_changes(AGENT), add_change(rule_item("Rule B")))
-    assert [(each.item.name, each.include) for each in state.items] == [
-        ("Reference X", "always"),
-        ("Rule A", "always"),
-        ("Rule B", "manual"),
-    ]
-    session = [("Reference X", "always", None), ("Rule A", "always", None), ("Rule B", "manual", None)]
-    recent: list[str] = []
-    for message, chosen, other in [
-        ("How do I authenticate?", "Rule C", "Reference Y"),
-        ("What's the error handling?", "Reference Y", "Rule C"),
-    ]:
-        items = list_candidates(AGENT, session_items=[each.item for each in state.items])
-        selection = await Selector().select(message, items, recent=recent)
-        request = collect_request_items(AGENT, state.items, selection.scored)
-        *session_part, last = [(each.item.name, each.include, each.score) for each in request.items]
-        assert session_part == session
-        assert last[:2] == (chosen, "agent")
-        assert last[2] is not None
-        assert last[2] > SelectionSettings().min_score
-        (left_out,) = request.decisions
-        assert (left_out.name, left_out.reason, left_out.included) == (other, "below_score", False)
-        assert left_out.score is not None
-        recent = [message]
 
 
 def test_a_new_session_has_what_is_always_there_by_priority_and_name():

@@ -16,7 +16,7 @@ from quire.context.memory import (
 )
 from quire.context.vault.paths import Root
 from quire.errors import InvalidRequest
-from quire.log.search_types import SearchHit
+from quire.index.types import SearchHit
 from quire.log.types import Citation, Memory
 
 

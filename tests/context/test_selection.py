@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from selection_cases import HELD_OUT_CASES, TUNING_CASES, SelectionCase, make_shop_agent
 
+from infra.strategies import texts
 from quire.context.selection import (
     ItemCandidate,
     ItemSelection,
@@ -27,7 +28,6 @@ from quire.llm.embeddings import load_local_embedder
 from quire.model import ContextItem
 from quire.model.agents import Agent, AgentTool, Reference, Rule, ToolServer
 from quire.model.messages import ToolDefinition
-from quire.testing.strategies import texts
 
 
 class Measurement(NamedTuple):

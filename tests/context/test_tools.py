@@ -8,23 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from selection_cases import make_shop_agent
 
-from quire.context.items import build_initial_changes, collect_request_items
+from quire.context.items import build_initial_changes, collect_request_items, index_by_wire_name
 from quire.context.selection import ScoredItem, Selector, to_candidate
-from quire.context.tool_names import index_by_wire_name
-from quire.context.tool_search import (
+from quire.context.tools import (
+    ALWAYS_SHARE,
     DEFAULT_TOOL_RESULTS,
     MAX_TOOL_RESULTS,
     TOOL_SEARCH,
+    TOOL_SEARCH_ITEM,
     ToolSearchCall,
+    ToolSet,
     find_tools,
+    fit_tools,
     format_tool_hits,
     list_fitting_items,
     parse_tool_search,
 )
-from quire.context.tools import ALWAYS_SHARE, TOOL_SEARCH_ITEM, ToolSet, fit_tools
 from quire.model import ContextItem, SessionItem, ToolDefinition
 from quire.model.agents import Agent, AgentTool, IncludeMode, ToolServer
-from quire.view.wire_formats.fields import is_valid_name
+from quire.wire.fields import is_valid_name
 
 TOOL_SEARCH_TOKENS = 10
 

@@ -11,11 +11,11 @@ from quire.agent.turn import run_turn
 from quire.engine import Engine, EngineConfig
 from quire.engine.runtime import MAX_CACHED_BLOBS
 from quire.llm import get_model
-from quire.log import SqlStore
 from quire.model import FilePart, ImagePart, Message, TextPart
 from quire.model.events import TurnEnded
 from quire.settings import Settings
-from quire.view.images import count_image_tokens
+from quire.store import SqlStore
+from quire.wire.media import count_openai_image
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + b"\x08\x02\x00\x00\x00"
 PDF = b"%PDF-1.4 /Type /Pages /Type /Page /Type /Page "
@@ -44,17 +44,18 @@ def list_image_data(payload: dict[str, Any]) -> list[str]:
     return urls + [piece["source"]["data"] for piece in pieces if piece["type"] == "image"]
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("model", MODELS)
 async def test_an_image_of_the_question_is_sent_with_it_and_replays(store: SqlStore, model: str):
     conversation = await make_engine(store, model).conversation("c")
     request = await conversation.prepare(make_question(await store_image(store)))
     expected = [base64.b64encode(PNG).decode()]
-    assert list_image_data(request.to_openai()) == expected
-    assert list_image_data(request.to_anthropic()) == expected
+    assert list_image_data(request.to_chat()) == expected
+    assert list_image_data(request.to_messages()) == expected
     reply = await conversation.record("A mill.", request=request)
     later = await make_engine(store, model).conversation("c")
     assert (await later.replay(reply.seq)).mismatch is None
-    assert list_image_data((await later.prepare("And now?")).to_openai()) == expected
+    assert list_image_data((await later.prepare("And now?")).to_chat()) == expected
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -83,7 +84,7 @@ async def test_an_image_of_the_question_costs_by_its_size(store: SqlStore):
     plain = (await conversation.prepare("What is this?")).tokens
     question = make_question(await store_image(store))
     with_image = (await conversation.prepare(question)).tokens
-    assert with_image - plain == count_image_tokens("openai", 640, 480, None, model="gpt-4o")
+    assert with_image - plain == count_openai_image((640, 480), None, model="gpt-4o")
     assert (await conversation.preview(question)).total_tokens == with_image
 
 

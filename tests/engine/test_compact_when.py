@@ -1,9 +1,9 @@
 """`compact_when = "ask"`: until the user agrees, requests fit without a new compaction."""
 
 from quire.engine import Conversation, Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model import Message
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 SUMMARY = "## Task\nMany questions were put [#1]."

@@ -23,7 +23,6 @@ from quire.errors import (
     SpendCapReached,
     StaleCompaction,
 )
-from quire.log import SqlStore
 from quire.model import Compaction, Message, Span
 from quire.model.context_events import (
     CompactionFailed,
@@ -33,10 +32,10 @@ from quire.model.context_events import (
     ContextUsageUpdated,
 )
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
-from quire.view import tokens
 from quire.view.strategies import DiscardStrategy, register_strategy
-from quire.view.wire_formats import Reply
+from quire.wire import Reply, tokens
 
 GOOD_SUMMARY = "Task: talk about rivers [#1].\nFacts: the mill stands at kilometre 12 [#3]."
 LONG_TEXT = " ".join(f"At kilometre {number} the river turns by {number * 7 % 360} degrees." for number in range(400))
@@ -103,6 +102,7 @@ async def test_a_failed_summary_changes_nothing_and_the_next_turn_works(store: S
     assert await store.verify_conversation("c") == []
 
 
+@pytest.mark.every_database
 async def test_a_good_summary_is_stored_with_its_sources(store: SqlStore):
     model = ScriptedModel(GOOD_SUMMARY + " And a citation of nothing [#999].", window=4_000)
     engine = make_engine(store, model)
@@ -121,7 +121,7 @@ async def test_a_good_summary_is_stored_with_its_sources(store: SqlStore):
     assert body.usage.input_tokens > 0
     kinds = [type(event) for event in events]
     assert kinds == [CompactionStarted, ContextCompacted, ContextUsageUpdated]
-    summaries = [each["content"] for each in request.to_openai()["messages"] if "kilometre 12" in str(each["content"])]
+    summaries = [each["content"] for each in request.to_chat()["messages"] if "kilometre 12" in str(each["content"])]
     assert len(summaries) == 1
     assert summaries[0].startswith("<quire:summary ")
     assert model.max_prompt_tokens <= 4_000
@@ -169,7 +169,7 @@ async def test_old_tool_outputs_become_stubs_before_anything_is_cut_off(store: S
     body = (await store.read_window("c")).compaction.body
     assert body.covers is None
     assert body.truncations is None
-    results = [each["content"] for each in request.to_openai()["messages"] if each["role"] == "tool"]
+    results = [each["content"] for each in request.to_chat()["messages"] if each["role"] == "tool"]
     assert results[0] == "[cleared: read({}) returned 1,350 characters; read #3]"
     assert sum(result.startswith("[cleared") for result in results) == body.cleared_results
     assert {row.reason for row in request.manifest.included} >= {"cleared", "recent"}
@@ -178,6 +178,7 @@ async def test_old_tool_outputs_become_stubs_before_anything_is_cut_off(store: S
     assert await store.verify_conversation("c") == []
 
 
+@pytest.mark.every_database
 async def test_undo_one_by_one_gives_each_view_back_to_the_byte(store: SqlStore):
     model = ScriptedModel(*(f"Summary {number} of rivers [#1]." for number in range(5)))
     conversation = await make_engine(store, model).conversation("c")
@@ -208,12 +209,12 @@ async def test_an_edited_summary_shows_and_the_old_one_stays(store: SqlStore):
     assert entry.body.instructions == "keep the kilometres"
     assert "keep the kilometres" in (conversation.engine.summarizer.model.prompts[0].system or "")
     await conversation.edit_summary("In short: rivers [#2].")
-    texts = str((await conversation.prepare("so?")).to_openai()["messages"])
+    texts = str((await conversation.prepare("so?")).to_chat()["messages"])
     assert "In short: rivers" in texts
     assert "kilometre 12" not in texts
     assert (await store.get_entry("c", entry.seq)).body.summary == GOOD_SUMMARY
     await conversation.undo_compaction()
-    assert "kilometre 12" in str((await conversation.prepare("so?")).to_openai()["messages"])
+    assert "kilometre 12" in str((await conversation.prepare("so?")).to_chat()["messages"])
     with pytest.raises(InvalidRequest, match="no active summary"):
         await (await make_engine(store).conversation("d")).edit_summary("x")
 
@@ -239,6 +240,7 @@ async def test_what_cannot_be_reduced_is_named_without_another_call(store: SqlSt
     assert len(model.prompts) <= 2
 
 
+@pytest.mark.every_database
 async def test_two_compactions_race_and_one_wins(store: SqlStore):
     model = ScriptedModel(DelayedReply(0.05, GOOD_SUMMARY), DelayedReply(0.05, GOOD_SUMMARY), GOOD_SUMMARY, repeat=True)
     engine = make_engine(store, model)
@@ -251,10 +253,11 @@ async def test_two_compactions_race_and_one_wins(store: SqlStore):
         await store.append("c", Compaction(number=2, covers=Span(first=1, last=2), supersedes=None))
 
 
+@pytest.mark.every_database
 async def test_another_process_appends_during_a_slow_summary(store: SqlStore, database_url: str):
     script = f"""
 import asyncio
-from quire.log import SqlStore
+from quire.store import SqlStore
 from quire.model import Message
 async def main():
     async with SqlStore.open({database_url!r}) as store:
@@ -312,21 +315,22 @@ async def test_off_means_that_the_summarizer_is_not_called(store: SqlStore):
     assert model.prompts == []
 
 
+@pytest.mark.every_database
 async def test_a_cap_stops_before_the_next_call_summaries_included(store: SqlStore):
     model = ScriptedModel(GOOD_SUMMARY, repeat=True, name="gpt-4o")
     engine = make_engine(store, model, max_spend=0.02)
     conversation = await engine.conversation("c")
     await append_turns(conversation, 20)
     assert await conversation.compact() is not None
-    summary = await store.get_cost("c")
+    summary = await store.spending.get_cost("c")
     assert summary > 0
     usage = {"prompt_tokens": 1_000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 800}}
     request = await conversation.prepare("and now?")
     choice = {"message": {"role": "assistant", "content": "so."}, "finish_reason": "stop"}
     await conversation.record({"choices": [choice], "usage": usage}, request=request)
     # gpt-4o, dollars per million tokens: 2.50 for new input, 1.25 for cached input, 10.00 for output.
-    assert await store.get_cost("c") == pytest.approx(summary + (200 * 2.5 + 800 * 1.25 + 100 * 10) / 1e6)
-    await store.add_cost("c", 0.02)
+    assert await store.spending.get_cost("c") == pytest.approx(summary + (200 * 2.5 + 800 * 1.25 + 100 * 10) / 1e6)
+    await store.spending.add_cost("c", 0.02)
     for call in (conversation.prepare("more?"), conversation.compact()):
         with pytest.raises(SpendCapReached, match="max_spend"):
             await call
@@ -337,7 +341,7 @@ async def test_a_refused_summary_counts_against_the_cap(store: SqlStore):
     conversation = await engine.conversation("c")
     await append_turns(conversation, 20)
     assert (await conversation.compact()).body.failures == ("empty",)
-    assert await store.get_cost("c") > 0
+    assert await store.spending.get_cost("c") > 0
 
 
 async def test_hooks_come_before_and_after(store: SqlStore):
@@ -360,6 +364,7 @@ async def test_hooks_come_before_and_after(store: SqlStore):
     assert calls == ["before", "before", "after"]
 
 
+@pytest.mark.every_database
 async def test_a_process_killed_during_the_summary_leaves_the_log_as_it_was(store: SqlStore, database_url: str):
     conversation = await make_engine(store).conversation("c")
     await append_turns(conversation, 20)
@@ -368,7 +373,7 @@ async def test_a_process_killed_during_the_summary_leaves_the_log_as_it_was(stor
 import asyncio, os, signal
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
+from quire.store import SqlStore
 from quire.settings import Settings
 class Fatal:
     name = "fatal"
@@ -418,7 +423,7 @@ async def test_planted_facts_stay_within_reach(tmp_path: Path, summarizer: str):
             if turn % 200 == 199:
                 assert await conversation.compact() is not None
         request = await conversation.prepare("Which codes do you know?")
-        sent = str(request.to_openai()["messages"])
+        sent = str(request.to_chat()["messages"])
         in_view = [vault for vault, code in values.items() if code in sent]
         body = (await store.read_window("c")).compaction.body
         readable = 0
@@ -527,7 +532,7 @@ async def test_a_large_message_is_excerpted_even_if_instructions_exceed_the_targ
     conversation = await Engine(store, config).conversation("c")
     await conversation.append("word " * 3_000, Message.assistant("Noted."))
     request = await conversation.prepare("And?")
-    first = request.to_openai()["messages"][1]["content"]
+    first = request.to_chat()["messages"][1]["content"]
     assert "characters left out; read #1" in first
     reply = await conversation.record("Yes.", request=request)
     assert (await conversation.why(1, reply=reply.seq)).reason == "excerpted"

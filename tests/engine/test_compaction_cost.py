@@ -5,14 +5,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from infra.builders import make_messages
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
 from quire.llm import ModelChunk, Prompt
-from quire.log import SqlStore
 from quire.model import Message, Usage
 from quire.settings import Settings
-from quire.testing.builders import make_messages
-from quire.view.wire_formats import Reply
+from quire.store import SqlStore
+from quire.wire import Reply
+
+pytestmark = pytest.mark.every_database
 
 USAGE = Usage(model="gpt-4o", input_tokens=100_000, output_tokens=1_000)
 
@@ -42,4 +44,4 @@ async def test_concurrent_compactions_all_count(store: SqlStore, count: int):
     conversations = [await engine.conversation("c") for _ in range(count)]
     entries = await asyncio.gather(*(conversation.compact() for conversation in conversations))
     assert sum(entry is not None for entry in entries) == 1
-    assert await store.get_cost("c") == pytest.approx(count * engine.config.estimate_cost(USAGE, "gpt-4o"))
+    assert await store.spending.get_cost("c") == pytest.approx(count * engine.config.estimate_cost(USAGE, "gpt-4o"))

@@ -14,9 +14,9 @@ from quire import Document, Message, ToolDefinition
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ContextOverflow, EntryNotFound, InvalidRequest
 from quire.ledger import replay
-from quire.log import SqlStore
 from quire.model import Span
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.view.layout import RENDERER_VERSION
 
 STABLE_TURNS = 300 if IS_FULL_SIZE else 100
@@ -46,6 +46,7 @@ async def record_turns(conversation: Conversation, turns: int, *, words: int = 3
     return replies
 
 
+@pytest.mark.every_database
 async def test_a_reply_is_recorded_under_its_response_id(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     request = replace(await conversation.prepare("hello"), response_id="resp_1")
@@ -56,7 +57,7 @@ async def test_a_reply_is_recorded_under_its_response_id(store: SqlStore):
 async def test_a_turn_is_sent_answered_and_recorded(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     request = await conversation.prepare("hello")
-    assert request.to_openai()["messages"] == [
+    assert request.to_chat()["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "hello"},
     ]
@@ -76,6 +77,7 @@ async def test_a_turn_is_sent_answered_and_recorded(store: SqlStore):
     assert (await conversation.why("look", reply=2)).slot == "tools"
 
 
+@pytest.mark.every_database
 async def test_a_tool_loop_continues_from_the_log(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     request = await conversation.prepare("look it up")
@@ -84,7 +86,7 @@ async def test_a_tool_loop_continues_from_the_log(store: SqlStore):
     await conversation.record({"choices": [{"message": message, "finish_reason": "tool_calls"}]}, request=request)
     await conversation.append(Message.tool("1", "it is 42"))
     request = await conversation.prepare()
-    roles = [each["role"] for each in request.to_openai()["messages"]]
+    roles = [each["role"] for each in request.to_chat()["messages"]]
     assert roles == ["system", "user", "assistant", "tool"]
     reply = await conversation.record("42", request=request)
     assert (await conversation.replay(reply.seq)).matches
@@ -144,17 +146,18 @@ async def test_pins_stay_word_for_word_with_their_whole_batch(store: SqlStore):
     await conversation.pin(result.seq)
     await record_turns(conversation, 30)
     request = await conversation.prepare("what was the code?")
-    texts = [each.get("content") for each in request.to_openai()["messages"]]
+    texts = [each.get("content") for each in request.to_chat()["messages"]]
     assert "the code is 0451" in texts
     assert "found it" in texts
     assert {row.span.first for row in request.manifest.included if row.reason == "pinned"} == {1, 2}
     reply = await conversation.record("0451", request=request)
     assert (await conversation.replay(reply.seq)).matches
     await conversation.unpin(1)
-    texts = [each.get("content") for each in (await conversation.prepare("and now?")).to_openai()["messages"]]
+    texts = [each.get("content") for each in (await conversation.prepare("and now?")).to_chat()["messages"]]
     assert "the code is 0451" not in texts
 
 
+@pytest.mark.every_database
 async def test_someone_else_speaks_in_between_and_nothing_is_lost(store: SqlStore):
     engine = make_engine(store)
     mine, theirs = await engine.conversation("c"), await engine.conversation("c")
@@ -190,6 +193,7 @@ async def test_a_question_recorded_early_has_its_number_in_the_manifest(store: S
     assert await conversation.manifest(reply.seq) == request.manifest
 
 
+@pytest.mark.every_database
 async def test_recording_twice_is_one_turn(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     request = await conversation.prepare("hello")
@@ -197,6 +201,7 @@ async def test_recording_twice_is_one_turn(store: SqlStore):
     assert await conversation.record("hi", request=request) == first
 
 
+@pytest.mark.every_database
 async def test_two_requests_at_once_each_record_their_own_question_and_manifest(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     first, second = await asyncio.gather(conversation.prepare("one?"), conversation.prepare("two?"))
@@ -207,12 +212,12 @@ async def test_two_requests_at_once_each_record_their_own_question_and_manifest(
 
 
 @pytest.mark.no_cover  # Coverage would double its time.
-@pytest.mark.parametrize("provider", ["openai", "anthropic", "openai_responses"])
+@pytest.mark.parametrize("provider", ["chat", "messages", "responses"])
 @pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
 async def test_the_stable_part_is_a_prefix_of_the_next_requests(store: SqlStore, strategy: str, provider: str):
     """Over many turns with recalled documents, except at a compaction (prefix stability)."""
     chance = random.Random(7)
-    engine = make_engine(store, strategy=strategy, provider=provider, context_limit=4_000)
+    engine = make_engine(store, strategy=strategy, wire_format=provider, context_limit=4_000)
     conversation = await engine.conversation("c")
     before, previous_summary, breaks = b"", None, 0
     for turn in range(STABLE_TURNS):
@@ -260,6 +265,7 @@ async def test_requests_replay_after_their_files_are_gone(tmp_path: Path):
         assert any(row.reason == "excerpted" for each in manifests.values() for row in each.included)
 
 
+@pytest.mark.every_database
 async def test_a_purge_shows_in_the_replay(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     first, second = await record_turns(conversation, 2)
@@ -323,10 +329,10 @@ async def test_another_model_recounts_the_window_and_refits(store: SqlStore):
     conversation = Conversation(engine.with_changes(model="claude-sonnet-4-5", context_limit=1_500), "c")
     request = await conversation.prepare("and you?")
     assert request.tokens <= 1_500 - 512
-    assert request.manifest.counter == "anthropic:estimate"
+    assert request.manifest.counter == "messages:estimate"
     assert not request.manifest.exact
-    assert request.to_anthropic()["system"] == "Be brief."
-    responses, (_, *chat_messages) = request.to_openai_responses(stream=True), request.to_openai()["messages"]
+    assert request.to_messages()["system"] == "Be brief."
+    responses, (_, *chat_messages) = request.to_responses(stream=True), request.to_chat()["messages"]
     assert (responses["instructions"], responses["store"], responses["stream"]) == ("Be brief.", False, True)
     assert responses["input"] == [{"type": "message", **message} for message in chat_messages]
     assert (
@@ -354,7 +360,7 @@ async def test_an_overhead_of_short_messages_does_not_shrink_the_window_of_a_lon
     conversation = await engine.conversation("short")
     for _ in range(40):
         request = await conversation.prepare("Go on.")
-        messages = len(request.to_openai()["messages"])
+        messages = len(request.to_chat()["messages"])
         await conversation.record(
             make_completion("Yes.", prompt_tokens=request.tokens + messages, completion_tokens=1), request=request
         )
@@ -364,12 +370,13 @@ async def test_an_overhead_of_short_messages_does_not_shrink_the_window_of_a_lon
     assert long.manifest.max_input_tokens >= 0.995 * long.manifest.policy.max_input_tokens
 
 
+@pytest.mark.every_database
 async def test_a_branch_goes_its_own_way(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     await record_turns(conversation, 3)
     other = await conversation.fork(4, name="what if")
     request = await other.prepare("instead?")
-    assert [each["content"][:10] for each in request.to_openai()["messages"][1:]] == [
+    assert [each["content"][:10] for each in request.to_chat()["messages"][1:]] == [
         "question 0", "answer 0: ", "question 1", "answer 1: ", "instead?",
     ]  # fmt: skip
     reply = await other.record("yes", request=request)

@@ -14,8 +14,9 @@ from test_public_api import INTERNAL_METHODS
 
 import quire.sync
 from infra.docs_programs import DOCS, PYTHON, ROOT, assert_printed, run_blocks
+from quire.agent.limits import MCPLimits
 from quire.agent.tool_results import MAX_RESULT_CHARS
-from quire.context.imports import ImportLimits
+from quire.context.file_imports import ImportLimits
 from quire.context.vault.paths import MAX_FILE_BYTES
 from quire.engine.config import DEFAULT_CONTEXT_WINDOW
 from quire.engine.message_index import MAX_INLINE_ENTRIES
@@ -25,7 +26,7 @@ from quire.model.state import MAX_BRANCH_PRIORITIES
 from quire.search.segments import MAX_INDEXED_CHARS
 from quire.settings import Settings
 from quire.settings.schema import ModelEntry
-from quire.view.wire_formats.media import PDF_PAGE_TOKENS
+from quire.wire.media import PDF_PAGE_TOKENS
 
 
 class _FakeProviderHandler(BaseHTTPRequestHandler):
@@ -132,7 +133,7 @@ def test_the_page_on_strategies_has_the_defaults_that_the_settings_have():
         f"at most {Settings().max_steps} replies (`max_steps`)",
         f"silent for {Settings().model_timeout:g} s (`model_timeout`)",
         f"may take {Settings().tool_timeout:g} s (`tool_timeout`)",
-        f"{Settings().mcp_server_timeout:g} s to start (`mcp_server_timeout`)",
+        f"an MCP server {MCPLimits().start_seconds:g} s to start",
         f"at most {MAX_BRANCH_PRIORITIES:,} messages with a priority",
     ],
 )

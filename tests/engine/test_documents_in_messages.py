@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from quire.engine import Conversation, Engine, EngineConfig, builtin_tools
-from quire.log import SqlStore
 from quire.model import Message, ToolCallPart, ToolResultPart
 from quire.schemas.entries import MessageEntry, entry_to_schema
 from quire.settings import Settings
+from quire.store import SqlStore
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def make_engine(store: SqlStore, vault: Path, **changes: object) -> Engine:
 async def ask(conversation: Conversation, text: str) -> tuple[dict, int]:
     request = await conversation.prepare(text)
     reply = await conversation.record("Yes.", request=request)
-    return request.to_openai(), reply.seq
+    return request.to_chat(), reply.seq
 
 
 async def test_a_small_document_comes_along_and_a_large_one_is_listed(store: SqlStore, vault: Path):
@@ -41,7 +41,7 @@ async def test_a_small_document_comes_along_and_a_large_one_is_listed(store: Sql
     request = await conversation.prepare(
         "Compare [[water mills#Wheels]] and [[Long]] with @data.csv:2-2 and [[Nowhere]]."
     )
-    text = request.to_openai()["messages"][-1]["content"]
+    text = request.to_chat()["messages"][-1]["content"]
     assert text.startswith("Compare [[water mills#Wheels]]")
     assert "Overshot." in text
     assert "A wheel turned by a stream." not in text
@@ -74,7 +74,7 @@ async def test_a_message_counts_as_written_and_as_augmented_by_its_documents(sto
     text = "Compare [[Water mills]] with [[Long]]."
     written = engine.message_counter.count(Message.user(text))
     request = await conversation.prepare(text)
-    augmented = engine.message_counter.count(Message.user(request.to_openai()["messages"][-1]["content"]))
+    augmented = engine.message_counter.count(Message.user(request.to_chat()["messages"][-1]["content"]))
     assert written < augmented
     assert request.manifest.document_tokens == augmented - written
     await conversation.record("Yes.", request=request)
@@ -103,15 +103,15 @@ async def test_what_was_decided_stays_on_the_message_so_that_the_prefix_holds(st
     reply = await conversation.record("Wheels.", request=first)
     (vault / "mills" / "Water mills.md").write_text("All is different now.")
     second = await conversation.prepare("And in it now? [[Water mills]]")
-    assert second.to_openai()["messages"][: len(first.to_openai()["messages"])] == first.to_openai()["messages"]
-    assert "All is different now." in second.to_openai()["messages"][-1]["content"]
+    assert second.to_chat()["messages"][: len(first.to_chat()["messages"])] == first.to_chat()["messages"]
+    assert "All is different now." in second.to_chat()["messages"][-1]["content"]
     await conversation.record("It changed.", request=second)
     (vault / "mills" / "Water mills.md").unlink()
     later = await Engine(store, EngineConfig.create(Settings(model="gpt-4o"))).conversation("c")
     replayed = await later.replay(reply.seq)
     assert replayed.matches
     assert replayed.rendered is not None
-    assert replayed.rendered.to_payload() == first.to_openai()
+    assert replayed.rendered.to_payload() == first.to_chat()
 
 
 async def test_the_budget_that_is_left_decides(store: SqlStore, vault: Path):
@@ -137,7 +137,7 @@ async def test_links_in_code_and_hostile_paths_bring_nothing_in(store: SqlStore,
         ("@../secret.txt", "not_found"),
         ("@/etc/passwd", "not_found"),
     ]
-    assert "the canary" not in str(request.to_openai())
+    assert "the canary" not in str(request.to_chat())
 
 
 def make_call(name: str, arguments: str) -> ToolCallPart:
@@ -224,7 +224,7 @@ async def test_the_model_is_offered_the_tools_that_can_be_answered(store: SqlSto
     with_vault = await Engine(store, EngineConfig.create(settings, vault=vault)).conversation("a")
     without = await Engine(store, EngineConfig.create(settings)).conversation("b")
     offered = [
-        [each["function"]["name"] for each in (await conversation.prepare("Hello")).to_openai()["tools"]]
+        [each["function"]["name"] for each in (await conversation.prepare("Hello")).to_chat()["tools"]]
         for conversation in (with_vault, without)
     ]
     assert offered == [

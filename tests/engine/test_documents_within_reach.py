@@ -8,9 +8,9 @@ import pytest
 from quire.agent.turn import run_turn
 from quire.engine import Conversation, Document, Engine, EngineConfig, Request
 from quire.jobs.runner import summarize_documents
-from quire.log import SqlStore
 from quire.model import Message, ToolCallPart
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 HISTORY_TOOLS = {"history_search", "history_read"}
@@ -32,11 +32,11 @@ def make_engine(store: SqlStore, vault: Path | None = None, *, runs_turns: bool 
 
 
 def offered_tools(request: Request) -> set[str]:
-    return {tool["function"]["name"] for tool in request.to_openai().get("tools", [])}
+    return {tool["function"]["name"] for tool in request.to_chat().get("tools", [])}
 
 
 def last_text(request: Request) -> str:
-    return request.to_openai()["messages"][-1]["content"]
+    return request.to_chat()["messages"][-1]["content"]
 
 
 async def archive_messages(conversation: Conversation) -> None:
@@ -167,7 +167,7 @@ async def test_documents_that_do_not_fit_are_trimmed(store: SqlStore, recalled: 
     assert 0 < decision.excerpt_chars < len(document.text)
     budget = {slot.slot: slot.budget for slot in request.manifest.slots}[decision.slot]
     assert 0.8 * budget < decision.tokens <= budget
-    sent = str(request.to_openai()["messages"])
+    sent = str(request.to_chat()["messages"])
     assert "START" in sent
     assert "END" in sent
     reply = await conversation.record("Dry.", request=request)

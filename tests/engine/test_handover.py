@@ -6,10 +6,10 @@ from quire.engine import Engine, EngineConfig
 from quire.engine.handover import MAX_HANDOVER_TOKENS, MAX_READ_MESSAGES, write_handover
 from quire.errors import BranchNotFound, ConversationNotFound, InvalidRequest, ModelUnavailable
 from quire.llm import Model
-from quire.log import SqlStore
 from quire.log.types import ConversationOrigin
 from quire.model import Message
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 SECRET = "ghp_" + "a1B2c3D4e5F6" * 3
@@ -46,7 +46,7 @@ async def test_a_named_summarizer_writes_the_state_and_is_paid(store: SqlStore):
     assert handover.model == "gpt-4o-mini"
     assert "Two Rotterdam valves are ordered [#2]." in handover.text
     assert SECRET not in str(model.prompts)
-    assert await engine.store.get_cost("c") > 0
+    assert await engine.store.spending.get_cost("c") > 0
     assert (await engine.store.get_branch("c")).head_seq == 2, "the branch is unchanged"
     extract = await write_handover(engine, "c", calls_model=False)
     assert extract.model is None
@@ -74,7 +74,7 @@ async def test_a_spent_cap_gives_an_extract(store: SqlStore):
     model = ScriptedModel(SUMMARY, name="gpt-4o-mini", repeat=True)
     engine = make_engine(store, model, max_spend=0.001)
     await fill(engine, "Which valve?")
-    await engine.store.add_cost("c", 1.0)
+    await engine.store.spending.add_cost("c", 1.0)
     assert (await write_handover(engine, "c")).model is None
     assert model.prompts == []
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from quire.agent.function_tools import tool
-from quire.agent.tool_runners import FunctionToolRunner
+from quire.agent.function_tools import FunctionToolRunner, tool
 from quire.agent.turn import run_turn
 from quire.engine import Conversation, Engine, EngineConfig
-from quire.log import SqlStore
+from quire.engine.request import Document
 from quire.model import Message, ToolCallPart
 from quire.model.events import ReplyRecorded, TurnEnded, TurnEvent
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 DOC_PAGE = Path(__file__).parents[2] / "docs/life-of-a-request.md"
@@ -68,7 +68,7 @@ def trace_calls(names: Mapping[CodeType, str]) -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def _stay_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profile sees one thread, and large requests are assembled in another."""
-    monkeypatch.setattr("quire.log.worker_threads.MAX_EVENT_LOOP_BYTES", 10**9)
+    monkeypatch.setattr("quire.concurrency.worker_threads.MAX_EVENT_LOOP_BYTES", 10**9)
 
 
 async def make_long_conversation(store: SqlStore, vault: Path) -> Conversation:
@@ -105,17 +105,17 @@ async def test_after_its_tools_a_turn_continues_as_the_page_says(store: SqlStore
     conversation, path = await make_long_conversation(store, tmp_path), read_documented_steps("The path")
     with trace_calls(find_code_objects(path)) as calls:
         await run_question(conversation)
-    assert calls.count(path[13]) == 1
-    again = [step for number, step in enumerate(path, 1) if number not in (1, 5, 7, 8, 9, 10, 14)]
-    assert calls[calls.index(path[13]) + 1 :] == again
+    assert calls.count(path[14]) == 1
+    again = [step for number, step in enumerate(path, 1) if number not in (1, 6, 7, 8, 9, 11, 15)]
+    assert calls[calls.index(path[14]) + 1 :] == again
 
 
-async def test_compacting_is_followed_by_another_assembly_of_what_is_left(store: SqlStore, tmp_path: Path):
+async def test_compacting_is_followed_by_another_count_of_what_is_left(store: SqlStore, tmp_path: Path):
     conversation, path = await make_long_conversation(store, tmp_path), read_documented_steps("The path")
     with trace_calls(find_code_objects(path)) as calls:
         events = await run_question(conversation)
-    after = calls.index(path[8]) + 1
-    assert calls[after : after + 4] == [path[2], path[4], path[5], path[9]]
+    after = calls.index(path[7]) + 1
+    assert calls[after : after + 5] == [path[2], path[4], path[8], path[9], path[10]]
     replies = [event.entry.seq for event in events if isinstance(event, ReplyRecorded)]
     [first, _] = [await conversation.manifest(reply) for reply in replies]
     reasons = {row.reason for row in first.included}
@@ -124,7 +124,7 @@ async def test_compacting_is_followed_by_another_assembly_of_what_is_left(store:
 
 async def test_assembling_goes_through_the_functions_that_the_page_names_in_that_order(store: SqlStore, tmp_path: Path):
     conversation, inside = await make_long_conversation(store, tmp_path), read_documented_steps("Inside assemble")
-    assemble = read_documented_steps("The path")[5]
+    assemble = read_documented_steps("The path")[4]
     with trace_calls(find_code_objects([assemble, *inside])) as calls:
         await conversation.prepare(QUESTION)
     # Budgets are also allocated elsewhere; compare only the calls from the start of each assembly.
@@ -132,3 +132,24 @@ async def test_assembling_goes_through_the_functions_that_the_page_names_in_that
     assert len(starts) == 3
     for start in starts:
         assert calls[start + 1 : start + 1 + len(inside)] == inside
+
+
+async def test_a_request_is_ranked_and_laid_out_once_whatever_it_takes_to_fit(store: SqlStore, tmp_path: Path):
+    """A compaction, a document that is trimmed and one that the question names change only what is counted."""
+    conversation = await make_long_conversation(store, tmp_path)
+    once = ["quire.engine.recall.Recall.find_candidates", "quire.view.layout.render", "quire.view.layout.lay_out"]
+    read = "quire.engine.context.EngineContext.read_window"
+    with trace_calls(find_code_objects([*once, read])) as calls:
+        request = await conversation.prepare(QUESTION, documents=[Document(name="Almanac", text="tide " * 6_000)])
+    assert len(request.compactions) == 1
+    assert [calls.count(name) for name in once] == [1, 1, 1]
+    assert calls.count(read) == 1 + len(request.compactions)
+
+
+async def test_recording_a_reply_builds_nothing_that_prepares_requests(store: SqlStore, tmp_path: Path):
+    conversation = await make_long_conversation(store, tmp_path)
+    request = await conversation.prepare(QUESTION)
+    parts = ["recall.Recall", "compactor.Compactor", "assembler.Assembler", "builtin_tools.BuiltinTools"]
+    with trace_calls(find_code_objects([f"quire.engine.{part}.__init__" for part in parts])) as calls:
+        await Conversation(conversation.engine, "c").record("It floods in March.", request=request)
+    assert calls == []

@@ -1,9 +1,5 @@
-"""A turn of any length: one question, many tool calls, windows much smaller than the turn.
+"""A turn of any length: one question, many tool calls, windows much smaller than the turn."""
 
-`LONG_TURN_STEPS=1000` runs the full size; the default is a size for every run of the tests.
-"""
-
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -11,12 +7,13 @@ import pytest
 
 import quire
 from infra.long_turn import QUESTION, READ_TOOL, Step, make_steps, measure_shared
+from infra.sizes import IS_FULL_SIZE
 from quire.engine import Conversation
 from quire.engine.request import Request
 from quire.model import Entry, Message, ThinkingPart
 from quire.view.compaction_plan import NEWEST_BATCH_SHARE
 
-STEPS = int(os.environ.get("LONG_TURN_STEPS", "120"))
+STEPS = 1_000 if IS_FULL_SIZE else 60
 CAPTAINS = ("Ilvermore", "Bassenthwaite", "Pellworm", "Crowcombe", "Thistlestead", "Wexley")
 """Each name is in one tool result only, so that its rarity must lead to that result."""
 MODELS = ("gpt-4.1", "claude-sonnet-4-5")
@@ -135,7 +132,7 @@ async def test_stubs_say_what_was_called_and_where_it_is(store: str):
         request = None
         async for sent in run_turn(conversation, 6):
             request = sent.request
-        stubs = [each for each in request.to_openai()["messages"] if str(each.get("content")).startswith("[cleared: ")]
+        stubs = [each for each in request.to_chat()["messages"] if str(each.get("content")).startswith("[cleared: ")]
         assert stubs
         stored = {entry.seq: entry for entry in await conversation.messages()}
         for stub in stubs:
@@ -193,4 +190,4 @@ async def test_the_next_question_finds_what_the_turn_archived(store: str):
         await engine.wait_for_background()
         for number, name in enumerate(CAPTAINS):
             request = await conversation.prepare(f"Where does {name} live?")
-            assert f"Gannet Row {12 * (number + 1)}" in str(request.to_openai()["messages"])
+            assert f"Gannet Row {12 * (number + 1)}" in str(request.to_chat()["messages"])

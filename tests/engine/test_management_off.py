@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from quire.cli.app import app
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ContextOverflow
-from quire.log import SqlStore
 from quire.model import Compaction, Message
 from quire.settings import Settings
+from quire.store import SqlStore
 
 SENTENCE = "Road dry, weather held, and we met no one until noon. "
 

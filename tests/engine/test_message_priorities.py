@@ -5,9 +5,9 @@ import pytest
 from quire import Message
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import EntryNotFound, InvalidRequest
-from quire.log import SqlStore
 from quire.model import Compaction, ToolCallPart
 from quire.settings import Settings
+from quire.store import SqlStore
 
 CRITICAL = "The code of the safe is 0451."
 IMPORTANT = "The ferry leaves at nine."
@@ -29,7 +29,7 @@ async def record_turns(conversation: Conversation, turns: int) -> int:
 
 async def list_texts(conversation: Conversation) -> list[str]:
     request = await conversation.prepare("and now?")
-    return [each.get("content") for each in request.to_openai()["messages"]]
+    return [each.get("content") for each in request.to_chat()["messages"]]
 
 
 async def active_compaction(store: SqlStore) -> Compaction:
@@ -104,6 +104,7 @@ async def test_a_tool_call_is_preserved_with_all_its_results(store: SqlStore):
     assert (await conversation.replay(reply)).matches
 
 
+@pytest.mark.every_database
 async def test_a_purged_message_with_a_priority_has_no_text(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     await conversation.append(CRITICAL, Message.assistant("Noted."))
@@ -114,6 +115,7 @@ async def test_a_purged_message_with_a_priority_has_no_text(store: SqlStore):
     assert await store.verify_conversation("c") == []
 
 
+@pytest.mark.every_database
 async def test_a_fork_and_an_import_have_the_priorities(store: SqlStore):
     conversation = await make_engine(store).conversation("c")
     await conversation.append(CRITICAL, Message.assistant("Noted."))

@@ -10,19 +10,22 @@ from engine_fixtures import PairEmbedder, damage_segments, set_index_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infra.builders import property_settings
 from quire.engine import Engine, EngineConfig, message_index
 from quire.engine.message_index import index_messages
 from quire.engine.search import MessageFilter, MessageHit, search_messages
 from quire.llm.embeddings import load_local_embedder
-from quire.log import ConversationOrigin, SqlStore
-from quire.log.ids import new_id
+from quire.log import ConversationOrigin
 from quire.model import Draft, Entry, Message, Pin
+from quire.model.ids import new_id
 from quire.search.catalog import MIN_SIMILARITY, WORD_WEIGHT
 from quire.search.format import FORMAT_VERSION
 from quire.search.query_words import MAX_QUERY_CHARS, MAX_QUERY_WORDS, find_query_words
 from quire.search.segments import count_message_terms
 from quire.settings import Settings
-from quire.testing.builders import property_settings
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 WORDS = ("otter", "heron", "badger", "willow", "river", "mill", "tide", "spring", "lake")
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
@@ -230,6 +233,22 @@ async def test_conversations_are_chosen_by_project_and_source(store: SqlStore):
     assert await find(project="/none") == set()
 
 
+async def test_a_search_of_a_branch_finds_what_it_shares_and_not_what_came_after(store: SqlStore):
+    engine = Engine(store, EngineConfig.create(Settings()))
+    conversation = await engine.conversation("c")
+    await conversation.append("the key is shared", "the key of the parent")
+    fork = await conversation.fork(1)
+    await fork.append("the key of the fork")
+    await (await engine.conversation("d")).append("the key of another conversation")
+
+    async def find(branch: int) -> set[str]:
+        found = await search_messages(engine, "key", branch=await store.get_branch("c", branch), limit=10)
+        return {hit.entry.message.text for hit in found.messages}
+
+    assert await find(0) == {"the key is shared", "the key of the parent"}
+    assert await find(fork.branch) == {"the key is shared", "the key of the fork"}
+
+
 async def test_a_hit_shows_where_the_words_are(store: SqlStore):
     engine = make_engine(store)
     await store.create_conversation("c")
@@ -249,7 +268,7 @@ async def test_an_index_of_another_format_is_rebuilt_in_the_background(store: Sq
     await engine.wait_for_background()
     rebuilt = await search_messages(make_engine(store), "otter")
     assert (rebuilt.complete, [hit.entry.seq for hit in rebuilt.messages]) == (True, [1])
-    assert {ref.format for ref in await store.list_segments("c")} == {FORMAT_VERSION}
+    assert {ref.format for ref in await store.message_index.list_segments("c")} == {FORMAT_VERSION}
 
 
 @pytest.mark.parametrize("purged", [False, True])
@@ -263,7 +282,7 @@ async def test_a_segment_with_damaged_bytes_is_built_again(store: SqlStore, admi
     await store.append("c", Message.user("one more otter"))
     found = await search_messages(make_engine(store), "otter heron")
     assert {hit.entry.seq for hit in found.messages} == ({1, 3} if purged else {1, 2, 3})
-    read = await store.read_message_index(["otter", "heron"], after_revision=0)
+    read = await store.message_index.read_changes(["otter", "heron"], after_revision=0)
     counts = {term: sum(len(data) // 3 for _, data in blocks) for term, blocks in read.postings.items()}
     assert counts == ({"otter": 2} if purged else {"otter": 2, "heron": 1})
 
@@ -278,7 +297,7 @@ async def test_a_change_of_the_embedder_embeds_the_messages_again(store: SqlStor
     await engine.wait_for_background()
     second = await search_messages(engine, "ottering")
     assert (second.complete, [hit.entry.seq for hit in second.messages][:1]) == (True, [1])
-    assert {ref.embedder for ref in await store.list_segments("c")} == {"pairs"}
+    assert {ref.embedder for ref in await store.message_index.list_segments("c")} == {"pairs"}
 
 
 async def test_more_than_a_request_can_wait_for_is_indexed_in_the_background(
@@ -301,11 +320,11 @@ async def test_what_is_appended_is_indexed_soon_without_a_search(store: SqlStore
     engine = make_engine(store)
     conversation = await engine.conversation("c")
     await conversation.append("an otter")
-    assert await store.has_unindexed()
+    assert await store.message_index.has_unindexed()
     async with asyncio.timeout(20):
-        while await store.has_unindexed():  # noqa: ASYNC110 (the job has no event)
+        while await store.message_index.has_unindexed():  # noqa: ASYNC110 (the job has no event)
             await asyncio.sleep(0.05)
-    assert [ref.last_seq for ref in await store.list_segments("c")] == [1]
+    assert [ref.last_seq for ref in await store.message_index.list_segments("c")] == [1]
 
 
 def test_a_query_has_a_bounded_number_of_words():

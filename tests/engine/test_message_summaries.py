@@ -3,13 +3,15 @@
 import json
 import random
 
+import pytest
+
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ModelUnavailable
-from quire.log import SqlStore
 from quire.model import Compaction, Message
 from quire.model.context_events import CompactionFailed, ContextEvent
 from quire.model.messages import PURGED_TEXT
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 MESSAGE_SUMMARY = "The list names 900 ships and their harbours; the Gannet lies in Gullhaven [#3]."
@@ -56,7 +58,7 @@ async def test_a_huge_message_is_summarized_with_its_number_and_replays(store: S
     conversation = await make_engine(store, model).conversation("c")
     await fill(conversation)
     request = await conversation.prepare("So where is she?")
-    sent = find_huge(request.to_openai())
+    sent = find_huge(request.to_chat())
     assert MESSAGE_SUMMARY in sent
     assert "read #3; in summary: " in sent
     assert sent.count("Ship") < 200
@@ -68,7 +70,7 @@ async def test_a_huge_message_is_summarized_with_its_number_and_replays(store: S
     calls = len(model.prompts)
     await conversation.append(*(each for _ in range(4) for each in ("Go on.", Message.assistant("Aye. " * 30))))
     again = await conversation.prepare("And now?")
-    assert MESSAGE_SUMMARY in find_huge(again.to_openai())
+    assert MESSAGE_SUMMARY in find_huge(again.to_chat())
     assert len(model.prompts) == calls, "the summary is carried, not written twice"
 
 
@@ -88,7 +90,7 @@ async def test_without_a_model_or_if_it_fails_the_message_is_excerpted(store: Sq
         engine.subscribe(events.append)
         conversation = await engine.conversation(id_)
         await fill(conversation)
-        sent = find_huge((await conversation.prepare("So where is she?")).to_openai())
+        sent = find_huge((await conversation.prepare("So where is she?")).to_chat())
         assert "characters left out; read #3 " in sent
         assert "in summary" not in sent
     assert any(isinstance(each, CompactionFailed) for each in events)
@@ -98,10 +100,11 @@ async def test_a_strategy_without_summaries_calls_no_model(store: SqlStore) -> N
     model = ScriptedModel(name="gpt-4o-mini")
     conversation = await make_engine(store, model, strategy="discard").conversation("c")
     await fill(conversation)
-    assert "in summary" not in find_huge((await conversation.prepare("So where is she?")).to_openai())
+    assert "in summary" not in find_huge((await conversation.prepare("So where is she?")).to_chat())
     assert model.prompts == []
 
 
+@pytest.mark.every_database
 async def test_a_purge_removes_the_summary_of_a_message(store: SqlStore) -> None:
     model = ScriptedModel(answer, repeat=True, name="gpt-4o-mini")
     conversation = await make_engine(store, model).conversation("c")
@@ -120,10 +123,10 @@ async def test_a_question_larger_than_the_window_is_summarized_before_it_is_sent
     conversation = await make_engine(store, model).conversation("c")
     await conversation.append("Hello.", Message.assistant("Hello, what is it?"))
     request = await conversation.prepare(make_huge_text())
-    assert "in summary" not in find_huge(request.to_openai())
+    assert "in summary" not in find_huge(request.to_chat())
     entries, request = await conversation.record_question(request)
     assert [entry.seq for entry in entries] == [3]
-    sent = find_huge(request.to_openai())
+    sent = find_huge(request.to_chat())
     assert "read #3; in summary: " in sent
     assert MESSAGE_SUMMARY in sent
     assert "Tell me where the Gannet lies." in sent

@@ -17,12 +17,13 @@ from quire.engine.reported_windows import (
     is_credible,
 )
 from quire.errors import ModelContextOverflow
-from quire.log import SqlStore
 from quire.model import Message, Policy, Usage
 from quire.model.events import RequestPrepared, TurnEnded, TurnFailed
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
-from quire.view.tokens import warn_once
+from quire.view.strategies import get_strategy
+from quire.wire.tokens import warn_once
 
 TEXT = "Road dry, weather held, and we met no one until noon. "
 
@@ -41,7 +42,6 @@ def make_engine(store: SqlStore, **settings: Any) -> Engine:
         ({"model": "gpt-4"}, 8_192),
         ({"model": "gpt-4", "context_limit": 2_000}, 2_000),
         ({"model": "gpt-4", "context_limit": 128_000}, 8_192),
-        ({"model": "gpt-4", "max_prompt_tokens": 1_000}, 1_000),
         ({"model": "gpt-4", "models": {"gpt-4": {"window": 32_768}}}, 32_768),
         ({"model": "gpt-4", "models": {"gpt-*": {"window": 32_768}}, "context_limit": 9_000}, 9_000),
         ({"model": "my-own"}, DEFAULT_CONTEXT_WINDOW),
@@ -67,6 +67,11 @@ def test_another_model_has_its_own_window_tokenizer_and_price():
     assert back.estimate_cost(usage, "gpt-4o") == 100.0
     described = config.with_changes(model="gpt-4", tokenizer="llama3")
     assert (described.model_spec.tokenizer, described.estimate_cost(usage, "gpt-4")) == ("llama3", 30.0)
+
+
+def test_tools_that_a_client_has_chosen_may_take_the_whole_budget():
+    assert make_config(strategy="hybrid").client_shares == {**get_strategy("hybrid").shares, "tools": 1.0}
+    assert make_config(shares={"system": 0.5, "tools": 0.1}).client_shares == {"system": 0.5, "tools": 1.0}
 
 
 def test_costs_and_limits_come_from_the_table():
@@ -145,6 +150,7 @@ async def test_a_turn_continues_after_one_correction_of_the_window(store: SqlSto
     assert engine.policy.window == real
 
 
+@pytest.mark.every_database
 async def test_a_corrected_window_holds_for_the_tenant_that_saw_the_error(store: SqlStore):
     engine = make_engine(store, model="gpt-4o", context_limit=8_000)
     other = Engine(store.for_tenant("other"), engine.config)
@@ -225,7 +231,7 @@ def test_a_window_below_the_minimum_is_not_learned(window: int):
     assert windows.find(HERE) is None
 
 
-POLICY = Policy(model="m", provider="openai", window=4_512, reserved_response_tokens=512)
+POLICY = Policy(model="m", wire_format="chat", window=4_512, reserved_response_tokens=512)
 
 
 def test_a_reported_window_only_ever_shrinks_the_window_and_shrinks_the_reserve_with_it():

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from quire.cli.app import app
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model.agents import Agent, AgentMemory
 from quire.settings import Settings
+from quire.store import SqlStore
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def make_engine(store: SqlStore, vault: Path | None, agent: Agent | None = None,
 
 
 async def prepare_payload(engine: Engine) -> str:
-    return str((await (await engine.conversation()).prepare("Hello")).to_openai())
+    return str((await (await engine.conversation()).prepare("Hello")).to_chat())
 
 
 async def test_it_is_read_without_an_agent(store: SqlStore, vault: Path):
@@ -40,12 +40,12 @@ async def test_it_is_read_without_an_agent(store: SqlStore, vault: Path):
     assert request.assembly.rendered.stable_messages == 2
     reply = await conversation.record("Hi", request=request)
     (vault / "AGENTS.md").write_text("Use spaces.")
-    assert "Use spaces." in str((await conversation.prepare("Again")).to_openai())
+    assert "Use spaces." in str((await conversation.prepare("Again")).to_chat())
     assert (await conversation.replay(reply.seq)).mismatch is None
 
 
 async def test_memories_are_not_read_without_an_agent(store: SqlStore, vault: Path):
-    await store.add_memory("default", "The user likes tides.", source="notes")
+    await store.memories.add("default", "The user likes tides.", source="notes")
     assert "tides" not in await prepare_payload(make_engine(store, vault))
 
 
@@ -76,6 +76,6 @@ async def test_the_command_shows_it(tmp_path: Path, vault: Path, monkeypatch: py
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("QUIRE_DATABASE_URL", url)
     monkeypatch.setenv("QUIRE_VAULT", str(vault))
-    result = await asyncio.to_thread(CliRunner().invoke, app, ["context", "memory", "c", "--json"])
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["memory", "relevance", "c", "--json"])
     assert result.exit_code == 0, result.output
-    assert [row["name"] for row in json.loads(result.stdout)["memory"]] == ["AGENTS.md", "style.md"]
+    assert [row["name"] for row in json.loads(result.stdout)["blocks"]] == ["AGENTS.md", "style.md"]

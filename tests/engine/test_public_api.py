@@ -51,14 +51,14 @@ async def run_async(url):
         conversation = await engine.conversation("c")
         request = await conversation.prepare("hello")
         await conversation.record("hi", request=request)
-        return (await conversation.prepare("again")).to_openai()
+        return (await conversation.prepare("again")).to_chat()
 def run_blocking(url):
     with quire.sync.open(url, model="gpt-4o", instructions="x") as engine:
         conversation = engine.conversation("c")
         conversation.prepare("hello")
         reply = conversation.record("hi")
         assert conversation.replay(reply.seq).matches
-        return conversation.prepare("again").to_openai()
+        return conversation.prepare("again").to_chat()
 assert asyncio.run(run_async(sys.argv[1])) == run_blocking(sys.argv[2])
 """
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in "ab"]
@@ -147,7 +147,7 @@ async def main():
         conversation = await engine.conversation("c")
         for turn in range(20):
             request = await conversation.prepare("why " * 40)
-            assert request.manifest.exact and request.to_openai() and request.to_anthropic()
+            assert request.manifest.exact and request.to_chat() and request.to_messages()
             reply = await conversation.record("so " * 40, request=request)
         assert (await conversation.replay(reply.seq)).matches
 loop.run_until_complete(main())

@@ -5,17 +5,16 @@ from dataclasses import replace
 import pytest
 
 from infra.llama import LocalModel, find_missing_packages
-from infra.sizes import IS_FULL_SIZE
 from quire.compaction.summarizer import Summarizer
 from quire.engine import Engine, EngineConfig
 from quire.llm import Prompt, Reply, get_model
-from quire.log import SqlStore
 from quire.model import Message
 from quire.model.context_events import CompactionFailed, ContextEvent
 from quire.settings import Settings
+from quire.store import SqlStore
 
 WINDOW_TOKENS = 1_024
-WINDOW_COUNT = 10 if IS_FULL_SIZE else 2
+WINDOW_COUNT = 10
 
 
 class RecordingModel:
@@ -35,7 +34,8 @@ class RecordingModel:
         return self._model.stream(prompt)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.real_model
 @pytest.mark.skipif(bool(find_missing_packages()), reason="THE LOCAL MODEL IS NOT INSTALLED: run `just setup`")
 async def test_windows_of_history_never_exceed_the_summarizers_own():
     """Several windows of history, and one message larger than a window."""

@@ -10,11 +10,11 @@ from quire.engine.message_index import index_messages
 from quire.engine.recall_index import RecallIndexCache
 from quire.engine.search import search_messages
 from quire.llm.embeddings import load_local_embedder
-from quire.log import SqlStore
 from quire.model import Compaction, Manifest, Message, Span, ToolCallPart
 from quire.search.format import FORMAT_VERSION
 from quire.search.index import RecallIndex
 from quire.settings import Settings
+from quire.store import SqlStore
 
 FACTS = {
     40: "The spare key of the boathouse lies under the third flowerpot.",
@@ -51,7 +51,7 @@ async def test_a_message_comes_back_with_the_question_that_it_answers(store: Sql
     request = await conversation.prepare("Where is the spare key of the boathouse?")
     scores = recalled_scores(request.manifest)
     assert max(scores, key=lambda seq: scores[seq]) == 40
-    text = request.to_openai()["messages"][-2]["content"]
+    text = request.to_chat()["messages"][-2]["content"]
     assert "#40 user: The spare key of the boathouse lies under the third flowerpot." in text
     [slot] = [slot for slot in request.manifest.slots if slot.slot == "recall"]
     assert 0 < slot.used <= 600 < slot.budget
@@ -72,7 +72,7 @@ async def test_every_archived_message_has_one_decision(store: SqlStore):
 async def test_recall_can_be_off(store: SqlStore, changes: dict[str, object]):
     conversation = await make_archived_conversation(make_engine(store, **changes))
     assert recalled_scores((await conversation.prepare("Where is the spare key?")).manifest) == {}
-    assert await store.list_segments("c") == []
+    assert await store.message_index.list_segments("c") == []
 
 
 async def test_what_the_request_has_anyway_is_not_recalled(store: SqlStore):
@@ -92,10 +92,11 @@ async def test_the_same_question_brings_the_same_in_every_step_of_a_tool_loop(st
     await conversation.append((await conversation.run_tool(call, request=first)).message)
     second = await conversation.prepare()
     assert recalled_scores(second.manifest) == recalled_scores(first.manifest)
-    before, after = first.to_openai()["messages"], second.to_openai()["messages"]
+    before, after = first.to_chat()["messages"], second.to_chat()["messages"]
     assert after[: len(before)] == before
 
 
+@pytest.mark.every_database
 async def test_several_segments_are_ranked_as_one(store: SqlStore):
     conversation = await make_archived_conversation(make_engine(store), messages=1_200)
     for question, number in (
@@ -104,9 +105,10 @@ async def test_several_segments_are_ranked_as_one(store: SqlStore):
     ):
         scores = recalled_scores((await conversation.prepare(question)).manifest)
         assert max(scores, key=lambda seq: scores[seq]) == number
-    assert [each.last_seq for each in await store.list_segments("c")] == [512, 1_024, 1_201]
+    assert [each.last_seq for each in await store.message_index.list_segments("c")] == [512, 1_024, 1_201]
 
 
+@pytest.mark.every_database
 async def test_a_fork_recalls_what_it_shares_and_not_what_came_after(store: SqlStore):
     engine = make_engine(store)
     await make_archived_conversation(engine, messages=60)
@@ -120,6 +122,7 @@ async def test_a_fork_recalls_what_it_shares_and_not_what_came_after(store: SqlS
     assert max(scores) <= 32
 
 
+@pytest.mark.every_database
 async def test_a_purged_message_is_never_recalled_again(store: SqlStore):
     engine = make_engine(store)
     conversation = await make_archived_conversation(engine)
@@ -127,10 +130,11 @@ async def test_a_purged_message_is_never_recalled_again(store: SqlStore):
     await store.purge("c", [40])
     request = await conversation.prepare("Where is the spare key of the boathouse?")
     assert 40 not in recalled_scores(request.manifest)
-    assert "flowerpot" not in str(request.to_openai())
+    assert "flowerpot" not in str(request.to_chat())
     assert (await search_messages(engine, "flowerpot")).messages == []
 
 
+@pytest.mark.every_database
 async def test_segments_of_another_version_are_rebuilt(store: SqlStore, admin_url: str):
     engine = make_engine(store)
     await make_archived_conversation(engine)
@@ -148,7 +152,7 @@ async def test_a_long_message_comes_back_in_the_pieces_that_matter(store: SqlSto
     await store.append("c", Compaction(number=1, covers=Span(first=1, last=2)))
     request = await conversation.prepare("What is the vault code?")
     [row] = [row for row in request.manifest.included if row.excerpt_spans is not None]
-    text = request.to_openai()["messages"][-2]["content"]
+    text = request.to_chat()["messages"][-2]["content"]
     assert "The vault code is 4711-X." in text
     assert "characters left out; read #1]" in text
     assert row.span == Span(first=1, last=1)
@@ -168,6 +172,7 @@ async def test_by_meaning_other_words_are_found(store: SqlStore):
     assert 40 in scores
 
 
+@pytest.mark.every_database
 async def test_the_model_searches_the_history_itself(store: SqlStore):
     conversation = await make_archived_conversation(make_engine(store))
     call = ToolCallPart(id="1", name="history_search", arguments=json.dumps({"query": "boathouse key", "limit": 3}))

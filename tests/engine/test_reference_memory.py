@@ -7,10 +7,10 @@ import pytest
 
 from quire.agent.turn import run_turn
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.log.types import Memory
 from quire.model.agents import Agent, AgentMemory
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 NAMESPACE = "keeper"
@@ -36,7 +36,7 @@ async def ask(engine: Engine, conversation: str, *questions: str) -> None:
 
 
 async def load_memories(store: SqlStore) -> list[Memory]:
-    return await store.list_memories(NAMESPACE, limit=10)
+    return await store.memories.list(NAMESPACE, limit=10)
 
 
 async def test_a_document_of_the_third_message_is_remembered_once(store: SqlStore, vault: Path):
@@ -57,14 +57,14 @@ async def test_the_next_conversation_knows_the_document(store: SqlStore, vault: 
     engine = make_engine(store, vault, remember_documents_after=2)
     await ask(engine, "c", "See [[Mills]].", "See [[Mills]].")
     later = await engine.conversation("later")
-    assert "(Mills.md) is often referred to" in str((await later.prepare("Hello")).to_openai())
+    assert "(Mills.md) is often referred to" in str((await later.prepare("Hello")).to_chat())
 
 
 async def test_a_memory_that_was_retired_does_not_come_back(store: SqlStore, vault: Path):
     engine = make_engine(store, vault, remember_documents_after=2)
     await ask(engine, "c", "See [[Mills]].", "See [[Mills]].")
     [memory] = await load_memories(store)
-    await store.retire_memory(memory.id)
+    await store.memories.retire(memory.id)
     await ask(engine, "c", "See [[Mills]].")
     assert await load_memories(store) == []
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from quire.agent.approvals import Allow
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import InvalidConfiguration, ModelRefused, UnknownPrice
 from quire.llm import ModelChunk, Prompt, Reply, TextDelta
-from quire.log import SqlStore
 from quire.model import Message, ToolCallPart
 from quire.model.events import ApprovalRequested, TextChunk, ToolCompleted, TurnEnded
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 
@@ -186,15 +186,7 @@ class _InterruptingModel(ScriptedModel):
         await asyncio.sleep(3_600)
 
 
-@pytest.fixture
-def _default_interrupt() -> Iterator[None]:
-    """Ctrl-C raises `KeyboardInterrupt`, even in a process that was started with it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_default_interrupt")
+@pytest.mark.usefixtures("default_interrupt")
 def test_ctrl_c_stops_the_turn_and_the_partial_reply_is_recorded(tmp_path: Path):
     with quire.sync.open(f"sqlite:///{tmp_path}/quire.db", model="gpt-4o") as engine:
         conversation = engine.conversation("c")

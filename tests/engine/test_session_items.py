@@ -7,10 +7,10 @@ import pytest
 from quire.engine import Engine, EngineConfig
 from quire.errors import InvalidRequest
 from quire.llm.embeddings import Embedder, load_local_embedder
-from quire.log import SqlStore
 from quire.model import Manifest, Message, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent, Reference, Rule, ToolServer
 from quire.settings import Settings
+from quire.store import SqlStore
 
 RULE_A = Rule(name="Rule A", text="Answer in the user's language.", include="always")
 RULE_B = Rule(name="Rule B", text="Show code before prose.", include="manual")
@@ -81,7 +81,7 @@ async def test_the_flow_of_a_session_turn_by_turn_and_from_its_manifests(store: 
         replayed = await later.replay(reply.seq)
         assert replayed.matches
         assert replayed.rendered is not None
-        assert replayed.rendered.to_payload() == request.to_openai()
+        assert replayed.rendered.to_payload() == request.to_chat()
     [excluded] = [row for row in (await later.manifest(second_reply.seq)).excluded if row.name == "Rule C"]
     assert (excluded.reason, excluded.score) == ("below_score", score_of(second.manifest, "Rule C"))
     assert excluded.min_score == Settings().selection_min_score
@@ -90,7 +90,7 @@ async def test_the_flow_of_a_session_turn_by_turn_and_from_its_manifests(store: 
 async def test_each_item_is_in_its_slot(store: SqlStore):
     conversation = await make_engine(store, FLOW).conversation("c")
     await conversation.add_item("Rule B")
-    payload = (await conversation.prepare("How do I authenticate?")).to_openai()
+    payload = (await conversation.prepare("How do I authenticate?")).to_chat()
     system, *others = payload["messages"]
     assert (
         system["content"] == "You help with the service.\n\nAnswer in the user's language.\n\nShow code before prose."
@@ -181,12 +181,12 @@ async def test_tools_come_in_where_a_message_calls_for_them_and_then_stay(store:
     )
     for question, names in turns:
         request = await conversation.prepare(question)
-        assert [each["function"]["name"] for each in request.to_openai()["tools"]] == names
+        assert [each["function"]["name"] for each in request.to_chat()["tools"]] == names
         await conversation.record("Here you are.", request=request)
     reasons = {row.name: row.reason for row in request.manifest.included if row.kind == "tool"}
     assert reasons == {"tool_search": "always", "s__weather": "carried", "s__trains": "carried"}
     await conversation.remove_item("weather")
-    tools = (await conversation.prepare("And now?")).to_openai()["tools"]
+    tools = (await conversation.prepare("And now?")).to_chat()["tools"]
     assert [each["function"]["name"] for each in tools] == ["tool_search", "s__trains"]
 
 
@@ -198,7 +198,7 @@ async def test_a_model_finds_the_tools_that_its_request_omits(store: SqlStore):
     answer = await conversation.run_tool(call, request=request)
     assert "s__mail" in answer.message.tool_results[0].content[0].text
     await conversation.append(answer.message)
-    tools = (await conversation.prepare()).to_openai()["tools"]
+    tools = (await conversation.prepare()).to_chat()["tools"]
     assert [each["function"]["name"] for each in tools] == ["tool_search", "s__mail"]
     wrong = await conversation.run_tool(ToolCallPart(id="2", name="tool_search", arguments="{}"), request=request)
     assert wrong.message.tool_results[0].is_error
@@ -226,5 +226,5 @@ async def test_the_programs_own_tools_are_there_whenever_it_offers_them(store: S
     await (await plain.conversation("c")).append("Hello")
     with_tools = Engine(store, EngineConfig.create(Settings(model="gpt-4o"), tools=[WEATHER, MAIL]))
     conversation = await with_tools.conversation("c")
-    tools = (await conversation.prepare("And?")).to_openai()["tools"]
+    tools = (await conversation.prepare("And?")).to_chat()["tools"]
     assert [each["function"]["name"] for each in tools] == ["weather", "mail"]

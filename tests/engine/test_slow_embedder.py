@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from infra.onnx_models import write_tiny_encoder
 from quire.engine import Engine, EngineConfig
 from quire.engine.message_index import index_inline, index_messages
-from quire.engine.search import search_messages
+from quire.engine.search import search_memories, search_messages
 from quire.llm.onnx_encoder import load_onnx_encoder
-from quire.log import SqlStore
 from quire.model import Message
 from quire.settings import Settings
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 class CountingEncoder:
@@ -84,8 +86,15 @@ async def test_vectors_have_all_dimensions(engine: Engine, encoder: CountingEnco
 
     await append(engine, "the cat")
     await index_messages(engine)
-    refs = await engine.store.list_segments("pets", branch=0)
-    [data] = await engine.store.read_segments("pets", refs)
+    refs = await engine.store.message_index.list_segments("pets", branch=0)
+    [data] = await engine.store.message_index.read_segments("pets", refs)
     columns = decode_segment(*data).columns
     assert columns.dimensions == encoder.dimensions == 160
     assert np.asarray(columns.packed_vectors).shape == (1, 80)
+
+
+async def test_no_search_embeds_a_query_without_words(engine: Engine, encoder: CountingEncoder):
+    await append(engine, "the cat")
+    await search_messages(engine, " \n")
+    await search_memories(engine, " \n", limit=5)
+    assert encoder.embedded == []

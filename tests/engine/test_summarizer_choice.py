@@ -5,11 +5,11 @@ import pytest
 from quire.engine import Engine, EngineConfig
 from quire.errors import MissingExtra, ModelRequestRejected
 from quire.llm import Model, Prompt
-from quire.llm.deferred_model import DeferredModel
-from quire.log import SqlStore
+from quire.llm.protocol import DeferredModel
 from quire.model import Compaction, Message
 from quire.settings import Settings
 from quire.settings.schema import ModelEntry, Upstream
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 from quire.view.calibration import Calibration
 
@@ -46,15 +46,13 @@ def test_the_settings_describe_the_summarizer() -> None:
         model="house",
         models={"house": ModelEntry(window=6_000, output_limit=700)},
         upstreams={"house": Upstream(base_url="http://127.0.0.1:1/v1", model="gpt-4o")},
-        summary_temperature=0.9,
         summary_prompt="Short.",
-        summary_timeout=7,
     )
     summarizer = config.summarizer
     assert summarizer is not None
     assert (summarizer.window, summarizer.max_output_tokens) == (6_000, 700)
     assert summarizer.token_counter.name == "o200k_base", "the tokenizer is that of the upstream's model"
-    assert (summarizer.temperature, summarizer.prompt, summarizer.timeout) == (0.9, "Short.", 7)
+    assert (summarizer.temperature, summarizer.prompt, summarizer.timeout) == (0.3, "Short.", 60)
 
 
 async def test_documents_are_summarized_only_by_a_named_model(store: SqlStore) -> None:

@@ -1,11 +1,13 @@
 """Two levels of a summary: the full one where it fits its share of the window, the short one elsewhere."""
 
+import pytest
+
 from quire.compaction.execution import SHORT_SUMMARY_TOKENS
 from quire.compaction.extractive_summary import SHORT_HEADING
 from quire.engine import Conversation, Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model import Compaction, Message
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 FACTS = "\n".join(f"- The berth of ship {number} is {7 * number} [#{number % 9 + 1}]" for number in range(150))
@@ -56,7 +58,7 @@ async def test_both_levels_are_stored_and_each_window_has_the_one_that_fits(stor
         request = await each.prepare("Where is ship 7?")
         [row] = [row for row in request.manifest.included if row.kind == "summary"]
         assert row.summary_level == level
-        assert any(text in str(message["content"]) for message in request.to_openai()["messages"])
+        assert any(text in str(message["content"]) for message in request.to_chat()["messages"])
         reply = await each.record("In berth 49.", request=request)
         assert (await each.replay(reply.seq)).matches
     assert len(await store.read_range("c", kinds=["compaction"])) == 1, "a smaller window needs no other compaction"
@@ -67,6 +69,7 @@ async def test_a_short_summary_has_one_level(store: SqlStore) -> None:
     assert (await read_compaction(store)).short_summary is None
 
 
+@pytest.mark.every_database
 async def test_a_purge_removes_both_levels(store: SqlStore) -> None:
     await open_conversation(store)
     await store.purge("c", [1])

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 import quire
 from quire.engine import Conversation, Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 from quire.view.calibration import Calibration
 
@@ -32,8 +32,8 @@ async def test_a_variant_has_its_own_configuration_and_leaves_the_engine_as_it_w
     variant = engine.with_changes(agent=agent, vault=None, summarizer=None, clock=lambda: 7, model="claude-sonnet-4-5")
     assert variant.agent is agent
     assert (variant.vault, variant.summarizer, variant.config.clock()) == (None, None, 7)
-    assert (variant.policy.provider, variant.message_counter.wire_format.name) == ("anthropic", "anthropic")
-    assert (engine.policy.provider, engine.message_counter.wire_format.name) == ("openai", "openai")
+    assert (variant.policy.wire_format, variant.message_counter.wire_format.name) == ("messages", "messages")
+    assert (engine.policy.wire_format, engine.message_counter.wire_format.name) == ("chat", "chat")
     assert engine.vault is not None
     assert engine.summarizer is not None
     assert variant.settings.context_limit == engine.settings.context_limit == 4_000
@@ -68,7 +68,7 @@ async def test_each_model_and_tokenizer_has_its_own_message_counter(store: SqlSt
     engine = make_engine(store)
     variants = [engine.with_changes(model="gpt-4"), engine.with_changes(tokenizer="cl100k_base"), engine]
     assert len({id(each.message_counter) for each in variants}) == 3
-    assert [each.message_counter.name for each in variants] == ["openai:cl100k_base"] * 2 + ["openai:o200k_base"]
+    assert [each.message_counter.name for each in variants] == ["chat:cl100k_base"] * 2 + ["chat:o200k_base"]
 
 
 async def test_nothing_of_an_engine_can_be_assigned(store: SqlStore):

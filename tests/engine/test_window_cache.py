@@ -2,11 +2,15 @@
 
 import json
 
+import pytest
+
 from quire.engine import Engine, EngineConfig
 from quire.engine.conversation import Conversation
-from quire.log import SqlStore
 from quire.model import Compaction, Message, Span
 from quire.settings import Settings
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 def make_engine(store: SqlStore) -> Engine:
@@ -21,7 +25,7 @@ async def open_conversation(store: SqlStore) -> Conversation:
 
 
 async def encode_next_request(conversation: Conversation) -> str:
-    return json.dumps((await conversation.prepare("What did I say?")).to_openai())
+    return json.dumps((await conversation.prepare("What did I say?")).to_chat())
 
 
 async def test_the_next_request_reads_no_entry_again(store: SqlStore):

@@ -11,7 +11,7 @@ from infra.export_samples import (
     write_json,
     write_zip,
 )
-from quire.importers.chatgpt import SOURCE
+from quire.importers.chatgpt import ChatGptSource
 from quire.model import ImagePart, ToolCallPart, ToolResultPart
 
 
@@ -31,7 +31,7 @@ def make_tree() -> dict[str, object]:
 
 
 def test_a_tree_is_read_with_the_current_branch_first(tmp_path: Path):
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", [make_tree()]))
+    read = read_source(ChatGptSource(), write_json(tmp_path / "conversations.json", [make_tree()]))
     assert read.errors == []
     assert read.only.outline() == [
         ("q", None, "user", "What is a quire?"),
@@ -60,7 +60,7 @@ def test_all_conversation_files_of_an_archive_are_read(tmp_path: Path):
             "shared_conversations.json": [{"id": "no"}],
         },
     )
-    read = read_source(SOURCE, path)
+    read = read_source(ChatGptSource(), path)
     assert [each.conversation.id for each in read.conversations] == ["c1", "c2"]
     assert read.errors == []
     assert list(tmp_path.iterdir()) == [path]
@@ -69,7 +69,7 @@ def test_all_conversation_files_of_an_archive_are_read(tmp_path: Path):
 def test_a_directory_is_read_like_the_archive(tmp_path: Path):
     write_json(tmp_path / "conversations.json", [make_tree()])
     write_json(tmp_path / "user.json", [{"id": "me"}])
-    assert len(read_source(SOURCE, tmp_path).conversations) == 1
+    assert len(read_source(ChatGptSource(), tmp_path).conversations) == 1
 
 
 def test_tool_calls_and_their_results(tmp_path: Path):
@@ -84,7 +84,7 @@ def test_tool_calls_and_their_results(tmp_path: Path):
         "hit2": ("hit1", make_chatgpt_message("tool", "second")),
         "a": ("hit2", make_chatgpt_message("assistant", "Done", recipient="all")),
     }
-    read = read_source(SOURCE, write_json(tmp_path / "c.json", [make_chatgpt_conversation("c", nodes)]))
+    read = read_source(ChatGptSource(), write_json(tmp_path / "c.json", [make_chatgpt_conversation("c", nodes)]))
     assert [text for *_, text in read.only.outline()] == [
         "Run it", 'python({"input":"print(1)"})', "-> 1", 'web.run({"query": "x"})', "-> first", "-> second", "Done",
     ]  # fmt: skip
@@ -107,7 +107,7 @@ def test_thinking_and_instructions(tmp_path: Path):
         "t": ("ctx", make_chatgpt_message("assistant", content=thoughts)),
         "r": ("t", make_chatgpt_message("assistant", content=recap)),
     }
-    read = read_source(SOURCE, write_json(tmp_path / "c.json", [make_chatgpt_conversation("c", nodes)]))
+    read = read_source(ChatGptSource(), write_json(tmp_path / "c.json", [make_chatgpt_conversation("c", nodes)]))
     assert read.only.outline() == [
         ("ctx", None, "system", "I bind books.\n\nBe brief."),
         ("t", "ctx", "assistant", "<Plan\nLook> | <Do>"),
@@ -143,7 +143,7 @@ def test_images_are_read_from_the_archive_or_named_as_dropped(tmp_path: Path):
             "file-PDF-b.pdf": b"%PDF-1.4",
         },
     )
-    read = read_source(SOURCE, path)
+    read = read_source(ChatGptSource(), path)
     (message_read,) = read.only.messages
     assert [part.type for part in message_read.message.parts] == ["image", "image", "text", "file"]
     image = message_read.message.parts[0]
@@ -158,7 +158,7 @@ def test_citations_and_unknown_content_are_stored_as_they_are(tmp_path: Path):
         "a": (None, make_chatgpt_message("assistant", "See this", metadata={"citations": citations})),
         "b": ("a", make_chatgpt_message("assistant", content={"content_type": "hologram", "beam": 1})),
     }
-    read = read_source(SOURCE, write_json(tmp_path / "c.json", [make_chatgpt_conversation("c", nodes)]))
+    read = read_source(ChatGptSource(), write_json(tmp_path / "c.json", [make_chatgpt_conversation("c", nodes)]))
     first, second = read.only.messages
     assert first.message.provider_fields == {"chatgpt": {"citations": citations}}
     assert second.message.text == "[hologram]"
@@ -171,19 +171,19 @@ def test_a_tool_call_has_all_parts_of_its_message(tmp_path: Path):
     nodes = {"call": (None, make_chatgpt_message("assistant", content=content, recipient="edit"))}
     conversations = [make_chatgpt_conversation("c", nodes)]
     path = write_zip(tmp_path / "e.zip", {"conversations.json": conversations, "file-AAA.png": PNG})
-    (message,) = read_source(SOURCE, path).only.messages
+    (message,) = read_source(ChatGptSource(), path).only.messages
     assert [part.type for part in message.message.parts] == ["image", "text", "tool_call"]
 
 
 def test_old_conversations_are_skipped(tmp_path: Path):
     path = write_json(tmp_path / "conversations.json", [make_tree()])
-    assert read_source(SOURCE, path, since=1_700_000_101_000_000).conversations == []
-    assert len(read_source(SOURCE, path, since=1_700_000_099_000_000).conversations) == 1
+    assert read_source(ChatGptSource(), path, since=1_700_000_101_000_000).conversations == []
+    assert len(read_source(ChatGptSource(), path, since=1_700_000_099_000_000).conversations) == 1
 
 
 def test_an_export_of_another_program_is_an_error_for_each_item(tmp_path: Path):
     read = read_source(
-        SOURCE, write_json(tmp_path / "conversations.json", [{"uuid": "x", "chat_messages": []}, make_tree()])
+        ChatGptSource(), write_json(tmp_path / "conversations.json", [{"uuid": "x", "chat_messages": []}, make_tree()])
     )
     assert [each.conversation.id for each in read.conversations] == ["c1"]
     assert read.errors == [
@@ -193,12 +193,12 @@ def test_an_export_of_another_program_is_an_error_for_each_item(tmp_path: Path):
 
 def test_a_project_is_the_project_of_the_conversation(tmp_path: Path):
     conversations = [{**make_tree(), "gizmo_id": "g-p-123"}, {**make_tree(), "conversation_id": "d", "gizmo_id": "g-9"}]
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", conversations))
+    read = read_source(ChatGptSource(), write_json(tmp_path / "conversations.json", conversations))
     assert [each.conversation.origin.project for each in read.conversations] == ["g-p-123", None]
 
 
 def test_reading_twice_gives_the_same(tmp_path: Path):
     path = write_json(tmp_path / "conversations.json", [make_tree()])
-    assert json.dumps(read_source(SOURCE, path).only.messages, default=str) == json.dumps(
-        read_source(SOURCE, path).only.messages, default=str
+    assert json.dumps(read_source(ChatGptSource(), path).only.messages, default=str) == json.dumps(
+        read_source(ChatGptSource(), path).only.messages, default=str
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.export_samples import PNG, read_source, write_json, write_zip
-from quire.importers.claude import ROOT_PARENT, SOURCE
+from quire.importers.claude import ROOT_PARENT, ClaudeSource
 from quire.model import ToolResultPart
 
 FILE_ID = "11111111-2222-4333-8444-555555555555"
@@ -44,7 +44,7 @@ def test_branches_are_rebuilt_and_the_last_message_is_current(tmp_path: Path):
         make_message("a1", "assistant", "Hi", parent="q"),
         make_message("a2", "assistant", "Hello!", parent="q"),
     )
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", [conversation]))
+    read = read_source(ClaudeSource(), write_json(tmp_path / "conversations.json", [conversation]))
     assert read.errors == []
     assert read.only.outline() == [
         ("q", None, "user", "Hello"),
@@ -57,7 +57,7 @@ def test_branches_are_rebuilt_and_the_last_message_is_current(tmp_path: Path):
 
 def test_an_export_without_parents_is_a_list(tmp_path: Path):
     messages = [make_message(str(n), "human", f"Line {n}", parent=None) for n in range(3)]
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", [make_conversation(*messages)]))
+    read = read_source(ClaudeSource(), write_json(tmp_path / "conversations.json", [make_conversation(*messages)]))
     assert [(each.id, each.parent) for each in read.only.messages] == [("0", None), ("1", "0"), ("2", "1")]
 
 
@@ -73,7 +73,7 @@ def test_a_reply_with_tools_becomes_several_messages(tmp_path: Path):
         {"type": "hologram"},
     ]
     conversation = make_conversation(make_message("a", "assistant", content=content, text="fallback"))
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", [conversation]))
+    read = read_source(ClaudeSource(), write_json(tmp_path / "conversations.json", [conversation]))
     assert read.only.outline() == [
         ("a", None, "assistant", '<Search first.> | web_search({"query":"quire"})'),
         ("a#2", "a", "tool", "-> 25 sheets"),
@@ -92,13 +92,13 @@ def test_children_of_a_reply_with_tools_follow_its_last_message(tmp_path: Path):
         make_message("a", "assistant", content=[content[0], {"type": "tool_result", "tool_use_id": "t"}, content[1]]),
         make_message("q", "human", "Next", parent="a"),
     )
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", [conversation]))
+    read = read_source(ClaudeSource(), write_json(tmp_path / "conversations.json", [conversation]))
     assert read.only.outline()[-1] == ("q", "a#3", "user", "Next")
 
 
 def test_the_text_is_the_fallback_for_empty_content(tmp_path: Path):
     message = make_message("q", "human", "Plain", content=[])
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", [make_conversation(message)]))
+    read = read_source(ClaudeSource(), write_json(tmp_path / "conversations.json", [make_conversation(message)]))
     assert read.only.outline() == [("q", None, "user", "Plain")]
 
 
@@ -114,7 +114,7 @@ def test_attachments_and_files(tmp_path: Path):
         tmp_path / "data.zip",
         {"conversations.json": [make_conversation(message)], f"attachments/{FILE_ID}.png": PNG},
     )
-    (read,) = read_source(SOURCE, path).only.messages
+    (read,) = read_source(ClaudeSource(), path).only.messages
     assert [part.type for part in read.message.parts] == ["text", "image", "text"]
     assert "Fold twice." in read.message.text
     assert 'name="notes.txt"' in read.message.text
@@ -125,12 +125,12 @@ def test_a_message_of_attachments_alone_has_a_place_in_the_tree(tmp_path: Path):
     conversation = make_conversation(
         make_message("q", "human", files=[{"file_name": "a.png"}]), make_message("a", "assistant", "Nice", parent="q")
     )
-    read = read_source(SOURCE, write_json(tmp_path / "conversations.json", [conversation]))
+    read = read_source(ClaudeSource(), write_json(tmp_path / "conversations.json", [conversation]))
     assert read.only.outline() == [("q", None, "user", "[not in the export]"), ("a", "q", "assistant", "Nice")]
     assert read.only.messages[0].dropped == ("file a.png",)
 
 
 def test_old_conversations_are_skipped(tmp_path: Path):
     path = write_json(tmp_path / "conversations.json", [make_conversation(make_message("q", "human", "Hello"))])
-    assert read_source(SOURCE, path, since=1_772_442_001_000_000).conversations == []
-    assert len(read_source(SOURCE, path, since=1_772_441_000_000_000).conversations) == 1
+    assert read_source(ClaudeSource(), path, since=1_772_442_001_000_000).conversations == []
+    assert len(read_source(ClaudeSource(), path, since=1_772_441_000_000_000).conversations) == 1

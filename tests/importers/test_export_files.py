@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from infra.export_samples import make_chatgpt_conversation, make_chatgpt_message, read_source, write_zip
-from quire.importers import export_files
-from quire.importers.chatgpt import SOURCE
-from quire.importers.export_files import AttachmentReader, ExportFiles
+from quire.importers import exports
+from quire.importers.chatgpt import ChatGptSource
+from quire.importers.exports import AttachmentReader, ExportFiles
 
 PATTERN = re.compile(r"conversations.*\.json")
 CONVERSATION = make_chatgpt_conversation("c", {"q": (None, make_chatgpt_message("user", "Hello"))})
@@ -29,7 +29,7 @@ def test_only_members_with_a_matching_name_are_opened(tmp_path: Path):
 
 
 def refuse(path: Path) -> str:
-    read = read_source(SOURCE, path)
+    read = read_source(ChatGptSource(), path)
     assert read.conversations == []
     (error,) = read.errors
     return error.reason
@@ -42,7 +42,7 @@ def test_a_member_with_an_absurd_ratio_is_refused(tmp_path: Path):
 
 
 def test_all_members_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(export_files, "MAX_UNPACKED_BYTES", 1_000)
+    monkeypatch.setattr(exports, "MAX_UNPACKED_BYTES", 1_000)
     path = write_zip(tmp_path / "e.zip", {f"conversations-{n}.json": b"[" + b" " * 300 + b"]" for n in range(5)})
     assert "unpacks to more than 1,000 bytes" in refuse(path)
 
@@ -54,12 +54,12 @@ def test_a_size_that_is_not_true_is_an_error(tmp_path: Path):
     at = data.rindex(b"PK\x01\x02")
     data[at + 24 : at + 28] = struct.pack("<I", 30)
     path.write_bytes(data)
-    assert read_source(SOURCE, path).conversations == []
-    assert len(read_source(SOURCE, path).errors) == 1
+    assert read_source(ChatGptSource(), path).conversations == []
+    assert len(read_source(ChatGptSource(), path).errors) == 1
 
 
 def test_a_directory_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(export_files, "MAX_DIRECTORY_BYTES", 100_000)
+    monkeypatch.setattr(exports, "MAX_DIRECTORY_BYTES", 100_000)
     path = tmp_path / "many.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for number in range(3_000):
@@ -96,7 +96,7 @@ def test_damage_in_a_member_ends_the_reading_of_the_archive(tmp_path: Path):
     data = bytearray(path.read_bytes())
     data[100:110] = b"\xff" * 10
     path.write_bytes(data)
-    assert read_source(SOURCE, path).errors[-1].reason.startswith("The file cannot be read: ")
+    assert read_source(ChatGptSource(), path).errors[-1].reason.startswith("The file cannot be read: ")
 
 
 def test_an_archive_without_conversations_is_an_error(tmp_path: Path):
@@ -105,8 +105,8 @@ def test_an_archive_without_conversations_is_an_error(tmp_path: Path):
 
 
 def test_attachments_past_a_limit_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(export_files, "MAX_ATTACHMENT_BYTES", 100)
-    monkeypatch.setattr(export_files, "MAX_CONVERSATION_BYTES", 150)
+    monkeypatch.setattr(exports, "MAX_ATTACHMENT_BYTES", 100)
+    monkeypatch.setattr(exports, "MAX_CONVERSATION_BYTES", 150)
     files: dict[str, bytes | str | list[object]] = {f"file-{n}.bin": b"x" * 90 for n in range(3)}
     with ExportFiles(write_zip(tmp_path / "e.zip", {**files, "file-big.bin": b"x" * 101})) as export:
         reader = AttachmentReader(export)

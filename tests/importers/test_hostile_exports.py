@@ -22,7 +22,7 @@ from infra.export_samples import (
     read_source,
     write_json,
 )
-from quire.importers.json_lines import MAX_LINE_BYTES
+from quire.importers.readers import MAX_LINE_BYTES
 from quire.importers.registry import SOURCES
 from quire.importers.source_fields import MAX_ID_CHARS, MAX_TITLE_CHARS
 
@@ -328,9 +328,10 @@ def test_times(tmp_path: Path, value: Any, at: int | None):
 def test_files_of_other_content(name: str, data: bytes, tmp_path: Path):
     path = tmp_path / "conversations.json"
     path.write_bytes(data)
-    check(read_source(SOURCES[name], path))
+    read = read_source(SOURCES[name], path)
+    check(read)
     if name in JSON_SOURCES and len(data) > 1:
-        assert not any(each.messages for each in read_source(SOURCES[name], path).conversations)
+        assert not any(each.messages for each in read.conversations)
 
 
 LLM_LOGS = ("llm_0_30.sql", "llm_0_36.sql")

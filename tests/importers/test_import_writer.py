@@ -33,8 +33,9 @@ from infra.sizes import IS_FULL_SIZE
 from quire.engine import import_reader, import_writer
 from quire.engine.import_reader import ImportOptions, make_conversation_id
 from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
-from quire.log import ConversationOrigin, SqlStore
+from quire.log import ConversationOrigin
 from quire.model import Compaction, ImagePart, Message, Usage
+from quire.store import SqlStore
 
 SOURCES = ("claude-code", "codex")
 KILLS = 50 if IS_FULL_SIZE else 3
@@ -71,6 +72,7 @@ async def import_messages(store: SqlStore, *messages: SourceMessage | SourceErro
     return make_conversation_id("list", "c")
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("source", SOURCES)
 async def test_the_transcripts_of_real_agents_are_imported_and_verify(store: SqlStore, source: str):
     report = await import_path(store, source, DATA / source.replace("-", "_"))
@@ -172,6 +174,7 @@ async def test_times_usage_cost_and_what_is_dropped_are_stored(store: SqlStore):
     assert (first.author, second.author) == ("user", "assistant")
 
 
+@pytest.mark.every_database
 async def test_a_tree_becomes_branches(store: SqlStore):
     conversation = await import_messages(
         store, say("a", None), say("b", "a"), say("c", "b"), say("d", "a"), say("e", "d"), say("f", None)
@@ -257,6 +260,7 @@ async def test_data_urls_become_blobs(store: SqlStore):
     assert (await import_path(store, ListSource(SourceConversation("c", [message])), Path())).messages == 0
 
 
+@pytest.mark.every_database
 async def test_purged_messages_are_not_imported_again(store: SqlStore):
     conversation = await import_messages(store, say("a", None, "a secret"), say("b", "a"))
     await store.purge(conversation)
@@ -308,6 +312,7 @@ async def test_errors_are_listed_up_to_a_bound_and_end_nothing(store: SqlStore, 
     assert await read_texts(store, make_conversation_id("list", "c")) == ["a", "b"]
 
 
+@pytest.mark.every_database
 async def test_a_conversation_longer_than_a_batch_is_written_in_several(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ):
@@ -321,13 +326,13 @@ async def test_a_conversation_longer_than_a_batch_is_written_in_several(
 async def test_a_batch_ends_at_a_number_of_bytes(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(import_reader, "MAX_BATCH_BYTES", 1_000)
     sizes: list[int] = []
-    original = store.import_items
+    original = store.imports.append
 
     async def record_size(batches: Any) -> Any:
         sizes.append(sum(len(batch.items) for batch in batches))
         return await original(batches)
 
-    monkeypatch.setattr(store, "import_items", record_size)
+    monkeypatch.setattr(store.imports, "append", record_size)
     await import_messages(store, *[say(f"m{n}", f"m{n - 1}" if n else None, "x" * 600) for n in range(5)])
     assert sizes == [2, 2, 1]
 
@@ -348,6 +353,7 @@ async def test_other_processes_read_the_same_in_the_same_order(
     assert await dump_store(store) == await dump_store(alone)
 
 
+@pytest.mark.every_database
 async def test_imports_at_once_write_each_message_once(store: SqlStore):
     source = ListSource(*[SourceConversation(f"c{n}", [say("a", None), say("b", "a")]) for n in range(20)])
     await asyncio.gather(*(import_path(store, source, Path()) for _ in range(4)))
@@ -370,7 +376,7 @@ async def test_hostile_ids_are_stored_as_digests(store: SqlStore):
     long, strange = "x" * 10_000, "a person's name\x00"
     conversation = await import_messages(store, say(long, None, "one"), say(strange, long, "two"))
     assert await read_texts(store, conversation) == ["one", "two"]
-    ledger = (await store.list_imported([conversation]))[conversation]
+    ledger = (await store.imports.read_ledgers([conversation]))[conversation]
     assert {len(item) for item, _ in ledger} == {64}
 
 
@@ -381,7 +387,6 @@ def trees(draw: st.DrawFn) -> list[tuple[int, int | None]]:
     return [(n, draw(st.none() | st.integers(0, n - 1)) if n else None) for n in range(count)]
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 @given(tree=trees(), cuts=st.lists(st.integers(0, 12), max_size=3), batch=st.integers(1, 4))
 async def test_any_tree_in_any_pieces_has_every_path(
     store: SqlStore, tree: list[tuple[int, int | None]], cuts: list[int], batch: int
@@ -414,7 +419,7 @@ from quire.engine import import_reader
 from quire.engine.import_writer import import_files
 from quire.importers.registry import SOURCES
 from importers.transcript_files import make_engine
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 import_reader.BATCH_MESSAGES = 20
 
@@ -450,6 +455,7 @@ async def run_import(url: str, folder: Path, *, tenant: str, kill_after: float |
     return seconds
 
 
+@pytest.mark.every_database
 async def test_a_killed_import_that_is_repeated_writes_each_message_once(
     database_url: str, store: SqlStore, tmp_path: Path
 ):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.importers import json_values
+from quire.importers import readers
 from quire.importers.base import SourceError
-from quire.importers.json_values import JsonValue, read_json_values
+from quire.importers.readers import JsonValue, read_json_values
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20),
@@ -109,7 +109,7 @@ def test_an_item_past_a_limit_is_skipped_and_the_next_one_is_read(
     monkeypatch: pytest.MonkeyPatch, limit: str, item: str, reason: str, size: int
 ):
     for name in ("MAX_VALUE_BYTES", "MAX_VALUE_TOKENS", "MAX_VALUE_DEPTH"):
-        monkeypatch.setattr(json_values, name, 1_000 if name == limit else 10**9)
+        monkeypatch.setattr(readers, name, 1_000 if name == limit else 10**9)
     first, second = read(f'[{item},{{"b":2}}]', size=size)
     assert isinstance(first, SourceError)
     assert reason in first.reason

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from infra.export_samples import read_source, write_json
-from quire.importers.json_values import MAX_VALUE_DEPTH
-from quire.importers.librechat import ROOT_PARENT, SOURCE
+from quire.importers.librechat import ROOT_PARENT, LibreChatSource
+from quire.importers.readers import MAX_VALUE_DEPTH
 
 
 def make_message(
@@ -51,7 +51,7 @@ def make_conversation(messages: list[dict[str, Any]], **fields: Any) -> dict[str
     ids=["list", "recursive", "messagesTree"],
 )
 def test_lists_and_trees_give_the_same_messages(tmp_path: Path, conversation: dict[str, Any]):
-    read = read_source(SOURCE, write_json(tmp_path / "greeting.json", conversation))
+    read = read_source(LibreChatSource(), write_json(tmp_path / "greeting.json", conversation))
     assert read.errors == []
     assert read.only.outline() == OUTLINE
     usage = read.only.messages[2].usage
@@ -72,7 +72,7 @@ def test_content_blocks(tmp_path: Path):
     message = make_message(
         "a", "", is_user=False, content=content, files=[{"filename": "b.pdf", "filepath": "/uploads/b.pdf"}]
     )
-    read = read_source(SOURCE, write_json(tmp_path / "c.json", make_conversation([message])))
+    read = read_source(LibreChatSource(), write_json(tmp_path / "c.json", make_conversation([message])))
     assert read.only.outline() == [
         ("a", None, "assistant", '<Look it up> | search({"q": 1})'),
         ("a#2", "a", "tool", "-> found"),
@@ -91,7 +91,7 @@ def test_a_deep_tree_is_read_up_to_the_limit(tmp_path: Path, levels: int, is_rea
     text = f'{{"conversationId":"deep","recursive":true,"messages":[{opening}{"]}" * levels}]}}'
     path = tmp_path / "deep.json"
     path.write_text(text)
-    read = read_source(SOURCE, path)
+    read = read_source(LibreChatSource(), path)
     if is_read:
         assert len(read.only.messages) == levels
         assert read.only.messages[-1].parent == f"m{levels - 2}"

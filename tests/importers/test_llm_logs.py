@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.export_samples import load_llm_log, read_source
-from quire.importers.llm_logs import LlmSource, _find_user_directory  # type: ignore[attr-defined]
+from quire.importers.llm_logs import LlmSource, find_user_directory
 from quire.model import ImagePart
 
 SOURCE = LlmSource()
@@ -141,7 +141,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path):
     ],
 )
 def test_where_llm_stores_its_log(platform: str, env: dict[str, str], expected: str | None):
-    found = _find_user_directory(env, platform=platform)
+    found = find_user_directory(env, platform=platform)
     assert (None if found is None else found.as_posix()) == expected
 
 

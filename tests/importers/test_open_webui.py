@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.export_samples import read_source, write_json
-from quire.importers.open_webui import SOURCE
+from quire.importers.open_webui import OpenWebUiSource
 
 
 def make_message(id_: str, parent: str | None, role: str, content: str, **fields: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ TREE = make_chat(
 
 
 def test_a_tree_is_read_with_the_current_branch_first(tmp_path: Path):
-    read = read_source(SOURCE, write_json(tmp_path / "chats.json", [TREE]))
+    read = read_source(OpenWebUiSource(), write_json(tmp_path / "chats.json", [TREE]))
     assert read.errors == []
     assert read.only.outline() == [
         ("q", None, "user", "How?"),
@@ -72,7 +72,11 @@ def test_a_tree_is_read_with_the_current_branch_first(tmp_path: Path):
 def test_one_chat_a_line_is_read_too(tmp_path: Path):
     path = tmp_path / "chats.ndjson"
     path.write_text("\n".join(json.dumps({**TREE, "id": f"chat{n}"}) for n in range(3)))
-    assert [each.conversation.id for each in read_source(SOURCE, path).conversations] == ["chat0", "chat1", "chat2"]
+    assert [each.conversation.id for each in read_source(OpenWebUiSource(), path).conversations] == [
+        "chat0",
+        "chat1",
+        "chat2",
+    ]
 
 
 def test_details_in_the_text_are_thinking_and_tool_calls(tmp_path: Path):
@@ -85,7 +89,7 @@ def test_details_in_the_text_are_thinking_and_tool_calls(tmp_path: Path):
         "<details open>\n<summary>The user's own</summary>\nHTML</details>"
     )
     read = read_source(
-        SOURCE, write_json(tmp_path / "c.json", [make_chat(make_message("a", None, "assistant", content))])
+        OpenWebUiSource(), write_json(tmp_path / "c.json", [make_chat(make_message("a", None, "assistant", content))])
     )
     assert read.only.outline() == [
         ("a", None, "assistant", '<step <one>\nstep two> | web_search({"q": "x"})'),
@@ -97,7 +101,7 @@ def test_details_in_the_text_are_thinking_and_tool_calls(tmp_path: Path):
 def test_details_that_never_end_are_text(tmp_path: Path):
     content = '<details type="reasoning">' * 3
     read = read_source(
-        SOURCE, write_json(tmp_path / "c.json", [make_chat(make_message("a", None, "assistant", content))])
+        OpenWebUiSource(), write_json(tmp_path / "c.json", [make_chat(make_message("a", None, "assistant", content))])
     )
     assert read.only.messages[0].message.text == content
 
@@ -110,7 +114,7 @@ def test_output_items_are_read_instead_of_the_text(tmp_path: Path):
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "One"}]},
     ]
     message = make_message("a", None, "assistant", "<details>One", output=output)
-    read = read_source(SOURCE, write_json(tmp_path / "c.json", [make_chat(message)]))
+    read = read_source(OpenWebUiSource(), write_json(tmp_path / "c.json", [make_chat(message)]))
     assert [(role, text) for _, _, role, text in read.only.outline()] == [
         ("assistant", "<Hmm> | f({})"),
         ("tool", "-> 1"),
@@ -126,7 +130,8 @@ def test_files(tmp_path: Path):
         {"type": "image", "url": "/api/v1/files/1/content", "name": "server.png"},
     ]
     read = read_source(
-        SOURCE, write_json(tmp_path / "c.json", [make_chat(make_message("q", None, "user", "See", files=files))])
+        OpenWebUiSource(),
+        write_json(tmp_path / "c.json", [make_chat(make_message("q", None, "user", "See", files=files))]),
     )
     (message,) = read.only.messages
     assert [part.type for part in message.message.parts] == ["image", "text", "text"]
@@ -137,7 +142,7 @@ def test_files(tmp_path: Path):
 def test_the_system_prompt_of_a_chat_is_its_first_message(tmp_path: Path):
     chat = make_chat(make_message("q", None, "user", "How?"))
     chat["chat"]["system"] = "Be brief."
-    read = read_source(SOURCE, write_json(tmp_path / "c.json", [chat]))
+    read = read_source(OpenWebUiSource(), write_json(tmp_path / "c.json", [chat]))
     assert read.only.outline() == [("system", None, "system", "Be brief."), ("q", "system", "user", "How?")]
 
 
@@ -147,5 +152,5 @@ def test_a_chat_without_a_tree_is_a_list(tmp_path: Path):
         "title": "Old",
         "chat": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
     }
-    read = read_source(SOURCE, write_json(tmp_path / "c.json", [chat]))
+    read = read_source(OpenWebUiSource(), write_json(tmp_path / "c.json", [chat]))
     assert read.only.outline() == [("message:0", None, "user", "a"), ("message:1", "message:0", "assistant", "b")]

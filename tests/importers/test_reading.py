@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from importers.transcript_files import write_lines
-from quire.importers import json_lines
-from quire.importers.base import MAX_ERROR_ITEM_CHARS, MAX_ERROR_REASON_CHARS, SourceError, SourceMessage
-from quire.importers.json_lines import JsonLine, parse_json_lines, read_json_lines
-from quire.importers.times import parse_time
-from quire.importers.trees import order_tree
-from quire.importers.watch import FileWatcher
+from quire.importers import readers
+from quire.importers.base import MAX_ERROR_ITEM_CHARS, MAX_ERROR_REASON_CHARS, FileWatcher, SourceError, SourceMessage
+from quire.importers.message_trees import order_tree
+from quire.importers.readers import JsonLine, parse_json_lines, read_json_lines
+from quire.importers.source_fields import parse_time
 from quire.model import Message
 
 
@@ -34,7 +33,7 @@ def test_a_line_that_is_being_written_is_skipped():
 
 
 def test_a_longer_line_is_skipped_without_being_loaded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 20)
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 20)
     error, line = parse(b'{"a":"' + b"x" * 3_000_000 + b'"}\n{"b":1}\n')
     assert isinstance(error, SourceError)
     assert "more than 20 bytes" in error.reason

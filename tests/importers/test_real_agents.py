@@ -8,9 +8,9 @@ from importers.transcript_files import FOLDERS, import_path, read_texts
 from infra.agent_transcripts import WRITERS
 from infra.real_agents import find_claude, find_codex
 from infra.scripted_provider import run_scripted_provider
-from quire.log import SqlStore
+from quire.store import SqlStore
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 INSTALLED = {"claude-code": find_claude, "codex": find_codex}
 

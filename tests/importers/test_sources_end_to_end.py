@@ -20,8 +20,8 @@ from infra.export_samples import (
 )
 from quire.engine.import_reader import make_conversation_id
 from quire.importers.registry import SOURCES
-from quire.log import SqlStore
 from quire.model import ImagePart
+from quire.store import SqlStore
 
 
 def write_chatgpt(folder: Path) -> Path:

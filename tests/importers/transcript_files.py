@@ -14,8 +14,8 @@ from quire.engine.import_reader import ImportOptions
 from quire.engine.import_writer import ImportReport, import_files
 from quire.importers.base import Source, SourceConversation, SourceMessage
 from quire.importers.registry import SOURCES
-from quire.log import SqlStore
 from quire.settings import Settings
+from quire.store import SqlStore
 
 DATA = Path(__file__).parent / "data"
 FOLDERS = {"claude-code": DATA / "claude_code", "codex": DATA / "codex"}

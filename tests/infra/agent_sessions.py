@@ -8,12 +8,13 @@ from typing import NamedTuple
 import httpx2
 
 from infra.agent_captures import CapturedRequest, load_capture, replay_script
-from infra.scripted_provider import FormatName, ScriptedReply, run_scripted_provider
-from quire.log import KEY_SCOPES, SqlStore
+from infra.scripted_provider import ScriptedReply, WireFormatName, run_scripted_provider
+from quire.access.keys import KEY_SCOPES
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 
 SESSION_HEADERS = ("x-claude-code-session-id", "thread-id")
 """Headers that name the session of Claude Code and Codex."""
@@ -80,9 +81,9 @@ def _make_side_call(request: CapturedRequest, question: str, answer: str) -> Cap
     return replace(request, body=body, reply=ScriptedReply(answer))
 
 
-async def _replay(store: SqlStore, captured: list[CapturedRequest], speaks: FormatName) -> Mapping[str, str]:
+async def _replay(store: SqlStore, captured: list[CapturedRequest], speaks: WireFormatName) -> Mapping[str, str]:
     """Sends the requests in order; returns the session's conversations by purpose."""
-    _, key = await store.create_key("agents", KEY_SCOPES)
+    _, key = await store.keys.create("agents", KEY_SCOPES)
     with run_scripted_provider(replay_script(captured)) as provider:
         upstream = {"base_url": provider.openai_url, "speaks": [speaks]}
         settings = Settings.model_validate({"model": "gpt-4o", "upstreams": {"*": upstream}, "context_limit": 100_000})

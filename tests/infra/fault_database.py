@@ -1,20 +1,17 @@
-"""Databases that faults are injected into: one PostgreSQL, or three under Patroni; directly or through PgBouncer."""
+"""Databases that faults are injected into, directly or through PgBouncer; benchmarks/patroni.py has one of three."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from infra.fault_schedule import FaultKind
-from infra.patroni import PatroniCluster
 from infra.pgbouncer import PgBouncer
 from infra.postgres import Cluster, PostgresServer
+from quire.db import migrate
+from quire.db.database_url import build_conninfo
 from quire.jobs import queue_schema
-from quire.log import migrate
-from quire.log.database_url import build_conninfo
 
 DATABASE_NAME, APPLICATION_ROLE = "quire", "quire_app"
-FULL_DISK_SECONDS = 5.0
 POOLER_SETTINGS = {"default_pool_size": "20", "query_wait_timeout": "5", "server_login_retry": "1"}
 
 
@@ -49,7 +46,7 @@ class SingleDatabase:
         self._cluster, self.pooler = cluster, pooler
         cluster.create_role(APPLICATION_ROLE)
         cluster.create_database(DATABASE_NAME)
-        _create_schema(cluster.url(DATABASE_NAME))
+        create_schema(cluster.url(DATABASE_NAME))
         self.ports = [cluster.port]
         self.admin_conninfo = build_conninfo(cluster.url(DATABASE_NAME))
 
@@ -71,55 +68,11 @@ class SingleDatabase:
                 raise NotImplementedError(kind)
 
 
-class ReplicatedDatabase:
-    """Three members under Patroni."""
-
-    def __init__(self, cluster: PatroniCluster, *, pooler: PgBouncer | None = None) -> None:
-        self._cluster, self.pooler = cluster, pooler
-        cluster.create_role(APPLICATION_ROLE)
-        cluster.create_database(DATABASE_NAME)
-        _create_schema(cluster.url(DATABASE_NAME))
-        self.ports = cluster.ports
-        self.admin_conninfo = build_conninfo(cluster.url(DATABASE_NAME))
-
-    @property
-    def unsupported_faults(self) -> frozenset[FaultKind]:
-        return frozenset[FaultKind]() if self._cluster.has_own_disks else frozenset({FaultKind.FILL_DISK})
-
-    def url(self, *, ports: Sequence[int] | None = None) -> str:
-        return self._cluster.url(DATABASE_NAME, user=APPLICATION_ROLE, ports=ports)
-
-    async def inject(self, kind: FaultKind, seconds: float) -> None:
-        await asyncio.to_thread(self._inject, kind)
-        await asyncio.to_thread(self._cluster.wait_healthy)
-
-    def _inject(self, kind: FaultKind) -> None:
-        cluster, primary = self._cluster, self._cluster.get_primary()
-        match kind:
-            case FaultKind.KILL_PRIMARY:
-                cluster.kill_member(primary)
-                cluster.get_primary(other_than=primary)
-                cluster.start_member(primary)
-            case FaultKind.KILL_POSTGRES:
-                cluster.kill_postgres(primary)
-            case FaultKind.FREEZE_PRIMARY:
-                cluster.freeze_member(primary)
-                cluster.get_primary(other_than=primary)
-                cluster.thaw_member(primary)
-            case FaultKind.SWITCH_OVER:
-                cluster.switchover()
-            case FaultKind.FILL_DISK:
-                with cluster.full_disk(primary):
-                    time.sleep(FULL_DISK_SECONDS)
-            case _:
-                raise NotImplementedError(kind)
-
-
 def start_pooler(port: int) -> PgBouncer:
     return PgBouncer.start(PostgresServer(port), users=(APPLICATION_ROLE,), settings=POOLER_SETTINGS)
 
 
-def _create_schema(url: str) -> None:
+def create_schema(url: str) -> None:
     migrate.upgrade(url)
     migrate.grant_access(url, APPLICATION_ROLE)
     queue_schema.upgrade(url)

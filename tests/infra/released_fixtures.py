@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from infra.postgres import Cluster, find_binaries
+from quire.db import migrate
 from quire.engine import Conversation, Engine, open_engine
-from quire.log import Citation, SqlStore, migrate
+from quire.log import Citation
 from quire.model import Message, ToolCallPart
 from quire.settings.toml_template import render_settings_template
+from quire.store import SqlStore
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "released"
 SQLITE_FILE, POSTGRES_FILE = "sqlite.sql.gz", "postgres.sql.gz"
@@ -65,13 +67,13 @@ async def _write_tool_turn(conversation: Conversation) -> None:
 async def _write_around(engine: Engine, secret: int) -> str:
     store = cast("SqlStore", engine.store)
     await store.put_blob(b"\x89PNG tides", media_type="image/png")
-    await store.add_memory(NAMESPACE, "She gets seasick.", citation=Citation(CONVERSATION, 0, 1))
-    retired = await store.add_memory(NAMESPACE, "She owns a dinghy.", source="notes.md")
-    await store.retire_memory(retired.id)
+    await store.memories.add(NAMESPACE, "She gets seasick.", citation=Citation(CONVERSATION, 0, 1))
+    retired = await store.memories.add(NAMESPACE, "She owns a dinghy.", source="notes.md")
+    await store.memories.retire(retired.id)
     await store.purge(CONVERSATION, [secret])
-    _, text = await store.create_key("telescope", ["read", "chat"], requests_per_minute=60, max_spend=5.0)
-    revoked, _ = await store.create_key("an old one", ["read"])
-    await store.revoke_key(revoked.id)
+    _, text = await store.keys.create("telescope", ["read", "chat"], requests_per_minute=60, max_spend=5.0)
+    revoked, _ = await store.keys.create("an old one", ["read"])
+    await store.keys.revoke(revoked.id)
     return text
 
 
@@ -84,7 +86,7 @@ async def read_content(url: str, key: str) -> Content:
         conversation = await engine.conversation(CONVERSATION)
         replies = [entry.seq for entry in await conversation.messages() if entry.role == "assistant"]
         found = await conversation.search("depth of the harbour mouth")
-        verified = await store.verify_key(key)
+        verified = await store.keys.verify(key)
         assert verified is not None
         return {
             "branches": await _read_branches(store),
@@ -92,9 +94,9 @@ async def read_content(url: str, key: str) -> Content:
             "hits": sorted(hit.entry.seq for hit in found.messages),
             "memories": [
                 [memory.text, memory.retired_at is not None, memory.citation and memory.citation.seq]
-                for memory in await store.list_memories(NAMESPACE, include_retired=True)
+                for memory in await store.memories.list(NAMESPACE, include_retired=True)
             ],
-            "keys": sorted([each.name, each.revoked_at is not None] for each in await store.list_keys()),
+            "keys": sorted([each.name, each.revoked_at is not None] for each in await store.keys.list()),
             "key": [verified.name, sorted(verified.scopes), verified.requests_per_minute, verified.max_spend],
         }
 

@@ -19,7 +19,6 @@ from splintr import AnyTokenizer, Tokenizer
 
 from infra.scripted_provider_formats import (
     ChatEncoder,
-    FormatName,
     Json,
     MessagesEncoder,
     ReplyContext,
@@ -28,25 +27,36 @@ from infra.scripted_provider_formats import (
     ScriptedError,
     ScriptedReply,
     ScriptedUsage,
+    WireFormatName,
 )
 from infra.scripted_provider_responses import ResponsesEncoder
 
 __all__ = [
-    "FormatName", "ProviderRequest", "Script", "ScriptedCall", "ScriptedError", "ScriptedProvider", "ScriptedReply",
-    "ScriptedUsage", "call_tool", "count_tokens_of_texts", "play", "run_scripted_provider",
+    "ProviderRequest",
+    "Script",
+    "ScriptedCall",
+    "ScriptedError",
+    "ScriptedProvider",
+    "ScriptedReply",
+    "ScriptedUsage",
+    "WireFormatName",
+    "call_tool",
+    "count_tokens_of_texts",
+    "play",
+    "run_scripted_provider",
 ]  # fmt: skip
 
 CHARS_PER_TOKEN = 4
 """Estimate of the provider's own token count; a test that needs another passes `count_tokens`."""
 
-_PATHS: dict[str, FormatName] = {
+_PATHS: dict[str, WireFormatName] = {
     "/chat/completions": "chat",
     "/messages": "messages",
     "/messages/count_tokens": "messages",
     "/responses": "responses",
     "/responses/input_tokens": "responses",
 }
-_ENCODERS: dict[FormatName, ReplyEncoder] = {
+_ENCODERS: dict[WireFormatName, ReplyEncoder] = {
     "chat": ChatEncoder(),
     "messages": MessagesEncoder(),
     "responses": ResponsesEncoder(),
@@ -58,7 +68,7 @@ _COUNT_PATHS = ("/count_tokens", "/input_tokens")
 class ProviderRequest:
     """One received request, as its bytes came."""
 
-    format: FormatName
+    format: WireFormatName
     path: str
     headers: dict[str, str]
     raw: bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-FormatName = Literal["chat", "messages", "responses"]
+WireFormatName = Literal["chat", "messages", "responses"]
 Json = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""Size of tests that take minutes: small by default, whole with `QUIRE_FULL_SIZE=1` (`just full`)."""
+"""Size of tests that take minutes: small by default, whole with `QUIRE_FULL_SIZE=1` (`just full`, nightly suites)."""
 
 import os
 

@@ -21,6 +21,8 @@ from infra.processes import find_children
 TESTS_FOLDER = Path(__file__).parents[1]
 """`python -m infra.llama` finds the package here."""
 
+pytestmark = [pytest.mark.nightly, pytest.mark.real_model]
+
 
 @pytest.fixture(autouse=True)
 def require_packages() -> None:
@@ -75,7 +77,6 @@ def test_the_command_prints_the_url_and_ends_in_order():
     assert not is_listening(url)
 
 
-@pytest.mark.slow
 def test_it_ends_with_an_owner_that_is_killed_in_the_middle_of_a_request():
     command = [sys.executable, "-m", "infra.llama", "--context", "4096"]
     with subprocess.Popen(command, cwd=TESTS_FOLDER, stdout=subprocess.PIPE, text=True) as owner:

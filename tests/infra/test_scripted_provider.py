@@ -10,18 +10,18 @@ import openai
 import pytest
 
 from infra.scripted_provider import (
-    FormatName,
     ScriptedCall,
     ScriptedError,
     ScriptedProvider,
     ScriptedReply,
     ScriptedUsage,
+    WireFormatName,
     call_tool,
     play,
     run_scripted_provider,
 )
 
-FORMATS: tuple[FormatName, ...] = ("chat", "messages", "responses")
+FORMATS: tuple[WireFormatName, ...] = ("chat", "messages", "responses")
 TOOL_SCHEMA = {"type": "object", "properties": {"quay": {"type": "string"}}}
 CALLS = (ScriptedCall("measure_tide", {"quay": "north"}), ScriptedCall("measure_tide", {"quay": "south"}))
 REPLY = ScriptedReply(
@@ -41,7 +41,7 @@ def provider() -> Iterator[ScriptedProvider]:
         yield provider
 
 
-async def ask(provider: ScriptedProvider, format: FormatName, *, stream: bool) -> dict[str, Any]:
+async def ask(provider: ScriptedProvider, format: WireFormatName, *, stream: bool) -> dict[str, Any]:
     """Asks through the official SDK and summarizes what it parsed."""
     match format:
         case "chat":
@@ -132,7 +132,7 @@ async def ask_responses(provider: ScriptedProvider, *, stream: bool) -> dict[str
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
-async def test_the_official_sdk_reads_the_whole_reply(provider: ScriptedProvider, format: FormatName, stream: bool):
+async def test_the_official_sdk_reads_the_whole_reply(provider: ScriptedProvider, format: WireFormatName, stream: bool):
     provider.script = play(REPLY)
     assert await ask(provider, format, stream=stream) == SUMMARY
     (request,) = provider.requests
@@ -142,7 +142,7 @@ async def test_the_official_sdk_reads_the_whole_reply(provider: ScriptedProvider
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_tool_is_called_the_first_times_only(provider: ScriptedProvider, format: FormatName):
+async def test_a_tool_is_called_the_first_times_only(provider: ScriptedProvider, format: WireFormatName):
     provider.script = call_tool(CALLS[0], times=2, text="Low.")
     replies = [await ask(provider, format, stream=True) for _ in range(3)]
     assert [len(each["calls"]) for each in replies] == [1, 1, 0]
@@ -152,7 +152,7 @@ async def test_a_tool_is_called_the_first_times_only(provider: ScriptedProvider,
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
 async def test_an_overflow_is_answered_in_the_words_of_the_format(
-    provider: ScriptedProvider, format: FormatName, stream: bool
+    provider: ScriptedProvider, format: WireFormatName, stream: bool
 ):
     provider.window_tokens = 10
     words = {"chat": "maximum context length is 10", "messages": "> 10 maximum", "responses": "context window"}
@@ -174,7 +174,7 @@ async def post(provider: ScriptedProvider, path: str, body: dict[str, Any]) -> s
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_scripted_error_is_the_exception_of_the_sdk(provider: ScriptedProvider, format: FormatName):
+async def test_a_scripted_error_is_the_exception_of_the_sdk(provider: ScriptedProvider, format: WireFormatName):
     provider.script = play(ScriptedReply(error=ScriptedError(429, "rate_limit_error", "slow down")))
     with pytest.raises((openai.RateLimitError, anthropic.RateLimitError), match="slow down"):
         await ask(provider, format, stream=True)
@@ -182,7 +182,9 @@ async def test_a_scripted_error_is_the_exception_of_the_sdk(provider: ScriptedPr
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_cut_ends_the_connection_before_the_reply(provider: ScriptedProvider, format: FormatName, stream: bool):
+async def test_a_cut_ends_the_connection_before_the_reply(
+    provider: ScriptedProvider, format: WireFormatName, stream: bool
+):
     paths = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
     provider.script = play(ScriptedReply("One two three.", cut_after_events=3))
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "input": "x", "stream": stream}

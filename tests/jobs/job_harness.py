@@ -10,10 +10,10 @@ import numpy as np
 from quire.engine import Conversation, Engine
 from quire.engine.tenants import TenantEngines
 from quire.jobs import JobRunner, Jobs, Sweeper
-from quire.log import SqlStore
-from quire.log.ids import now
 from quire.model import Compaction, Entry, Message
+from quire.model.ids import now
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
 
 GOOD_SUMMARY = "Task: talk about rivers [#1].\nFacts: the mill stands at kilometre 12 [#3]."
@@ -99,7 +99,7 @@ def compaction_triggers(entries: Sequence[Entry]) -> list[str]:
 
 async def list_embedders(store: SqlStore, conversation: str = "c") -> list[str | None]:
     """The embedder of each segment of the message index."""
-    return [ref.embedder for ref in await store.list_segments(conversation)]
+    return [ref.embedder for ref in await store.message_index.list_segments(conversation)]
 
 
 async def wait_until(condition: Callable[[], Awaitable[Any]], *, seconds: float = 20.0) -> Any:

@@ -8,13 +8,13 @@ from job_harness import JobHarness, append_turns, wait_until
 from test_worker_process import start_worker_process
 
 from quire.backtest import BacktestReport, run_backtest, select_conversations
-from quire.backtest.shards import BacktestSpec, create_backtest, parse_report
+from quire.backtest.runner import BacktestSpec, create_backtest, parse_report
 from quire.jobs import Job, JobQueue
-from quire.log import SqlStore
-from quire.log.backtests import BacktestRecord
 from quire.schemas.backtests import BacktestSchema
+from quire.store import SqlStore
+from quire.store.backtests import BacktestRecord
 
-pytestmark = pytest.mark.parametrize("backend", ["postgres18"])
+pytestmark = pytest.mark.every_postgres
 
 SPEC = BacktestSpec(strategies=("discard", "hybrid"), windows=(2_000,))
 
@@ -25,7 +25,7 @@ async def start_backtest(harness: JobHarness, queue_url: str, *, conversations: 
         await append_turns(await harness.engine().conversation(f"c{number}"), turns + number % 3)
     record = await create_backtest(harness.store, SPEC, await select_conversations(harness.store))
     async with JobQueue.open(queue_url) as queue:
-        shards = await harness.store.list_backtest_shards(record.id)
+        shards = await harness.store.backtests.list_shards(record.id)
         assert len(shards) == conversations
         await queue.defer([Job("backtest", "default", record.id, shard) for shard in shards])
     return record
@@ -33,7 +33,7 @@ async def start_backtest(harness: JobHarness, queue_url: str, *, conversations: 
 
 async def assert_whole(harness: JobHarness, record: BacktestRecord) -> None:
     """The merged report has every conversation once."""
-    report = parse_report(await harness.store.get_backtest(record.id))
+    report = parse_report(await harness.store.backtests.get(record.id))
     selection = await select_conversations(harness.store)
     expected = await run_backtest(harness.engine(), SPEC.variants, selection)
     assert report is not None
@@ -51,6 +51,7 @@ def list_finished_shards(log: str) -> set[int]:
     return {each["branch"] for each in events if each["event"] == "job_done" and each["count"]}
 
 
+@pytest.mark.nightly
 async def test_workers_share_the_parts_of_a_backtest(store: SqlStore, queue_url: str, tmp_path: Path):
     harness = JobHarness(store)
     folders = [tmp_path / name for name in ("one", "two")]
@@ -76,7 +77,7 @@ async def test_parts_of_a_killed_worker_are_taken_over_and_count_once(store: Sql
     with start_worker_process(queue_url, tmp_path) as first:
         await wait_until(lambda: has_progress(store, record), seconds=60)
         first.kill()
-    unfinished = await store.get_backtest(record.id)
+    unfinished = await store.backtests.get(record.id)
     assert 0 < unfinished.finished < unfinished.conversations
     with start_worker_process(queue_url, tmp_path) as second:
         await wait_until(lambda: is_done(store, record), seconds=120)
@@ -89,10 +90,10 @@ async def test_a_deleted_backtest_ends_its_jobs(store: SqlStore, queue_url: str,
     record = await start_backtest(harness, queue_url, conversations=12, turns=10)
     with start_worker_process(queue_url, tmp_path) as worker:
         await wait_until(lambda: has_progress(store, record), seconds=60)
-        await store.delete_backtest(record.id)
+        await store.backtests.delete(record.id)
         await wait_until(lambda: has_ended(worker.read_log(), 12), seconds=60)
         assert len(list_finished_shards(worker.read_log())) < 12
-    assert await store.list_backtests() == []
+    assert await store.backtests.list() == []
 
 
 async def has_started(*logs: str) -> bool:
@@ -108,10 +109,10 @@ async def has_ended(log: str, count: int) -> bool:
 
 
 async def has_progress(store: SqlStore, record: BacktestRecord) -> bool:
-    return (await store.get_backtest(record.id)).finished > 0
+    return (await store.backtests.get(record.id)).finished > 0
 
 
 async def is_done(store: SqlStore, record: BacktestRecord) -> bool:
-    current = await store.get_backtest(record.id)
+    current = await store.backtests.get(record.id)
     assert current.failure is None
     return not current.is_running

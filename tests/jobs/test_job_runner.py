@@ -13,13 +13,15 @@ from job_harness import (
     list_embedders,
 )
 
+from infra.builders import export_lines
 from quire.engine import Conversation, Engine, EngineRuntime
 from quire.engine.background_jobs import EngineJobKind, Work
 from quire.jobs import Job
-from quire.log import SqlStore
 from quire.model import Message
-from quire.testing.builders import export_lines
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
+
+pytestmark = pytest.mark.every_database
 
 UNKNOWN_CONVERSATION_JOB = Job("compact", "default", "unknown")
 
@@ -77,7 +79,7 @@ class LostJobs:
 
 async def test_archived_messages_are_indexed_and_embedded(harness: JobHarness):
     await harness.create_unindexed()
-    assert await harness.store.list_segments("c") == []
+    assert await harness.store.message_index.list_segments("c") == []
     assert await harness.runner.run(Job("index_messages", "default")) == (25, ())
     assert await list_embedders(harness.store) == ["letters"]
     assert await harness.runner.run(Job("index_messages", "default")) == (0, ())
@@ -86,17 +88,17 @@ async def test_archived_messages_are_indexed_and_embedded(harness: JobHarness):
 async def test_usage_is_counted_once(harness: JobHarness):
     await harness.create_unindexed()
     assert await harness.runner.run(Job("count_usage", "default")) == (1, ())
-    counted = await harness.store.read_usage()
+    counted = await harness.store.usage.read_report()
     assert counted.totals.requests > 0
     assert await harness.runner.run(Job("count_usage", "default")) == (0, ())
-    assert await harness.store.read_usage() == counted
+    assert await harness.store.usage.read_report() == counted
 
 
 async def test_memories_get_vectors_too(harness: JobHarness):
     await harness.engine().conversation("c")
-    await harness.store.add_memory("sailor", "the boat draws one metre eighty", source="by hand")
+    await harness.store.memories.add("sailor", "the boat draws one metre eighty", source="by hand")
     assert (await harness.runner.run(Job("embed", "default"))).item_count == 1
-    assert await harness.store.list_unembedded("memory:sailor", embedder="letters") == []
+    assert await harness.store.passages.list_unembedded("memory:sailor", embedder="letters") == []
 
 
 async def test_a_vault_is_indexed_and_what_lacks_a_paragraph_is_summarized(store: SqlStore, tmp_path: Path):
@@ -107,15 +109,15 @@ async def test_a_vault_is_indexed_and_what_lacks_a_paragraph_is_summarized(store
     assert outcome == (2, (Job("summarize_documents", "default"),))
     vault = harness.engine().vault
     assert vault is not None
-    before = {each.path: each.summary for each in await store.list_documents(vault.name)}
+    before = {each.path: each.summary for each in await store.documents.list(vault.name)}
     assert before["mill.md"] == PROSE.strip()
     assert (await harness.runner.run(Job("summarize_documents", "default"))).item_count == 1
-    after = {each.path: each.summary for each in await store.list_documents(vault.name)}
+    after = {each.path: each.summary for each in await store.documents.list(vault.name)}
     assert after == {"mill.md": PROSE.strip(), "list.md": "A shopping list for a long voyage."}
     assert len(harness.model.prompts) == 1
     # The index, vectors included, is unchanged, and the model is not called twice.
-    assert await store.list_unembedded(f"vault:{vault.name}", embedder="letters") == []
-    assert [hit.key for hit in await store.search("flour", scopes=[f"vault:{vault.name}"])] == ["list.md"]
+    assert await store.passages.list_unembedded(f"vault:{vault.name}", embedder="letters") == []
+    assert [hit.key for hit in await store.passages.search("flour", scopes=[f"vault:{vault.name}"])] == ["list.md"]
     assert await harness.runner.run(Job("summarize_documents", "default")) == (0, ())
     assert await harness.runner.run(Job("index_vault", "default")) == (0, ())
     assert len(harness.model.prompts) == 1
@@ -190,7 +192,7 @@ async def test_a_job_touches_its_own_tenant_alone(store: SqlStore, kind: str):
     for tenant in ("a", "b"):
         conversation = await (harness.create_overfull if kind == "compact" else harness.create_unindexed)(tenant=tenant)
         if kind == "embed":
-            await store.for_tenant(tenant).add_memory("sailor", "the boat draws one metre eighty", source="by hand")
+            await store.for_tenant(tenant).memories.add("sailor", "the boat draws one metre eighty", source="by hand")
         assert isinstance(conversation, Conversation)
     harness.clock.offset = 2 * DAY_MICROSECONDS
     before = await _dump_store(store.for_tenant("b"))
@@ -205,8 +207,8 @@ async def _dump_store(store: SqlStore) -> object:
     return (
         [line async for line in store.export_conversation("c") if '"created_at"' not in line and '"at"' not in line],
         [(entry.seq, entry.raw, entry.purged_at) for entry in await store.read_range("c")],
-        [mark[:3] for mark in await store.list_segments("c")],
-        await store.list_unembedded("memory:sailor", embedder="letters"),
+        [mark[:3] for mark in await store.message_index.list_segments("c")],
+        await store.passages.list_unembedded("memory:sailor", embedder="letters"),
     )
 
 

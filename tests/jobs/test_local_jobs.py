@@ -19,7 +19,9 @@ from job_harness import (
 from quire.errors import ContextOverflow, ModelUnavailable
 from quire.jobs import Job, JobKind, JobOutcome, LocalJobs, open_jobs
 from quire.jobs.runner import MAX_ATTEMPTS
-from quire.log import SqlStore
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 JOB = Job("compact", "default", "c")
 
@@ -63,7 +65,7 @@ async def test_an_engine_s_background_work_is_done_and_settled_at_the_end(store:
         await engine.wait_for_background()
     assert compaction_triggers(await list_compactions(store)) == ["background"]
     # The archived messages are indexed and embedded.
-    assert await store.list_segments("c") != []
+    assert await store.message_index.list_segments("c") != []
     assert await list_embedders(store) == ["letters"]
     assert jobs.counts.done["compact"] == 1
     assert jobs.counts.done.keys() == {"compact", "index_messages"}

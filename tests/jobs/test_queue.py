@@ -29,11 +29,11 @@ from infra.postgres import PostgresServer
 from quire.errors import ModelUnavailable
 from quire.jobs import Job, JobQueue, Worker, WorkerOptions, open_jobs
 from quire.jobs.runner import MAX_ATTEMPTS
-from quire.log import SqlStore
 from quire.model import Message
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
 
-pytestmark = pytest.mark.parametrize("backend", ["postgres18"])
+pytestmark = pytest.mark.every_postgres
 
 JOB = Job("compact", "default", "c")
 FAST_OPTIONS = WorkerOptions(poll_seconds=0.1, heartbeat_seconds=0.2, stalled_seconds=1.0, sweep_cron="* * * * * *")
@@ -93,11 +93,11 @@ async def test_a_job_of_each_kind_goes_from_the_queue_to_done(
         assert set(counts.done) == {"compact", "index_messages", "index_vault", "summarize_documents"}
         assert counts.failed.total() == 0
     assert compaction_triggers(await list_compactions(store, "full")) == ["background"]
-    assert await store.list_segments("archived") != []
+    assert await store.message_index.list_segments("archived") != []
     assert await list_embedders(store, "archived") == ["letters"]
     vault = harness.engine().vault
     assert vault is not None
-    assert [each.summary for each in await store.list_documents(vault.name)] == [
+    assert [each.summary for each in await store.documents.list(vault.name)] == [
         "A list for a voyage [#1], and it goes on [#3]."
     ]
     old = JobHarness(store, retention_days=1)

@@ -12,7 +12,7 @@ from infra.postgres import PostgresServer
 from quire.errors import SchemaOutdated
 from quire.jobs import Job, JobQueue, queue_schema
 
-pytestmark = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+pytestmark = pytest.mark.every_postgres
 
 SCHEMA_QUERY = """
     SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_name LIKE 'procrastinate%'
@@ -82,5 +82,5 @@ async def test_a_role_that_is_let_in_can_use_it(queue_url: str):
         assert job is not None
 
 
-def test_sqlite_has_none(backend: str):
+def test_sqlite_has_none():
     assert not queue_schema.has_queue("sqlite:///x.db")

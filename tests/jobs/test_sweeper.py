@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from job_harness import DAY_MICROSECONDS, SECOND_MICROSECONDS, JobHarness
 
+from quire.db.store_part import write
 from quire.engine.message_index import index_messages
 from quire.errors import StoreUnavailable
 from quire.jobs import Job
-from quire.log import SqlStore
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 OVER_A_MINUTE = 61 * SECOND_MICROSECONDS
 
@@ -33,7 +36,7 @@ async def test_what_is_missing_is_found_in_every_tenant(store: SqlStore):
     await harness.create_unindexed("archived", tenant="b")
     await harness.create_unindexed("indexed", tenant="c")
     await index_messages(harness.engine("c"))
-    await store.for_tenant("c").add_memory("sailor", "the boat draws one metre eighty", source="by hand")
+    await store.for_tenant("c").memories.add("sailor", "the boat draws one metre eighty", source="by hand")
     harness.clock.offset = OVER_A_MINUTE
     found = await run_sweep(harness, indexing=True)
     assert Job("compact", "a", "full") in found
@@ -87,10 +90,11 @@ async def _set_updated_at(store: SqlStore, conversation: str, at: int) -> None:
     from sqlalchemy import text
 
     changed = text("UPDATE quire_conversations SET updated_at = :at WHERE conversation = :id AND tenant = :tenant")
-    await store._write(  # pyright: ignore[reportPrivateUsage]
+    await store.run(
+        write,
         lambda connection, tenant: (
             connection.execute(changed, {"at": at, "id": conversation, "tenant": tenant}) and None
-        )
+        ),
     )
 
 
@@ -160,6 +164,6 @@ async def test_a_vault_is_looked_through_now_and_then(store: SqlStore, tmp_path:
 
 
 async def test_the_vault_is_indexed_for_each_tenant_with_host_access(store: SqlStore, tmp_path: Path):
-    harness = JobHarness(store, vault=tmp_path, host_access_tenants=["observatory", "default"])
+    harness = JobHarness(store, vault=tmp_path, trusted_tenants=["observatory", "default"])
     kinds, tenants = ("index_vault", "summarize_documents"), ("default", "observatory")
     assert await run_sweep(harness) == {Job(kind, tenant) for kind in kinds for tenant in tenants}

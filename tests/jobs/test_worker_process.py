@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from job_harness import JobHarness, compaction_triggers, list_compactions, wait_until
 
-from infra.postgres import Cluster
+from infra.postgres import Cluster, find_binaries
+from quire.db import migrate
 from quire.jobs import Job, JobQueue, queue_schema
 from quire.jobs.runner import MAX_ATTEMPTS
-from quire.log import SqlStore, migrate
+from quire.store import SqlStore
 
-pytestmark = pytest.mark.parametrize("backend", ["postgres18"])
+pytestmark = pytest.mark.every_postgres
 
 MAX_KILLS = MAX_ATTEMPTS - 1
 """Kills of workers on the same jobs; one more would make the jobs be abandoned."""
@@ -123,7 +124,8 @@ async def test_a_stopped_worker_finishes_its_job_and_logs_its_end(store: SqlStor
 
 
 @pytest.mark.slow
-async def test_a_worker_continues_after_the_database_was_restarted(backend: str, tmp_path: Path):
+@pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")
+async def test_a_worker_continues_after_the_database_was_restarted(tmp_path: Path):
     with Cluster.start(18, fsync=True) as cluster:
         cluster.create_database("quire")
         cluster.create_role("quire_app")

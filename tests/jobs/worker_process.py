@@ -12,7 +12,7 @@ from job_harness import JobHarness
 
 from quire.jobs import JobQueue, Worker, WorkerOptions
 from quire.llm import Prompt
-from quire.log import SqlStore
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
 
 OPTIONS = WorkerOptions(

@@ -9,7 +9,7 @@ from pydantic_ai import messages as pai
 from quire.llm.pydantic_ai_messages import to_reply
 from quire.model import FilePart, ImagePart, Message, TextPart, ToolResultPart
 from quire.model.messages import ToolResultContent
-from quire.view.wire_formats.media import build_data_url
+from quire.wire.media import build_data_url
 
 
 def from_pydantic_ai(history: Sequence[pai.ModelMessage]) -> list[Message]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 
 from fake_upstream import Responder, UpstreamRequest, run_fake_upstream
+from infra.strategies import texts
 from quire.errors import (
     MissingExtra,
     ModelContextOverflow,
@@ -24,7 +25,6 @@ from quire.errors import (
 from quire.llm import embedding_endpoint, embeddings
 from quire.llm.embedding_endpoint import EndpointEmbedder, connect_endpoint_embedder
 from quire.llm.embeddings import AsyncEmbedder, Embedder, embed_texts, load_local_embedder, normalize_rows
-from quire.testing.strategies import texts
 
 
 class TestLocalEmbedder:

@@ -26,6 +26,7 @@ from fake_upstream import (
     run_fake_upstream,
 )
 from infra.llama import LocalModelAddress
+from infra.strategies import texts
 from network_guard import NetworkBlocked
 from quire.errors import (
     MissingExtra,
@@ -48,7 +49,6 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
-from quire.testing.strategies import texts
 
 PNG_BASE64 = base64.b64encode(b"\x89PNG\r\n\x1a\n not quite a picture").decode()
 WEATHER_TOOL = ToolDefinition(
@@ -70,6 +70,7 @@ def join_text(chunks: list[ModelChunk]) -> str:
     return "".join(chunk.text for chunk in chunks if isinstance(chunk, TextDelta))
 
 
+@pytest.mark.real_model
 class TestRealModel:
     @pytest.fixture(params=["openai", "anthropic"])
     def model(self, request: pytest.FixtureRequest, local_model: LocalModelAddress) -> Model:
@@ -88,6 +89,7 @@ class TestRealModel:
         assert 10 < reply.usage.input_tokens < 60
         assert 0 < reply.usage.output_tokens <= 12
 
+    @pytest.mark.nightly
     async def test_a_prefix_selects_the_responses_api(self, local_model: LocalModelAddress):
         model = get_model(f"openai-responses:{local_model.name}", base_url=local_model.url)
         prompt = make_prompt("Say hello.", system="You are brief.", max_tokens=12)
@@ -107,10 +109,12 @@ class TestRealModel:
         assert reply.usage is not None
         assert 0 < reply.usage.output_tokens <= 16
 
+    @pytest.mark.nightly
     async def test_a_reply_that_was_cut_says_so(self, model: Model):
         reply = await model.complete(make_prompt("Tell a long story about a lighthouse.", max_tokens=5))
         assert reply.finish_reason in ("length", "max_tokens")
 
+    @pytest.mark.nightly
     async def test_a_repeated_prefix_comes_from_the_cache(self, model: Model):
         # A different text for each API, or the second would hit the cache entry of the first.
         question = f"Remember this about {model.name}. " + "The lighthouse has seven lamps. " * 8
@@ -133,12 +137,14 @@ class TestRealModel:
         with pytest.raises(ModelContextOverflow):
             await collect_chunks(model, make_prompt("word " * 2 * local_model.context, max_tokens=4))
 
+    @pytest.mark.nightly
     async def test_too_slow_a_reply_is_given_up(self, model: Model):
         started_at = time.monotonic()
         with pytest.raises(ModelUnavailable, match="in time"):
             await model.complete(make_prompt("Tell a very long story.", max_tokens=2000, timeout=0.2))
         assert time.monotonic() - started_at < 5
 
+    @pytest.mark.nightly
     async def test_a_stream_closed_early_lets_the_next_request_in(self, model: Model):
         stream = model.stream(make_prompt("Tell a very long story about a lighthouse.", max_tokens=1000))
         assert isinstance(await anext(stream), TextDelta)
@@ -146,11 +152,13 @@ class TestRealModel:
         reply = await model.complete(make_prompt("Say hello.", max_tokens=4, timeout=30.0))
         assert reply.message.text
 
+    @pytest.mark.nightly
     async def test_connections_are_kept_within_async_with(self, local_model: LocalModelAddress):
         async with get_model(local_model.name, base_url=local_model.url) as model:
             replies = await asyncio.gather(*(model.complete(make_prompt(f"Say {n}.", max_tokens=3)) for n in range(3)))
         assert all(reply.message.text for reply in replies)
 
+    @pytest.mark.nightly
     def test_a_model_outlives_an_event_loop(self, model: Model):
         for _ in range(2):
             reply = asyncio.run(model.complete(make_prompt("Say hello.", max_tokens=3)))

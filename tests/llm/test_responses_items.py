@@ -6,10 +6,12 @@ import httpx2
 import pytest
 
 from quire.model import Message, TextPart, ToolCallPart, ToolDefinition, ToolResultPart
-from quire.view.wire_formats import Reply, wire_format_for
+from quire.wire import Reply, wire_format_for
 from shared_local_model import LocalModelAddress
 
-WIRE_FORMAT = wire_format_for("openai_responses")
+pytestmark = [pytest.mark.nightly, pytest.mark.real_model]
+
+WIRE_FORMAT = wire_format_for("responses")
 TOOL = ToolDefinition(name="look", description="Looks.", parameters={"properties": {"q": {"type": "string"}}})
 CALL = ToolCallPart(id="1", name="look", arguments='{"q":"a"}')
 TEXTS = (TextPart(text="a"), TextPart(text="b"))

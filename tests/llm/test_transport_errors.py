@@ -14,7 +14,7 @@ from quire.agent.mcp.connection import describe_mcp_error
 from quire.errors import ModelError, ModelRequestRejected, ModelTimeout, ModelUnavailable, StoreUnavailable
 from quire.llm import Prompt, get_model
 from quire.llm.embedding_endpoint import EndpointEmbedder
-from quire.llm.transport_errors import map_transport_error
+from quire.llm.error_mapping import map_transport_error
 from quire.model import Message
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -12,8 +12,8 @@ import pytest
 from psycopg import sql
 
 from infra.postgres import PostgresServer, find_binaries
-from quire.log import SqlStore
 from quire.model import Message
+from quire.store import SqlStore
 
 
 async def write_until(store: SqlStore, until: asyncio.Event) -> int:
@@ -66,7 +66,7 @@ def dump_postgres(url: str, file: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("backend", ["postgres18"])
 async def test_postgres_is_dumped_by_a_role_that_sees_every_tenant_and_restored(
-    backend: str, database_url: str, admin_url: str, tmp_path: Path
+    database_url: str, admin_url: str, tmp_path: Path
 ):
     server = PostgresServer(int(admin_url.rpartition(":")[2].partition("/")[0]))
     role, copy = f"backup_{uuid.uuid4().hex}", f"copy_{uuid.uuid4().hex}"
@@ -102,6 +102,6 @@ async def test_postgres_is_dumped_by_a_role_that_sees_every_tenant_and_restored(
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])
-def test_a_role_under_row_level_security_cannot_dump(backend: str, database_url: str, tmp_path: Path):
+def test_a_role_under_row_level_security_cannot_dump(database_url: str, tmp_path: Path):
     dump = dump_postgres(database_url, tmp_path / "quire.dump")
     assert dump.returncode != 0

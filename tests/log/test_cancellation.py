@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 
+from infra.builders import make_messages
 from quire.errors import StoreUnavailable
-from quire.log import SqlStore
 from quire.model import Message
-from quire.testing.builders import make_messages
+from quire.store import SqlStore
 
-pytestmark = pytest.mark.every_backend
+pytestmark = pytest.mark.every_database
 
 
 async def test_a_cancelled_call_is_cancelled_and_nothing_else(store: SqlStore):

@@ -7,18 +7,17 @@ import pytest
 from writer_processes import start_writers
 
 from infra.sizes import IS_FULL_SIZE
-from quire.log import SqlStore
 from quire.model import Compaction, Entry
+from quire.store import SqlStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.every_database, pytest.mark.slow]
 
-PROCESSES = 8
-APPENDS = 1_000 if IS_FULL_SIZE else 300
+PROCESSES, APPENDS = (8, 1_000) if IS_FULL_SIZE else (4, 100)
 COMPACTORS = 2
 TIMEOUT_SECONDS = 240
 
 
-async def test_eight_processes_append_while_others_compact(
+async def test_several_processes_append_while_others_compact(
     store: SqlStore, database_url: str, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await store.create_conversation("busy")

@@ -15,9 +15,10 @@ from writer_processes import WriterProcess, start_writers
 
 from infra.postgres import Cluster, find_binaries
 from infra.sizes import IS_FULL_SIZE
-from quire.log import SqlStore, migrate
+from quire.db import migrate
+from quire.store import SqlStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.every_database, pytest.mark.slow]
 
 KILLS = 50 if IS_FULL_SIZE else 20
 WRITERS_PER_ROUND = 2

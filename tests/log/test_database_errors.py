@@ -6,12 +6,11 @@ import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
+from infra.builders import make_messages
+from quire.db.database import TransactionOptions, map_database_errors
+from quire.db.database_url import build_conninfo, is_postgres, parse_database_url
 from quire.errors import InvalidConfiguration, StoreFull, StoreReadOnly, error_detail
-from quire.log import SqlStore
-from quire.log.database import TransactionOptions
-from quire.log.database_url import build_conninfo, is_postgres, parse_database_url
-from quire.log.error_mapping import map_database_errors
-from quire.testing.builders import make_messages
+from quire.store import SqlStore
 
 
 @pytest.mark.parametrize(
@@ -55,12 +54,12 @@ def test_a_postgres_that_cannot_be_written_is_named_without_its_paths(
 async def test_a_full_disk_under_sqlite_is_reported_as_full(tmp_path: Path):
     async with SqlStore.open(f"sqlite:///{tmp_path}/quire.db") as store:
         await store.create_conversation("c")
-        await store._database.write(
+        await store.base.database.write(
             lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1"), TransactionOptions("t")
         )
         with pytest.raises(StoreFull):
             await store.append("c", *make_messages(2_000))
-        await store._database.write(
+        await store.base.database.write(
             lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1000000"), TransactionOptions("t")
         )
         assert len(await store.append("c", *make_messages(2))) == 2

@@ -6,14 +6,13 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from quire.log.deadline_connection import DeadlineConnection
-from quire.log.host_order import HostOrder, find_host_order
+from quire.db.deadline_connection import DeadlineConnection, HostOrder, find_host_order
 
 MIN_CONNECT_SECONDS = 2
 """The least that libpq accepts."""
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.every_postgres
 async def test_a_silent_host_delays_the_first_connection_only(database_url: str) -> None:
     attempts = 0
 

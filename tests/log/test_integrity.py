@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import make_url
 
+from infra.builders import export_lines, make_messages, make_turn, property_settings
+from infra.strategies import drafts
 from quire.engine import open_engine
 from quire.errors import ImportFailed
-from quire.log import Blob, SqlStore
+from quire.log import Blob
 from quire.model import Compaction, Draft, EntryMetadata, Message, Pin, Span, TokenCount, Usage
-from quire.testing.builders import export_lines, make_messages, make_turn, property_settings
-from quire.testing.strategies import drafts
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 @contextmanager
@@ -144,8 +147,8 @@ async def test_a_model_is_not_sent_a_forged_text_marked_as_purged(database_url: 
             update_entry(connection, "c", 2, "body", Message.assistant(FORGED).canonical_json())
             update_entry(connection, "c", 2, "purged_at", 1)
         request = await (await engine.conversation("c")).prepare("And now?")
-        assert "[purged]" in json.dumps(request.to_openai())
-        assert FORGED not in json.dumps(request.to_openai())
+        assert "[purged]" in json.dumps(request.to_chat())
+        assert FORGED not in json.dumps(request.to_chat())
 
 
 @pytest.mark.parametrize("forgery", ["text", "notes", "pin", "summary"])

@@ -12,10 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine, text
 
+from quire.access import keys
+from quire.access.keys import KEY_SCOPES, ApiKey
+from quire.db.store_part import read
 from quire.errors import InvalidRequest, KeyNotFound
-from quire.log import KEY_SCOPES, ApiKey, SqlStore, ids, keys
+from quire.model import ids
+from quire.store import SqlStore
 
-on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+pytestmark = pytest.mark.every_database
 
 DAY = 86_400_000_000
 
@@ -38,12 +42,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.mark.every_backend
 async def test_a_key_is_verified_by_its_text_through_the_store_of_any_tenant(store: SqlStore):
-    key, key_text = await store.for_tenant("a").create_key("laptop", ["chat", "read"], requests_per_minute=7)
+    key, key_text = await store.for_tenant("a").keys.create("laptop", ["chat", "read"], requests_per_minute=7)
     assert (key.tenant, key.name, key.scopes, key.requests_per_minute) == ("a", "laptop", {"read", "chat"}, 7)
     for tenant in ("a", "b", "default"):
-        assert await store.for_tenant(tenant).verify_key(key_text) == key
+        assert await store.for_tenant(tenant).keys.verify(key_text) == key
 
 
 def test_a_secret_has_256_random_bits():
@@ -97,13 +100,12 @@ WRONG: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.every_backend
 async def test_texts_that_are_not_a_key_are_rejected(store: SqlStore):
-    _, key_text = await store.create_key("laptop", KEY_SCOPES)
-    await store.create_key("another", KEY_SCOPES)
+    _, key_text = await store.keys.create("laptop", KEY_SCOPES)
+    await store.keys.create("another", KEY_SCOPES)
     for what, wrong in WRONG.items():
-        assert await store.verify_key(wrong(key_text)) is None, what
-    assert await store.verify_key(key_text) is not None
+        assert await store.keys.verify(wrong(key_text)) is None, what
+    assert await store.keys.verify(key_text) is not None
 
 
 @given(st.text())
@@ -113,27 +115,27 @@ async def test_any_text_can_be_presented(value: str):
 
 
 async def test_the_secret_of_one_key_is_rejected_for_another(store: SqlStore):
-    _, one = await store.for_tenant("a").create_key("one", KEY_SCOPES)
-    _, other = await store.for_tenant("b").create_key("other", KEY_SCOPES)
-    assert await store.verify_key(one[:32] + other[32:]) is None
+    _, one = await store.for_tenant("a").keys.create("one", KEY_SCOPES)
+    _, other = await store.for_tenant("b").keys.create("other", KEY_SCOPES)
+    assert await store.keys.verify(one[:32] + other[32:]) is None
 
 
 async def test_a_revoked_key_is_rejected_and_stays_listed(store: SqlStore, clock: Clock):
-    key, key_text = await store.create_key("laptop", ["read"])
-    revoked = await store.revoke_key(key.id)
+    key, key_text = await store.keys.create("laptop", ["read"])
+    revoked = await store.keys.revoke(key.id)
     assert revoked.revoked_at is not None
     assert revoked == key._replace(revoked_at=revoked.revoked_at)
-    assert await store.verify_key(key_text) is None
+    assert await store.keys.verify(key_text) is None
     clock.ahead = DAY
-    assert await store.revoke_key(key.id) == revoked
-    assert await store.list_keys() == [revoked]
+    assert await store.keys.revoke(key.id) == revoked
+    assert await store.keys.list() == [revoked]
 
 
 async def test_a_key_is_valid_until_it_expires(store: SqlStore, clock: Clock):
-    key, key_text = await store.create_key("guest", ["read"], expires_at=clock.now() + DAY)
-    assert await store.verify_key(key_text) == key
+    key, key_text = await store.keys.create("guest", ["read"], expires_at=clock.now() + DAY)
+    assert await store.keys.verify(key_text) == key
     clock.ahead = DAY
-    assert await store.verify_key(key_text) is None
+    assert await store.keys.verify(key_text) is None
     assert key.is_valid_at(key.expires_at - 1)
     assert not key.is_valid_at(key.expires_at)
 
@@ -156,40 +158,39 @@ async def test_a_key_is_valid_until_it_expires(store: SqlStore, clock: Clock):
 )
 async def test_invalid_keys_are_not_created(store: SqlStore, arguments: dict[str, Any]):
     with pytest.raises(InvalidRequest):
-        await store.create_key(**{"name": "laptop", "scopes": ["read"], **arguments})
-    assert await store.list_keys() == []
+        await store.keys.create(**{"name": "laptop", "scopes": ["read"], **arguments})
+    assert await store.keys.list() == []
 
 
 async def test_a_name_may_be_any_text(store: SqlStore):
-    key, key_text = await store.create_key("naïve \U0001f511 \x00'; --", ["read"])
+    key, key_text = await store.keys.create("naïve \U0001f511 \x00'; --", ["read"])
     assert key.name == "naïve \U0001f511 \ufffd'; --"
-    assert await store.verify_key(key_text) == key
+    assert await store.keys.verify(key_text) == key
 
 
-@pytest.mark.every_backend
 async def test_a_tenant_sees_and_revokes_its_own_keys_alone(store: SqlStore):
     mine, theirs = store.for_tenant("a"), store.for_tenant("b")
-    key, key_text = await theirs.create_key("theirs", ["read"])
-    assert await mine.list_keys() == []
+    key, key_text = await theirs.keys.create("theirs", ["read"])
+    assert await mine.keys.list() == []
     with pytest.raises(KeyNotFound):
-        await mine.revoke_key(key.id)
+        await mine.keys.revoke(key.id)
     with pytest.raises(KeyNotFound):
-        await mine.revoke_key("no such key")
-    assert await theirs.list_keys() == [key]
-    assert await store.verify_key(key_text) == key
+        await mine.keys.revoke("no such key")
+    assert await theirs.keys.list() == [key]
+    assert await store.keys.verify(key_text) == key
 
 
 async def test_keys_are_listed_newest_first_in_pages(store: SqlStore):
-    created = [(await store.create_key(f"key {number}", ["read"]))[0] for number in range(7)]
+    created = [(await store.keys.create(f"key {number}", ["read"]))[0] for number in range(7)]
     found: list[ApiKey] = []
-    while page := await store.list_keys(limit=3, before=found[-1] if found else None):
+    while page := await store.keys.list(limit=3, before=found[-1] if found else None):
         found += page
     assert sorted(found) == sorted(created)
     assert [each.created_at for each in found] == sorted((each.created_at for each in found), reverse=True)
 
 
 async def test_the_secret_is_nowhere_in_the_database(store: SqlStore, admin_url: str):
-    _, key_text = await store.create_key("laptop", KEY_SCOPES)
+    _, key_text = await store.keys.create("laptop", KEY_SCOPES)
     secret = key_text[33:]
     engine = create_engine(admin_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.connect() as connection:
@@ -208,9 +209,9 @@ async def test_known_and_unknown_ids_go_through_one_constant_time_comparison(
         compared.append((one, other))
         return hmac.compare_digest(one, other)
 
-    key, key_text = await store.create_key("laptop", ["read"])
-    revoked, revoked_text = await store.create_key("gone", ["read"])
-    await store.revoke_key(revoked.id)
+    key, key_text = await store.keys.create("laptop", ["read"])
+    revoked, revoked_text = await store.keys.create("gone", ["read"])
+    await store.keys.revoke(revoked.id)
     monkeypatch.setattr(keys, "hmac", SimpleNamespace(compare_digest=recording))
     for presented, expected in [
         (key_text, key),
@@ -219,17 +220,17 @@ async def test_known_and_unknown_ids_go_through_one_constant_time_comparison(
         (revoked_text, None),
     ]:
         compared.clear()
-        assert await store.verify_key(presented) == expected
+        assert await store.keys.verify(presented) == expected
         assert [tuple(map(len, pair)) for pair in compared] == [(32, 32)]
         assert presented[33:].encode() not in compared[0]
 
 
 async def test_a_key_without_its_secret_does_not_say_whether_it_was_revoked_or_exists(store: SqlStore):
-    key, key_text = await store.create_key("laptop", ["read"])
+    key, key_text = await store.keys.create("laptop", ["read"])
     wrong = replace_char(key_text, LAST_INDEX)
-    before = await store.verify_key(wrong)
-    await store.revoke_key(key.id)
-    assert await store.verify_key(wrong) is before is None
+    before = await store.keys.verify(wrong)
+    await store.keys.revoke(key.id)
+    assert await store.keys.verify(wrong) is before is None
 
 
 VISIBLE_KEYS = "SELECT tenant, id FROM quire_api_keys ORDER BY tenant"
@@ -248,13 +249,13 @@ def list_visible_keys(session: psycopg.Connection[Any], *, tenant: str = "", key
     return execute_as(session, VISIBLE_KEYS, tenant=tenant, key=key)
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_a_query_that_forgets_the_tenant_sees_its_own_keys_and_the_presented_one(
     store: SqlStore, database_url: str
 ):
-    mine, _ = await store.for_tenant("a").create_key("mine", ["read"])
-    theirs, _ = await store.for_tenant("b").create_key("theirs", ["read"])
-    other, _ = await store.for_tenant("b").create_key("another of theirs", ["read"])
+    mine, _ = await store.for_tenant("a").keys.create("mine", ["read"])
+    theirs, _ = await store.for_tenant("b").keys.create("theirs", ["read"])
+    other, _ = await store.for_tenant("b").keys.create("another of theirs", ["read"])
     with psycopg.connect(database_url, autocommit=True) as session:
         assert session.execute(VISIBLE_KEYS).fetchall() == []
         assert list_visible_keys(session) == []
@@ -266,9 +267,9 @@ async def test_a_query_that_forgets_the_tenant_sees_its_own_keys_and_the_present
         assert session.execute(VISIBLE_KEYS).fetchall() == []
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_only_its_tenant_can_change_a_presented_key(store: SqlStore, database_url: str, admin_url: str):
-    theirs, key_text = await store.for_tenant("b").create_key("theirs", ["read"])
+    theirs, key_text = await store.for_tenant("b").keys.create("theirs", ["read"])
     with psycopg.connect(database_url, autocommit=True) as session:
         for statement in ("UPDATE quire_api_keys SET scopes = 'admin'", "DELETE FROM quire_api_keys"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -285,22 +286,22 @@ async def test_only_its_tenant_can_change_a_presented_key(store: SqlStore, datab
             "DELETE FROM quire_api_keys",
         ):
             assert execute_as(session, statement, tenant="a", key=theirs.id) == 0
-    assert await store.verify_key(key_text) == theirs
+    assert await store.keys.verify(key_text) == theirs
 
 
 def select_without_tenant(connection: Connection, _tenant: str) -> list[Any]:
     return connection.execute(text(VISIBLE_KEYS)).all()
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_a_presented_key_is_not_visible_to_the_next_user_of_the_connection(store: SqlStore):
-    _, key_text = await store.for_tenant("b").create_key("theirs", ["read"])
+    _, key_text = await store.for_tenant("b").keys.create("theirs", ["read"])
     for _ in range(20):
-        assert await store.verify_key(key_text) is not None
-        assert await store.for_tenant("a")._read(select_without_tenant) == []
+        assert await store.keys.verify(key_text) is not None
+        assert await store.for_tenant("a").run(read, select_without_tenant) == []
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_the_policy_lets_a_tenants_own_keys_be_changed_and_one_other_be_seen(admin_url: str):
     with psycopg.connect(admin_url) as owner:
         policies = owner.execute("""

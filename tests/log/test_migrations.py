@@ -18,10 +18,12 @@ from sqlalchemy.types import UserDefinedType
 from writer_processes import start_writers
 
 from infra.postgres import PostgresServer
+from quire.db import migrate, schema
 from quire.errors import SchemaOutdated
-from quire.log import SqlStore, migrate, schema
+from quire.store import SqlStore
 
-on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+pytestmark = pytest.mark.every_database
+
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
 
 CONCURRENT_UPGRADES = 4
@@ -93,7 +95,6 @@ def select_declared(tables: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in tables.items() if name != migrate.VERSION_TABLE and not is_partition(name)}
 
 
-@pytest.mark.every_backend
 def test_an_upgrade_makes_the_tables_of_the_schema(empty_url: str) -> None:
     assert migrate.upgrade(empty_url) is None
     found = reflect_schema(empty_url)
@@ -102,7 +103,7 @@ def test_an_upgrade_makes_the_tables_of_the_schema(empty_url: str) -> None:
     assert select_declared(read_primary_keys(found)) == read_primary_keys(schema.metadata)
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_tables_that_grow_have_partitions(empty_url: str) -> None:
     migrate.upgrade(empty_url)
     partitions = {name for name in reflect_schema(empty_url).tables if is_partition(name)}
@@ -113,7 +114,6 @@ def test_tables_that_grow_have_partitions(empty_url: str) -> None:
     assert partitions == {f"quire_{table}_{n:02}" for table in partitioned for n in range(16)}
 
 
-@pytest.mark.every_backend
 def test_a_second_upgrade_changes_nothing(empty_url: str) -> None:
     assert migrate.upgrade(empty_url) is None
     before = to_columns(reflect_schema(empty_url), empty_url)
@@ -121,7 +121,6 @@ def test_a_second_upgrade_changes_nothing(empty_url: str) -> None:
     assert to_columns(reflect_schema(empty_url), empty_url) == before
 
 
-@pytest.mark.every_backend
 def test_upgrades_at_once_all_succeed(empty_url: str) -> None:
     with ThreadPoolExecutor(CONCURRENT_UPGRADES) as threads:
         before = list(threads.map(migrate.upgrade, [empty_url] * CONCURRENT_UPGRADES))
@@ -129,7 +128,7 @@ def test_upgrades_at_once_all_succeed(empty_url: str) -> None:
     assert migrate.upgrade(empty_url) == migrate.SCHEMA_VERSION
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_postgresql_that_was_never_migrated_is_refused(empty_url: str) -> None:
     with pytest.raises(SchemaOutdated, match="`quire db upgrade`"):
         async with SqlStore.open(empty_url):
@@ -161,7 +160,7 @@ async def test_several_new_databases_can_be_opened_at_once_in_one_process(tmp_pa
 
 def test_the_version_that_the_code_needs_is_the_newest() -> None:
     config = Config()
-    config.set_main_option("script_location", "quire.log:migrations")
+    config.set_main_option("script_location", "quire.db:migrations")
     assert ScriptDirectory.from_config(config).get_heads() == [migrate.SCHEMA_VERSION]
 
 

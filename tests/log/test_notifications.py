@@ -10,11 +10,13 @@ import pytest
 
 from infra.pgbouncer import PgBouncer, find_pgbouncer
 from infra.postgres import PostgresServer
+from quire.db import notifications
+from quire.db.notifications import CHANGED, CHANNEL, RESUMED, Notification, topic_of
 from quire.errors import StaleHead
-from quire.log import SqlStore, notifications
-from quire.log.notifications import CHANGED, RESUMED, Notification, topic_of
-from quire.log.postgres_notifications import CHANNEL
 from quire.model import CHAIN_ROOT, Compaction, Message, Span
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 class Inbox:
@@ -78,7 +80,7 @@ async def test_what_was_rolled_back_or_only_read_is_not_announced(store: SqlStor
     assert [each for each in inbox.received if each.kind == CHANGED] == []
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.every_postgres
 class TestBetweenProcesses:
     async def test_a_change_arrives_once_and_not_at_its_sender(self, store: SqlStore, database_url: str):
         own = Inbox(store)
@@ -177,5 +179,5 @@ async def test_heads_of_several_tenants_are_read_at_once(store: SqlStore):
     await other.append("a", Message.user("x"), Message.user("y"))
     await other.fork("a", at=1)
     await store.create_conversation("unnamed")
-    heads = await store.list_branch_heads([("default", "a"), ("other", "a"), ("other", "missing")])
+    heads = await store.all_tenants.list_branch_heads([("default", "a"), ("other", "a"), ("other", "missing")])
     assert heads == {("default", "a"): {0: 0}, ("other", "a"): {0: 2, 1: 1}}

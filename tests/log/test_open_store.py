@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.builders import make_messages
+from quire.db import migrate
 from quire.errors import MissingExtra, StoreError, StoreUnavailable
-from quire.log import SqlStore, migrate
-from quire.testing.builders import make_messages
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 async def test_a_new_sqlite_file_is_made_with_its_folder(tmp_path: Path):

@@ -8,7 +8,10 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from infra.postgres import PostgresServer
-from quire.log import Passage, SqlStore, migrate, pack_vector, pgvector
+from quire.db import migrate, pgvector
+from quire.index.types import Passage
+from quire.index.vectors import pack_vector
+from quire.store import SqlStore
 
 on_postgres_18 = pytest.mark.parametrize("backend", ["postgres18"])
 on_postgres_15 = pytest.mark.parametrize("backend", ["postgres15"])
@@ -48,8 +51,10 @@ def owned_url(admin_url: str) -> Iterator[str]:
 
 async def fill_store(url: str, tenant: str) -> None:
     async with SqlStore.open(url, tenant=tenant) as store:
-        await store.put_passages("vault:v", [Passage("a", "otter", embedder="e", vector=pack_vector([1.0, 0.0]))])
-        assert [hit.key for hit in await store.search("dawn", scopes=["vault:v"], vector=[1, 0], embedder="e")] == ["a"]
+        await store.passages.put("vault:v", [Passage("a", "otter", embedder="e", vector=pack_vector([1.0, 0.0]))])
+        assert [
+            hit.key for hit in await store.passages.search("dawn", scopes=["vault:v"], vector=[1, 0], embedder="e")
+        ] == ["a"]
 
 
 @on_postgres_18
@@ -71,8 +76,8 @@ async def test_a_later_upgrade_enables_it_and_passages_are_embedded_again(
         assert session.execute(FORCES_ROW_SECURITY).fetchone() == (True,)
     assert read_vector_type(owned_url) == "vector"
     async with SqlStore.open(owned_url, tenant="a") as store:
-        assert [each.key for each in await store.list_unembedded("vault:v", embedder="e")] == ["a"]
-        assert [hit.key for hit in await store.search("otters", scopes=["vault:v"])] == ["a"]
+        assert [each.key for each in await store.passages.list_unembedded("vault:v", embedder="e")] == ["a"]
+        assert [hit.key for hit in await store.passages.search("otters", scopes=["vault:v"])] == ["a"]
     await fill_store(owned_url, "a")
 
 

@@ -9,10 +9,11 @@ from sqlalchemy import Connection, text
 
 from infra.fault_proxy import FaultProxy
 from infra.postgres import Cluster, find_binaries
+from quire.db import migrate, postgres
+from quire.db.database import TransactionOptions
 from quire.errors import StoreBusy, StoreReadOnly, StoreUnavailable
-from quire.log import SqlStore, migrate, postgres
-from quire.log.database import TransactionOptions
 from quire.model import Entry, Message
+from quire.store import SqlStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")]
 
@@ -66,7 +67,7 @@ async def test_a_frozen_server_ends_a_transaction_and_is_used_again_when_it_answ
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(StoreUnavailable):
-                await store._database.read(read, TransactionOptions("t", statement_seconds=0.5))
+                await store.base.database.read(read, TransactionOptions("t", statement_seconds=0.5))
             with pytest.raises(StoreUnavailable):
                 await store.check_known_outage()
     finally:
@@ -111,7 +112,7 @@ async def test_a_full_pool_refuses_after_a_bounded_wait(url: str, monkeypatch: p
         def sleep(connection: Connection) -> object:
             return connection.execute(text("SELECT pg_sleep(2)"))
 
-        busy = asyncio.ensure_future(store._database.read(sleep, TransactionOptions("t")))
+        busy = asyncio.ensure_future(store.base.database.read(sleep, TransactionOptions("t")))
         await asyncio.sleep(0.1)
         with pytest.raises(StoreBusy, match="pool"):
             await store.list_conversations()
@@ -148,7 +149,7 @@ async def test_a_commit_without_its_synchronous_standby_is_not_acknowledged(clus
         async def write_until_refused() -> None:
             """Commits wait for the standby once the server's processes have read the setting."""
             while True:
-                await store._database.write(write, TransactionOptions(store.tenant, statement_seconds=0.5))
+                await store.base.database.write(write, TransactionOptions(store.tenant, statement_seconds=0.5))
 
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(StoreUnavailable):

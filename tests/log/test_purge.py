@@ -12,22 +12,14 @@ from psycopg import sql
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
+from infra.builders import export_lines, make_messages, make_turn
 from infra.database_dump import contains_text, dump_database
 from quire.engine import Document, Engine, EngineConfig, open_engine
 from quire.engine.message_index import index_messages
 from quire.engine.search import search_messages
 from quire.errors import BlobNotFound
-from quire.log import (
-    Blob,
-    Citation,
-    ConversationOrigin,
-    IndexedDocument,
-    Passage,
-    ReplyRecord,
-    SqlStore,
-    VaultDocument,
-    memory_scope,
-)
+from quire.index.types import IndexedDocument, Passage, VaultDocument, memory_scope
+from quire.log import Blob, Citation, ConversationOrigin, ReplyRecord
 from quire.log.blobs import ORPHAN_BLOB_MICROS
 from quire.model import (
     Compaction,
@@ -49,7 +41,9 @@ from quire.model import (
 from quire.search.postings import ENTRIES_PER_SEGMENT
 from quire.search.segment_codec import decode_segment
 from quire.settings import Settings
-from quire.testing.builders import export_lines, make_messages, make_turn
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 SECRET = "xylophone"
 # The part that all its forms share, the stem included.
@@ -102,8 +96,8 @@ async def write_secret(store: SqlStore) -> None:
     reference = DocumentReference(link="[[x]]", path="x.md", summary=SECRET, snippet=f"…{SECRET}…")
     await store.append("c", *make_messages(2), Draft(body=message, references=(reference,)), *make_messages(2))
     await store.append("c", Compaction(number=1, covers=Span(first=1, last=4), summary=f"Ann and her {SECRET}"))
-    old = await store.add_memory("agent", f"Ann has a {SECRET}", citation=Citation("c", 0, 3))
-    await store.replace_memory(old.id, MEMORY, citation=Citation("c", 0, 3))
+    old = await store.memories.add("agent", f"Ann has a {SECRET}", citation=Citation("c", 0, 3))
+    await store.memories.replace(old.id, MEMORY, citation=Citation("c", 0, 3))
     await store.record_reply("c", build_reply_with_memory(f"- {MEMORY}\n- Ann likes tea"))
     await store.record_reply("elsewhere", build_reply_with_memory(MEMORY))
     await store.record_reply("c", build_reply_with_recall(3))
@@ -149,7 +143,6 @@ def find_tables_with(trace: str, admin_url: str) -> set[str]:
 TABLES_WITH_CONTENT = {"entries", "passages", "terms", "memories", "blobs"}
 
 
-@pytest.mark.every_backend
 @pytest.mark.parametrize("seqs", [[3], None])
 async def test_no_table_retains_a_purged_text(store: SqlStore, admin_url: str, seqs: list[int] | None):
     await write_secret(store)
@@ -158,7 +151,7 @@ async def test_no_table_retains_a_purged_text(store: SqlStore, admin_url: str, s
     await store.purge("c", seqs)
     assert find_tables_with(SECRET_STEM, admin_url) == set()
     assert await store.verify_conversation("c") == []
-    assert await store.search(SECRET, scopes=[memory_scope("agent")]) == []
+    assert await store.passages.search(SECRET, scopes=[memory_scope("agent")]) == []
     assert await find_messages(store, SECRET) == []
     if seqs is not None:
         await index_all(store)
@@ -170,14 +163,14 @@ async def test_a_purge_does_not_touch_equal_text_elsewhere(store: SqlStore):
     """A document with the same words and the same message in another conversation remain."""
     await write_secret(store)
     note = IndexedDocument(VaultDocument("n.md", b"d", 1, 1), (Passage("n.md", f"On the {SECRET}"),))
-    await store.put_documents("notes", [note])
+    await store.documents.put("notes", [note])
     document = Blob("text/plain", MEMORY.encode() + b" is the title of a book")
     await store.record_reply("elsewhere", make_turn(*make_messages(2), blobs=(document,)))
     await store.append("elsewhere", Message.user(f"I play the {SECRET}"))
     await index_all(store)
-    other = await store.add_memory("agent", f"Bob plays the {SECRET} too", citation=Citation("elsewhere", 0, 5))
+    other = await store.memories.add("agent", f"Bob plays the {SECRET} too", citation=Citation("elsewhere", 0, 5))
     await store.purge("c", [3])
-    hits = await store.search(SECRET, scopes=["vault:notes", memory_scope("agent")])
+    hits = await store.passages.search(SECRET, scopes=["vault:notes", memory_scope("agent")])
     assert sorted(hit.key for hit in hits) == sorted(["n.md", other.id])
     assert await find_messages(store, SECRET) == [("elsewhere", 5)]
     [*_, (_, manifest)] = await store.list_manifests("elsewhere")
@@ -248,7 +241,7 @@ async def plant_canaries(engine: Engine, vault: Path) -> None:
         usage=summary_usage,
     )
     await store.append("c", by_hand, branch=1)
-    await store.add_memory("agent", canary("memory"), citation=Citation("c", 0, 1))
+    await store.memories.add("agent", canary("memory"), citation=Citation("c", 0, 1))
     await store.put_blob(canary("upload").encode())
     await engine.wait_for_background()
 
@@ -260,7 +253,6 @@ def find_canaries(admin_url: str) -> dict[str, set[str]]:
     return {place: tables for place, tables in found.items() if tables}
 
 
-@pytest.mark.every_backend
 async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
     database_url: str, admin_url: str, tmp_path: Path
 ):
@@ -277,8 +269,8 @@ async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
         assert find_canaries(admin_url) == {}
         assert not contains_text(dump_database(admin_url), CANARY)
         # The bytes of segments are compressed, so that a scan proves nothing.
-        refs = await engine.store.list_segments("c")
-        blobs = await engine.store.read_segments("c", refs)
+        refs = await engine.store.message_index.list_segments("c")
+        blobs = await engine.store.message_index.read_segments("c", refs)
         assert [len(decode_segment(*each)) for each in blobs] == [0] * len(refs) != []
         assert await engine.store.verify_conversation("c") == []
         lines = await export_lines(engine.store, "c")
@@ -290,7 +282,6 @@ async def test_a_purged_conversation_leaves_no_text_in_any_table_or_file(
         await (await engine.conversation("c")).prepare("And now?")
 
 
-@pytest.mark.every_backend
 async def test_a_purged_message_takes_the_names_of_its_documents_from_manifests(
     database_url: str, admin_url: str, tmp_path: Path
 ):
@@ -325,7 +316,7 @@ async def test_a_purge_collects_old_uploads_that_nothing_references(store: SqlSt
         await store.get_blob(used)
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.every_postgres
 @pytest.mark.parametrize(
     "statement",
     [
@@ -394,7 +385,7 @@ async def test_a_purge_waits_for_readers_that_keep_the_text_in_the_write_ahead_l
 async def test_a_reader_that_outlasts_the_purge_only_delays_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("quire.log.sqlite.CHECKPOINT_WAIT_SECONDS", 0)
+    monkeypatch.setattr("quire.db.sqlite.CHECKPOINT_WAIT_SECONDS", 0)
     path = tmp_path / "quire.db"
     async with SqlStore.open(f"sqlite:///{path}") as store:
         await write_secret_message(store)

@@ -13,29 +13,19 @@ import psycopg
 import pytest
 from psycopg.sql import Literal
 
-from quire.log import (
-    ConversationOrigin,
-    IndexedDocument,
-    MessageKey,
-    Passage,
-    SegmentData,
-    SegmentUpdate,
-    SqlStore,
-    VaultDocument,
-)
+from quire.index.types import IndexedDocument, Passage, SegmentData, SegmentUpdate, VaultDocument
+from quire.log import ConversationOrigin, MessageKey
 from quire.model import Compaction, Message, Span, iter_paths
 from quire.search.tokenizer import count_terms
-
-on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
-on_sqlite = pytest.mark.parametrize("backend", ["sqlite"])
+from quire.store import SqlStore
 
 NAME = "this one"
 SESSION = "this session"
 SCOPE = "vault:this vault"
 MESSAGES = [Message.user(f"{'some words ' * 20}{number}") for number in range(50)]
-PATHS = list(iter_paths(message.canonical_json() for message in MESSAGES))
+PATHS = list(iter_paths(message.canonical_json().encode() for message in MESSAGES))
 UNKNOWN = [Message.user(f"never stored {number}") for number in range(20)]
-UNKNOWN_PATHS = list(iter_paths(message.canonical_json() for message in UNKNOWN[:5]))
+UNKNOWN_PATHS = list(iter_paths(message.canonical_json().encode() for message in UNKNOWN[:5]))
 
 # Enough rows that the planner of PostgreSQL prefers an index without being forced.
 COPIES = 400
@@ -82,24 +72,24 @@ READS: dict[str, Call] = {
     "control entries": lambda store: store.fork(NAME, at=45),
     "append": lambda store: store.append(NAME, Message.user("the next")),
     "retried append": lambda store: store.append(NAME, MESSAGES[20], after=PATHS[19]),
-    "segments": lambda store: store.list_segments(NAME),
+    "segments": lambda store: store.message_index.list_segments(NAME),
     "read segments": lambda store: read_all_segments(store),
-    "uncounted": lambda store: store.has_uncounted(),
-    "unindexed": lambda store: store.has_unindexed(conversations=[NAME]),
-    "message index": lambda store: store.read_message_index(["word", "20"], after_revision=1 << 60),
-    "messages": lambda store: store.read_messages([MessageKey(NAME, 0, 20)]),
-    "search": lambda store: store.search("some words 20", scopes=[SCOPE]),
-    "passages": lambda store: store.get_passages(SCOPE, "0:20"),
-    "unembedded": lambda store: store.list_unembedded(SCOPE, embedder="e", limit=5),
-    "memories": lambda store: store.list_memories("agent"),
-    "document fingerprints": lambda store: store.list_document_fingerprints("vault"),
+    "uncounted": lambda store: store.usage.has_uncounted(),
+    "unindexed": lambda store: store.message_index.has_unindexed(conversations=[NAME]),
+    "message index": lambda store: store.message_index.read_changes(["word", "20"], after_revision=1 << 60),
+    "messages": lambda store: store.message_index.read_messages([MessageKey(NAME, 0, 20)]),
+    "search": lambda store: store.passages.search("some words 20", scopes=[SCOPE]),
+    "passages": lambda store: store.passages.get(SCOPE, "0:20"),
+    "unembedded": lambda store: store.passages.list_unembedded(SCOPE, embedder="e", limit=5),
+    "memories": lambda store: store.memories.list("agent"),
+    "documents": lambda store: store.documents.list("vault"),
     "session": lambda store: store.list_session(SESSION),
 }
 
 
 async def read_all_segments(store: SqlStore) -> None:
-    refs = await store.list_segments(NAME)
-    assert await store.read_segments(NAME, refs) == [SegmentData(b"columns", b"terms")]
+    refs = await store.message_index.list_segments(NAME)
+    assert await store.message_index.read_segments(NAME, refs) == [SegmentData(b"columns", b"terms")]
 
 
 @pytest.fixture
@@ -109,10 +99,10 @@ async def filled_store(store: SqlStore, admin_url: str) -> SqlStore:
     await store.append(NAME, Compaction(number=1, covers=Span(first=1, last=30), summary="short"))
     counts = tuple(enumerate(count_terms(message.text) for message in MESSAGES))
     data = SegmentData(b"columns", b"terms")
-    await store.put_segments([SegmentUpdate(NAME, 0, 0, 1, 50, None, 0, data, None, counts)])
-    await store.put_passages(SCOPE, PASSAGES)
-    await store.add_memory("agent", "some words", source="import")
-    await store.put_documents("vault", DOCUMENTS)
+    await store.message_index.put_segments([SegmentUpdate(NAME, 0, 0, 1, 50, None, 0, data, None, counts)])
+    await store.passages.put(SCOPE, PASSAGES)
+    await store.memories.add("agent", "some words", source="import")
+    await store.documents.put("vault", DOCUMENTS)
     if admin_url.startswith("postgresql"):
         with psycopg.connect(admin_url) as owner:
             owner.execute(COPY_SQL)
@@ -195,7 +185,7 @@ def collect_node_types(nodes: list[dict[str, Any]]) -> set[str]:
     return {node["Node Type"] for node in nodes}
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_hot_reads_use_an_index_of_one_partition(filled_store: SqlStore, plans: list[ExplainedStatement]) -> None:
     touched = {name: await find_touched_tables(call, filled_store, plans) for name, call in READS.items()}
     branches, entries, paths = {"quire_branches"}, {"quire_branches", "quire_entries"}, "quire_paths"
@@ -218,7 +208,7 @@ async def test_hot_reads_use_an_index_of_one_partition(filled_store: SqlStore, p
         "passages": {"quire_passages"},
         "unembedded": {"quire_passages"},
         "memories": {"quire_memories"},
-        "document fingerprints": {"quire_documents"},
+        "documents": {"quire_documents"},
         "session": {"quire_conversations"},
     }
 
@@ -237,7 +227,7 @@ async def find_touched_tables(call: Call, store: SqlStore, plans: list[Explained
     return touched
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_the_control_entries_have_an_index_of_their_own(
     filled_store: SqlStore, plans: list[ExplainedStatement]
 ) -> None:
@@ -248,23 +238,25 @@ async def test_the_control_entries_have_an_index_of_their_own(
     assert not scan.index.endswith("_pkey")
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_the_longest_prefix_probes_one_partition_for_each_path(
     filled_store: SqlStore, plans: list[ExplainedStatement]
 ) -> None:
     for conversation in (None, NAME):
         for length in (10, 50):
             plans.clear()
-            match = await filled_store.find_longest_prefix(MESSAGES[:length] + UNKNOWN, conversation=conversation)
-            assert match == (length, NAME, 0, length)
+            paths = [*PATHS[:length], *UNKNOWN_PATHS]
+            match = await filled_store.match_history(paths, conversation=conversation)
+            assert match is not None
+            assert (match.branch.conversation, match.length, match.seq) == (NAME, length, length)
             [plan] = plans
             executed = plan.executed("quire_paths")
             assert {scan.node for scan in executed} <= {"Index Scan", "Index Only Scan"}
             # From the end of the list down to the stored path; shorter paths are not looked up.
-            assert sum(scan.times for scan in executed) == len(UNKNOWN) + 1
+            assert sum(scan.times for scan in executed) == len(UNKNOWN_PATHS) + 1
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_a_history_is_matched_in_a_session_by_one_statement(
     filled_store: SqlStore, plans: list[ExplainedStatement]
 ) -> None:
@@ -315,12 +307,11 @@ def sqlite_plans(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 READS_AND_LOOKUPS: dict[str, Call] = READS | {
-    "longest prefix": lambda store: store.find_longest_prefix(MESSAGES + UNKNOWN),
-    "longest prefix here": lambda store: store.find_longest_prefix(MESSAGES + UNKNOWN, conversation=NAME),
+    "history": lambda store: store.match_history([*PATHS, *UNKNOWN_PATHS]),
+    "history of a conversation": lambda store: store.match_history([*PATHS, *UNKNOWN_PATHS], conversation=NAME),
 }
 
 
-@on_sqlite
 async def test_hot_reads_search_an_index_on_sqlite(sqlite_plans: list[list[str]], filled_store: SqlStore) -> None:
     for name, call in READS_AND_LOOKUPS.items():
         sqlite_plans.clear()
@@ -330,16 +321,14 @@ async def test_hot_reads_search_an_index_on_sqlite(sqlite_plans: list[list[str]]
             assert all(re.match(r"SEARCH quire_\w+ USING (INDEX|PRIMARY KEY)", step) for step in steps), (name, steps)
 
 
-@on_sqlite
 async def test_the_longest_prefix_stops_at_the_first_hit_on_sqlite(
     sqlite_plans: list[list[str]], filled_store: SqlStore
 ) -> None:
     sqlite_plans.clear()
-    await filled_store.find_longest_prefix(MESSAGES + UNKNOWN)
-    assert len(sqlite_plans) == len(UNKNOWN) + 1
+    await filled_store.match_history([*PATHS, *UNKNOWN_PATHS])
+    assert sum("quire_paths" in steps[0] for steps in sqlite_plans) == len(UNKNOWN_PATHS) + 1
 
 
-@on_sqlite
 async def test_the_control_entries_have_an_index_of_their_own_on_sqlite(
     sqlite_plans: list[list[str]], filled_store: SqlStore
 ) -> None:
@@ -348,12 +337,11 @@ async def test_the_control_entries_have_an_index_of_their_own_on_sqlite(
     assert any("INDEX quire_entries_control" in step for steps in sqlite_plans for step in steps)
 
 
-@on_sqlite
 async def test_several_messages_are_looked_up_one_by_one_on_sqlite(
     sqlite_plans: list[list[str]], filled_store: SqlStore
 ) -> None:
     sqlite_plans.clear()
-    entries, _ = await filled_store.read_messages([MessageKey(NAME, 0, seq) for seq in (3, 9, 27)])
+    entries, _ = await filled_store.message_index.read_messages([MessageKey(NAME, 0, seq) for seq in (3, 9, 27)])
     assert [entry and entry.seq for entry in entries] == [3, 9, 27]
     lookups = [step for steps in sqlite_plans for step in steps if "quire_entries" in step]
     assert len(lookups) == 3

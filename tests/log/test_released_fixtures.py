@@ -19,8 +19,8 @@ from sqlalchemy.engine import make_url
 
 from infra import released_fixtures as released
 from infra.postgres import Cluster, PostgresServer
+from quire.db import migrate
 from quire.errors import QuireError
-from quire.log import migrate
 from quire.settings.sources import load_settings, read_settings_file
 
 PRESENT = "present"
@@ -79,7 +79,7 @@ async def test_sqlite_is_migrated_verified_and_read(fixture: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("backend", ["postgres18"])
-async def test_postgres_is_migrated_verified_and_read(backend: str, fixture: Path, postgres_url: str):
+async def test_postgres_is_migrated_verified_and_read(fixture: Path, postgres_url: str):
     key, expected = read_expected(fixture, "postgres")
     released.load_postgres(gzip.decompress((fixture / released.POSTGRES_FILE).read_bytes()), postgres_url)
     migrate.upgrade(postgres_url)

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.log import Passage, SqlStore, pack_vector
-from quire.log.search.hybrid import TEXT_WEIGHT, VECTOR_WEIGHT, fuse_rankings
+from infra.builders import property_settings
+from quire.index.passages import TEXT_WEIGHT, VECTOR_WEIGHT, fuse_rankings
+from quire.index.types import Passage
+from quire.index.vectors import pack_vector
 from quire.search.postings import NUMBERS_PER_BLOCK, RankedPassage, build_postings
 from quire.search.tokenizer import count_terms
-from quire.testing.builders import property_settings
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 WORDS = ["otter", "heron", "badger", "fox", "river"]
 SCOPE = "vault:v"
@@ -51,7 +55,6 @@ async def check_index_matches_passages(store: SqlStore, admin_url: str) -> None:
     assert pgvector_count + sum(len(pack) // 12 for (pack,) in packs) == len(stored)
 
 
-@pytest.mark.every_backend
 @property_settings
 @given(
     changes=st.lists(
@@ -61,38 +64,40 @@ async def check_index_matches_passages(store: SqlStore, admin_url: str) -> None:
 async def test_the_index_is_what_the_passages_make_it(store: SqlStore, admin_url: str, changes: list[tuple[int, str]]):
     for key, text in changes:
         if text:
-            await store.put_passages(SCOPE, [make_passage(key, text)])
+            await store.passages.put(SCOPE, [make_passage(key, text)])
         else:
-            await store.delete_passages(SCOPE, [str(key)])
+            await store.passages.delete(SCOPE, [str(key)])
     await check_index_matches_passages(store, admin_url)
-    await store.delete_passages(SCOPE, [str(key) for key in range(5)])
+    await store.passages.delete(SCOPE, [str(key) for key in range(5)])
     assert fetch_rows(admin_url, "SELECT * FROM quire_terms") == []
     assert fetch_rows(admin_url, "SELECT * FROM quire_passages") == []
 
 
 async def test_concurrent_writers_do_not_corrupt_the_index(store: SqlStore, admin_url: str):
     writers = (
-        store.put_passages(SCOPE, [make_passage(number % 7, f"{WORDS[number % 5]} {number}")]) for number in range(40)
+        store.passages.put(SCOPE, [make_passage(number % 7, f"{WORDS[number % 5]} {number}")]) for number in range(40)
     )
     await asyncio.gather(*writers)
     await check_index_matches_passages(store, admin_url)
 
 
 async def test_a_scope_of_several_blocks_is_one(store: SqlStore):
-    await store.put_passages(
+    await store.passages.put(
         SCOPE, [Passage(str(number), f"otter {number}") for number in range(NUMBERS_PER_BLOCK + 50)]
     )
     for number in (0, NUMBERS_PER_BLOCK - 1, NUMBERS_PER_BLOCK, NUMBERS_PER_BLOCK + 49):
-        [hit, *_] = await store.search(f"otter {number}", scopes=[SCOPE])
+        [hit, *_] = await store.passages.search(f"otter {number}", scopes=[SCOPE])
         assert hit.key == str(number)
-    assert len(await store.search("otter", scopes=[SCOPE], limit=2 * NUMBERS_PER_BLOCK)) == NUMBERS_PER_BLOCK + 50
+    assert (
+        len(await store.passages.search("otter", scopes=[SCOPE], limit=2 * NUMBERS_PER_BLOCK)) == NUMBERS_PER_BLOCK + 50
+    )
 
 
 async def test_naming_a_scope_twice_changes_nothing(store: SqlStore):
-    await store.put_passages(SCOPE, [make_passage(number, word) for number, word in enumerate(WORDS)])
+    await store.passages.put(SCOPE, [make_passage(number, word) for number, word in enumerate(WORDS)])
     for options in ({}, {"vector": [1.0, 0.0], "embedder": "e"}):
-        once = await store.search("otter heron", scopes=[SCOPE], **options)
-        assert await store.search("otter heron", scopes=[SCOPE, SCOPE], **options) == once
+        once = await store.passages.search("otter heron", scopes=[SCOPE], **options)
+        assert await store.passages.search("otter heron", scopes=[SCOPE, SCOPE], **options) == once
 
 
 def test_what_both_ways_find_comes_before_what_one_finds():

@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
+from infra.builders import make_messages, make_turn
+from quire.db.dialects import insert_rows, upsert
+from quire.db.notifications import Notifications
+from quire.db.raw_sql import batch_statements, combine_statements, execute
+from quire.db.schema import calibrations, costs
+from quire.db.store_part import read, write
 from quire.errors import StoreError
-from quire.log import SqlStore
-from quire.log.dialects import insert_rows, upsert
-from quire.log.notifications import Notifications
-from quire.log.raw_sql import execute
-from quire.log.schema import calibrations, costs
-from quire.log.statement_batch import batch_statements, combine_statements
-from quire.testing.builders import make_messages, make_turn
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 def test_parameters_are_numbered_over_all_statements():
@@ -35,12 +37,11 @@ def read_models(connection: Connection, tenant: str) -> list[str]:
 
 
 async def test_all_rows_of_a_batch_are_written_or_none(store: SqlStore):
-    write: Any = store._write
-    await write(write_rows, "a")
+    await store.run(write, write_rows, "a")
     with pytest.raises(StoreError):
-        await write(write_rows, "a")
-    await write(write_rows, "b")
-    assert await store._read(read_models) == ["a", "b"]
+        await store.run(write, write_rows, "a")
+    await store.run(write, write_rows, "b")
+    assert await store.run(read, read_models) == ["a", "b"]
 
 
 async def test_a_turn_takes_four_round_trips(store: SqlStore, database_url: str, monkeypatch: pytest.MonkeyPatch):

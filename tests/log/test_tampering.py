@@ -15,27 +15,19 @@ import pytest
 from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine import make_url
 
+from infra.builders import make_messages, make_turn
 from quire.engine import open_engine
 from quire.errors import IntegrityViolation
+from quire.index.types import IndexedDocument, Passage, VaultDocument, memory_scope, vault_scope
 from quire.jobs import queue_schema
-from quire.log import (
-    Blob,
-    Citation,
-    ConversationOrigin,
-    ConversationRecord,
-    IndexedDocument,
-    IntegrityFault,
-    Passage,
-    SqlStore,
-    VaultDocument,
-    memory_scope,
-    vault_scope,
-)
+from quire.log import Blob, Citation, ConversationOrigin, ConversationRecord, IntegrityFault
 from quire.log.imports import ImportBatch, ImportItem
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import Compaction, Draft, FilePart, Message, Pin, Span, TextPart, TokenCount, Usage
 from quire.model.agents import Agent
-from quire.testing.builders import make_messages, make_turn
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 APPLICATION_ROLE = "quire_app"
 FORGED = "forgedtext"
@@ -127,7 +119,7 @@ def make_import(conversation: str, *, parent: tuple[int, int]) -> ImportBatch:
 async def write_everything(store: SqlStore) -> None:
     """Rows in every table that a conversation, an agent and a server write."""
     # Older than the conversation, so that every request contains it.
-    await store.add_memory("agent", "the first word", source="a source")
+    await store.memories.add("agent", "the first word", source="a source")
     await store.create_conversation("c", origin=ConversationOrigin(client="word", session="word", project="word"))
     blob = await store.put_blob(b"a picture", media_type="image/png")
     picture = Message(role="user", parts=(TextPart(text="word"), FilePart(blob=blob)))
@@ -138,17 +130,17 @@ async def write_everything(store: SqlStore) -> None:
     await store.record_reply("c", turn._replace(request_id="request", response_id="response"))
     await store.fork("c", at=5, name="fork")
     await store.append("c", *make_messages(2, start=11), branch=1)
-    await store.import_items([make_import("c", parent=(1, 7))])
+    await store.imports.append([make_import("c", parent=(1, 7))])
     transcript = TranscriptKey("word", "word", "subagents/word")
     lines = [TranscriptLine("word", "a word")]
-    await store.append_transcript(transcript, lines, fold_summary=lambda _, new, at: "a word")
-    await store.link_transcript(transcript, "c")
+    await store.transcripts.append(transcript, lines, fold_summary=lambda _, new, at: "a word")
+    await store.transcripts.link(transcript, "c")
     await store.rename_conversation("c", "Title")
-    old = await store.add_memory("agent", "an old word", citation=Citation("c", 0, 1))
-    await store.replace_memory(old.id, "a new word", source="a source")
-    await store.create_key("key", ["chat"])
+    old = await store.memories.add("agent", "an old word", citation=Citation("c", 0, 1))
+    await store.memories.replace(old.id, "a new word", source="a source")
+    await store.keys.create("key", ["chat"])
     document = VaultDocument("n.md", b"digest", 1, 1, title="word", summary="a word", aliases=("word",))
-    await store.put_documents("notes", [IndexedDocument(document, (Passage("n.md", "a word about otters"),))])
+    await store.documents.put("notes", [IndexedDocument(document, (Passage("n.md", "a word about otters"),))])
     assert await list_faults(store) == []
 
 
@@ -192,7 +184,6 @@ def read_values(url: str, name: ColumnName) -> list[StoredValue]:
     return [StoredValue(name, {column: row[column] for column in key_columns}, row[name.column]) for row in rows]
 
 
-@pytest.mark.every_backend
 async def test_every_changed_value_is_named(store: SqlStore, database_url: str, admin_url: str):
     await write_everything(store)
     if not database_url.startswith("sqlite"):
@@ -213,7 +204,7 @@ async def test_every_changed_value_is_named(store: SqlStore, database_url: str, 
     assert await list_faults(store) == []
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.every_postgres
 def test_exceptions_name_existing_tables_and_columns(admin_url: str):
     queue_schema.upgrade(admin_url)
     with psycopg.connect(admin_url) as connection:
@@ -241,7 +232,7 @@ async def test_no_request_contains_a_changed_value(database_url: str, name: tupl
         async with open_engine(database_url, model="gpt-4o", agent=AGENT) as engine:
             with suppress(IntegrityViolation):
                 request = await (await engine.conversation("c")).prepare("And now?")
-                assert FORGED not in json.dumps(request.to_openai())
+                assert FORGED not in json.dumps(request.to_chat())
         value.overwrite(database_url, value.value)
 
 
@@ -266,23 +257,23 @@ async def test_a_changed_entry_can_be_purged_to_use_the_conversation_again(datab
             await conversation.prepare("And now?")
         await engine.store.purge("c", [1])
         request = await conversation.prepare("And now?")
-        assert FORGED not in json.dumps(request.to_openai())
+        assert FORGED not in json.dumps(request.to_chat())
         assert await engine.store.verify_conversation("c") == []
 
 
 async def test_a_changed_passage_is_no_hit(store: SqlStore, database_url: str):
     await write_everything(store)
     scopes = [vault_scope("notes"), memory_scope("agent")]
-    assert await store.search("otters", scopes=scopes)
+    assert await store.passages.search("otters", scopes=scopes)
     for column in ("text", "title", "key", "at", "digest"):
         for value in read_values(database_url, ColumnName("quire_passages", column)):
             if value.key["scope"] != scopes[0]:
                 continue
             value.overwrite(database_url, change_value(value.value, column))
-            assert await store.search("otters", scopes=scopes) == []
+            assert await store.passages.search("otters", scopes=scopes) == []
             changed_key = {**value.key, **({"key": f"{value.value} "} if column == "key" else {})}
             value._replace(key=changed_key).overwrite(database_url, value.value)
-    assert await store.search("otters", scopes=scopes)
+    assert await store.passages.search("otters", scopes=scopes)
 
 
 async def test_a_changed_document_is_not_listed_and_so_indexed_again(store: SqlStore, database_url: str):
@@ -290,9 +281,9 @@ async def test_a_changed_document_is_not_listed_and_so_indexed_again(store: SqlS
     for column in ("title", "summary", "aliases", "headings", "digest"):
         [value] = read_values(database_url, ColumnName("quire_documents", column))
         value.overwrite(database_url, change_value(value.value, column))
-        assert await store.list_documents("notes") == []
+        assert await store.documents.list("notes") == []
         value.overwrite(database_url, value.value)
-    assert len(await store.list_documents("notes")) == 1
+    assert len(await store.documents.list("notes")) == 1
 
 
 async def test_a_changed_calibration_is_not_used(store: SqlStore, database_url: str):
@@ -304,11 +295,11 @@ async def test_a_changed_calibration_is_not_used(store: SqlStore, database_url: 
 
 
 async def test_a_key_that_was_revoked_cannot_be_made_valid_again(store: SqlStore, database_url: str):
-    key, secret = await store.create_key("key", ["chat"])
-    await store.revoke_key(key.id)
+    key, secret = await store.keys.create("key", ["chat"])
+    await store.keys.revoke(key.id)
     [value] = read_values(database_url, ColumnName("quire_api_keys", "revoked_at"))
     value.overwrite(database_url, None)
-    assert await store.verify_key(secret) is None
+    assert await store.keys.verify(secret) is None
 
 
 async def test_a_response_is_not_found_by_a_changed_row(store: SqlStore, database_url: str):

@@ -9,6 +9,9 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
+from infra.builders import make_turn
+from quire.access.spending import SpendCaps
+from quire.db.store_part import StorePart
 from quire.errors import (
     BlobNotFound,
     ConversationNotFound,
@@ -18,30 +21,24 @@ from quire.errors import (
     SpendCapReached,
     SpendReserved,
 )
-from quire.log import (
-    Citation,
-    ConversationOrigin,
-    ConversationRecord,
+from quire.index.types import (
     IndexedDocument,
-    MessageKey,
     Passage,
     PassageVector,
     SegmentData,
     SegmentRef,
     SegmentUpdate,
-    SqlStore,
-    Store,
     VaultDocument,
-    pack_vector,
 )
-from quire.log.backtests import NewBacktestShard
-from quire.log.costs import SpendCaps
+from quire.index.vectors import pack_vector
+from quire.log import Citation, ConversationOrigin, ConversationRecord, MessageKey
 from quire.log.imports import ImportBatch, ImportItem
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import DocumentReference, Draft, FilePart, Message, TextPart, Usage
-from quire.testing.builders import make_turn
+from quire.store import SqlStore
+from quire.store.backtests import NewBacktestShard
 
-on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+pytestmark = pytest.mark.every_database
 
 TRANSCRIPT = TranscriptKey("project", "session", "subagents/agent-1")
 
@@ -92,23 +89,23 @@ async def fill_store(store: SqlStore) -> None:
         await store.create_conversation(name)
         question = Draft(body=Message.user(name), references=REFERENCES)
         await store.record_reply(name, make_turn()._replace(drafts=(question, ANSWER)))
-        await store.put_passages(f"vault:{number}", [Passage("note.md", name)])
+        await store.passages.put(f"vault:{number}", [Passage("note.md", name)])
     await store.append(names[0], Message(role="user", parts=(TextPart(text="a file"), file)))
-    await store.put_segments([SEGMENT._replace(conversation=name) for name in names])
-    await store.import_items([make_import(f"imported {number}") for number in range(CONVERSATIONS)])
-    while await store.count_usage():
+    await store.message_index.put_segments([SEGMENT._replace(conversation=name) for name in names])
+    await store.imports.append([make_import(f"imported {number}") for number in range(CONVERSATIONS)])
+    while await store.usage.count():
         pass
     await store.append("conversation 0", Message.user("an uncounted message"))
-    await store.add_memory("agent", "a memory", citation=Citation("conversation 0", 0, 1))
+    await store.memories.add("agent", "a memory", citation=Citation("conversation 0", 0, 1))
     note = VaultDocument("note.md", b"digest", 1, 1)
-    await store.put_documents("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
-    await store.append_transcript(TRANSCRIPT, [TranscriptLine("id", "{}")])
-    await store.create_key("a key", ["read"])
-    await store.reserve_spend("conversation 0", 1.0, SpendCaps(tenant=100.0))
-    await store.acquire_turn_lease("conversation 0", 0, owner="a process")
-    await store.append_turn_events("conversation 0", "a turn", 0, "[]")
-    await store.take_permits("a key", per_minute=60, permits=1)
-    await store.create_backtest("{}", [NewBacktestShard("[]", 1)])
+    await store.documents.put("vault", [IndexedDocument(note, (Passage("note.md", "a note"),))])
+    await store.transcripts.append(TRANSCRIPT, [TranscriptLine("id", "{}")])
+    await store.keys.create("a key", ["read"])
+    await store.spending.reserve("conversation 0", 1.0, SpendCaps(tenant=100.0))
+    await store.leases.acquire("conversation 0", 0, owner="a process")
+    await store.turn_events.append("conversation 0", "a turn", 0, "[]")
+    await store.rate_limits.take("a key", per_minute=60, permits=1)
+    await store.backtests.create("{}", [NewBacktestShard("[]", 1)])
 
 
 @pytest.fixture
@@ -175,7 +172,7 @@ def list_visible_tenants(session: Session, tenant: str | None, table: str) -> se
     return None if rows is None else {row[0] for row in rows}
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_no_statement_sees_another_tenants_rows(owner: Session, database_url: str) -> None:
     assert len(tables(owner)) >= 6 + 2 * 16
     for table in tables(owner):
@@ -188,7 +185,7 @@ def test_no_statement_sees_another_tenants_rows(owner: Session, database_url: st
     assert readable == {table: {"a"} for table in readable}
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_without_a_tenant_nothing_is_visible(owner: Session, database_url: str) -> None:
     insert = sql.SQL("INSERT INTO quire_conversations VALUES ('', 'without tenant', '', 0, 0)").format()
     for tenant in NO_TENANT:
@@ -198,7 +195,7 @@ def test_without_a_tenant_nothing_is_visible(owner: Session, database_url: str) 
             assert try_statement(session, tenant, insert) is None
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_no_statement_changes_another_tenants_rows(owner: Session, database_url: str) -> None:
     for tenant in (*NO_TENANT, "a"):
         with psycopg.connect(database_url, autocommit=True) as session:
@@ -213,7 +210,7 @@ def check_nothing_changes(owner: Session, session: Session, tenant: str | None, 
         assert read_rows(owner, table, "b") == before, statement.as_string()
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_the_version_cannot_be_changed_by_the_application(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as session:
         assert try_statement(session, None, sql.SQL("SELECT * FROM quire_version").format())
@@ -221,7 +218,7 @@ def test_the_version_cannot_be_changed_by_the_application(database_url: str) -> 
         assert try_statement(session, None, sql.SQL("UPDATE quire_version SET version_num = '0'").format()) is None
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_every_table_is_under_row_level_security(admin_url: str) -> None:
     with psycopg.connect(admin_url) as owner:
         assert {name for (name,) in owner.execute(UNPROTECTED)} == TABLES_WITH_EXTRA_POLICIES
@@ -242,7 +239,7 @@ SEGMENT = SegmentUpdate("theirs", 0, 0, 1, 1, None, 0, SegmentData(b"columns", b
 NOTE = IndexedDocument(VaultDocument("note.md", b"digest", 1, 1), (Passage("note.md", "a's note"),))
 SCOPES = ("memory:agent", "vault:vault")
 
-REFUSED: dict[str, Callable[[Store], Any]] = {
+REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "get_conversation": lambda store: store.get_conversation("theirs"),
     "is_purged": lambda store: store.is_purged("theirs"),
     "rename_conversation": lambda store: store.rename_conversation("theirs", "mine"),
@@ -259,87 +256,109 @@ REFUSED: dict[str, Callable[[Store], Any]] = {
     "record_reply": lambda store: store.record_reply("theirs", make_turn(MESSAGE)),
     "get_manifest": lambda store: store.get_manifest("theirs", 1),
     "list_manifests": lambda store: store.list_manifests("theirs"),
-    "add_cost": lambda store: store.add_cost("theirs", 1.0),
+    "spending.add_cost": lambda store: store.spending.add_cost("theirs", 1.0),
     "purge": lambda store: store.purge("theirs"),
     "verify_conversation": lambda store: store.verify_conversation("theirs"),
     "export_conversation": lambda store: collect_export(store, "theirs"),
-    "list_segments": lambda store: store.list_segments("theirs"),
-    "read_segments": lambda store: store.read_segments("theirs", [SegmentRef(0, 0, 0, 1, 1, 0, 1, None)]),
-    "put_segments": lambda store: store.put_segments([SEGMENT]),
-    "add_memory": lambda store: store.add_memory("agent", "mine", citation=Citation("theirs", 0, 1)),
+    "message_index.list_segments": lambda store: store.message_index.list_segments("theirs"),
+    "message_index.read_segments": lambda store: store.message_index.read_segments(
+        "theirs", [SegmentRef(0, 0, 0, 1, 1, 0, 1, None)]
+    ),
+    "message_index.put_segments": lambda store: store.message_index.put_segments([SEGMENT]),
+    "memories.add": lambda store: store.memories.add("agent", "mine", citation=Citation("theirs", 0, 1)),
 }
 WITHOUT_CONVERSATION = {
-    "count_messages",
-    "draw_messages",
-    "list_sample_frame",
     "create_conversation",
     "list_conversations",
     "list_origins",
     "list_session",
     "fill_titles",
     "sum_tokens",
-    "find_longest_prefix",
     "match_history",
     "get_request",
     "find_response",
     "forget_response",
     "get_calibration",
-    "get_cost",
-    "check_spend",
-    "reserve_spend",
-    "settle_spend",
+    "spending.get_cost",
+    "spending.check",
+    "spending.reserve",
+    "spending.settle",
     "put_blob",
     "get_blob",
     "import_conversation",
-    "import_items",
-    "list_imported",
-    "find_live_sessions",
-    "append_transcript",
-    "load_transcript",
-    "list_transcripts",
-    "list_transcript_subpaths",
-    "delete_transcript",
-    "link_transcript",
+    "imports.append",
+    "imports.read_ledgers",
+    "imports.find_live_sessions",
+    "transcripts.append",
+    "transcripts.load",
+    "transcripts.list",
+    "transcripts.list_subpaths",
+    "transcripts.delete",
+    "transcripts.link",
     "purge_value",
     "find_value",
     "verify_tenant",
+    "check",
+    "check_known_outage",
     "close",
-    "search",
-    "put_passages",
-    "delete_passages",
-    "get_passages",
-    "list_unembedded",
-    "put_vectors",
-    "replace_memory",
-    "retire_memory",
-    "get_memory",
-    "list_memories",
-    "put_documents",
-    "delete_documents",
-    "touch_documents",
-    "list_document_fingerprints",
-    "list_documents",
-    "has_unindexed",
-    "read_indexing_batch",
-    "mark_unembedded",
-    "reset_index_format",
-    "read_message_index",
-    "read_messages",
+    "for_tenant",
+    "get_pool_stats",
+    "observe_transactions",
+    "on_connection_loss",
+    "open",
+    "passages.list_unembedded_scopes",
+    "spending.find_key",
+    "spending.sum_by_key",
+    "passages.search",
+    "passages.put",
+    "passages.delete",
+    "passages.get",
+    "passages.list_unembedded",
+    "passages.put_vectors",
+    "memories.replace",
+    "memories.retire",
+    "memories.get",
+    "memories.list",
+    "documents.put",
+    "documents.delete",
+    "documents.touch",
+    "documents.list",
+    "message_index.has_unindexed",
+    "message_index.read_batch",
+    "message_index.mark_unembedded",
+    "message_index.reset_format",
+    "message_index.read_changes",
+    "message_index.read_messages",
     "list_conversation_ids",
-    "has_uncounted",
-    "count_usage",
-    "read_usage",
-    "read_document_pairs",
-    "recount_usage",
+    "usage.has_uncounted",
+    "usage.count",
+    "usage.read_report",
+    "usage.read_document_pairs",
+    "usage.recount",
 }
 
 
-async def collect_export(store: Store, conversation: str) -> list[str]:
+async def collect_export(store: SqlStore, conversation: str) -> list[str]:
     return [line async for line in store.export_conversation(conversation)]
 
 
+# These parts are tested on their own: they hold nothing of a conversation's content, or see all tenants by design.
+OTHER_PARTS = {"keys", "rate_limits", "leases", "turn_events", "backtests", "all_tenants"}
+
+
+def list_methods(owner: object) -> set[str]:
+    inherited = {name for name, _ in inspect.getmembers(StorePart, inspect.isfunction)}
+    methods = {name for name, _ in inspect.getmembers(owner, inspect.isroutine) if not name.startswith("_")}
+    return methods - inherited
+
+
 def test_every_method_of_a_store_is_accounted_for() -> None:
-    methods = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")}
+    no_database: Any = None
+    store = SqlStore(no_database)
+    parts = {name: part for name, part in vars(store).items() if isinstance(part, StorePart)}
+    methods = list_methods(store) | {
+        f"{name}.{method}" for name, part in parts.items() if name not in OTHER_PARTS for method in list_methods(part)
+    }
     assert methods == set(REFUSED) | WITHOUT_CONVERSATION
     assert not set(REFUSED) & WITHOUT_CONVERSATION
 
@@ -353,14 +372,13 @@ async def other_store(store: SqlStore) -> SqlStore:
     await other.append("theirs", MESSAGE, Message(role="user", parts=(file,)))
     turn = make_turn(Message.user("a question"), Message.assistant("an answer"))
     await other.record_reply("theirs", turn._replace(request_id="a's request", response_id="a's response"))
-    await other.put_segments([SEGMENT])
-    await other.add_memory("agent", "a's memory", citation=Citation("theirs", 0, 1))
-    await other.append_transcript(TRANSCRIPT, [TranscriptLine("id", "a's line")])
-    await other.put_documents("vault", [NOTE])
+    await other.message_index.put_segments([SEGMENT])
+    await other.memories.add("agent", "a's memory", citation=Citation("theirs", 0, 1))
+    await other.transcripts.append(TRANSCRIPT, [TranscriptLine("id", "a's line")])
+    await other.documents.put("vault", [NOTE])
     return other
 
 
-@pytest.mark.every_backend
 async def test_no_method_reaches_another_tenants_conversation(other_store: SqlStore) -> None:
     before = await collect_export(other_store, "theirs")
     mine = other_store.for_tenant("b")
@@ -370,12 +388,12 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await mine.list_conversations() == []
     assert await mine.list_origins() == []
     assert [each.client for each in await other_store.list_origins()] == ["a client"]
-    assert await mine.find_live_sessions("a client", ["a's session"]) == set()
-    assert await other_store.find_live_sessions("a client", ["a's session"]) == {"a's session"}
-    await other_store.import_items([make_import("imported")])
-    assert list(await other_store.list_imported(["imported"])) == ["imported"]
-    assert await mine.list_imported(["imported"]) == {}
-    await mine.import_items([make_import("imported")])
+    assert await mine.imports.find_live_sessions("a client", ["a's session"]) == set()
+    assert await other_store.imports.find_live_sessions("a client", ["a's session"]) == {"a's session"}
+    await other_store.imports.append([make_import("imported")])
+    assert list(await other_store.imports.read_ledgers(["imported"])) == ["imported"]
+    assert await mine.imports.read_ledgers(["imported"]) == {}
+    await mine.imports.append([make_import("imported")])
     assert [(await each.get_branch("imported")).head_seq for each in (mine, other_store)] == [1, 1]
     record = await other_store.get_conversation("theirs")
     [titled] = await other_store.fill_titles(record)
@@ -385,18 +403,15 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await other_store.sum_tokens(["theirs"]) != {}
     assert await mine.get_calibration("test") is None
     assert await mine.find_value("a's document") == {}
-    await mine.delete_transcript(TRANSCRIPT)
-    await mine.link_transcript(TRANSCRIPT, "mine")
-    assert await mine.load_transcript(TRANSCRIPT) is None
-    assert await mine.list_transcripts("project") == []
-    assert await mine.list_transcript_subpaths("project", "session") == []
-    assert await other_store.load_transcript(TRANSCRIPT) == ["a's line"]
+    await mine.transcripts.delete(TRANSCRIPT)
+    await mine.transcripts.link(TRANSCRIPT, "mine")
+    assert await mine.transcripts.load(TRANSCRIPT) is None
+    assert await mine.transcripts.list("project") == []
+    assert await mine.transcripts.list_subpaths("project", "session") == []
+    assert await other_store.transcripts.load(TRANSCRIPT) == ["a's line"]
     assert (await mine.purge_value("a's document")).entries == ()
     assert await other_store.find_value("a's document")
-    assert await mine.get_cost("theirs") == 0
-    assert await mine.find_longest_prefix([MESSAGE]) is None
-    assert await mine.find_longest_prefix([MESSAGE], conversation="theirs") is None
-    assert await other_store.find_longest_prefix([MESSAGE]) is not None
+    assert await mine.spending.get_cost("theirs") == 0
     path = (await other_store.get_entry("theirs", 1)).path
     assert await other_store.match_history([path]) is not None
     assert await mine.match_history([path]) is None
@@ -415,26 +430,24 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await collect_export(other_store, "theirs") == before
 
 
-@pytest.mark.every_backend
 async def test_no_method_counts_or_settles_another_tenants_spending(other_store: SqlStore) -> None:
     caps = SpendCaps(conversation=1.0, key=1.0, tenant=1.0)
-    reservation = await other_store.reserve_spend("theirs", 1.0, caps)
-    spent = await other_store.get_cost("theirs")
+    reservation = await other_store.spending.reserve("theirs", 1.0, caps)
+    spent = await other_store.spending.get_cost("theirs")
     mine = other_store.for_tenant("b")
-    await mine.settle_spend(reservation, 9.0)
-    await mine.check_spend("theirs", caps)
-    assert await mine.get_cost("theirs") == 0
-    assert await other_store.get_cost("theirs") == spent
+    await mine.spending.settle(reservation, 9.0)
+    await mine.spending.check("theirs", caps)
+    assert await mine.spending.get_cost("theirs") == 0
+    assert await other_store.spending.get_cost("theirs") == spent
     with pytest.raises(SpendReserved):
-        await other_store.reserve_spend("theirs", 1.0, caps)
-    await mine.reserve_spend("theirs", 1.0, caps)
-    await other_store.settle_spend(reservation, 1.0)
+        await other_store.spending.reserve("theirs", 1.0, caps)
+    await mine.spending.reserve("theirs", 1.0, caps)
+    await other_store.spending.settle(reservation, 1.0)
     with pytest.raises(SpendCapReached):
-        await other_store.check_spend("theirs", caps)
-    await mine.check_spend("theirs", caps)
+        await other_store.spending.check("theirs", caps)
+    await mine.spending.check("theirs", caps)
 
 
-@pytest.mark.every_backend
 async def test_another_tenants_blobs_are_out_of_reach(other_store: SqlStore) -> None:
     mine = other_store.for_tenant("b")
     digest = (await other_store.get_entry("theirs", 2)).message.parts[0].blob
@@ -446,76 +459,74 @@ async def test_another_tenants_blobs_are_out_of_reach(other_store: SqlStore) -> 
         await mine.append("mine", quoting)
 
 
-async def search_everything(store: Store) -> object:
+async def search_everything(store: SqlStore) -> object:
     """All results of a search and of the methods that list what it searches."""
-    [memory] = await store.list_memories("agent")
+    [memory] = await store.memories.list("agent")
     return (
-        await store.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e"),
-        [await store.list_unembedded(scope, embedder="e") for scope in SCOPES],
-        [await store.get_passages(scope, key) for scope, key in zip(SCOPES, (memory.id, "note.md"), strict=True)],
-        await store.list_segments("theirs"),
-        await store.read_message_index(["message"], after_revision=0),
-        await store.read_indexing_batch(max_entries=10),
-        await store.read_messages([MessageKey("theirs", 0, 1)]),
+        await store.passages.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e"),
+        [await store.passages.list_unembedded(scope, embedder="e") for scope in SCOPES],
+        [await store.passages.get(scope, key) for scope, key in zip(SCOPES, (memory.id, "note.md"), strict=True)],
+        await store.message_index.list_segments("theirs"),
+        await store.message_index.read_changes(["message"], after_revision=0),
+        await store.message_index.read_batch(max_entries=10),
+        await store.message_index.read_messages([MessageKey("theirs", 0, 1)]),
         await store.list_conversation_ids(),
-        await store.list_documents("vault"),
-        await store.list_document_fingerprints("vault"),
-        await store.list_memories("agent", include_retired=True),
+        await store.documents.list("vault"),
+        await store.memories.list("agent", include_retired=True),
     )
 
 
-@pytest.mark.every_backend
 async def test_no_method_finds_or_changes_what_another_tenant_can_find(other_store: SqlStore) -> None:
     before = await search_everything(other_store)
     [hits, *_] = before
     assert {hit.scope for hit in hits} == set(SCOPES)
     mine = other_store.for_tenant("b")
-    [memory] = await other_store.list_memories("agent")
-    assert await mine.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e") == []
+    [memory] = await other_store.memories.list("agent")
+    assert await mine.passages.search("message memory note", scopes=SCOPES, vector=[1.0], embedder="e") == []
     for scope in SCOPES:
-        assert await mine.list_unembedded(scope, embedder="e") == []
-        assert await mine.get_passages(scope, hits[0].key) == []
-        lacking = await other_store.list_unembedded(scope, embedder="e")
+        assert await mine.passages.list_unembedded(scope, embedder="e") == []
+        assert await mine.passages.get(scope, hits[0].key) == []
+        lacking = await other_store.passages.list_unembedded(scope, embedder="e")
         new_vectors = [PassageVector(each.key, each.part, each.digest, pack_vector([1.0])) for each in lacking]
-        await mine.put_vectors(scope, new_vectors, embedder="e")
-        await mine.delete_passages(scope, [hit.key for hit in hits])
-    assert await mine.list_memories("agent", include_retired=True) == []
-    assert await mine.list_documents("vault") == []
-    assert await mine.list_document_fingerprints("vault") == []
-    assert not await mine.has_unindexed()
-    assert not await mine.has_uncounted()
-    assert await mine.count_usage() == 0
-    assert not any((await mine.read_usage()).totals)
-    assert await mine.read_document_pairs() == []
-    assert await mine.recount_usage() == (0, 0, 0)
-    assert await mine.read_indexing_batch(max_entries=10) == ((), ())
-    read = await mine.read_message_index(["message"], after_revision=0)
+        await mine.passages.put_vectors(scope, new_vectors, embedder="e")
+        await mine.passages.delete(scope, [hit.key for hit in hits])
+    assert await mine.memories.list("agent", include_retired=True) == []
+    assert await mine.documents.list("vault") == []
+    assert not await mine.message_index.has_unindexed()
+    assert not await mine.usage.has_uncounted()
+    assert await mine.usage.count() == 0
+    assert not any((await mine.usage.read_report()).totals)
+    assert await mine.usage.read_document_pairs() == []
+    assert await mine.usage.recount() == (0, 0, 0)
+    assert await mine.message_index.read_batch(max_entries=10) == ((), ())
+    read = await mine.message_index.read_changes(["message"], after_revision=0)
     assert (read.changes, read.postings) == ((), {})
-    assert await mine.read_messages([MessageKey("theirs", 0, 1)]) == ([None], {})
+    assert await mine.message_index.read_messages([MessageKey("theirs", 0, 1)]) == ([None], {})
     assert await mine.list_conversation_ids() == []
-    assert await mine.mark_unembedded("e") == 0
-    await mine.reset_index_format()
+    assert await mine.message_index.mark_unembedded("e") == 0
+    await mine.message_index.reset_format()
     for call in (
-        mine.get_memory(memory.id),
-        mine.retire_memory(memory.id),
-        mine.replace_memory(memory.id, "mine", source="s"),
+        mine.memories.get(memory.id),
+        mine.memories.retire(memory.id),
+        mine.memories.replace(memory.id, "mine", source="s"),
     ):
         with pytest.raises(MemoryNotFound):
             await call
-    await mine.put_passages("vault:vault", [Passage("note.md", "b's note")])
-    await mine.put_documents("vault", [NOTE])
-    await mine.delete_documents("vault", ["note.md"])
-    await mine.touch_documents("vault", [("note.md", 9, 9)])
+    await mine.passages.put("vault:vault", [Passage("note.md", "b's note")])
+    await mine.documents.put("vault", [NOTE])
+    await mine.documents.delete("vault", ["note.md"])
+    await mine.documents.touch("vault", [("note.md", 9, 9)])
     assert await search_everything(other_store) == before
 
 
-@pytest.mark.every_backend
 async def test_equal_content_is_stored_for_each_tenant(other_store: SqlStore) -> None:
     """With the same ids, messages and blobs, a purge by one tenant does not affect the other."""
     before = await collect_export(other_store, "theirs")
     mine = other_store.for_tenant("b")
     await mine.import_conversation(before)
-    assert (await mine.find_longest_prefix([MESSAGE])).conversation == "theirs"
+    match = await mine.match_history([(await mine.get_entry("theirs", 1)).path])
+    assert match is not None
+    assert match.branch.conversation == "theirs"
     await mine.purge("theirs")
     assert await collect_export(other_store, "theirs") == before
     assert await collect_export(mine, "theirs") != before
@@ -523,9 +534,9 @@ async def test_equal_content_is_stored_for_each_tenant(other_store: SqlStore) ->
 
 async def test_no_sample_has_a_conversation_of_another_tenant(store: SqlStore, other_store: SqlStore) -> None:
     mine, every_path = store.for_tenant("b"), [bytes([first]) + bytes(31) for first in range(256)]
-    assert await other_store.list_sample_frame(limit=9) == ["theirs"]
-    assert set(await other_store.draw_messages(every_path)) == {"theirs"}
-    assert await other_store.count_messages("theirs") > 0
-    assert await mine.list_sample_frame(limit=9) == []
-    assert await mine.draw_messages(every_path) == []
-    assert await mine.count_messages("theirs") == 0
+    assert await other_store.backtests.list_sample_frame(limit=9) == ["theirs"]
+    assert set(await other_store.backtests.draw_messages(every_path)) == {"theirs"}
+    assert await other_store.backtests.count_messages("theirs") > 0
+    assert await mine.backtests.list_sample_frame(limit=9) == []
+    assert await mine.backtests.draw_messages(every_path) == []
+    assert await mine.backtests.count_messages("theirs") == 0

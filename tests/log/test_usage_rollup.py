@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from usage_workload import RecountKey, Workload, recount
 
+from infra.builders import property_settings
 from infra.database_dump import contains_text, dump_database
-from quire.log import ConversationOrigin, SqlStore
-from quire.log.usage.contribution import DAY_MICROSECONDS, MAX_COST_NANOS, MAX_NAME_CHARS, MAX_TOKENS
-from quire.log.usage.report import RollupReport
+from quire.db.store_part import write
+from quire.log import ConversationOrigin
 from quire.model import DocumentReference, Draft, Message, Usage
 from quire.model.entry_metadata import TurnTotals
-from quire.testing.builders import property_settings
+from quire.store import SqlStore
+from quire.usage.contribution import DAY_MICROSECONDS, MAX_COST_NANOS, MAX_NAME_CHARS, MAX_TOKENS
+from quire.usage.report import RollupReport
+
+pytestmark = pytest.mark.every_database
 
 TENANT_NUMBERS = count(1)
 
@@ -32,7 +36,7 @@ def to_counters(report: RollupReport) -> dict[RecountKey, Counter[str]]:
 
 
 async def count_everything(store: SqlStore) -> None:
-    while await store.count_usage():
+    while await store.usage.count():
         pass
 
 
@@ -43,14 +47,14 @@ async def test_the_roll_up_equals_a_full_recount_after_any_operations(store: Sql
     tenant = store.for_tenant(f"tenant {next(TENANT_NUMBERS)}")
     await Workload(tenant, seed).run(steps)
     await count_everything(tenant)
-    report = await tenant.read_usage(limit=1_000)
+    report = await tenant.usage.read_report(limit=1_000)
     assert to_counters(report) == await recount(tenant)
     days = Counter[str]()
     for group in report.groups["day"]:
         days.update(group.counts._asdict())
     assert days == Counter(report.totals._asdict())
     assert report.pending_branches == 0
-    assert (await tenant.recount_usage())[1:] == (0, 0)
+    assert (await tenant.usage.recount())[1:] == (0, 0)
 
 
 def make_question(*documents: str) -> Draft:
@@ -68,14 +72,14 @@ async def test_a_purge_erases_names_from_the_roll_up_in_its_own_transaction(stor
     await store.create_conversation("c", origin=ConversationOrigin(project="/home/xylophone"))
     await store.append("c", make_question("notes/xylophone.md", "b.md"), make_reply())
     await count_everything(store)
-    assert [each.first for each in await store.read_document_pairs()] == ["b.md"]
+    assert [each.first for each in await store.usage.read_document_pairs()] == ["b.md"]
     assert contains_text(dump_database(admin_url), "xylophone")
     await store.purge("c")
     assert not contains_text(dump_database(admin_url), "xylophone")
-    assert not any((await store.read_usage()).totals)
+    assert not any((await store.usage.read_report()).totals)
     await count_everything(store)
-    report = await store.read_usage()
-    assert (any(report.totals), report.turns, await store.read_document_pairs()) == (False, [], [])
+    report = await store.usage.read_report()
+    assert (any(report.totals), report.turns, await store.usage.read_document_pairs()) == (False, [], [])
 
 
 async def test_a_purge_by_value_erases_a_name_from_the_roll_up(store: SqlStore, admin_url: str) -> None:
@@ -86,19 +90,19 @@ async def test_a_purge_by_value_erases_a_name_from_the_roll_up(store: SqlStore, 
     assert result.remaining == ()
     assert not contains_text(dump_database(admin_url), "xylophone")
     await count_everything(store)
-    report = await store.read_usage()
+    report = await store.usage.read_report()
     assert ([each.name for each in report.groups["project"]], report.totals.turns) == ([""], 1)
 
 
 async def test_a_repeated_count_adds_nothing(store: SqlStore) -> None:
     await store.create_conversation("c")
     await store.append("c", make_question(), make_reply())
-    assert await store.has_uncounted()
+    assert await store.usage.has_uncounted()
     await count_everything(store)
-    before = await store.read_usage()
-    assert not await store.has_uncounted()
-    assert await store.count_usage() == 0
-    assert await store.read_usage() == before
+    before = await store.usage.read_report()
+    assert not await store.usage.has_uncounted()
+    assert await store.usage.count() == 0
+    assert await store.usage.read_report() == before
     assert before.totals.input_tokens == 10
 
 
@@ -107,37 +111,37 @@ async def test_the_turns_that_cost_most_come_first(store: SqlStore) -> None:
         await store.create_conversation(name)
         await store.append(name, make_question(), make_reply(cost=cost))
     await count_everything(store)
-    turns = (await store.read_usage(limit=2)).turns
+    turns = (await store.usage.read_report(limit=2)).turns
     assert [(each.conversation, each.seq, each.cost_nanos) for each in turns] == [
         ("b", 2, 300_000_000),
         ("c", 2, 200_000_000),
     ]
-    assert (await store.read_usage(since_day=2)).turns == []
+    assert (await store.usage.read_report(since_day=2)).turns == []
 
 
 async def test_a_recount_corrects_changed_rows(store: SqlStore) -> None:
     await store.create_conversation("c")
     await store.append("c", make_question("a.md", "b.md"), make_reply())
     await count_everything(store)
-    before = await store.read_usage(), await store.read_document_pairs()
+    before = await store.usage.read_report(), await store.usage.read_document_pairs()
     changes = (
         "UPDATE quire_usage_totals SET turns = turns + 1 WHERE dimension = 'all'",
         "DELETE FROM quire_usage_contributions WHERE dimension = 'document'",
         "DELETE FROM quire_document_pairs",
     )
     for change in changes:
-        await store._write(lambda connection, _, sql: connection.execute(text(sql)), change)
-    result = await store.recount_usage()
+        await store.run(write, lambda connection, _, sql: connection.execute(text(sql)), change)
+    result = await store.usage.recount()
     assert (result.conversations, result.corrected_conversations) == (1, 1)
     assert result.corrected_totals > 0
-    assert (await store.read_usage(), await store.read_document_pairs()) == before
-    assert (await store.recount_usage())[1:] == (0, 0)
+    assert (await store.usage.read_report(), await store.usage.read_document_pairs()) == before
+    assert (await store.usage.recount())[1:] == (0, 0)
 
 
 async def test_numbers_and_names_beyond_every_limit_are_cut(store: SqlStore) -> None:
     await store.create_conversation("c")
     await store.append("c", make_question("é" * 3_000), make_reply(tokens=10**30, cost=1e300))
     await count_everything(store)
-    report = await store.read_usage()
+    report = await store.usage.read_report()
     assert (report.totals.input_tokens, report.totals.cost_nanos) == (MAX_TOKENS, MAX_COST_NANOS)
     assert [len(each.name) for each in report.documents] == [MAX_NAME_CHARS]

@@ -10,15 +10,16 @@ from test_purge import CANARY_PLACES, find_canaries, find_tables_with, plant_can
 from infra.database_dump import contains_text, dump_database
 from quire.engine import open_engine
 from quire.errors import InvalidRequest
-from quire.log import SqlStore
-from quire.log.backtests import NewBacktestShard
-from quire.log.value_purge import MAX_VALUE_CHARS, MIN_VALUE_CHARS, list_written_forms
 from quire.model import FilePart, Message, ToolCallPart
+from quire.store import SqlStore
+from quire.store.backtests import NewBacktestShard
+from quire.store.value_purge import MAX_VALUE_CHARS, MIN_VALUE_CHARS, list_written_forms
+
+pytestmark = pytest.mark.every_database
 
 VALUE = 'ghp_0123456789 "quoted"/é\n!'
 
 
-@pytest.mark.every_backend
 async def test_a_value_is_erased_from_every_table(
     database_url: str, admin_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -48,19 +49,17 @@ async def test_a_value_is_erased_from_every_table(
         await (await engine.conversation("c")).prepare("And now?")
 
 
-@pytest.mark.every_backend
 async def test_backtests_that_name_the_value_are_deleted(store: SqlStore):
     value, ids = "ghp_0123456789", list[str]()
     for spec, selection in ((f'["{value}"]', "[]"), ("{}", "[]")):
-        ids.append((await store.create_backtest(spec, [NewBacktestShard(selection, 1)])).id)
-        await store.fail_backtest(ids[-1], "It failed.")
-    running = await store.create_backtest("{}", [NewBacktestShard("[]", 1), NewBacktestShard(f'["{value}"]', 1)])
+        ids.append((await store.backtests.create(spec, [NewBacktestShard(selection, 1)])).id)
+        await store.backtests.fail(ids[-1], "It failed.")
+    running = await store.backtests.create("{}", [NewBacktestShard("[]", 1), NewBacktestShard(f'["{value}"]', 1)])
     assert (await store.purge_value(value)).remaining == ()
-    assert [each.id for each in await store.list_backtests()] == [ids[1]]
-    assert await store.list_backtest_shards(running.id) == []
+    assert [each.id for each in await store.backtests.list()] == [ids[1]]
+    assert await store.backtests.list_shards(running.id) == []
 
 
-@pytest.mark.every_backend
 async def test_a_value_is_found_in_escaped_json(store: SqlStore, admin_url: str):
     await store.create_conversation("c")
     once = json.dumps({"command": VALUE})

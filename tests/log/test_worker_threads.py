@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from quire.log.worker_threads import (
+from quire.concurrency.worker_threads import (
     MAX_EVENT_LOOP_BYTES,
     MIN_PART_BYTES,
     WORKER_THREADS,

@@ -9,12 +9,14 @@ from psycopg import errors, sql
 from sqlalchemy.engine import make_url
 
 from infra.postgres import PostgresServer
-from quire.log import SqlStore, migrate
-from quire.log.search.vectors import pack_vector
-from quire.log.search_types import PassageVector
-from quire.log.worklist import ConversationActivity
+from quire.db import migrate
+from quire.index.types import PassageVector
+from quire.index.vectors import pack_vector
+from quire.store import SqlStore
+from quire.store.all_tenants import ConversationActivity
 
-on_postgres = pytest.mark.parametrize("backend", ["postgres18", "postgres15"])
+pytestmark = pytest.mark.every_database
+
 FAR_FUTURE = 1 << 60
 
 
@@ -22,7 +24,7 @@ async def list_all(
     store: SqlStore, *, since: int = 0, until: int = FAR_FUTURE, limit: int = 500
 ) -> list[ConversationActivity]:
     found: list[ConversationActivity] = []
-    while page := await store.list_updated_conversations(
+    while page := await store.all_tenants.list_updated_conversations(
         since=since, until=until, limit=limit, after=found[-1] if found else None
     ):
         found += page
@@ -37,7 +39,6 @@ async def create_conversations(store: SqlStore, *names: str) -> list[Conversatio
     )
 
 
-@pytest.mark.every_backend
 async def test_the_conversations_of_all_tenants_are_listed_in_the_order_of_their_updates(store: SqlStore):
     expected = await create_conversations(store, "a1", "b1", "a2", "c1")
     assert await list_all(store) == expected
@@ -47,41 +48,38 @@ async def test_the_conversations_of_all_tenants_are_listed_in_the_order_of_their
     assert await list_all(store, until=expected[0].updated_at - 1) == []
 
 
-@pytest.mark.every_backend
 async def test_conversations_updated_at_one_time_are_each_listed_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.log.store.now", lambda: 1_000)
+    monkeypatch.setattr("quire.log.conversations.now", lambda: 1_000)
     expected = await create_conversations(store, *(f"{tenant}{number}" for tenant in "abc" for number in range(4)))
     assert {each.updated_at for each in expected} == {1_000}
     assert await list_all(store, limit=5) == expected
 
 
-@pytest.mark.every_backend
 async def test_the_time_of_a_sweep_is_shared_by_all_tenants(store: SqlStore):
-    assert await store.get_sweep_time("minute") is None
-    await store.record_sweep("minute", 5)
-    await store.for_tenant("a").record_sweep("minute", 7)
-    await store.record_sweep("hour", 1)
-    assert await store.for_tenant("b").get_sweep_time("minute") == 7
+    assert await store.all_tenants.get_sweep_time("minute") is None
+    await store.all_tenants.record_sweep("minute", 5)
+    await store.for_tenant("a").all_tenants.record_sweep("minute", 7)
+    await store.all_tenants.record_sweep("hour", 1)
+    assert await store.for_tenant("b").all_tenants.get_sweep_time("minute") == 7
 
 
-@pytest.mark.every_backend
 async def test_passages_without_vectors_are_found_in_memories(store: SqlStore):
     for tenant in ("a", "b"):
         mine = store.for_tenant(tenant)
-        await mine.add_memory("sailor", "her name is Gannet", source="by hand")
+        await mine.memories.add("sailor", "her name is Gannet", source="by hand")
     mine = store.for_tenant("a")
-    assert await mine.list_unembedded_scopes(embedder="e") == ["memory:sailor"]
+    assert await mine.passages.list_unembedded_scopes(embedder="e") == ["memory:sailor"]
     for scope in ("memory:sailor",):
-        lacking = await mine.list_unembedded(scope, embedder="e")
-        await mine.put_vectors(
+        lacking = await mine.passages.list_unembedded(scope, embedder="e")
+        await mine.passages.put_vectors(
             scope,
             [PassageVector(each.key, each.part, each.digest, pack_vector([1.0])) for each in lacking],
             embedder="e",
         )
-    assert await mine.list_unembedded_scopes(embedder="e") == []
+    assert await mine.passages.list_unembedded_scopes(embedder="e") == []
     # Vectors of another embedder do not count.
-    assert await mine.list_unembedded_scopes(embedder="d") == ["memory:sailor"]
-    assert await store.for_tenant("b").list_unembedded_scopes(embedder="e") != []
+    assert await mine.passages.list_unembedded_scopes(embedder="d") == ["memory:sailor"]
+    assert await store.for_tenant("b").passages.list_unembedded_scopes(embedder="e") != []
 
 
 @pytest.fixture
@@ -100,7 +98,7 @@ def owned_urls(admin_url: str) -> Iterator[tuple[str, str]]:
     server.drop_database(name)
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_an_owner_under_row_level_security_can_still_list_all_conversations(owned_urls: tuple[str, str]):
     owner, application = owned_urls
     async with SqlStore.open(application) as store:
@@ -110,7 +108,7 @@ async def test_an_owner_under_row_level_security_can_still_list_all_conversation
         assert session.execute("SELECT count(*) FROM quire_conversations").fetchall() == [(0,)]
 
 
-@on_postgres
+@pytest.mark.every_postgres
 async def test_the_application_gets_ids_and_times_and_nothing_more(owned_urls: tuple[str, str]):
     _, application = owned_urls
     async with SqlStore.open(application) as store:
@@ -136,7 +134,7 @@ async def test_the_application_gets_ids_and_times_and_nothing_more(owned_urls: t
         assert listed.fetchall() == [("a1",), ("b1",)]
 
 
-@on_postgres
+@pytest.mark.every_postgres
 def test_a_role_without_a_grant_cannot_list_anything(owned_urls: tuple[str, str]):
     owner, _ = owned_urls
     server = PostgresServer(make_url(owner).port or 0)

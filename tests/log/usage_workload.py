@@ -7,14 +7,20 @@ from hashlib import sha256
 from itertools import count
 from random import Random
 
-from quire.log import Branch, ConversationOrigin, ConversationRecord, ReplyRecord, SqlStore
+from infra.builders import export_lines
+from quire.log import (
+    Branch,
+    ConversationOrigin,
+    ConversationRecord,
+    ReplyRecord,
+)
 from quire.log.imports import ImportBatch, ImportItem
-from quire.log.usage.contribution import DAY_MICROSECONDS
 from quire.model import Compaction, Decision, DocumentReference, Draft, Manifest, Message, Policy, Span, Usage
 from quire.model.entry_metadata import EntryMetadata, TurnTotals
 from quire.model.manifest import SlotUsage
 from quire.model.messages import PURGED_TEXT, TextPart, ToolCallPart
-from quire.testing.builders import export_lines
+from quire.store import SqlStore
+from quire.usage.contribution import DAY_MICROSECONDS
 
 MODELS = ("gpt-4o", "claude-sonnet-4-5", "local")
 DOCUMENTS = ("notes/otters.md", "notes/tides.md", "plan.md", "missing")
@@ -111,11 +117,11 @@ class Workload:
             metadata=metadata,
         )  # fmt: skip
         record = ConversationRecord(f"imported{number}", "", 5, 5, ConversationOrigin(client="claude-code"))
-        await self.store.import_items([ImportBatch(record, [item], {})])
+        await self.store.imports.append([ImportBatch(record, [item], {})])
         self._ids.append(record.id)
 
     async def _count(self) -> None:
-        await self.store.count_usage(max_entries=self._random.choice([1, 3, 500]))
+        await self.store.usage.count(max_entries=self._random.choice([1, 3, 500]))
 
     def _question(self) -> Draft:
         names = self._random.sample(DOCUMENTS, self._random.randint(0, 2))
@@ -155,7 +161,7 @@ class Workload:
             )
         return Manifest(
             renderer=1, conversation="c", branch=0, head=seq - 1, counter="c", exact=True, total_tokens=40,
-            policy=Policy(model=MODELS[seq % 3], provider="openai", window=1_000), full_history_tokens=0,
+            policy=Policy(model=MODELS[seq % 3], wire_format="chat", window=1_000), full_history_tokens=0,
             slots=(SlotUsage(slot="newest", budget=100, used=30), SlotUsage(slot="recall", budget=9, used=0)),
             max_input_tokens=488, trigger_tokens=488, decisions=tuple(decisions), stable_messages=0, digest="",
         )  # fmt: skip

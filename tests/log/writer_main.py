@@ -8,8 +8,9 @@ import sys
 from itertools import count
 
 from quire.errors import StaleCompaction, StoreBusy, StoreUnavailable
-from quire.log import Branch, SqlStore
+from quire.log import Branch
 from quire.model import CHAIN_ROOT, Compaction, Entry, Message, Span
+from quire.store import SqlStore
 
 PAUSE_SECONDS = 0.02
 

@@ -9,11 +9,11 @@ from mcp_clients import SECRET, VALVE_CHAT, ClientPerCall, MakeClient
 
 from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
-from quire.log import SqlStore
 from quire.log.types import ConversationOrigin
-from quire.mcp_server.stdio import build_local_server
+from quire.mcp_server.server import build_local_server
 from quire.model import Message
 from quire.settings import Settings
+from quire.store import SqlStore
 
 
 @pytest.fixture

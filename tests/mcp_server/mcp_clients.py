@@ -10,7 +10,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, TextContent
 
 from quire.model import Message
-from quire.view.tokens import estimating_counter
+from quire.wire.tokens import estimating_counter
 
 MakeClient = Callable[..., AbstractAsyncContextManager[Client]]
 

@@ -11,7 +11,7 @@ from mcp_types import PromptReference, ResourceTemplateReference, TextContent, T
 from quire.engine.engine import Engine
 from quire.mcp_server.resources import MAX_COMPLETIONS, RESOURCE_PAGE_SIZE, TEMPLATES, conversation_uri
 from quire.model import Message
-from quire.view.tokens import estimating_counter
+from quire.wire.tokens import estimating_counter
 
 CONVERSATION = "quire://conversations/{id}"
 MESSAGE = "quire://conversations/{id}/messages/{n}"
@@ -88,7 +88,6 @@ async def test_every_resource_is_read(client: Client, engine: Engine):
         "quire://conversations/../../etc/passwd",
     ],
 )
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_other_addresses_are_refused(client: Client, uri: str):
     with pytest.raises(MCPError, match=r"the forms are|no conversation"):
         await client.read_resource(uri)
@@ -138,7 +137,6 @@ async def test_find_quotes_the_topic(client: Client):
         ("unknown", {}),
     ],
 )
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_bad_arguments_of_prompts_are_refused(client: Client, name: str, arguments: dict[str, str]):
     with pytest.raises(MCPError, match=r"needs|no conversation|no prompt"):
         await client.get_prompt(name, arguments)

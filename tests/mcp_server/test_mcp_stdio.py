@@ -115,8 +115,8 @@ async def test_it_ends_with_its_input_or_by_a_signal(tmp_path: Path, end: str):
 
 async def test_the_first_answers_wait_for_no_engine():
     script = (
-        "import sys; import quire.cli.mcp, quire.mcp_server.stdio as stdio;"
-        "stdio.build_local_server(lambda: None, writes_memories=True);"
+        "import sys; import quire.cli.mcp, quire.mcp_server.server as server;"
+        "server.build_local_server(lambda: None, writes_memories=True);"
         f"print([name for name in {ENGINE_MODULES!r} if name in sys.modules])"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)

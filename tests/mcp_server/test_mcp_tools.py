@@ -1,6 +1,7 @@
 """The tools of the MCP server, called by the official client: answers, bounds, hostile arguments, rights, secrets."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from jsonschema import Draft202012Validator
 from mcp import Client
 from mcp_clients import READING_NAMES, SECRET, MakeClient, call, count_tokens, fail, get_text
 
+from quire.engine.builtin_tools import BuiltinTools
 from quire.engine.engine import Engine
 from quire.log.types import Citation, ConversationOrigin
 from quire.mcp_server.answers import (
@@ -25,8 +27,9 @@ from quire.mcp_server.answers import (
 )
 from quire.mcp_server.arguments import MAX_READ_TOKENS
 from quire.mcp_server.server import INSTRUCTIONS
+from quire.model import Message
 from quire.view.recalled_messages import message_to_text
-from quire.view.tokens import estimating_counter
+from quire.wire.tokens import estimating_counter
 
 SEARCH_TOKENS = 2_000
 """What history_search promises."""
@@ -34,6 +37,16 @@ SLACK_TOKENS = 60
 """Tokens that an answer may miss, because its items are counted one by one."""
 INSTRUCTION_BYTES = 2_000
 """Claude Code cuts descriptions and instructions at 2 kB."""
+
+HARBOUR_LINES = (
+    "I moved the harbour meeting to Tuesday.",
+    "The meeting in the harbour office was noisy.",
+    "Tuesday is fine for me.",
+    "My boat is in the harbour since May.",
+    "The harbour master keeps a list of boats.",
+    "We met on Tuesday in the harbour.",
+    "What time is the harbour meeting?",
+)
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -58,6 +71,7 @@ async def test_the_tools_are_small(make_client: MakeClient):
     assert len(json.dumps(shown)) < 7_000
 
 
+@pytest.mark.every_database
 async def test_a_search_finds_messages_of_every_program(client: Client):
     answer = await call(client, "history_search", query="Rotterdam valve")
     best = answer["hits"][0]
@@ -65,6 +79,19 @@ async def test_a_search_finds_messages_of_every_program(client: Client):
     assert "Rotterdam valve" in best["excerpt"]
     assert answer["notice"] == DATA_NOTICE
     assert answer["complete"] is True
+
+
+async def test_the_built_in_tool_of_this_name_finds_the_same_messages(client: Client, engine: Engine):
+    conversation = await engine.conversation("boats")
+    for number in range(3):
+        for line in HARBOUR_LINES:
+            await conversation.append(Message.user(f"{line} ({number})"), Message.assistant(f"Noted: {line.lower()}"))
+    builtin = BuiltinTools(engine, "boats", 0)
+    for query in ("harbour meeting Tuesday", "my boat"):
+        answer = await call(client, "history_search", query=query, conversation="boats", limit=4)
+        result = await builtin.run("history_search", json.dumps({"query": query, "limit": 4}), recalled_texts=list)
+        numbers = [int(number) for number in re.findall(r"^#(\d+) ", result.text, re.MULTILINE)]
+        assert numbers == sorted(hit["number"] for hit in answer["hits"])
 
 
 async def test_filters_of_a_search(client: Client):
@@ -225,7 +252,7 @@ async def test_a_recorded_request_is_explained(client: Client, engine: Engine):
 
 async def test_memories_are_found_with_the_message_that_they_cite(client: Client, engine: Engine):
     namespace = engine.agent.memory.namespace or engine.agent.name
-    await engine.store.add_memory(namespace, "The mill uses Rotterdam valves.", citation=Citation("valve", 0, 2))
+    await engine.store.memories.add(namespace, "The mill uses Rotterdam valves.", citation=Citation("valve", 0, 2))
     [found] = (await call(client, "memory_search", query="valves"))["memories"]
     assert (found["conversation"], found["number"]) == ("valve", 2)
     assert "history_search" in get_text(await client.call_tool("memory_search", {"query": "zeppelin"}))
@@ -287,7 +314,6 @@ HOSTILE_CALLS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), HOSTILE_CALLS)
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_hostile_arguments_get_an_error_that_says_what_to_do(
     client: Client, name: str, arguments: dict[str, Any], expected: str
 ):
@@ -313,7 +339,7 @@ async def test_text_of_a_message_cannot_pass_for_something_else(client: Client, 
 async def test_secrets_are_masked_in_every_answer(client: Client, engine: Engine):
     await engine.store.rename_conversation("keys", f"About {SECRET}")
     namespace = engine.agent.memory.namespace or engine.agent.name
-    await engine.store.add_memory(namespace, f"The deploy token is {SECRET}", citation=Citation("keys", 0, 1))
+    await engine.store.memories.add(namespace, f"The deploy token is {SECRET}", citation=Citation("keys", 0, 1))
     padding = "padding " * 35
     await (await engine.conversation("cut")).append(f"deploy token {padding}{SECRET}{padding * 20}")
     calls = [
@@ -336,8 +362,9 @@ async def test_secrets_are_masked_in_every_answer(client: Client, engine: Engine
     assert all(SECRET not in text for text in texts)
 
 
+@pytest.mark.every_database
 async def test_another_tenants_conversation_is_not_found(client: Client, engine: Engine, make_client: MakeClient):
-    from quire.log import SqlStore
+    from quire.store import SqlStore
 
     assert isinstance(engine.store, SqlStore)
     theirs = Engine(engine.store.for_tenant("elsewhere"), engine.config)

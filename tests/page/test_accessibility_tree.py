@@ -2,11 +2,14 @@
 
 import re
 
+import pytest
 from page_server import PageServer
 from playwright.sync_api import Page, expect
 from test_daily_use import create_conversation
 
 from quire.model import Message, ToolCallPart
+
+pytestmark = pytest.mark.nightly
 
 CALL_COUNT = 4
 FAILED_CALL = 2

@@ -9,8 +9,11 @@ from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from infra.agent_sessions import AgentSessions
-from quire.log import ConversationOrigin, SqlStore
+from quire.log import ConversationOrigin
 from quire.model import Message
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.nightly
 
 
 def find_project(page: Page, project: str, client: str) -> Locator:

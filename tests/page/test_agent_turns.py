@@ -2,14 +2,17 @@
 
 import re
 
+import pytest
 from page_faults import save_picture
 from page_server import PageServer
 from playwright.sync_api import Page, expect
 from test_daily_use import create_conversation
 
 from infra.long_turn import QUESTION, make_steps
-from quire.log import DEFAULT_TENANT
 from quire.model import Message
+from quire.store import DEFAULT_TENANT
+
+pytestmark = pytest.mark.nightly
 
 STEPS = 24
 

@@ -6,7 +6,7 @@ from page_server import PageServer
 from playwright.sync_api import Page, expect
 
 import demo
-from quire.log import DEFAULT_TENANT
+from quire.store import DEFAULT_TENANT
 
 
 def type_message(page: Page, text: str) -> None:

@@ -8,8 +8,10 @@ from page_server import PageServer, serve_page
 from playwright.sync_api import Page, expect
 
 import demo
-from quire.log import DEFAULT_TENANT
 from quire.model import Message
+from quire.store import DEFAULT_TENANT
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from test_chat_page import send_message, type_message
 from quire.engine import Conversation
 from quire.errors import ModelUnavailable
 from quire.llm import ModelChunk, Prompt
-from quire.log import DEFAULT_TENANT
 from quire.model import Message
+from quire.store import DEFAULT_TENANT
+
+pytestmark = pytest.mark.nightly
 
 FAILURE = "The model's server is away; try again later."
 NETWORK_CUTS = 20
@@ -156,7 +158,6 @@ async def open_proxy(stack: AsyncExitStack, page_server: PageServer) -> CuttingP
     return await stack.enter_async_context(run_cutting_proxy(page_server.port))
 
 
-@pytest.mark.slow
 def test_no_word_is_lost_when_the_network_comes_and_goes(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:

@@ -20,6 +20,8 @@ from test_imports_page import DROP, EXPORT
 from quire.errors import ModelRequestRejected
 from quire.model import Message
 
+pytestmark = pytest.mark.nightly
+
 TARGET_PX = 44
 SMALL_TARGETS = """(minimum) => {
     const kinds = "button, a[href], select, summary, input:not([type=checkbox]):not([type=file]), textarea";
@@ -89,7 +91,6 @@ def start_tour(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Cal
 StartTour = Callable[[PageServer], Tour]
 
 
-@pytest.mark.slow
 def test_the_first_screens(start_tour: StartTour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_page(tmp_path) as server:
         tour = start_tour(server)
@@ -124,7 +125,6 @@ def test_the_first_screens(start_tour: StartTour, tmp_path: Path, monkeypatch: p
     assert tour.report() == ""
 
 
-@pytest.mark.slow
 def test_dialogs_and_the_list(start_tour: StartTour, page_server: PageServer, demo_conversation: str) -> None:
     tour = start_tour(page_server)
     page = tour.page
@@ -173,7 +173,6 @@ def test_dialogs_and_the_list(start_tour: StartTour, page_server: PageServer, de
     assert tour.report() == ""
 
 
-@pytest.mark.slow
 def test_panels(start_tour: StartTour, page_server: PageServer, demo_conversation: str) -> None:
     tour = start_tour(page_server)
     page = tour.page
@@ -216,7 +215,6 @@ CODE = "```python\ndef area(width: int) -> int:\n    return width * 2\n```"
 RICH_TEXT = "\n\n".join(["Formula $a^2 + b^2$.", CODE, "\n".join(TABLE)])
 
 
-@pytest.mark.slow
 def test_turns(
     start_tour: StartTour, page_server: PageServer, demo_conversation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

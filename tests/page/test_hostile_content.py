@@ -8,9 +8,9 @@ from page_faults import collect_faults
 from page_server import PageServer
 from playwright.sync_api import Browser, Page, expect
 
-from quire.log import DEFAULT_TENANT
 from quire.model import Compaction, Message, Span, TextPart, ToolCallPart
 from quire.server.page import CONTENT_SECURITY_POLICY
+from quire.store import DEFAULT_TENANT
 
 HOSTILE_TEXTS = (
     "<script>window.hacked = 1</script>",

@@ -10,8 +10,11 @@ from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from infra.export_samples import make_chatgpt_conversation, make_chatgpt_message
-from quire.log import ConversationOrigin, SqlStore
+from quire.log import ConversationOrigin
 from quire.model import Message
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.nightly
 
 EXPORT = [
     make_chatgpt_conversation(

@@ -10,11 +10,14 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from test_every_state import SMALL_TARGETS, TARGET_PX
 
 from infra.journeys import WINDOW_TOKENS, create_journeys
-from quire.log import ConversationOrigin, SqlStore
-from quire.log.ids import now
-from quire.log.usage.contribution import DAY_MICROSECONDS
+from quire.log import ConversationOrigin
 from quire.model import DocumentReference, Draft, Message, Usage
 from quire.model.entry_metadata import TurnTotals
+from quire.model.ids import now
+from quire.store import SqlStore
+from quire.usage.contribution import DAY_MICROSECONDS
+
+pytestmark = pytest.mark.nightly
 
 MODELS = ("gpt-4o", "claude-sonnet-4-5", "qwen3")
 TURNS = 24
@@ -122,7 +125,7 @@ def test_a_backtest_is_cancelled(page: Page, tmp_path: Path) -> None:
         expect(dialog.get_by_role("progressbar", name="Progress of the backtest")).to_be_visible()
         dialog.get_by_role("button", name="Cancel").click()
         expect(dialog.get_by_role("button", name="Start backtest")).to_be_visible()
-        assert server.run(server.server_state.store.list_backtests()) == []
+        assert server.run(server.server_state.store.backtests.list()) == []
 
 
 @pytest.mark.parametrize("viewport", VIEWPORTS)

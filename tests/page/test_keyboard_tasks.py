@@ -10,6 +10,8 @@ from test_daily_use import create_conversation
 
 from quire.model import Message
 
+pytestmark = pytest.mark.nightly
+
 
 class CountingKeyboard:
     """Presses keys and counts them; a chord such as Alt+1 is one key."""

@@ -4,8 +4,10 @@ import pytest
 from page_server import PageServer
 from playwright.sync_api import Page, expect
 
-from quire.log import DEFAULT_TENANT
 from quire.model import Draft, Message, TokenCount
+from quire.store import DEFAULT_TENANT
+
+pytestmark = pytest.mark.nightly
 
 MESSAGE_COUNT = 5_000
 VISIBLE_ENTRIES_JS = """() => {

@@ -18,6 +18,8 @@ import demo
 from infra.scripted_provider import run_scripted_provider
 from quire.model import Message
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture
 def models(page_server: PageServer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -160,7 +162,6 @@ async def count_conversations(page_server: PageServer) -> int:
     return len(await page_server.server_state.store.list_conversations(limit=500))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("viewport", ["light", "dark", "phone"])
 def test_no_new_view_has_a_fault(browser: Browser, page_server: PageServer, viewport: str) -> None:
     context = browser.new_context(reduced_motion="reduce", **VIEWPORTS[viewport])

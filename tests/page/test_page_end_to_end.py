@@ -1,4 +1,4 @@
-"""End-to-end test of the page: `quire serve` with a real model, on SQLite and PostgreSQL."""
+"""End-to-end test of the page: `quire serve` with a real model."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from test_chat_page import send_message
 import demo
 from infra.llama import LocalModelAddress
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.nightly, pytest.mark.real_model]
 
 TIMEOUT_MS = 60_000
 """Long, for a small model on a busy machine."""

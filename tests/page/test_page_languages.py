@@ -15,6 +15,8 @@ from test_daily_use import create_conversation
 
 from quire.model import Message, ToolCallPart
 
+pytestmark = pytest.mark.nightly
+
 CATALOGUES = WEB_DIR / "src" / "i18n"
 RULE_OF_THE_DEMO = "house rules"
 SHARED_WORDS = {"key", "create", "serve", "all", "cloud"}

@@ -10,8 +10,10 @@ from page_server import PageServer, serve_page
 from playwright.sync_api import CDPSession, Page, expect
 
 from infra.long_turn import QUESTION, make_steps
-from quire.log import DEFAULT_TENANT, SqlStore
 from quire.model import Draft, Message, TokenCount
+from quire.store import DEFAULT_TENANT, SqlStore
+
+pytestmark = pytest.mark.nightly
 
 LISTED_CONVERSATIONS = 600
 """More than two pages of the list after the first."""
@@ -52,7 +54,6 @@ def open_devtools(page: Page) -> CDPSession:
     return devtools
 
 
-@pytest.mark.slow
 def test_a_list_of_many_conversations_renders_only_rows_near_the_visible_ones(page: Page, tmp_path: Path) -> None:
     rows = page.locator("nav li")
     with serve_page(tmp_path) as server:
@@ -88,7 +89,6 @@ def test_a_list_of_many_conversations_renders_only_rows_near_the_visible_ones(pa
         expect(oldest).to_be_visible()
 
 
-@pytest.mark.slow
 def test_a_turn_of_many_calls_opens_with_the_work_of_a_short_one(page: Page, page_server: PageServer) -> None:
     store = page_server.server_state.engine_for(DEFAULT_TENANT).store
     seconds: list[float] = []

@@ -2,11 +2,14 @@
 
 import re
 
+import pytest
 from page_server import PageServer
 from playwright.sync_api import Locator, Page, expect
 from test_chat_page import send_message
 
-from quire.log import DEFAULT_TENANT
+from quire.store import DEFAULT_TENANT
+
+pytestmark = pytest.mark.nightly
 
 
 def open_panel(page: Page, name: str) -> Locator:

@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
 from page_server import PageServer
 from playwright.sync_api import Page, expect
 from test_chat_page import send_message
 from test_daily_use import create_conversation
 
 from quire.model import Message, ToolCallPart
+
+pytestmark = pytest.mark.nightly
 
 FORMULAS = """Euler: $e^{i\\pi} + 1 = 0$, and it costs $5 and $6.
 

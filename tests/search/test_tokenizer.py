@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.log.dialects import sanitize_text
+from infra.strategies import texts
+from quire.db.dialects import sanitize_text
 from quire.search import tokenizer
 from quire.search.languages import LATIN_LANGUAGES, Language
 from quire.search.stop_words import STOP_WORDS
@@ -20,7 +21,6 @@ from quire.search.tokenizer import (
     tokenize_query,
     tokenize_word,
 )
-from quire.testing.strategies import texts
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 from fastapi import FastAPI
 from server_helpers import ScriptedAgent, create_key_for, serve_app
 
-from quire.log import SqlStore
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 
 OWN_TENANT, OTHER_TENANT = "default", "elsewhere"
 
@@ -34,7 +34,7 @@ async def server_state(
     store: SqlStore, scripted: ScriptedAgent, options: dict[str, object]
 ) -> AsyncIterator[ServerState]:
     settings = Settings.model_validate(
-        {"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None, "host_access_tenants": [OWN_TENANT]}
+        {"model": "gpt-4o", "context_limit": 8_000, "requests_per_minute": None, "trusted_tenants": [OWN_TENANT]}
         | options
     )
     async with UpstreamClient() as http_client:

@@ -29,7 +29,7 @@ from infra.fault_proxy import FaultProxy
 from infra.fault_schedule import DATABASE_FAULTS, Fault, FaultKind
 from infra.metered_upstream import INPUT_PRICE, OUTPUT_PRICE, MeteredUpstream
 from infra.postgres import PostgresError, find_free_port
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 NODE_COUNT = WORKER_COUNT = 2
 GATEWAY_CLIENTS, SEND_CLIENTS = 6, 2
@@ -287,7 +287,7 @@ async def run_fleet(database: FaultDatabase, folder: Path, *, has_fake_clocks: b
     """Starts upstream, proxies, nodes and workers; stops them afterwards."""
     async with SqlStore.open(database.url()) as store:
         # With a spend cap every call reserves its cost before and settles it after.
-        _, key = await store.create_key("campaign", ["read", "write", "chat"], max_spend=1_000_000.0)
+        _, key = await store.keys.create("campaign", ["read", "write", "chat"], max_spend=1_000_000.0)
     upstream = MeteredUpstream()
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(run_fake_upstream(upstream.respond))

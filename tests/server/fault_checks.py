@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fault_clients import FaultClient, Turns
 
 from infra.metered_upstream import MeteredUpstream, parse_call_number
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 _TOLERANCE_USD = 1e-9
 
@@ -70,7 +70,7 @@ async def _check_spending(
     delivered = sum(call.cost_usd for call in upstream.calls.values() if call.conversation == conversation)
     refused = sum(call.cost_usd for call in upstream.refused if call.conversation == conversation)
     in_flight = delivered - acknowledged + refused
-    spent = await store.get_cost(conversation)
+    spent = await store.spending.get_cost(conversation)
     if not acknowledged - _TOLERANCE_USD <= spent <= delivered + in_flight + _TOLERANCE_USD:
         result.failures.append(
             f"{conversation}: spent {spent:.6f}, acknowledged {acknowledged:.6f}, delivered {delivered:.6f}, "

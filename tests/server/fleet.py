@@ -1,11 +1,6 @@
-"""A small fleet on loopback: upstream, servers and worker as processes, and clients that retry through faults.
-
-A client holds its own list of messages, as OpenAI clients do, and counts a turn only when the complete reply has
-arrived. Every reply that a client received must be in the log afterwards.
-"""
+"""A small fleet on loopback: upstream and servers as processes."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -106,7 +101,6 @@ class Fleet:
     upstream: Process = field(init=False)
     servers: list[Process] = field(default_factory=list[Process])
     ports: list[int] = field(default_factory=list[int])
-    worker: Process | None = None
 
     def __post_init__(self) -> None:
         self._upstream_port = find_free_port()
@@ -141,11 +135,6 @@ class Fleet:
         self.ports.append(port)
         return self.servers[-1]
 
-    def start_worker(self) -> Process:
-        arguments = [sys.executable, "-m", "quire", "worker"]
-        self.worker = Process(arguments, output=self.folder / "worker.log", environment=self.environment)
-        return self.worker
-
     async def wait_ready(self, *, timeout_seconds: float = 60.0) -> None:
         """Waits until every server is ready."""
         async with httpx2.AsyncClient(timeout=2.0) as client:
@@ -161,71 +150,5 @@ class Fleet:
                     await asyncio.sleep(0.1)
 
     def stop(self) -> None:
-        for process in (*self.servers, *([self.worker] if self.worker is not None else []), self.upstream):
+        for process in (*self.servers, self.upstream):
             process.stop()
-
-
-@dataclass
-class Client:
-    """One user with numbered turns; a question without a reply is retried on the next server."""
-
-    fleet: Fleet
-    conversation: str
-    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
-    requests: list[str] = field(default_factory=list[str])
-    """Request IDs of all replies."""
-    failures: int = 0
-    warmed_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set after a few replies, so that a fault meets a running conversation."""
-
-    async def run_turns(self, turns: int, *, after: asyncio.Event, disconnects: bool = False) -> None:
-        """Runs turns until `after` is set, then `turns` more. With `disconnects`, the client cuts some replies."""
-        async with httpx2.AsyncClient(timeout=10.0) as http:
-            while turns > 0:
-                turns -= after.is_set()
-                turn = len(self.messages) // 2
-                question = {"role": "user", "content": f"{self.conversation}, turn {turn}"}
-                stream = turn % 2 == 1
-                if disconnects and turn % 5 == 3:
-                    await self._ask(http, question, stream=True, disconnect=True)
-                while (reply := await self._ask(http, question, stream=stream)) is None:
-                    self.failures += 1
-                    await asyncio.sleep(0.1)
-                assert reply == f"You said {question['content']!r}.", reply
-                self.messages += [question, {"role": "assistant", "content": reply}]
-                if turn >= 2:
-                    self.warmed_up.set()
-
-    async def _ask(
-        self, http: httpx2.AsyncClient, question: dict[str, str], *, stream: bool, disconnect: bool = False
-    ) -> str | None:
-        """Returns the reply; None if it did not arrive completely."""
-        port = self.fleet.ports[(len(self.messages) + self.failures) % len(self.fleet.ports)]
-        body = {"model": "echo", "messages": [*self.messages, question], "stream": stream}
-        headers = {"Authorization": f"Bearer {self.fleet.key}", "X-Quire-Conversation": self.conversation}
-        try:
-            async with http.stream(
-                "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=headers
-            ) as response:
-                if response.status_code != 200:
-                    assert response.status_code in (500, 502, 503, 504), await response.aread()
-                    return None
-                if disconnect:
-                    await anext(response.aiter_bytes(), b"")
-                    return None
-                data = await response.aread()
-                reply = _parse_stream(data) if stream else json.loads(data)["choices"][0]["message"]["content"]
-                if reply is not None:
-                    self.requests.append(response.headers["x-quire-request"])
-                return reply
-        except httpx2.HTTPError:
-            return None
-
-
-def _parse_stream(data: bytes) -> str | None:
-    """Returns the text of a complete stream, else None."""
-    lines = [line.removeprefix("data: ") for line in data.decode().splitlines() if line.startswith("data: ")]
-    if not lines or lines[-1] != "[DONE]":
-        return None
-    chunks = [json.loads(line) for line in lines[:-1]]
-    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk.get("choices"))

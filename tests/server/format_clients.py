@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, Protocol
 
 import httpx2
 from anthropic import AsyncAnthropic
-from gateway_fixtures import TLS_CONTEXT, GatewayHarness, run_gateway
+from gateway_fixtures import GatewayHarness, run_gateway
 from openai import AsyncOpenAI
 
-from infra.scripted_provider import FormatName, Script, ScriptedProvider, ScriptedReply, run_scripted_provider
-from quire.log import SqlStore
+from infra.scripted_provider import Script, ScriptedProvider, ScriptedReply, WireFormatName, run_scripted_provider
+from quire.store import SqlStore
 
 Json = dict[str, Any]
 
 MODEL = "gpt-4o"
-FORMATS: tuple[FormatName, ...] = ("chat", "messages", "responses")
-PATHS: dict[FormatName, str] = {
+FORMATS: tuple[WireFormatName, ...] = ("chat", "messages", "responses")
+PATHS: dict[WireFormatName, str] = {
     "chat": "/v1/chat/completions",
     "messages": "/v1/messages",
     "responses": "/v1/responses",
@@ -71,7 +71,7 @@ class Reply:
 class FormatClient(Protocol):
     """A client of one wire format."""
 
-    format: FormatName
+    format: WireFormatName
 
     async def send(self, history: Sequence[Json], *, stream: bool, has_tools: bool = False, **more: Any) -> Reply: ...
     def make_question(self, text: str, *, has_image: bool = False) -> Json: ...
@@ -81,7 +81,7 @@ class FormatClient(Protocol):
 
 
 class ChatClient:
-    format: FormatName = "chat"
+    format: WireFormatName = "chat"
 
     def __init__(self, client: AsyncOpenAI) -> None:
         self._client = client
@@ -141,7 +141,7 @@ class ChatClient:
 
 
 class MessagesClient:
-    format: FormatName = "messages"
+    format: WireFormatName = "messages"
 
     def __init__(self, client: AsyncAnthropic) -> None:
         self._client = client
@@ -194,7 +194,7 @@ class MessagesClient:
 
 
 class ResponsesClient:
-    format: FormatName = "responses"
+    format: WireFormatName = "responses"
 
     def __init__(self, client: AsyncOpenAI) -> None:
         self._client = client
@@ -266,7 +266,7 @@ class MatrixHarness:
 
 
 @asynccontextmanager
-async def make_client(gateway: GatewayHarness, format: FormatName) -> AsyncIterator[FormatClient]:
+async def make_client(gateway: GatewayHarness, format: WireFormatName) -> AsyncIterator[FormatClient]:
     """A client of a running gateway."""
     match format:
         case "chat":
@@ -283,7 +283,7 @@ async def make_anthropic(gateway: GatewayHarness) -> AsyncIterator[AsyncAnthropi
     """Anthropic's SDK with the key of a running gateway."""
     key = gateway.http.headers["authorization"].removeprefix("Bearer ")
     async with (
-        httpx2.AsyncClient(verify=TLS_CONTEXT) as http_client,
+        httpx2.AsyncClient() as http_client,
         AsyncAnthropic(
             base_url=str(gateway.http.base_url), api_key=key, max_retries=0, http_client=http_client
         ) as anthropic,
@@ -296,8 +296,8 @@ async def run_matrix_gateway(
     store: SqlStore,
     script: Script | Sequence[ScriptedReply] | str,
     *,
-    client: FormatName,
-    speaks: FormatName,
+    client: WireFormatName,
+    speaks: WireFormatName,
     window_tokens: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[MatrixHarness]:

@@ -1,7 +1,6 @@
 """Fixtures for gateway tests: a gateway in front of an upstream, and message builders."""
 
 import json
-import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,16 +10,14 @@ import httpx2
 from openai import AsyncOpenAI
 from server_helpers import create_key_for, serve_app
 
-from quire.log import SqlStore
 from quire.server.app import create_app
 from quire.server.gateway import router
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 
 MODEL = "gpt-4o"
-TLS_CONTEXT = ssl.create_default_context()
-"""Shared by all clients, since each would load the certificates again."""
 
 
 @dataclass
@@ -54,9 +51,7 @@ async def run_gateway(
 ) -> AsyncIterator[GatewayHarness]:
     """Runs a gateway on loopback that forwards every model to `upstream_url`."""
     values = {"model": MODEL, "base_url": upstream_url, "requests_per_minute": None, **settings}
-    async with UpstreamClient(
-        timeout_seconds=timeout_seconds, connect_timeout_seconds=2.0, ssl_context=TLS_CONTEXT
-    ) as upstream_client:
+    async with UpstreamClient(timeout_seconds=timeout_seconds, connect_timeout_seconds=2.0) as upstream_client:
         server_state = ServerState(
             store, Settings.model_validate(values), http_client=upstream_client, environ={"UP_KEY": "sk-up"}
         )
@@ -67,8 +62,8 @@ async def run_gateway(
         headers = {"Authorization": f"Bearer {key}"}
         async with (
             serve_app(app) as address,
-            httpx2.AsyncClient(base_url=address, headers=headers, timeout=20, verify=TLS_CONTEXT) as client,
-            httpx2.AsyncClient(verify=TLS_CONTEXT) as sdk_client,
+            httpx2.AsyncClient(base_url=address, headers=headers, timeout=20) as client,
+            httpx2.AsyncClient() as sdk_client,
             AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, http_client=sdk_client) as openai,
         ):
             yield GatewayHarness(server_state, store, client, openai)

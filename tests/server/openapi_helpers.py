@@ -5,11 +5,11 @@ from typing import Any, NamedTuple, cast
 
 from jsonschema import Draft202012Validator
 
-from quire.log import SqlStore
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 
 HTTP_METHODS = ("get", "put", "post", "delete", "patch")
 

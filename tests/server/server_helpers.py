@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
@@ -11,14 +10,12 @@ import httpx2
 import uvicorn
 from fastapi import FastAPI
 
+from quire.access.keys import KEY_SCOPES
 from quire.llm import Model
-from quire.log import KEY_SCOPES, SqlStore
 from quire.model import Message, TextPart, ToolCallPart, ToolDefinition
 from quire.model.agents import Agent, AgentMemory, AgentTool
+from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel, ScriptStep
-
-IS_POOLED = bool(os.environ.get("QUIRE_TEST_PGBOUNCER"))
-"""Whether PostgreSQL is behind a pooler, where a server receives no notifications."""
 
 GUARDED_TOOL = AgentTool(
     definition=ToolDefinition(
@@ -63,7 +60,7 @@ def tool_call_reply(id: str, *, text: str = "") -> Message:
 
 
 async def create_key_for(store: SqlStore, tenant: str, *scopes: str) -> str:
-    _, text = await store.for_tenant(tenant).create_key("test", scopes or KEY_SCOPES)
+    _, text = await store.for_tenant(tenant).keys.create("test", scopes or KEY_SCOPES)
     return text
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.scripted_provider import FormatName
+from infra.scripted_provider import WireFormatName
 
 Json = dict[str, Any]
 
@@ -24,7 +24,7 @@ class StreamReading:
     error: Json | None = None
 
 
-def read_stream(format: FormatName, stream: bytes) -> StreamReading:
+def read_stream(format: WireFormatName, stream: bytes) -> StreamReading:
     """Reads a stream, and checks the order of its events, up to its end or to the error that ends it."""
     return {"chat": _read_chat, "messages": _read_messages, "responses": _read_responses}[format](stream)
 

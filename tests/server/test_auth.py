@@ -8,16 +8,23 @@ import httpx2
 import pytest
 from fastapi import Depends, FastAPI, Request
 
+from quire.access.keys import KEY_SCOPES, ApiKey, Keys
 from quire.errors import StoreBusy, StoreUnavailable
-from quire.log import KEY_SCOPES, ApiKey, SqlStore
-from quire.server import key_verifier
+from quire.server import auth
 from quire.server.app import create_app
-from quire.server.auth import CALLER_SCOPE_KEY, Caller, require_scope
-from quire.server.key_verifier import KEY_CACHE_OUTAGE_SECONDS, KEY_CACHE_SECONDS, KeyVerifier
+from quire.server.auth import (
+    CALLER_SCOPE_KEY,
+    KEY_CACHE_OUTAGE_SECONDS,
+    KEY_CACHE_SECONDS,
+    Caller,
+    KeyVerifier,
+    require_scope,
+)
 from quire.server.rate_limits import SharedRateLimiter
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 
 MINUTE_MICROSECONDS = 60_000_000
 
@@ -30,21 +37,19 @@ class Clock:
         return self.now
 
 
-class CountingKeys:
-    """Key store that counts look-ups and can be made to fail."""
+class CountingKeys(Keys):
+    """Keys of a store; counts look-ups and can be made to fail."""
 
     def __init__(self, store: SqlStore) -> None:
-        self._store, self.lookups = store, 0
+        super().__init__(store.base)
+        self.lookups = 0
         self.error: StoreUnavailable | StoreBusy | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def verify_key(self, presented: str) -> ApiKey | None:
+    async def verify(self, presented: str) -> ApiKey | None:
         self.lookups += 1
         if self.error is not None:
             raise self.error
-        return await self._store.verify_key(presented)
+        return await super().verify(presented)
 
 
 @pytest.fixture
@@ -92,8 +97,9 @@ async def ask(client: httpx2.AsyncClient, text: str) -> httpx2.Response:
     return await client.get("/api/whoami", headers=bearer_header(text))
 
 
+@pytest.mark.every_database
 async def test_a_key_speaks_for_its_tenant_with_its_scopes(client: httpx2.AsyncClient, store: SqlStore):
-    key, text = await store.for_tenant("a").create_key("laptop", ["chat", "read"])
+    key, text = await store.for_tenant("a").keys.create("laptop", ["chat", "read"])
     expected = {"tenant": "a", "key": key.id, "scopes": ["chat", "read"]}
     for headers in (
         bearer_header(text),
@@ -151,9 +157,9 @@ INVALID_HEADERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
 
 
 async def test_every_refusal_is_the_same_whatever_is_wrong(client: httpx2.AsyncClient, store: SqlStore):
-    _, good = await store.create_key("good", KEY_SCOPES)
-    revoked, gone = await store.create_key("revoked", KEY_SCOPES)
-    await store.revoke_key(revoked.id)
+    _, good = await store.keys.create("good", KEY_SCOPES)
+    revoked, gone = await store.keys.create("revoked", KEY_SCOPES)
+    await store.keys.revoke(revoked.id)
     answers = {name: await _get_raw(client, headers(good)) for name, headers in INVALID_HEADERS.items()}
     answers["revoked"] = await ask(client, gone)
     answers["in the address"] = await client.get("/api/whoami", params={"key": good, "token": good, "api-key": good})
@@ -175,18 +181,18 @@ async def _get_raw(client: httpx2.AsyncClient, headers: list[tuple[str, str]]) -
 async def test_an_expired_key_is_refused_though_it_was_believed_a_moment_ago(
     client: httpx2.AsyncClient, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ):
-    from quire.log.ids import now
+    from quire.model.ids import now
 
-    key, text = await store.create_key("guest", ["read"], expires_at=now() + MINUTE_MICROSECONDS)
+    key, text = await store.keys.create("guest", ["read"], expires_at=now() + MINUTE_MICROSECONDS)
     assert (await ask(client, text)).status_code == 200
-    monkeypatch.setattr(key_verifier, "now", lambda: key.expires_at)
+    monkeypatch.setattr(auth, "now", lambda: key.expires_at)
     assert (await ask(client, text)).status_code == 401
 
 
 @pytest.mark.parametrize("required", KEY_SCOPES)
 async def test_a_scope_opens_what_takes_it_and_nothing_else(client: httpx2.AsyncClient, store: SqlStore, required: str):
     for scope in KEY_SCOPES:
-        _, text = await store.create_key(scope, [scope, "read"])
+        _, text = await store.keys.create(scope, [scope, "read"])
         answer = await client.post(f"/api/takes/{required}", headers=bearer_header(text))
         if required in (scope, "read"):
             assert answer.status_code == 200
@@ -196,10 +202,11 @@ async def test_a_scope_opens_what_takes_it_and_nothing_else(client: httpx2.Async
             assert "www-authenticate" not in answer.headers
 
 
+@pytest.mark.every_database
 async def test_what_another_tenant_has_is_not_there(client: httpx2.AsyncClient, store: SqlStore):
     await store.for_tenant("a").create_conversation("theirs", title="a secret")
-    _, mine = await store.for_tenant("b").create_key("mine", KEY_SCOPES)
-    _, theirs = await store.for_tenant("a").create_key("theirs", KEY_SCOPES)
+    _, mine = await store.for_tenant("b").keys.create("mine", KEY_SCOPES)
+    _, theirs = await store.for_tenant("a").keys.create("theirs", KEY_SCOPES)
     statuses = {
         key: (await client.get("/api/conversations/theirs", headers=bearer_header(text))).status_code
         for key, text in {"mine": mine, "theirs": theirs}.items()
@@ -262,7 +269,7 @@ async def test_a_local_server_without_its_middleware_refuses_everyone(server_sta
 async def test_a_key_is_looked_up_once_in_ten_seconds(
     client: httpx2.AsyncClient, store: SqlStore, counting_keys: CountingKeys, clock: Clock
 ):
-    _, text = await store.create_key("busy", ["read"])
+    _, text = await store.keys.create("busy", ["read"])
     for _ in range(20):
         assert (await ask(client, text)).status_code == 200
     assert counting_keys.lookups == 1
@@ -272,17 +279,17 @@ async def test_a_key_is_looked_up_once_in_ten_seconds(
 
 
 async def test_a_revoked_key_stops_within_ten_seconds(client: httpx2.AsyncClient, store: SqlStore, clock: Clock):
-    key, text = await store.create_key("laptop", ["read"])
+    key, text = await store.keys.create("laptop", ["read"])
     assert (await ask(client, text)).status_code == 200
-    await store.revoke_key(key.id)
+    await store.keys.revoke(key.id)
     clock.now += KEY_CACHE_SECONDS
     assert (await ask(client, text)).status_code == 401
     assert (await ask(client, text)).status_code == 401
 
 
 async def test_a_key_revoked_over_the_api_stops_at_once(client: httpx2.AsyncClient, store: SqlStore):
-    key, text = await store.create_key("laptop", ["read"])
-    _, admin = await store.create_key("chief", ["admin"])
+    key, text = await store.keys.create("laptop", ["read"])
+    _, admin = await store.keys.create("chief", ["admin"])
     assert (await ask(client, text)).status_code == 200
     assert (await client.delete(f"/api/keys/{key.id}", headers=bearer_header(admin))).status_code == 204
     assert (await ask(client, text)).status_code == 401
@@ -291,9 +298,9 @@ async def test_a_key_revoked_over_the_api_stops_at_once(client: httpx2.AsyncClie
 async def test_only_valid_keys_are_cached_and_the_cache_is_bounded(
     store: SqlStore, counting_keys: CountingKeys, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(key_verifier, "KEY_CACHE_SIZE", 3)
+    monkeypatch.setattr(auth, "KEY_CACHE_SIZE", 3)
     verifier = KeyVerifier(counting_keys)
-    texts = [(await store.create_key(f"key {number}", ["read"]))[1] for number in range(5)]
+    texts = [(await store.keys.create(f"key {number}", ["read"]))[1] for number in range(5)]
     for text in texts:
         for wrong in (flip_char(text, 60), "x" * 100):
             assert await verifier.verify(wrong) is None
@@ -308,7 +315,7 @@ async def test_only_valid_keys_are_cached_and_the_cache_is_bounded(
 
 async def test_simultaneous_requests_share_a_look_up(store: SqlStore, counting_keys: CountingKeys):
     verifier = KeyVerifier(counting_keys)
-    _, text = await store.create_key("laptop", ["read"])
+    _, text = await store.keys.create("laptop", ["read"])
     requests = [asyncio.create_task(verifier.verify(text)) for _ in range(20)]
     await asyncio.sleep(0)
     requests[0].cancel()
@@ -320,7 +327,7 @@ async def test_simultaneous_requests_share_a_look_up(store: SqlStore, counting_k
 
 async def test_a_key_evicted_during_a_look_up_is_looked_up_again(store: SqlStore, counting_keys: CountingKeys):
     verifier = KeyVerifier(counting_keys)
-    key, text = await store.create_key("laptop", ["read"])
+    key, text = await store.keys.create("laptop", ["read"])
     request = asyncio.create_task(verifier.verify(text))
     await asyncio.sleep(0)
     verifier.evict(key.id)
@@ -333,7 +340,7 @@ async def test_a_secret_is_not_believed_because_another_of_the_same_key_was(
     store: SqlStore, counting_keys: CountingKeys
 ):
     verifier = KeyVerifier(counting_keys)
-    _, text = await store.create_key("laptop", ["read"])
+    _, text = await store.keys.create("laptop", ["read"])
     assert await verifier.verify(text) is not None
     assert await verifier.verify(flip_char(text, 60)) is None
 
@@ -341,8 +348,8 @@ async def test_a_secret_is_not_believed_because_another_of_the_same_key_was(
 async def test_during_a_store_outage_keys_are_refused_unless_requests_pass_through(
     client: httpx2.AsyncClient, server_state: ServerState, store: SqlStore, counting_keys: CountingKeys, clock: Clock
 ):
-    _, text = await store.create_key("known", ["read"])
-    _, other = await store.create_key("never seen", ["read"])
+    _, text = await store.keys.create("known", ["read"])
+    _, other = await store.keys.create("never seen", ["read"])
     assert (await ask(client, text)).status_code == 200
     counting_keys.error = StoreUnavailable()
     assert (await ask(client, text)).status_code == 200
@@ -359,14 +366,15 @@ async def test_a_busy_store_is_not_taken_for_one_that_is_away(
     client: httpx2.AsyncClient, server_state: ServerState, store: SqlStore, counting_keys: CountingKeys, clock: Clock
 ):
     await server_state.change_settings({"on_store_failure": "pass_through"})
-    _, text = await store.create_key("known", ["read"])
+    _, text = await store.keys.create("known", ["read"])
     assert (await ask(client, text)).status_code == 200
     counting_keys.error, clock.now = StoreBusy(), clock.now + KEY_CACHE_SECONDS
     assert (await ask(client, text)).status_code == 503
 
 
+@pytest.mark.every_database
 async def test_concurrent_tenants_are_not_mixed_up(client: httpx2.AsyncClient, store: SqlStore):
-    texts = {tenant: (await store.for_tenant(tenant).create_key("k", ["read"]))[1] for tenant in "abcdef"}
+    texts = {tenant: (await store.for_tenant(tenant).keys.create("k", ["read"]))[1] for tenant in "abcdef"}
     tenants = [tenant for tenant in texts for _ in range(5)]
     answers = await asyncio.gather(*(ask(client, texts[tenant]) for tenant in tenants))
     assert [answer.json()["tenant"] for answer in answers] == tenants
@@ -376,12 +384,11 @@ async def test_concurrent_tenants_are_not_mixed_up(client: httpx2.AsyncClient, s
 
 
 # On PostgreSQL, time is the database's: see test_shared_rate_limits.py.
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_a_key_is_rate_limited_and_gets_retry_after(
     client: httpx2.AsyncClient, server_state: ServerState, store: SqlStore, clock: Clock
 ):
-    _, text = await store.create_key("slow", ["read"], requests_per_minute=3)
-    _, other = await store.create_key("usual", ["read"])
+    _, text = await store.keys.create("slow", ["read"], requests_per_minute=3)
+    _, other = await store.keys.create("usual", ["read"])
     answers = [await ask(client, text) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
     assert [answer.headers["ratelimit"] for answer in answers[:3]] == [
@@ -406,13 +413,13 @@ async def test_a_key_is_rate_limited_and_gets_retry_after(
 async def test_a_request_is_counted_once_however_many_scopes_its_route_takes(
     client: httpx2.AsyncClient, store: SqlStore
 ):
-    _, text = await store.create_key("slow", ["read", "write"], requests_per_minute=10)
+    _, text = await store.keys.create("slow", ["read", "write"], requests_per_minute=10)
     answer = await client.post("/api/takes/write", headers=bearer_header(text))
     assert answer.headers["ratelimit"].startswith('"key";r=9;')
 
 
 async def test_wrong_keys_take_nothing_from_the_right_ones(client: httpx2.AsyncClient, store: SqlStore):
-    _, text = await store.create_key("slow", ["read"], requests_per_minute=2)
+    _, text = await store.keys.create("slow", ["read"], requests_per_minute=2)
     for _ in range(5):
         assert (await ask(client, flip_char(text, 60))).status_code == 401
     assert (await ask(client, text)).status_code == 200

@@ -9,15 +9,14 @@ import pytest
 from fastapi import FastAPI
 from server_helpers import create_key_for
 
-from quire.backtest import combine_variants, run_backtest, select_conversations
-from quire.backtest import shards as backtest_shards
+from quire.backtest import combine_variants, run_backtest, runner, select_conversations
 from quire.engine import Conversation
 from quire.jobs import JobRunner, LocalJobs
-from quire.log import SqlStore, backtests
 from quire.model import Message
 from quire.schemas.backtests import BacktestSchema
-from quire.server.routes import backtests as backtest_routes
+from quire.server.routes import insights as backtest_routes
 from quire.server.state import ServerState
+from quire.store import SqlStore, backtests
 
 
 @pytest.fixture(autouse=True)
@@ -102,13 +101,14 @@ async def test_the_number_of_conversations_has_a_bound(
 ):
     response = await client.post("/api/backtests", json={})
     assert "no conversation" in response.json()["detail"]
-    monkeypatch.setattr(backtest_shards, "MAX_CONVERSATIONS", 2)
+    monkeypatch.setattr(runner, "MAX_CONVERSATIONS", 2)
     await create_conversations(server_state, 3, turns=1)
     response = await client.post("/api/backtests", json={"sample": None})
     assert (response.status_code, "draw a sample" in response.json()["detail"]) == (400, True)
     assert (await client.post("/api/backtests", json={"conversations": ["absent"]})).status_code == 404
 
 
+@pytest.mark.every_database
 async def test_one_runs_at_a_time_until_it_is_deleted(
     client: httpx2.AsyncClient, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
 ):
@@ -122,6 +122,7 @@ async def test_one_runs_at_a_time_until_it_is_deleted(
     await start(client)
 
 
+@pytest.mark.every_database
 async def test_only_the_newest_are_stored(
     client: httpx2.AsyncClient, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
 ):
@@ -132,6 +133,7 @@ async def test_only_the_newest_are_stored(
     assert [each["id"] for each in listed] == [ids[2], ids[1]]
 
 
+@pytest.mark.every_database
 async def test_another_tenant_and_a_key_to_read_start_nothing(
     client: httpx2.AsyncClient,
     other_tenant_client: httpx2.AsyncClient,
@@ -152,6 +154,7 @@ async def test_another_tenant_and_a_key_to_read_start_nothing(
     assert (await client.delete(f"/api/backtests/{started}", headers=reader)).status_code == 403
 
 
+@pytest.mark.every_database
 async def test_a_backtest_whose_jobs_were_lost_continues_when_it_is_read(
     client: httpx2.AsyncClient, server_state: ServerState, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
 ):
@@ -166,16 +169,18 @@ async def test_a_backtest_whose_jobs_were_lost_continues_when_it_is_read(
     assert (await wait_until_done(client, started))["status"] == "done"
 
 
+@pytest.mark.every_database
 async def test_a_shard_that_fails_again_and_again_ends_the_backtest(
     client: httpx2.AsyncClient, server_state: ServerState, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
 ):
     await create_conversations(server_state, 1, turns=1)
-    monkeypatch.setattr(backtest_shards, "MAX_SHARD_ATTEMPTS", 0)
+    monkeypatch.setattr(runner, "MAX_SHARD_ATTEMPTS", 0)
     done = await wait_until_done(client, (await start(client))["id"])
     assert (done["status"], done["result"]) == ("failed", None)
     assert "see the log of the workers" in done["failure"]
 
 
+@pytest.mark.every_database
 async def test_conversations_that_were_purged_meanwhile_are_skipped(
     client: httpx2.AsyncClient, server_state: ServerState, jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
 ):

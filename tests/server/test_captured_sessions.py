@@ -8,7 +8,7 @@ from gateway_fixtures import run_gateway
 
 from infra.agent_captures import DATA_FOLDER, SESSIONS, load_capture, replay_script
 from infra.scripted_provider import run_scripted_provider
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 FOREIGN_TEXT = re.compile(r"/tmp/(?!claude/)|/work/|/root/|test-key|Bearer|OS Version: Linux 6\.(?!1\b)")
 
@@ -43,6 +43,7 @@ def test_the_session_of_claude_code_has_both_forms_and_moving_markers():
     assert marked[:4] == [[1], [3], [5], [7]]
 
 
+@pytest.mark.every_database
 async def test_a_session_of_claude_code_is_one_conversation(store: SqlStore):
     await replay(store, "claude_code_session", "messages")
     [conversation] = await store.list_conversations()

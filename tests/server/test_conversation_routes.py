@@ -6,7 +6,8 @@ import httpx2
 import pytest
 from openapi_helpers import assert_conforms
 
-from quire.log import ConversationOrigin, SqlStore
+from quire.log import ConversationOrigin
+from quire.store import SqlStore
 
 MAIN = ConversationOrigin(client="claude-code", session="s1", project="/home/ann/mill")
 ORIGINS = {
@@ -73,6 +74,7 @@ async def test_conversations_are_listed_by_origin(
     assert pages == expected
 
 
+@pytest.mark.every_database
 async def test_a_filter_finds_nothing_of_another_tenant(other_tenant_client: httpx2.AsyncClient):
     assert (await get_page(other_tenant_client, session="s1"))["items"] == []
 

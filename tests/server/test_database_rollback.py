@@ -9,10 +9,10 @@ from gateway_fixtures import assistant_message, run_gateway, user_message
 from sqlalchemy import Connection, delete, insert, select
 
 from fake_upstream import respond_with_text, run_fake_upstream
+from quire.db.database import TransactionOptions
+from quire.db.schema import api_keys, metadata
 from quire.errors import StoreUnavailable
-from quire.log import SqlStore
-from quire.log.database import TransactionOptions
-from quire.log.schema import api_keys, metadata
+from quire.store import SqlStore
 
 TABLES = [table for table in metadata.sorted_tables if table is not api_keys]
 QUESTIONS = [user_message(f"Question {number}") for number in range(4)]
@@ -25,7 +25,7 @@ async def save_state(store: SqlStore) -> Callable[[Connection], None]:
     def read(connection: Connection) -> list[list[dict[str, Any]]]:
         return [[dict(row) for row in connection.execute(select(table)).mappings()] for table in TABLES]
 
-    saved = await store._database.read(read, TransactionOptions(store.tenant))
+    saved = await store.base.database.read(read, TransactionOptions(store.tenant))
 
     def restore(connection: Connection) -> None:
         for table in reversed(TABLES):
@@ -43,10 +43,9 @@ def build_history(turns: int) -> list[dict[str, Any]]:
     return [*answered, QUESTIONS[turns]]
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 @pytest.mark.parametrize("surviving_turns", [0, 1, 2])
 async def test_the_first_retry_restores_what_the_client_has(
-    store: SqlStore, surviving_turns: int, caplog: pytest.LogCaptureFixture, backend: str
+    store: SqlStore, surviving_turns: int, caplog: pytest.LogCaptureFixture
 ):
     async with run_fake_upstream(respond_with_text("a")) as up, run_gateway(store, up.url) as harness:
         restore = await save_state(store)
@@ -54,7 +53,7 @@ async def test_the_first_retry_restores_what_the_client_has(
             if turn == surviving_turns:
                 restore = await save_state(store)
             assert (await harness.ask(*build_history(turn), x_quire_conversation="c")).status_code == 200
-        await store._database.write(restore, TransactionOptions(store.tenant))
+        await store.base.database.write(restore, TransactionOptions(store.tenant))
         with caplog.at_level(logging.WARNING):
             answers = [await harness.ask(*build_history(3), x_quire_conversation="c") for _ in range(2)]
         assert answers[0].status_code in (200, 503)
@@ -68,16 +67,13 @@ async def test_the_first_retry_restores_what_the_client_has(
         assert await store.verify_conversation("c") == []
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
-async def test_a_lost_connection_clears_the_cached_heads(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, backend: str
-):
+async def test_a_lost_connection_clears_the_cached_heads(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     callbacks: list[Callable[[], None]] = []
-    monkeypatch.setattr(store._database, "on_connection_loss", callbacks.append)
+    monkeypatch.setattr(store.base.database, "on_connection_loss", callbacks.append)
     async with run_fake_upstream(respond_with_text("a")) as up, run_gateway(store, up.url) as harness:
         restore = await save_state(store)
         assert (await harness.ask(QUESTIONS[0], x_quire_conversation="c")).status_code == 200
-        await store._database.write(restore, TransactionOptions(store.tenant))
+        await store.base.database.write(restore, TransactionOptions(store.tenant))
         for callback in callbacks:
             callback()
         assert (await harness.ask(*build_history(1), x_quire_conversation="c")).status_code == 200
@@ -85,10 +81,7 @@ async def test_a_lost_connection_clears_the_cached_heads(
         assert len(await harness.load_messages("c")) == 4
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
-async def test_no_model_is_called_while_the_log_is_known_to_be_away(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, backend: str
-):
+async def test_no_model_is_called_while_the_log_is_known_to_be_away(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     """The second turn has a cached head and a cached key, so it needs no query before the model call."""
 
     async def refuse(_: SqlStore) -> None:

@@ -179,7 +179,7 @@ def deployment(compose: dict[str, Any], tmp_path: Path) -> Iterator[LocalDeploym
     deployment.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_services_work_together_without_containers(deployment: LocalDeployment, tmp_path: Path):
     """Role, upgrade by the owner, PgBouncer with a password, servers through it, worker directly."""
     with Cluster.start(18) as cluster:

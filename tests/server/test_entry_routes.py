@@ -10,11 +10,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from openapi_helpers import assert_conforms
 
-from quire.log import SqlStore
+from infra.strategies import messages
 from quire.model import Compaction, ContextChange, ContextItem, Draft, EntryKind, Message, Pin, Restore, Span, Unpin
 from quire.model.entry_metadata import DocumentReference, TokenCount, Usage
 from quire.server.state import ServerState
-from quire.testing.strategies import messages
+from quire.store import SqlStore
 
 KINDS: list[EntryKind] = ["message", "compaction", "restore", "pin", "unpin", "context_change"]
 
@@ -60,7 +60,7 @@ async def test_an_entry_has_all_its_fields(client: httpx2.AsyncClient, store: Sq
     usage = Usage(model="m", input_tokens=3, output_tokens=4)
     draft = Draft(
         body=Message.assistant("hello", name="Ada"),
-        tokens=TokenCount(5, "anthropic:estimate"),
+        tokens=TokenCount(5, "messages:estimate"),
         references=(DocumentReference(link="[[a]]", path="a.md"),),
         usage=usage,
         created_at=1_700_000_000_000_000,
@@ -212,6 +212,7 @@ async def test_any_recorded_message_reads_back_unchanged(
     assert all(entry["tokens"] is not None for entry in page["items"])
 
 
+@pytest.mark.every_database
 async def test_messages_are_recorded_all_or_none(client: httpx2.AsyncClient, conversation: str):
     image = {"role": "user", "parts": [{"type": "image", "blob": "0" * 64}]}
     refused = await client.post(f"{conversation}/messages", json={"messages": ["one", image]})
@@ -238,6 +239,7 @@ async def test_what_is_no_message_is_refused_by_name(
     assert refused.json()["errors"]
 
 
+@pytest.mark.every_database
 async def test_messages_retried_after_the_same_entry_are_recorded_once(client: httpx2.AsyncClient, conversation: str):
     first = {"messages": ["a", "b"], "after": 0}
     answers = [(await client.post(f"{conversation}/messages", json=first)).json() for _ in range(3)]

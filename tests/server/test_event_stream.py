@@ -8,7 +8,8 @@ import pytest
 from server_helpers import parse_events
 
 from quire.schemas.turn_events import TextChunkSchema
-from quire.server.event_stream import HEARTBEAT_SECONDS, BranchChangedSchema, EventStreamResponse
+from quire.server import event_stream
+from quire.server.event_stream import BranchChangedSchema, EventStreamResponse
 
 MULTILINE_TEXT = "one\ntwo\r\nthree\u2028four\x00"
 
@@ -75,11 +76,12 @@ async def test_a_source_is_closed_when_the_client_disconnects_while_waiting_or_s
     assert events.ag_frame is None
 
 
-async def test_an_idle_stream_sends_heartbeats():
+async def test_an_idle_stream_sends_heartbeats(monkeypatch: pytest.MonkeyPatch):
+    assert event_stream.HEARTBEAT_SECONDS == 15.0
+    monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.02)
     text = await run_response(
-        EventStreamResponse(EndlessSource().events(), is_authorized=allow, heartbeat_seconds=0.02),
+        EventStreamResponse(EndlessSource().events(), is_authorized=allow),
         blocks_after=5,
         disconnect_after=0.5,
     )
     assert text.endswith(3 * b": ping\n\n")
-    assert HEARTBEAT_SECONDS == 15.0

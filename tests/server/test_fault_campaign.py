@@ -12,8 +12,8 @@ from infra.fault_schedule import FaultKind, build_schedule
 from infra.metered_upstream import MeteredCall, MeteredUpstream
 from infra.pgbouncer import find_pgbouncer
 from infra.postgres import Cluster, find_binaries
-from quire.log import SqlStore
 from quire.model import Message
+from quire.store import SqlStore
 
 FAULT_COUNT = 30
 SEED = 19
@@ -45,7 +45,6 @@ def test_a_schedule_is_repeatable_from_its_seed():
 TURNS: Turns = [("user", "one?"), ("assistant", "one."), ("user", "two?"), ("assistant", "two.")]
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 @pytest.mark.parametrize(
     ("stored", "spent", "failure"),
     [
@@ -58,13 +57,13 @@ TURNS: Turns = [("user", "one?"), ("assistant", "one."), ("user", "two?"), ("ass
     ],
 )
 async def test_the_checks_find_what_is_lost_doubled_or_unpaid(
-    store: SqlStore, stored: Turns, spent: float, failure: str | None, backend: str
+    store: SqlStore, stored: Turns, spent: float, failure: str | None
 ):
     client = GatewayClient([], "", "g", acknowledged={"talk-g": TURNS})
     upstream = MeteredUpstream(calls={1: MeteredCall("talk-g", 0.5)})
     await store.create_conversation("talk-g")
     for role, text in stored:
         await store.append("talk-g", Message(role=role, parts=Message.user(text).parts))
-    await store.add_cost("talk-g", spent)
+    await store.spending.add_cost("talk-g", spent)
     failures = (await check_clients(store, upstream, [client])).failures
     assert not failures if failure is None else any(failure in each for each in failures), failures

@@ -12,11 +12,9 @@ from gateway_fixtures import run_gateway
 from server_helpers import create_key_for
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
-from infra.scripted_provider import FormatName, ScriptedError, ScriptedReply
+from infra.scripted_provider import ScriptedError, ScriptedReply, WireFormatName
 from quire.errors import StoreUnavailable
-from quire.log import SqlStore
-
-pytestmark = pytest.mark.parametrize("backend", ["sqlite"])
+from quire.store import SqlStore
 
 clients = pytest.mark.parametrize("client", FORMATS, ids=[f"client-{name}" for name in FORMATS])
 upstreams = pytest.mark.parametrize("speaks", FORMATS, ids=[f"upstream-{name}" for name in FORMATS])
@@ -32,7 +30,7 @@ UPSTREAM_ERRORS = {
     503: ScriptedError(503, "overloaded_error", "The model is overloaded."),
     529: ScriptedError(529, "overloaded_error", "The API is overloaded."),
 }
-OVERFLOWS: dict[FormatName, ScriptedError] = {
+OVERFLOWS: dict[WireFormatName, ScriptedError] = {
     "chat": ScriptedError(
         400,
         "invalid_request_error",
@@ -60,7 +58,7 @@ ERROR_TYPES = {
 """Types of Anthropic's errors by status."""
 
 
-def get_error_class(client: FormatName, status: int) -> type[Exception]:
+def get_error_class(client: WireFormatName, status: int) -> type[Exception]:
     """The class that the SDK of a format raises for a status."""
     sdk: Any = anthropic if client == "messages" else openai
     names = {
@@ -96,7 +94,7 @@ async def expect_error(client: FormatClient, status: int, *, stream: bool = Fals
 
 @upstreams
 @clients
-async def test_an_error_of_the_upstream(store: SqlStore, client: FormatName, speaks: FormatName):
+async def test_an_error_of_the_upstream(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     async with run_matrix_gateway(store, "Yes.", client=client, speaks=speaks) as harness:
         for status, error in UPSTREAM_ERRORS.items():
             harness.provider.script = lambda _, error=error: ScriptedReply(error=error)
@@ -123,7 +121,9 @@ async def test_an_error_of_the_upstream(store: SqlStore, client: FormatName, spe
 @streams
 @upstreams
 @clients
-async def test_an_overflow_of_the_upstream(store: SqlStore, client: FormatName, speaks: FormatName, stream: bool):
+async def test_an_overflow_of_the_upstream(
+    store: SqlStore, client: WireFormatName, speaks: WireFormatName, stream: bool
+):
     reply = ScriptedReply(error=OVERFLOWS[speaks])
     async with run_matrix_gateway(store, [reply], client=client, speaks=speaks) as harness:
         if stream and speaks == "responses":
@@ -153,7 +153,7 @@ async def stay_silent(request: UpstreamRequest) -> None:
 
 @upstreams
 @clients
-async def test_an_upstream_without_a_word(store: SqlStore, client: FormatName, speaks: FormatName):
+async def test_an_upstream_without_a_word(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     async with run_fake_upstream(break_connection) as up:
         upstream = {"*": {"base_url": up.url, "speaks": [speaks]}}
         async with (
@@ -222,7 +222,7 @@ OWN_FAULTS: list[tuple[OwnFault, int]] = [
 async def test_an_error_of_the_gateway(
     store: SqlStore,
     monkeypatch: pytest.MonkeyPatch,
-    client: FormatName,
+    client: WireFormatName,
     fault: OwnFault,
     status: int,
 ):
@@ -236,6 +236,8 @@ async def test_an_error_of_the_gateway(
                 assert "prompt is too long: " in str(error)
             else:
                 assert error.code == "context_length_exceeded"
+                assert error.param == ("input" if client == "responses" else None)
+            assert harness.provider.requests == []
 
 
 @clients
@@ -244,8 +246,8 @@ async def test_an_error_of_the_gateway(
     [b"{", b"[]", b'{"model": "gpt-4o", "messages": 5, "input": 5, "max_tokens": 5}'],
     ids=["half", "list", "number"],
 )
-async def test_an_unreadable_body(store: SqlStore, client: FormatName, body: bytes):
-    speaks: FormatName = "chat" if client != "chat" else "messages"
+async def test_an_unreadable_body(store: SqlStore, client: WireFormatName, body: bytes):
+    speaks: WireFormatName = "chat" if client != "chat" else "messages"
     async with run_matrix_gateway(store, "Yes.", client=client, speaks=speaks) as harness:
         answer = await harness.post(body)
         assert answer.status_code == 400
@@ -254,7 +256,7 @@ async def test_an_unreadable_body(store: SqlStore, client: FormatName, body: byt
 
 
 @clients
-async def test_an_unknown_route(store: SqlStore, client: FormatName):
+async def test_an_unknown_route(store: SqlStore, client: WireFormatName):
     async with run_matrix_gateway(store, "Yes.", client=client, speaks="chat") as harness:
         answer = await harness.gateway.http.post(f"{PATHS[client]}/nowhere/at/all", json={"model": MODEL})
         assert answer.status_code in (404, 405)

@@ -20,17 +20,15 @@ from format_clients import (
     run_matrix_gateway,
 )
 
-from infra.scripted_provider import FormatName, ScriptedCall, ScriptedReply, ScriptedUsage
+from infra.scripted_provider import ScriptedCall, ScriptedReply, ScriptedUsage, WireFormatName
 from quire.engine import Conversation
-from quire.log import SqlStore
 from quire.model import Entry, ImagePart
-from quire.server.gateway.codecs import CODECS
-from quire.view.wire_formats import wire_format_for
-
-pytestmark = pytest.mark.parametrize("backend", ["sqlite"])
+from quire.store import SqlStore
+from quire.wire import wire_format_for
+from quire.wire.codecs import CODECS
 
 USAGE = ScriptedUsage(input_tokens=60, cached_tokens=10, output_tokens=9)
-FINISHES: dict[FormatName, tuple[str, str]] = {
+FINISHES: dict[WireFormatName, tuple[str, str]] = {
     "chat": ("stop", "tool_calls"),
     "messages": ("end_turn", "tool_use"),
     "responses": ("completed", "completed"),
@@ -67,7 +65,7 @@ async def check_records(
         assert usage is not None
         assert (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens) == (60, 9, 10)
         codec = CODECS[request.format]
-        wire_format = wire_format_for(codec.provider)
+        wire_format = wire_format_for(codec.name)
         assert wire_format.check(request.body) == []
         if not manifest.forwarded.replayable:
             assert not are_replayable
@@ -90,7 +88,7 @@ def check_reply(harness: MatrixHarness, reply: Reply, *, text: str = "", calls: 
 @streams
 @upstreams
 @clients
-async def test_parallel_tools(store: SqlStore, client: FormatName, speaks: FormatName, stream: bool):
+async def test_parallel_tools(store: SqlStore, client: WireFormatName, speaks: WireFormatName, stream: bool):
     calls = (ScriptedCall(TOOL_NAME, {"path": "a"}), ScriptedCall(TOOL_NAME, {"path": "b"}))
     script = [ScriptedReply("Looking.", calls=calls, usage=USAGE), ScriptedReply("Both are empty.", usage=USAGE)]
     async with run_matrix_gateway(store, script, client=client, speaks=speaks) as harness:
@@ -121,7 +119,7 @@ async def test_parallel_tools(store: SqlStore, client: FormatName, speaks: Forma
 @streams
 @upstreams
 @clients
-async def test_texts_and_images(store: SqlStore, client: FormatName, speaks: FormatName, stream: bool):
+async def test_texts_and_images(store: SqlStore, client: WireFormatName, speaks: WireFormatName, stream: bool):
     script = [ScriptedReply("It is red.", usage=USAGE), ScriptedReply("Yes, I am.", usage=USAGE)]
     async with run_matrix_gateway(store, script, client=client, speaks=speaks) as harness:
         history = [harness.client.make_question("Which colour?", has_image=True)]
@@ -162,7 +160,7 @@ def find_image(items: Sequence[Json]) -> str:
 @streams
 @upstreams
 @clients
-async def test_thinking(store: SqlStore, client: FormatName, speaks: FormatName, stream: bool):
+async def test_thinking(store: SqlStore, client: WireFormatName, speaks: WireFormatName, stream: bool):
     calls = (ScriptedCall(TOOL_NAME, {"path": "a"}),)
     script = [
         ScriptedReply("Looking.", calls=calls, thinking="Is it there?", usage=USAGE),
@@ -200,7 +198,7 @@ async def test_thinking(store: SqlStore, client: FormatName, speaks: FormatName,
 
 
 @pytest.mark.parametrize("speaks", ["chat", "responses"])
-async def test_unsigned_thinking_stays_with_its_client(store: SqlStore, speaks: FormatName):
+async def test_unsigned_thinking_stays_with_its_client(store: SqlStore, speaks: WireFormatName):
     """Thinking that Quire gave a client with its own mark goes to no upstream, also if the log does not know it."""
     async with run_matrix_gateway(store, "Yes.", client="messages", speaks=speaks) as harness:
         thinking = {"type": "thinking", "thinking": "Secret.", "signature": "quire-unsigned"}
@@ -215,7 +213,7 @@ async def test_unsigned_thinking_stays_with_its_client(store: SqlStore, speaks: 
         assert forwarded.dropped == ("messages[thinking]",)
 
 
-DROPPED_OPTIONS: list[tuple[FormatName, FormatName, Json, set[str]]] = [
+DROPPED_OPTIONS: list[tuple[WireFormatName, WireFormatName, Json, set[str]]] = [
     ("messages", "chat", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking.budget_tokens"}),
     ("messages", "chat", {"thinking": {"type": "disabled"}, "top_k": 5}, {"thinking", "top_k"}),
     ("messages", "chat", {"service_tier": "auto", "container": "c"}, {"service_tier", "container"}),
@@ -238,7 +236,7 @@ DROPPED_OPTIONS: list[tuple[FormatName, FormatName, Json, set[str]]] = [
 
 @pytest.mark.parametrize(("client", "speaks", "options", "dropped"), DROPPED_OPTIONS)
 async def test_dropped_options_are_named(
-    store: SqlStore, client: FormatName, speaks: FormatName, options: Json, dropped: set[str]
+    store: SqlStore, client: WireFormatName, speaks: WireFormatName, options: Json, dropped: set[str]
 ):
     async with run_matrix_gateway(store, "Yes.", client=client, speaks=speaks) as harness:
         body = harness.client.make_body([harness.client.make_question("Hi")], stream=False) | options
@@ -250,7 +248,7 @@ async def test_dropped_options_are_named(
         assert answer.headers.get("x-quire-dropped", "0") == str(len(dropped))
 
 
-DROPPED_PARTS: list[tuple[FormatName, FormatName, list[Json], set[str]]] = [
+DROPPED_PARTS: list[tuple[WireFormatName, WireFormatName, list[Json], set[str]]] = [
     (
         "chat",
         "messages",
@@ -294,7 +292,7 @@ DROPPED_PARTS: list[tuple[FormatName, FormatName, list[Json], set[str]]] = [
 
 @pytest.mark.parametrize(("client", "speaks", "history", "dropped"), DROPPED_PARTS)
 async def test_dropped_parts_are_named(
-    store: SqlStore, client: FormatName, speaks: FormatName, history: list[Json], dropped: set[str]
+    store: SqlStore, client: WireFormatName, speaks: WireFormatName, history: list[Json], dropped: set[str]
 ):
     async with run_matrix_gateway(store, "Yes.", client=client, speaks=speaks) as harness:
         answer = await harness.post(harness.client.make_body(history, stream=False))

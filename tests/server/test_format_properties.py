@@ -14,22 +14,21 @@ from format_clients import FORMATS, MODEL, PNG_BASE64, PNG_URL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.scripted_provider import FormatName
-from quire.log import SqlStore
-from quire.server.gateway.codecs import CODECS
-from quire.server.gateway.engine_variants import EngineVariant, EngineVariants
-from quire.server.gateway.log_renderer import render_from_log
-from quire.server.gateway.matched_request import MatchedRequest
-from quire.server.gateway.recognition import HistoryMatch
-from quire.server.gateway.translation import encode_translated, list_dropped
+from infra.scripted_provider import WireFormatName
+from quire.proxy.engine_variants import EngineVariant, EngineVariants, RecognizedRequest
+from quire.proxy.recognition import HistoryMatch
+from quire.proxy.replay_rendering import render_from_log
+from quire.proxy.translation import encode_translated, list_dropped
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.view.calibration import Calibration
 from quire.view.rendered import drop_unsupported_parts
 from quire.view.tool_call_repair import repair_tool_calls
-from quire.view.wire_formats import wire_format_for
-from quire.view.wire_formats.anthropic_messages import UNSIGNED_SIGNATURE
+from quire.wire import wire_format_for
+from quire.wire.codecs import CODECS
+from quire.wire.messages.render import UNSIGNED_SIGNATURE
 
 Json = dict[str, Any]
 
@@ -209,7 +208,7 @@ class ResponsesWriter(Writer):
         self.history.items += [*items, *outputs]
 
 
-WRITERS: dict[FormatName, type[Writer]] = {
+WRITERS: dict[WireFormatName, type[Writer]] = {
     "chat": ChatWriter,
     "messages": MessagesWriter,
     "responses": ResponsesWriter,
@@ -217,44 +216,44 @@ WRITERS: dict[FormatName, type[Writer]] = {
 
 
 @st.composite
-def draw_history(draw: st.DrawFn, client: FormatName) -> History:
+def draw_history(draw: st.DrawFn, client: WireFormatName) -> History:
     return WRITERS[client](draw).write()
 
 
 @cache
-def make_variant(target: FormatName) -> EngineVariant:
+def make_variant(target: WireFormatName) -> EngineVariant:
     """The gateway's own engine for an upstream."""
     # The histories are new to the log, so that nothing reads it.
     no_database: Any = Mock()
     state = ServerState(SqlStore(no_database), Settings(model=MODEL), http_client=UpstreamClient())
-    return EngineVariants(state).get("default", MODEL, target=CODECS[target])
+    return EngineVariants(state.engines).get("default", MODEL, target=CODECS[target])
 
 
-async def translate(client: FormatName, target: FormatName, history: History) -> tuple[Json, tuple[str, ...]]:
+async def translate(client: WireFormatName, target: WireFormatName, history: History) -> tuple[Json, tuple[str, ...]]:
     """The body that an upstream gets, and what was dropped."""
     codec = CODECS[client]
     body: Json = {"model": MODEL, codec.item_field: history.items, "max_tokens": 100}
     raw = json.dumps(body).encode()
     request = codec.parse_request(raw, json.loads(raw))
     variant = make_variant(target)
-    matched = MatchedRequest(
+    recognized = RecognizedRequest(
         client_request=request,
         match=HistoryMatch(conversation="c"),
         variant=variant,
         envelope=await variant.load_envelope(request),
         calibration=Calibration(),
     )
-    rendering = await render_from_log(matched, variant.engine.store)
+    rendering = await render_from_log(recognized, variant.engine.store)
     if client == target:
-        return render_messages(matched), ()
-    content = encode_translated(matched, rendering.rendered_request, model=None)
-    return json.loads(content), list_dropped(matched, rendering.rendered_request)
+        return render_messages(recognized), ()
+    content = encode_translated(recognized, rendering.rendered_request, model=None)
+    return json.loads(content), list_dropped(recognized, rendering.rendered_request)
 
 
-def render_messages(matched: MatchedRequest) -> Json:
+def render_messages(recognized: RecognizedRequest) -> Json:
     """The messages of the log in the client's own format, as a fitted request has them."""
-    counter = matched.message_counter
-    messages = [drop_unsupported_parts(each.message) for each in matched.client_request.messages]
+    counter = recognized.message_counter
+    messages = [drop_unsupported_parts(each.message) for each in recognized.client_request.messages]
     rendered = repair_tool_calls([counter.render_message(each, tokens=0) for each in messages], counter).messages
     wire_messages = [wire for each in rendered for wire in each.wire_messages]
     return counter.wire_format.build_payload(model=MODEL, system=None, tools=(), messages=wire_messages, max_tokens=9)
@@ -300,10 +299,10 @@ def list_result_ids(payload: Json) -> list[str]:
 @pytest.mark.parametrize("client", FORMATS, ids=[f"client-{name}" for name in FORMATS])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_any_history_in_any_format(client: FormatName, target: FormatName, data: st.DataObject):
+def test_any_history_in_any_format(client: WireFormatName, target: WireFormatName, data: st.DataObject):
     history = data.draw(draw_history(client))
     payload, dropped = asyncio.run(translate(client, target, history))
-    assert wire_format_for(CODECS[target].provider).check(payload) == []
+    assert wire_format_for(CODECS[target].name).check(payload) == []
     expected_ids = [f"call_{number + 1}" for number in range(history.call_count)]
     assert list_call_ids(payload) == expected_ids
     assert sorted(list_result_ids(payload)) == sorted(expected_ids)

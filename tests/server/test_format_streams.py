@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,14 +15,13 @@ from gateway_fixtures import GatewayHarness, run_gateway
 from stream_checks import StreamReading, read_stream
 
 from fake_upstream import SSE_DONE, UpstreamRequest, make_chunk_event, run_fake_upstream
-from infra.scripted_provider import FormatName, ScriptedCall, ScriptedReply
+from infra.scripted_provider import ScriptedCall, ScriptedReply, WireFormatName
 from infra.scripted_provider_formats import ChatEncoder, MessagesEncoder, ReplyContext
 from infra.scripted_provider_responses import ResponsesEncoder
-from quire.log import SqlStore
-from quire.server.gateway import stream_relay
-from quire.server.gateway.codecs import CODECS
-
-pytestmark = pytest.mark.parametrize("backend", ["sqlite"])
+from infra.sizes import IS_FULL_SIZE
+from quire.server.gateway import relay
+from quire.store import SqlStore
+from quire.wire.codecs import CODECS
 
 clients = pytest.mark.parametrize("client", FORMATS, ids=[f"client-{name}" for name in FORMATS])
 upstreams = pytest.mark.parametrize("speaks", FORMATS, ids=[f"upstream-{name}" for name in FORMATS])
@@ -32,19 +30,19 @@ CALLS = (ScriptedCall(TOOL_NAME, {"path": "a"}), ScriptedCall(TOOL_NAME))
 REPLY = ScriptedReply("Two words.", calls=CALLS, thinking="Which words?")
 SDK_ERRORS = (openai.APIError, anthropic.APIError, RuntimeError)
 """OpenAI's SDK passes an `error` event of responses on, and then misses the end of the response."""
-END_MARKERS: dict[FormatName, bytes] = {
+END_MARKERS: dict[WireFormatName, bytes] = {
     "chat": b"[DONE]",
     "messages": b"message_stop",
     "responses": b"response.completed",
 }
 ENCODERS = {"chat": ChatEncoder(), "messages": MessagesEncoder(), "responses": ResponsesEncoder()}
-BYTE_STRIDE = 1 if os.environ.get("QUIRE_TEST_EVERY_BYTE") else 61
-"""Bytes between two cuts over HTTP; decoders are cut at every byte in any case."""
+HTTP_STRIDE_BYTES, DECODER_STRIDE_BYTES = (1, 1) if IS_FULL_SIZE else (61, 5)
+"""Bytes between two cuts."""
 
 
 @upstreams
 @clients
-async def test_the_order_of_events(store: SqlStore, client: FormatName, speaks: FormatName):
+async def test_the_order_of_events(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     async with run_matrix_gateway(store, [REPLY], client=client, speaks=speaks) as harness:
         body = harness.client.make_body([harness.client.make_question("Look.")], stream=True, has_tools=True)
         reading = read_stream(client, (await harness.post(body)).content)
@@ -55,7 +53,7 @@ async def test_the_order_of_events(store: SqlStore, client: FormatName, speaks: 
 
 @upstreams
 @clients
-async def test_a_stream_that_is_cut_at_every_event(store: SqlStore, client: FormatName, speaks: FormatName):
+async def test_a_stream_that_is_cut_at_every_event(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     whole = ScriptedReply("Two words.", calls=CALLS[:1])
     async with run_matrix_gateway(store, [whole], client=client, speaks=speaks) as harness:
 
@@ -100,7 +98,7 @@ async def check_incomplete(gateway: GatewayHarness, conversation: str, reading: 
 
 @upstreams
 @clients
-async def test_a_body_that_is_cut(store: SqlStore, client: FormatName, speaks: FormatName):
+async def test_a_body_that_is_cut(store: SqlStore, client: WireFormatName, speaks: WireFormatName):
     script = [ScriptedReply("Two words.", cut_after_events=1), ScriptedReply("Two words.")]
     async with run_matrix_gateway(store, script, client=client, speaks=speaks) as harness:
         question = harness.client.make_question("Look.")
@@ -110,16 +108,16 @@ async def test_a_body_that_is_cut(store: SqlStore, client: FormatName, speaks: F
         assert (await harness.client.send([question], stream=False)).text == "Two words."
 
 
-def encode_stream(format: FormatName, reply: ScriptedReply) -> bytes:
+def encode_stream(format: WireFormatName, reply: ScriptedReply) -> bytes:
     return b"".join(ENCODERS[format].encode_events(reply, ReplyContext(MODEL, 1, 10)))
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_decoder_that_is_cut_at_every_byte(backend: str, format: FormatName):
+def test_a_decoder_that_is_cut_anywhere(format: WireFormatName):
     """Only whole events pass, the end is held back, and what has arrived is a prefix of the reply."""
     stream = encode_stream(format, REPLY)
     request: Any = type("Request", (), {"choice_count": 1})
-    for size in range(len(stream) + 1):
+    for size in range(0, len(stream) + 1, DECODER_STRIDE_BYTES):
         decoder = CODECS[format].make_decoder(request, is_translated=False)
         passed = decoder.feed(stream[:size])
         assert stream.startswith(passed)
@@ -135,7 +133,7 @@ def test_a_decoder_that_is_cut_at_every_byte(backend: str, format: FormatName):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_decoder_of_single_bytes(backend: str, format: FormatName):
+def test_a_decoder_of_single_bytes(format: WireFormatName):
     stream = encode_stream(format, REPLY)
     request: Any = type("Request", (), {"choice_count": 1})
     decoder = CODECS[format].make_decoder(request, is_translated=False)
@@ -146,7 +144,7 @@ def test_a_decoder_of_single_bytes(backend: str, format: FormatName):
 
 @asynccontextmanager
 async def run_raw_upstream(
-    store: SqlStore, client: FormatName, speaks: FormatName, respond: Any, **more: Any
+    store: SqlStore, client: WireFormatName, speaks: WireFormatName, respond: Any, **more: Any
 ) -> AsyncIterator[tuple[FormatClient, GatewayHarness]]:
     """A gateway with an upstream that is controlled to the byte."""
     async with run_fake_upstream(respond) as up:
@@ -159,7 +157,7 @@ async def run_raw_upstream(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_native_stream_that_is_cut_within_events(store: SqlStore, format: FormatName):
+async def test_a_native_stream_that_is_cut_within_events(store: SqlStore, format: WireFormatName):
     stream, sizes = encode_stream(format, ScriptedReply("Hi.")), list[int]()
 
     async def respond(request: UpstreamRequest) -> None:
@@ -169,7 +167,7 @@ async def test_a_native_stream_that_is_cut_within_events(store: SqlStore, format
         request.abort_connection()
 
     async with run_raw_upstream(store, format, format, respond) as (client, gateway):
-        for size in range(1, len(stream), BYTE_STRIDE):
+        for size in range(1, len(stream), HTTP_STRIDE_BYTES):
             sizes.append(size)
             body = client.make_body([client.make_question(f"Look {size}.")], stream=True)
             answer = await gateway.http.post(PATHS[format], json=body)
@@ -183,7 +181,7 @@ async def test_a_native_stream_that_is_cut_within_events(store: SqlStore, format
 
 
 @pytest.mark.parametrize("client", ["messages", "responses"])
-async def test_calls_that_alternate(store: SqlStore, client: FormatName):
+async def test_calls_that_alternate(store: SqlStore, client: WireFormatName):
     """Some servers send pieces of parallel calls in turn; texts and calls stay whole for every client."""
 
     def call(index: int, arguments: str, **first: Any) -> bytes:
@@ -232,15 +230,15 @@ async def be_silent(request: UpstreamRequest, seconds: float) -> None:
     await request.end_sse()
 
 
-KEEP_ALIVES: dict[FormatName, bytes] = {
+KEEP_ALIVES: dict[WireFormatName, bytes] = {
     "chat": b": keep-alive\n\n",
     "messages": b'event: ping\ndata: {"type":"ping"}\n\n',
     "responses": b": keep-alive\n\n",
 }
 
 
-async def check_silence(store: SqlStore, client: FormatName, *, seconds: float, pings: Sequence[int]) -> None:
-    speaks: FormatName = "messages" if client == "chat" else "chat"
+async def check_silence(store: SqlStore, client: WireFormatName, *, seconds: float, pings: Sequence[int]) -> None:
+    speaks: WireFormatName = "messages" if client == "chat" else "chat"
 
     async def respond(request: UpstreamRequest) -> None:
         if speaks == "chat":
@@ -266,21 +264,21 @@ async def check_silence(store: SqlStore, client: FormatName, *, seconds: float, 
 
 
 @clients
-async def test_a_silent_upstream(store: SqlStore, monkeypatch: pytest.MonkeyPatch, client: FormatName):
-    monkeypatch.setattr(stream_relay, "KEEP_ALIVE_SECONDS", 0.05)
+async def test_a_silent_upstream(store: SqlStore, monkeypatch: pytest.MonkeyPatch, client: WireFormatName):
+    monkeypatch.setattr(relay, "KEEP_ALIVE_SECONDS", 0.05)
     await check_silence(store, client, seconds=0.3, pings=range(1, 7))
 
 
-@pytest.mark.large
+@pytest.mark.nightly
 async def test_an_upstream_that_is_silent_for_a_minute(store: SqlStore):
-    assert stream_relay.KEEP_ALIVE_SECONDS == 15
+    assert relay.KEEP_ALIVE_SECONDS == 15
     await asyncio.gather(*(check_silence(store, client, seconds=61, pings=(3, 4)) for client in FORMATS))
 
 
 @upstreams
 @clients
 async def test_the_end_is_held_back_until_the_turn_is_recorded(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, client: FormatName, speaks: FormatName
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, client: WireFormatName, speaks: WireFormatName
 ):
     may_record, record_reply = asyncio.Event(), SqlStore.record_reply
 

@@ -6,13 +6,11 @@ import pytest
 from anthropic import beta_async_tool
 from format_clients import MODEL, make_anthropic, run_matrix_gateway
 
-from infra.scripted_provider import FormatName, ProviderRequest, ScriptedCall, ScriptedReply
+from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedReply, WireFormatName
 from payload_oracle import count_payload
-from quire.log import SqlStore
-from quire.view.tokens import counter_for
-from quire.view.wire_formats import wire_format_for
-
-pytestmark = pytest.mark.parametrize("backend", ["sqlite"])
+from quire.store import SqlStore
+from quire.wire import wire_format_for
+from quire.wire.tokens import counter_for
 
 speaks_other_formats = pytest.mark.parametrize("speaks", ["chat", "responses"])
 
@@ -47,7 +45,7 @@ def list_texts(request: ProviderRequest) -> list[str]:
 
 @speaks_other_formats
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_thread_with_a_tool_runner_and_a_fork(store: SqlStore, speaks: FormatName, stream: bool):
+async def test_a_thread_with_a_tool_runner_and_a_fork(store: SqlStore, speaks: WireFormatName, stream: bool):
     async with (
         run_matrix_gateway(store, choose_reply, client="messages", speaks=speaks) as harness,
         make_anthropic(harness.gateway) as client,
@@ -142,5 +140,5 @@ async def test_tokens_are_counted_as_the_upstream_counts_them(store: SqlStore):
         tokens = (await client.messages.count_tokens(**options)).input_tokens
         await client.messages.create(**options, max_tokens=50)
         (request,) = harness.provider.requests
-        upstream_tokens = count_payload(wire_format_for("openai", model="gpt-4o"), request.body, counter_for("gpt-4o"))
+        upstream_tokens = count_payload(wire_format_for("chat", model="gpt-4o"), request.body, counter_for("gpt-4o"))
         assert abs(tokens - upstream_tokens) <= 0.02 * upstream_tokens

@@ -16,8 +16,8 @@ from fake_upstream import (
 )
 from quire.engine import Engine, EngineConfig
 from quire.errors import RequestNotFound
-from quire.log import SqlStore
 from quire.settings import Settings
+from quire.store import SqlStore
 
 
 def make_engine(store: SqlStore) -> Engine:
@@ -30,6 +30,7 @@ async def replay_request(harness: GatewayHarness, id: str):
     return recorded, await conversation.replay(recorded.seq)
 
 
+@pytest.mark.every_database
 async def test_the_openai_client_is_answered_and_the_turn_is_recorded(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Good morning.")) as up, run_gateway(store, up.url) as harness:
         raw = await harness.openai.chat.completions.with_raw_response.create(
@@ -113,6 +114,7 @@ async def test_instructions_are_not_history_and_may_change_from_day_to_day(store
             assert recorded.manifest.stable_messages == replay.rendered.stable_messages
 
 
+@pytest.mark.every_database
 async def test_what_a_replay_gives_is_what_the_upstream_was_sent(store: SqlStore):
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sea"}'}}
     tool = {

@@ -16,7 +16,7 @@ from fake_upstream import (
     run_fake_upstream,
 )
 from quire.errors import StoreUnavailable
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 
 async def never_answer(request: UpstreamRequest) -> None:
@@ -60,12 +60,11 @@ async def stall_mid_stream(request: UpstreamRequest) -> None:
         (send_truncated_json, 502, "model_unavailable"),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_that_fails_before_its_first_word_is_a_clear_error(
-    store: SqlStore, fault, status: int, code: str, stream: bool
+    store: SqlStore, fault, status: int, code: str
 ):
     async with run_fake_upstream(fault) as up, run_gateway(store, up.url, timeout_seconds=0.3) as harness:
-        answer = await harness.ask(user_message("Hello"), stream=stream)
+        answer = await harness.ask(user_message("Hello"), stream=True)
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert answer.json()["error"]["code"] == code
         assert up.url.split("/")[2] in answer.json()["detail"] or fault is send_truncated_json
@@ -145,37 +144,6 @@ async def test_a_stream_without_a_done_is_whole_if_it_says_why_it_ended(store: S
         assert not (await store.get_entry("c", 2)).metadata.incomplete
 
 
-async def test_incomplete_calls_are_not_recorded(store: SqlStore):
-    def call(index: int, arguments: str) -> dict[str, object]:
-        function = {"name": "f", "arguments": arguments}
-        return {"tool_calls": [{"index": index, "id": f"c{index}", "type": "function", "function": function}]}
-
-    async def send_half_a_call(request: UpstreamRequest) -> None:
-        await request.start_sse()
-        await request.send_sse(
-            make_chunk_event("Let me look."), make_chunk_event(call(0, '{"a": 1}')), make_chunk_event(call(1, '{"a":'))
-        )
-        request.abort_connection()
-
-    async with run_fake_upstream(send_half_a_call) as up, run_gateway(store, up.url) as harness:
-        await harness.ask(user_message("Look"), stream=True, x_quire_conversation="c")
-        reply = (await store.get_entry("c", 2)).message
-        assert [part.id for part in reply.tool_calls] == ["c0"]
-
-
-async def test_the_end_of_a_stream_comes_after_its_reply_is_in_the_log(store: SqlStore):
-    async with run_fake_upstream(respond_with_text("One two")) as up, run_gateway(store, up.url) as harness:
-        body = {"model": "gpt-4o", "messages": [user_message("Count")], "stream": True}
-        headers = {"x-quire-conversation": "c"}
-        received_bytes = b""
-        async with harness.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-            async for chunk in answer.aiter_bytes():
-                received_bytes += chunk
-                if b'"finish_reason": "stop"' in received_bytes or b"[DONE]" in received_bytes:
-                    assert await harness.load_messages("c") == [("user", "Count"), ("assistant", "One two")]
-        assert b"[DONE]" in received_bytes
-
-
 async def test_a_partial_reply_is_recorded_and_the_upstream_released_when_the_client_disconnects(store: SqlStore):
     released = asyncio.Event()
 
@@ -246,7 +214,7 @@ class StoreOutage:
 
 @pytest.fixture
 def store_outage(monkeypatch: pytest.MonkeyPatch) -> StoreOutage:
-    monkeypatch.setattr("quire.server.gateway.reply_recorder.STORE_RETRY_DELAYS_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr("quire.proxy.reply_recorder.STORE_RETRY_DELAYS_SECONDS", (0.01, 0.01))
     return StoreOutage(monkeypatch)
 
 

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from fake_upstream import FakeUpstream, UpstreamRequest, make_completion, respond_with_text, run_fake_upstream
 from infra.database_dump import contains_text, dump_database
 from quire.errors import InvalidRequest
-from quire.log import SqlStore
+from quire.model.policy import WireFormatName
 from quire.server.app import create_app
 from quire.server.auth import Caller
 from quire.server.gateway.header_rules import (
@@ -26,11 +26,13 @@ from quire.server.gateway.header_rules import (
     decode_conversation_header,
     encode_conversation_header,
 )
-from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call
+from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
-from quire.settings.schema import FormatName, Upstream
+from quire.settings.schema import Upstream
+from quire.store import SqlStore
+from quire.wire.codecs import CODECS
 
 TOKEN = "t0ken-of_this-Server"
 BODY = {"model": MODEL, "messages": [user_message("Hello")]}
@@ -222,14 +224,14 @@ async def test_account_headers_do_not_go_with_the_operators_key(store: SqlStore,
 # calls by wire format
 
 
-def build_call(format_name: FormatName, path: str, *, base_url: str, **options: Any) -> UpstreamCall:
+def build_call(format_name: WireFormatName, path: str, *, base_url: str, **options: Any) -> UpstreamCall:
     """Builds a call with the operator's key, for a client with headers of every kind."""
     headers = Headers({"anthropic-beta": "new-1", "x-stainless-os": "Linux", "openai-beta": "b", "x-id": "7"})
     state: Any = SimpleNamespace(environ={"UP_KEY": "sk-up"}, http_client=None)
     upstream = Upstream(base_url=base_url, api_key_env="UP_KEY")
     caller = Caller("default", "k", frozenset())
     return build_upstream_call(
-        upstream, path, format_name=format_name, server_state=state, caller=caller, headers=headers, **options
+        upstream, CODECS[format_name], path, server_state=state, caller=caller, headers=headers, **options
     )
 
 
@@ -245,7 +247,7 @@ def build_call(format_name: FormatName, path: str, *, base_url: str, **options: 
         ("messages", "messages/count_tokens", "http://up/anthropic", "http://up/anthropic/v1/messages/count_tokens"),
     ],
 )
-def test_the_address_of_a_call_follows_its_wire_format(format_name: FormatName, path: str, base_url: str, url: str):
+def test_the_address_of_a_call_follows_its_wire_format(format_name: WireFormatName, path: str, base_url: str, url: str):
     assert build_call(format_name, path, base_url=base_url).url == url
     assert build_call(format_name, path, base_url=base_url, query="beta=true").url == f"{url}?beta=true"
 
@@ -255,18 +257,18 @@ def test_a_key_in_the_query_does_not_go_upstream():
     assert build_call("chat", "chat/completions", base_url="http://up/v1", query=query).url.endswith("/completions")
 
 
-@pytest.mark.parametrize("format_name", get_args(FormatName))
-def test_the_operators_key_goes_where_the_wire_format_has_it(format_name: FormatName):
-    sent = build_call(format_name, CREATE_PATHS[format_name], base_url="http://up").headers
+@pytest.mark.parametrize("format_name", get_args(WireFormatName))
+def test_the_operators_key_goes_where_the_wire_format_has_it(format_name: WireFormatName):
+    sent = build_call(format_name, CODECS[format_name].create_path, base_url="http://up").headers
     key = {"x-api-key": "sk-up"} if format_name == "messages" else {"authorization": "Bearer sk-up"}
     assert {name: sent[name] for name in ("x-api-key", "authorization") if name in sent} == key
     assert (sent["anthropic-beta"], sent["openai-beta"], sent["x-stainless-os"]) == ("new-1", "b", "Linux")
     assert "anthropic-version" not in sent
 
 
-@pytest.mark.parametrize("format_name", get_args(FormatName))
-def test_a_translated_request_has_no_headers_of_the_clients_format(format_name: FormatName):
-    sent = build_call(format_name, CREATE_PATHS[format_name], base_url="http://up", is_translated=True).headers
+@pytest.mark.parametrize("format_name", get_args(WireFormatName))
+def test_a_translated_request_has_no_headers_of_the_clients_format(format_name: WireFormatName):
+    sent = build_call(format_name, CODECS[format_name].create_path, base_url="http://up", is_translated=True).headers
     assert sent["x-id"] == "7"
     assert not {"anthropic-beta", "openai-beta", "x-stainless-os"} & sent.keys()
     assert sent.get("anthropic-version") == ("2023-06-01" if format_name == "messages" else None)

@@ -9,16 +9,16 @@ import pytest
 from gateway_fixtures import run_gateway, user_message
 
 from fake_upstream import UpstreamRequest, make_chunk_event, run_fake_upstream
-from quire.agent.reply_accumulator import ReplyAccumulator
+from quire.agent.step import ReplyAccumulator
 from quire.agent.turn import run_turn
 from quire.engine import Engine, EngineConfig
 from quire.errors import ModelUnavailable
 from quire.llm import ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
-from quire.log import SqlStore
 from quire.model import Entry
-from quire.server.gateway.codecs.chat_stream import ChatStreamDecoder
 from quire.settings import Settings
-from quire.view.wire_formats import Reply
+from quire.store import SqlStore
+from quire.wire import Reply
+from quire.wire.chat.stream import ChatStreamDecoder
 
 RecordReply = Callable[[SqlStore, Sequence[ModelChunk]], Awaitable[Entry]]
 

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_upstream import respond_with_text, run_fake_upstream
-from quire.log import SqlStore
-from quire.server.gateway import known_messages
-from quire.server.gateway.codecs import CHAT, MESSAGES, RESPONSES
-from quire.server.gateway.codecs.base import MAX_REQUEST_MESSAGES, ClientRequest, Codec
-from quire.server.gateway.codecs.bodies import RequestLimitExceeded, UnreadableBody
-from quire.server.gateway.codecs.client_messages import compute_client_paths
-from quire.server.gateway.known_messages import MIN_CHANGING_ITEMS, MIN_LIST_BYTES, KnownMessageCache
+from quire.proxy import known_messages
+from quire.proxy.known_messages import MIN_CHANGING_ITEMS, MIN_LIST_BYTES, KnownMessageCache
+from quire.store import SqlStore
+from quire.wire.client_messages import compute_client_paths
+from quire.wire.codec import MAX_REQUEST_MESSAGES, ClientRequest, Codec, RequestLimitExceeded, UnreadableBody
+from quire.wire.codecs import CHAT, MESSAGES, RESPONSES
 
 LONG_TEXT = "x" * MIN_LIST_BYTES
 """Makes any body long enough for the cache."""

@@ -17,30 +17,34 @@ from fake_upstream import (
     respond_with_text,
     run_fake_upstream,
 )
+from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.engine import assembler
 from quire.errors import ModelUnavailable
-from quire.log import SqlStore
-from quire.log.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.model.policy import MAX_MODEL_NAME_CHARS
-from quire.server.gateway import (
+from quire.proxy import (
     engine_variants,
-    log_renderer,
-    matched_request,
     prepare,
     recognition,
-    relay,
+    replay_rendering,
     reply_recorder,
 )
-from quire.server.gateway.codecs import CHAT
-from quire.server.gateway.codecs.base import MAX_CALL_ID_CHARS, MAX_NAME_CHARS, MAX_REQUEST_MESSAGES, MAX_REQUEST_TOOLS
-from quire.server.gateway.codecs.bodies import RequestLimitExceeded
-from quire.server.gateway.codecs.chat import ChatCodec
-from quire.server.gateway.codecs.chat_stream import MAX_REQUEST_CHOICES, ChatStreamDecoder
-from quire.server.gateway.codecs.sse import MAX_DELTA_ITEMS, MAX_EVENT_BYTES
-from quire.server.gateway.engine_variants import EngineVariants
-from quire.server.gateway.known_messages import KnownMessageCache
+from quire.proxy.engine_variants import EngineVariants
+from quire.proxy.known_messages import KnownMessageCache
+from quire.server.gateway import relay
 from quire.server.gateway.relay import MAX_ERROR_BYTES
-from quire.server.json_limits import MAX_JSON_SEPARATORS
+from quire.store import SqlStore
+from quire.wire.chat.codec import ChatCodec
+from quire.wire.chat.stream import MAX_REQUEST_CHOICES, ChatStreamDecoder
+from quire.wire.codec import (
+    MAX_CALL_ID_CHARS,
+    MAX_NAME_CHARS,
+    MAX_REQUEST_MESSAGES,
+    MAX_REQUEST_TOOLS,
+    RequestLimitExceeded,
+)
+from quire.wire.codecs import CHAT
+from quire.wire.json_limits import MAX_JSON_SEPARATORS
+from quire.wire.sse import MAX_DELTA_ITEMS, MAX_EVENT_BYTES
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -114,9 +118,9 @@ WORK = [
     (KnownMessageCache, "parse_body"),
     (ChatCodec, "parse_request"),
     (recognition, "compute_client_paths"),
-    (engine_variants, "_build_envelope"),
-    (matched_request.MatchedRequest, "count_tokens"),
-    (log_renderer, "_render_plain_texts"),
+    (engine_variants, "parse_envelope"),
+    (engine_variants.RecognizedRequest, "count_tokens"),
+    (replay_rendering, "_render_plain_texts"),
     (reply_recorder, "_compute_paths"),
 ]
 """Functions whose work grows with the body."""
@@ -220,7 +224,7 @@ def test_events_after_the_end_of_a_reply_are_limited_together():
 
 
 async def test_the_reply_before_an_oversized_event_is_recorded(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.server.gateway.codecs.sse.MAX_EVENT_BYTES", 10_000)
+    monkeypatch.setattr("quire.wire.sse.MAX_EVENT_BYTES", 10_000)
     stream = [make_chunk_event("Half an answer"), make_chunk_event("x" * 50_000), SSE_DONE]
     async with run_fake_upstream(respond_with_stream(*stream)) as up, run_gateway(store, up.url) as harness:
         answer = await harness.ask(user_message("Hello"), stream=True)
@@ -237,7 +241,7 @@ def test_an_event_with_too_many_values_ends_the_stream():
 
 
 def test_a_stream_above_its_limit_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.server.gateway.codecs.sse.MAX_STREAM_BYTES", 1_000)
+    monkeypatch.setattr("quire.wire.sse.MAX_STREAM_BYTES", 1_000)
     accumulator = ChatStreamDecoder()
     with pytest.raises(ModelUnavailable, match="more than 1,000 bytes"):
         feed_pieces(accumulator, make_chunk_event("a") * 10, piece_bytes=100)
@@ -260,7 +264,7 @@ def test_the_calls_and_choices_of_a_stream_are_limited():
 async def test_instructions_are_cached_up_to_a_number_of_bytes(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_variants, "ENVELOPE_CACHE_BYTES", 10_000)
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
-        variants = EngineVariants(harness.server_state)
+        variants = EngineVariants(harness.server_state.engines)
         envelopes = variants.get("default", MODEL, target=CHAT).envelopes
         for number, chars in ((1, 2_000), (2, 2_000), (3, 20_000)):
             messages = [{"role": "system", "content": f"{number} " + "x" * chars}, user_message("a")]
@@ -271,6 +275,7 @@ async def test_instructions_are_cached_up_to_a_number_of_bytes(store: SqlStore, 
         assert len(envelopes) == 1
 
 
+@pytest.mark.every_database
 async def test_a_long_history_is_stored_in_batches(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prepare, "APPEND_BATCH_MESSAGES", 4)
     history = [user_message("word " * 500), {"role": "assistant", "content": "Yes."}] * 15

@@ -1,10 +1,6 @@
-"""A turn of any length through the gateway: the client sends its whole list at each step, far beyond the window.
-
-`LONG_TURN_STEPS=1000` runs the full size; the default is a size for every run of the tests.
-"""
+"""A turn of any length through the gateway: the client sends its whole list at each step, far beyond the window."""
 
 import json
-import os
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,14 +10,15 @@ from gateway_fixtures import run_gateway
 
 from fake_upstream import UpstreamRequest, make_completion, run_fake_upstream
 from infra.long_turn import QUESTION, READ_TOOL, make_steps, measure_shared
-from quire.log import SqlStore
-from quire.view.tokens import counter_for
-from quire.view.wire_formats import WireFormat, WireMessage
-from quire.view.wire_formats.anthropic_cache_markers import drop_cache_markers
-from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from infra.sizes import IS_FULL_SIZE
+from quire.store import SqlStore
+from quire.wire import WireFormat, WireMessage
+from quire.wire.chat.render import OpenAIChatFormat
+from quire.wire.messages.cache_markers import drop_cache_markers
+from quire.wire.messages.render import AnthropicMessagesFormat
+from quire.wire.tokens import counter_for
 
-STEPS = int(os.environ.get("LONG_TURN_STEPS", "30"))
+STEPS = 1_000 if IS_FULL_SIZE else 30
 MIN_MEAN_SHARES = {6_000: 0.50, 32_000: 0.85, 200_000: 0.95}
 """By window: mean part of each request that the next one repeats."""
 
@@ -112,7 +109,5 @@ async def test_every_forwarded_request_of_a_long_turn_fits_and_extends_the_one_b
         compactions = await store.read_range(conversation, kinds=["compaction"])
     assert max(sizes) <= window
     shares = [measure_shared(before, after) for before, after in pairwise(sent)]
-    if os.environ.get("LONG_TURN_STEPS"):
-        print(format_name, window, sum(shares) / len(shares), max(sizes), len(compactions))
     assert sum(share < 1 for share in shares) <= len(compactions)
     assert sum(shares) / len(shares) >= MIN_MEAN_SHARES[window]

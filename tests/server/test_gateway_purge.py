@@ -7,7 +7,9 @@ from gateway_fixtures import run_gateway, system_message, user_message
 
 from fake_upstream import respond_with_text, run_fake_upstream
 from infra.database_dump import contains_text, dump_database
-from quire.log import SqlStore
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 CANARY = "quetzal"
 RECORDED = (
@@ -50,7 +52,6 @@ def build_body() -> dict[str, Any]:
     }
 
 
-@pytest.mark.every_backend
 async def test_a_purged_conversation_of_the_gateway_is_in_no_dump(store: SqlStore, admin_url: str):
     reply = respond_with_text({"content": canary("answer"), "reasoning_content": canary("reasoning")})
     async with run_fake_upstream(reply) as upstream, run_gateway(store, upstream.url) as gateway:

@@ -7,11 +7,10 @@ from gateway_fixtures import run_gateway, user_message
 from openai import AsyncOpenAI, BadRequestError
 
 from infra.llama import LocalModel, LocalModelAddress
-from infra.sizes import IS_FULL_SIZE
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 CONTEXT_TOKENS = 1_024
-WINDOW_COUNT = 5 if IS_FULL_SIZE else 2
+WINDOW_COUNT = 5
 
 PLACES = ("the mill", "the harbour", "the orchard", "the chapel", "the quarry", "the ferry")
 
@@ -28,6 +27,7 @@ def make_report(number: int) -> str:
     return f"Report {number} from {place}: " + f"the keeper of {place} counts sacks, ropes and lamps, and writes. " * 28
 
 
+@pytest.mark.real_model
 @pytest.mark.slow
 async def test_the_real_model_answers_the_official_client_through_the_gateway(
     store: SqlStore, local_model: LocalModelAddress
@@ -51,8 +51,9 @@ async def test_the_real_model_answers_the_official_client_through_the_gateway(
         assert [model.id for model in (await harness.openai.models.list()).data] == [local_model.name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.nightly
+@pytest.mark.real_model
+@pytest.mark.every_postgres
 async def test_a_conversation_runs_past_its_window_and_the_same_list_alone_overflows(
     store: SqlStore, small_model: LocalModel
 ):

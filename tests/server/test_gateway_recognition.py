@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from hashlib import sha3_256
 from types import FrameType
 from typing import Any
 
@@ -12,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_upstream import respond_with_text, run_fake_upstream
-from quire.log import SqlStore
-from quire.model import CHAIN_ROOT, Message, ThinkingPart, ToolCallPart, iter_paths
-from quire.server.gateway import overlap, recognition
-from quire.server.gateway.codecs.chat import ChatMessage
-from quire.server.gateway.codecs.normal_form import normalize_message
-from quire.server.gateway.overlap import MAX_OVERLAP_MESSAGES, find_overlap
-from quire.server.gateway.recognition import compute_client_paths
-from quire.testing.strategies import messages
+from infra.strategies import messages
+from quire.model import CHAIN_ROOT, Message, ThinkingPart, ToolCallPart, entries, iter_paths
+from quire.proxy import recognition
+from quire.proxy.recognition import MAX_OVERLAP_MESSAGES, compute_client_paths, find_overlap
+from quire.store import SqlStore
 from quire.view.rendered import encode_wire_messages
-from quire.view.wire_formats.openai_chat import TOKENS_PER_REQUEST, OpenAIChatFormat
+from quire.wire.chat.codec import ChatMessage
+from quire.wire.chat.render import TOKENS_PER_REQUEST, OpenAIChatFormat
+from quire.wire.client_messages import ParsedMessage, normalize_message
 
 
 async def list_branches(harness: GatewayHarness, conversation: str) -> list[int]:
@@ -57,6 +57,7 @@ async def test_a_list_is_recognised_by_its_messages_and_continues_at_the_head(st
         assert await store.verify_conversation(conversation) == []
 
 
+@pytest.mark.every_database
 async def test_an_edited_message_and_a_regenerated_reply_become_branches(store: SqlStore):
     answers = (
         respond_with_text("a1"),
@@ -78,6 +79,7 @@ async def test_an_edited_message_and_a_regenerated_reply_become_branches(store: 
         assert await store.verify_conversation(conversation) == []
 
 
+@pytest.mark.every_database
 async def test_a_retry_after_a_failure_adds_nothing_twice(store: SqlStore):
     async def reject(request):
         await request.respond({"error": {"message": "busy"}}, 503)
@@ -208,6 +210,7 @@ async def test_a_client_may_drop_thinking_and_reformat_arguments(store: SqlStore
         assert await store.verify_conversation(conversation) == []
 
 
+@pytest.mark.every_database
 async def test_parallel_turns_on_one_conversation_are_all_recorded_each_after_its_parent(store: SqlStore):
     async def respond_slowly(request):
         await asyncio.sleep(0.2)
@@ -235,6 +238,7 @@ async def test_parallel_turns_on_one_conversation_are_all_recorded_each_after_it
         assert await store.verify_conversation(conversation) == []
 
 
+@pytest.mark.every_database
 async def test_parallel_first_turns_under_one_name_are_all_recorded(store: SqlStore):
     async with run_fake_upstream(respond_with_text("yes")) as up, run_gateway(store, up.url) as harness:
         await asyncio.gather(
@@ -259,12 +263,18 @@ def is_trimmed(text: str) -> bool:
     return text == text.strip() != ""
 
 
+def test_the_gateway_computes_paths_with_the_logs_formula(monkeypatch: pytest.MonkeyPatch):
+    lines = [ParsedMessage(Message.user("a")), ParsedMessage(Message.assistant("b"))]
+    monkeypatch.setattr(entries, "sha256", sha3_256)
+    assert compute_client_paths(lines) == list(iter_paths(line.match_key for line in lines))
+
+
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(min_size=1).filter(is_trimmed)), max_size=6))
 def test_the_path_of_plain_lines_is_the_logs_own(spoken: list[tuple[str, str]]):
     usable = [(role, text) for role, text in spoken if text.encode(errors="ignore").decode() == text]
     lines = [ChatMessage({"role": role, "content": text}) for role, text in usable]
     assert all(line.is_plain_text for line in lines)
-    expected = list(iter_paths((line.message.canonical_json() for line in lines), start=CHAIN_ROOT))
+    expected = list(iter_paths((line.message.canonical_json().encode() for line in lines), start=CHAIN_ROOT))
     assert compute_client_paths(lines) == expected
     for line in lines:
         units = OpenAIChatFormat().render_message(line.message)
@@ -274,7 +284,7 @@ def test_the_path_of_plain_lines_is_the_logs_own(spoken: list[tuple[str, str]]):
 def test_the_form_to_recognise_by_forgets_what_clients_change():
     call = ToolCallPart(id="1", name="f", arguments='{"b": [1, 2],  "a": "é"}')
     rewritten = ToolCallPart(id="1", name="f", arguments='{"b":[1,2],"a":"é"}')
-    reply = Message(role="assistant", parts=(ThinkingPart(text="hm"), call), provider_fields={"openai": {"x": 1}})
+    reply = Message(role="assistant", parts=(ThinkingPart(text="hm"), call), provider_fields={"chat": {"x": 1}})
     assert normalize_message(reply) == normalize_message(Message(role="assistant", parts=(rewritten,)))
     broken = Message(role="assistant", parts=(ToolCallPart(id="1", name="f", arguments='{"b'),))
     assert normalize_message(broken) == broken
@@ -309,12 +319,12 @@ class CountingKey(bytes):
 
 
 def count_line_events(function: Callable[[], object]) -> int:
-    """Counts the executed lines of `overlap`: the work of a run, independent of the machine."""
+    """Counts the executed lines of `recognition`: the work of a run, independent of the machine."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal count
-        if frame.f_globals.get("__name__") != overlap.__name__:
+        if frame.f_globals.get("__name__") != recognition.__name__:
             return None
         count += event == "line"
         return trace
@@ -344,15 +354,14 @@ def test_the_search_for_an_overlap_is_quadratic_and_compares_digests():
 
 
 async def test_no_more_messages_are_compared_than_the_limit(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    for module in (overlap, recognition):
-        monkeypatch.setattr(module, "MAX_OVERLAP_MESSAGES", 4)
+    monkeypatch.setattr(recognition, "MAX_OVERLAP_MESSAGES", 4)
     compared = list[tuple[int, int]]()
 
     def find(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Sequence[bool]) -> object:
         compared.append((len(sent), len(stored)))
         return find_overlap(sent, stored, is_reply=is_reply)
 
-    monkeypatch.setattr(overlap, "find_overlap", find)
+    monkeypatch.setattr(recognition, "find_overlap", find)
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
         history = list[dict[str, Any]]()
         for number in range(5):

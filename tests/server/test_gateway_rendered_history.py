@@ -9,19 +9,20 @@ from hypothesis import strategies as st
 
 from fake_upstream import respond_with_text, run_fake_upstream
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model import Message, TextPart, ToolCallPart, ToolResultPart, iter_paths
-from quire.server.gateway import log_renderer, rendered_history
-from quire.server.gateway.rendered_history import RenderedHistories, RenderedHistory
+from quire.proxy import rendered_history
+from quire.proxy import replay_rendering as log_renderer
+from quire.proxy.rendered_history import RenderedHistories, RenderedHistory
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.view.batches import group_batches
 from quire.view.layout import RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage
-from quire.view.tokens import counter_for
 from quire.view.tool_call_repair import repair_tool_calls
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
+from quire.wire.tokens import counter_for
 
-COUNTER = MessageCounter(counter_for("gpt-4o"), wire_format_for("openai"))
+COUNTER = MessageCounter(counter_for("gpt-4o"), wire_format_for("chat"))
 
 
 def make_call(*ids: str) -> Message:
@@ -56,7 +57,7 @@ def test_an_extended_history_is_that_of_all_messages(turns: list[list[Message]])
     history: RenderedHistory | None = RenderedHistory()
     for messages in turns:
         start = history.paths[-1] if history.paths else bytes(32)
-        paths = list(iter_paths([each.canonical_json() for each in messages], start=start))
+        paths = list(iter_paths([each.canonical_json().encode() for each in messages], start=start))
         history = history.extend(render_all(messages), paths, COUNTER)
         if history is None:
             # A repeated id renames calls, so that the caller renders everything.
@@ -76,11 +77,11 @@ def test_the_cache_is_bounded_by_the_size_of_its_histories(monkeypatch: pytest.M
     for number in range(10):
         history = RenderedHistory().extend(render_all([Message.user("a")]), [bytes([number])], COUNTER)
         assert history is not None
-        cache.replace("t", "openai", b"", history)
-    found = [cache.find("t", "openai", bytes([number])) is not None for number in range(10)]
+        cache.replace("t", "chat", b"", history)
+    found = [cache.find("t", "chat", bytes([number])) is not None for number in range(10)]
     assert found == [False] * 5 + [True] * 5
-    assert cache.find("other", "openai", bytes([9])) is None
-    assert cache.find("t", "anthropic", bytes([9])) is None
+    assert cache.find("other", "chat", bytes([9])) is None
+    assert cache.find("t", "messages", bytes([9])) is None
 
 
 async def test_turns_whose_replies_clients_change_read_no_message_again(

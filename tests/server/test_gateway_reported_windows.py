@@ -11,11 +11,11 @@ from quire.agent.turn import run_turn
 from quire.errors import ModelContextOverflow
 from quire.llm import get_model
 from quire.llm.error_mapping import classify_error
-from quire.log import SqlStore
 from quire.model import Message
 from quire.model.events import TurnEnded
-from quire.view.tokens import counter_for
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.store import SqlStore
+from quire.wire.chat.render import OpenAIChatFormat
+from quire.wire.tokens import counter_for
 
 ECHO = "prompt is too long: 200 tokens > 4"
 
@@ -50,6 +50,7 @@ async def test_a_client_cannot_shrink_a_window_by_an_echo_in_an_error(store: Sql
         assert (await harness.ask(user_message("Hello, how are you?"))).status_code == 200
 
 
+@pytest.mark.every_database
 async def test_a_reported_window_holds_for_one_tenant(store: SqlStore):
     """The text states the true count, so the report is trusted, but only within the tenant that caused it."""
     long_history = [

@@ -15,9 +15,9 @@ from fake_upstream import (
     run_fake_upstream,
 )
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.model import ImagePart, ToolCallPart
 from quire.settings import Settings
+from quire.store import SqlStore
 
 IMAGE_DATA_URL = (
     "data:image/png;base64,"

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import openai
 import pytest
 from gateway_fixtures import GatewayHarness, run_gateway
 from openai import AsyncOpenAI
@@ -23,8 +22,8 @@ from infra.scripted_provider import (
     play,
     run_scripted_provider,
 )
-from quire.log import SqlStore
 from quire.model import ForwardedRequest
+from quire.store import SqlStore
 
 MODEL = "gpt-5"
 FUNCTION: Json = {
@@ -38,7 +37,6 @@ NAMESPACE: Json = {
     "description": "Files.",
     "tools": [{"type": "function", "name": "list", "parameters": {"type": "object", "properties": {}}}],
 }
-FORMATS = ("responses", "chat", "messages")
 
 
 @asynccontextmanager
@@ -77,27 +75,21 @@ def to_items(response: Response, *, bare: bool = False) -> list[Json]:
     )
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("speaks", FORMATS)
-async def test_a_turn_with_parallel_tools_is_one_conversation(store: SqlStore, speaks: str, stream: bool):
+@pytest.mark.parametrize("speaks", ["responses", "chat"])
+async def test_items_without_ids_and_states_continue_the_conversation(store: SqlStore, speaks: str):
     calls = [ScriptedCall("read", {"path": "a"}), ScriptedCall("read", {"path": "b"})]
-    async with run_responses_gateway(store, call_tool(*calls, text="Both are empty."), speaks) as (client, provider, _):
+    async with run_responses_gateway(store, call_tool(*calls, text="Both are empty."), speaks) as (client, _, _):
         items: list[Any] = [{"role": "user", "content": "Context"}, {"role": "user", "content": "Compare a and b."}]
-        options: Any = {"stream": stream, "tools": [FUNCTION], "instructions": "Be brief."}
+        options: Any = {"stream": False, "tools": [FUNCTION], "instructions": "Be brief."}
         first = await ask(client, items, **options)
         made = [item for item in first.output if item.type == "function_call"]
-        assert [json.loads(call.arguments) for call in made] == [{"path": "a"}, {"path": "b"}]
         outputs = [{"type": "function_call_output", "call_id": call.call_id, "output": "empty"} for call in made]
         items += [*to_items(first), *outputs]
         second = await ask(client, items, **options)
-        assert (second.output_text, second.status) == ("Both are empty.", "completed")
         # Some clients send back neither IDs nor states.
         items = [*items[:2], *to_items(first, bare=True), *outputs, *to_items(second, bare=True)]
         third = await ask(client, [*items, {"role": "user", "content": "Thanks."}], **options)
         assert third.id != second.id
-        assert third.usage is not None
-        assert third.usage.input_tokens > 0
-        assert {request.format for request in provider.requests} == {speaks}
         (conversation,) = await store.list_conversations()
         entries = await store.read_range(conversation.id, kinds=["message"])
         roles = [entry.message.role for entry in entries]
@@ -240,43 +232,6 @@ async def test_what_has_no_place_is_named(store: SqlStore):
         assert sent["messages"][0] == {"role": "system", "content": "You are a coding agent."}
 
 
-ERRORS: list[tuple[int, str | None, type[openai.APIStatusError]]] = [
-    (400, "unsupported_parameter", openai.BadRequestError),
-    (401, "invalid_api_key", openai.AuthenticationError),
-    (403, None, openai.PermissionDeniedError),
-    (404, "model_not_found", openai.NotFoundError),
-    (429, "rate_limit_exceeded", openai.RateLimitError),
-    (500, None, openai.InternalServerError),
-    (503, None, openai.InternalServerError),
-]
-
-
-@pytest.mark.parametrize(("status", "code", "kind"), ERRORS, ids=[str(status) for status, _, _ in ERRORS])
-@pytest.mark.parametrize("speaks", ["responses", "chat"])
-async def test_an_error_of_the_upstream(
-    store: SqlStore, speaks: str, status: int, code: str | None, kind: type[openai.APIStatusError]
-):
-    error = ScriptedError(status, "some_error", "Not like this.", code)
-    async with run_responses_gateway(store, play(ScriptedReply(error=error)), speaks) as (client, _, harness):
-        with pytest.raises(kind) as raised:
-            await ask(client, "Hi", stream=False)
-        assert "Not like this." in raised.value.message
-        answer = await harness.http.post("/v1/responses", json={"model": MODEL, "input": "Hi"})
-        if speaks == "responses":
-            expected = {"message": "Not like this.", "type": "some_error", "param": None, "code": code}
-            assert answer.content == json.dumps({"error": expected}).encode()
-        assert await store.list_conversations() == []
-
-
-@pytest.mark.parametrize("speaks", ["responses", "chat"])
-async def test_a_request_above_the_window_is_refused_in_the_words_of_the_format(store: SqlStore, speaks: str):
-    async with run_responses_gateway(store, "Yes.", speaks, context_limit=2_000) as (client, provider, _):
-        with pytest.raises(openai.BadRequestError) as raised:
-            await ask(client, "Hi", stream=False, instructions="word " * 5_000, truncation="auto")
-        assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "input")
-        assert provider.requests == []
-
-
 async def test_truncation_fits_a_native_request(store: SqlStore):
     async with run_responses_gateway(store, "Yes.", "responses", context_limit=4_000) as (_, provider, harness):
         turns = [
@@ -299,16 +254,10 @@ async def test_truncation_fits_a_native_request(store: SqlStore):
         assert (await load_forwarded(store, answer.headers["x-quire-conversation"])).form == "fitted"
 
 
-EVENT_COUNTS = {"responses": 14, "chat": 6}
-"""Events of the reply below, up to the one that ends it."""
-
-
-@pytest.mark.parametrize(
-    ("speaks", "cut_after"),
-    [(speaks, number) for speaks, count in EVENT_COUNTS.items() for number in range(1, count)],
-)
-async def test_a_stream_that_is_cut_ends_with_an_error(store: SqlStore, speaks: str, cut_after: int):
-    reply = ScriptedReply("Two words.", calls=(ScriptedCall("read", {"path": "a"}),), cut_after_events=cut_after)
+@pytest.mark.parametrize("speaks", ["responses", "chat"])
+async def test_a_stream_that_is_cut_ends_with_an_error(store: SqlStore, speaks: str):
+    """`test_format_streams` cuts it at every event."""
+    reply = ScriptedReply("Two words.", calls=(ScriptedCall("read", {"path": "a"}),), cut_after_events=5)
     async with run_responses_gateway(store, play(reply), speaks) as (_, _, harness):
         body = {"model": MODEL, "input": "Look.", "tools": [FUNCTION], "stream": True}
         answer = await harness.http.post("/v1/responses", json=body)
@@ -320,19 +269,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error(store: SqlStore, speaks: 
             check_events(events)
         seen = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
         recorded = [await harness.load_messages(each.id) for each in await store.list_conversations()]
-        if seen:
-            assert recorded == [[("user", "Look."), ("assistant", seen)]]
-
-
-@pytest.mark.parametrize("speaks", ["responses", "chat"])
-async def test_an_uncut_stream_has_no_more_events(store: SqlStore, speaks: str):
-    """`EVENT_COUNTS` covers every place where the stream can be cut."""
-    reply = ScriptedReply(
-        "Two words.", calls=(ScriptedCall("read", {"path": "a"}),), cut_after_events=EVENT_COUNTS[speaks]
-    )
-    async with run_responses_gateway(store, play(reply), speaks) as (_, _, harness):
-        answer = await harness.http.post("/v1/responses", json={"model": MODEL, "input": "Look.", "stream": True})
-        assert parse_events(answer.content)[-1]["type"] == "response.completed"
+        assert recorded == [[("user", "Look."), ("assistant", seen)]]
 
 
 async def test_a_failure_within_a_native_stream_passes(store: SqlStore):
@@ -344,8 +281,7 @@ async def test_a_failure_within_a_native_stream_passes(store: SqlStore):
         assert await store.list_conversations() == []
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_client_of_chat_completions_with_an_upstream_of_this_format(store: SqlStore, stream: bool):
+async def test_a_client_of_chat_completions_with_an_upstream_of_this_format(store: SqlStore):
     script = call_tool(ScriptedCall("read", {"path": "a"}), text="It is empty.")
     tool: Any = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
     async with run_responses_gateway(store, script, "responses") as (client, provider, _):
@@ -353,10 +289,7 @@ async def test_a_client_of_chat_completions_with_an_upstream_of_this_format(stor
 
         async def complete() -> Any:
             options: Any = {"model": MODEL, "messages": messages, "tools": [tool], "max_tokens": 50}
-            if not stream:
-                return (await client.chat.completions.create(**options)).choices[0]
-            async with client.chat.completions.stream(**options) as events:
-                return (await events.get_final_completion()).choices[0]
+            return (await client.chat.completions.create(**options)).choices[0]
 
         choice = await complete()
         assert choice.finish_reason == "tool_calls"

@@ -4,17 +4,20 @@ import pytest
 from gateway_fixtures import assistant_message, run_gateway, system_message, user_message
 
 from fake_upstream import respond_with_text, run_fake_upstream
+from infra.builders import make_messages, make_turn
 from quire.engine import Engine, EngineConfig
 from quire.errors import RequestNotFound, StaleHead
-from quire.log import Blob, ConversationRecord, ReplyRecord, SqlStore
+from quire.log import Blob, ConversationRecord, ReplyRecord
 from quire.model import CHAIN_ROOT, Message, iter_paths
-from quire.server.gateway.recognition import compute_client_paths
+from quire.proxy.recognition import compute_client_paths
 from quire.settings import Settings
-from quire.testing.builders import make_messages, make_turn
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 
 def compute_paths(*messages: Message) -> list[bytes]:
-    return list(iter_paths(message.canonical_json() for message in messages))
+    return list(iter_paths(message.canonical_json().encode() for message in messages))
 
 
 async def test_a_list_is_recognised_with_the_branch_and_the_record_of_its_last_reply(store: SqlStore):
@@ -142,7 +145,7 @@ async def test_several_messages_are_prepared_and_recorded_at_once(store: SqlStor
     conversation = await engine.conversation("c")
     request = await conversation.prepare([Message.user("one"), Message.assistant("two"), Message.user("three")])
     assert [entry.message.text for entry in await conversation.messages()] == ["one", "two", "three"]
-    assert [message["content"] for message in request.to_openai()["messages"]] == ["one", "two", "three"]
+    assert [message["content"] for message in request.to_chat()["messages"]] == ["one", "two", "three"]
     reply = await conversation.record("four", request=request)
     assert (await conversation.replay(reply.seq)).matches
 

@@ -3,7 +3,7 @@
 from gateway_fixtures import run_gateway, user_message
 
 from fake_upstream import respond_with_text, run_fake_upstream
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 TOOL = {
     "type": "function",

@@ -8,12 +8,12 @@ import pytest
 from fastapi import FastAPI
 from server_helpers import ScriptedAgent, create_key_for, open_event_stream, serve_app, tool_call_reply
 
-from quire.log import DEFAULT_TENANT, SqlStore
 from quire.model.agents import Agent, AgentTool, ToolServer
 from quire.server import state
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import DEFAULT_TENANT, SqlStore
 
 OWN_TENANT, OTHER_TENANT = "default", "elsewhere"
 """Tenants of the clients in conftest.py."""
@@ -24,7 +24,7 @@ def options(tmp_path: Path) -> dict[str, object]:
     vault = tmp_path / "vault"
     vault.mkdir()
     (vault / "diary.md").write_text("Nothing for strangers.")
-    return {"vault": str(vault), "host_access_tenants": [OWN_TENANT]}
+    return {"vault": str(vault), "trusted_tenants": [OWN_TENANT]}
 
 
 async def test_a_tenant_without_host_access_has_no_vault_and_no_agent(
@@ -38,7 +38,7 @@ async def test_a_tenant_without_host_access_has_no_vault_and_no_agent(
         assert bool(found["items"]) is bool(names)
     read = await other_tenant_client.get("/api/documents/content", params={"path": "diary.md"})
     assert read.status_code == 400
-    assert "host_access_tenants" in read.json()["detail"]
+    assert "trusted_tenants" in read.json()["detail"]
 
 
 async def test_a_tool_of_the_host_does_not_run_for_a_tenant_without_host_access(
@@ -110,6 +110,6 @@ async def test_mcp_servers_start_only_where_a_tenant_may_use_them(
 
     monkeypatch.setattr(state, "MCPServers", FakeServers)
     agent = Agent(name="keeper", servers=(ToolServer(name="s", command="true"),))
-    settings = Settings(host_access_tenants=tenants)
+    settings = Settings(trusted_tenants=tenants)
     async with state.open_server_state(f"sqlite:///{tmp_path}/q.db", settings, agent=agent, is_local=is_local):
         assert bool(started) is starts

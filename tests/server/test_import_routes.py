@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from quire.engine.import_writer import import_files
-from quire.log import SqlStore
 from quire.server import import_jobs, limits
 from quire.server.state import ServerState
+from quire.store import SqlStore
 
 TRANSCRIPT = next((Path(__file__).parents[1] / "importers" / "data" / "codex").rglob("*.jsonl"))
 UPLOAD = {"source": "codex", "file": TRANSCRIPT.name}
@@ -64,6 +64,7 @@ async def test_an_unknown_source_and_a_path_are_refused(client: httpx2.AsyncClie
     assert (await client.get("/api/imports")).json()["items"] == []
 
 
+@pytest.mark.every_database
 async def test_another_tenant_sees_no_import(
     client: httpx2.AsyncClient, other_tenant_client: httpx2.AsyncClient, store: SqlStore
 ):
@@ -73,6 +74,7 @@ async def test_another_tenant_sees_no_import(
     assert (await other_tenant_client.get("/api/conversations")).json()["items"] == []
 
 
+@pytest.mark.every_database
 async def test_one_import_of_a_tenant_runs_at_a_time(
     client: httpx2.AsyncClient, server_state: ServerState, monkeypatch: pytest.MonkeyPatch
 ):

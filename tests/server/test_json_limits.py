@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server import json_limits
-from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonLimit, JsonSeparatorCounter, exceeds_json_limit
+from quire.wire import json_limits
+from quire.wire.json_limits import MAX_JSON_SEPARATORS, JsonLimit, JsonSeparatorCounter, exceeds_json_limit
 
 values = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a"\\{[,:é'),

@@ -11,9 +11,10 @@ from gateway_fixtures import GatewayHarness, run_gateway, user_message
 from server_helpers import ScriptedAgent, parse_events
 
 from fake_upstream import UpstreamRequest, respond_with_text, run_fake_upstream
+from quire.access.keys import MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS
+from quire.access.spending import Spending
 from quire.errors import ModelUnavailable, StoreUnavailable
-from quire.log import SqlStore
-from quire.log.keys import MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS
+from quire.store import SqlStore
 
 USAGE = {"prompt_tokens": 1_000, "completion_tokens": 100, "total_tokens": 1_100}
 CALL_DOLLARS = (1_000 * 2.5 + 100 * 10.0) / 1e6
@@ -44,27 +45,28 @@ async def open_gateway(store: SqlStore, **settings: Any) -> AsyncIterator[tuple[
 
 class TestSpendCapOfKey:
     async def test_calls_stop_when_the_key_has_spent_its_cap_whatever_the_conversation(self, store: SqlStore):
-        key, text = await store.create_key("capped", ["chat"], max_spend=1.5 * CALL_DOLLARS)
+        key, text = await store.keys.create("capped", ["chat"], max_spend=1.5 * CALL_DOLLARS)
         async with open_gateway(store) as (harness, up):
             answers = [await ask(harness, text, f"question {number}", model="house") for number in range(3)]
             assert [answer.status_code for answer in answers] == [200, 200, 402]
             error = answers[-1].json()["error"]
             assert (error["code"], "--max-spend" in error["message"]) == ("spend_cap_reached", True)
             assert len(up.requests) == 2
-            assert await store.get_spending() == {key.id: pytest.approx(2 * CALL_DOLLARS)}
+            assert await store.spending.sum_by_key() == {key.id: pytest.approx(2 * CALL_DOLLARS)}
             other = await harness.ask(user_message("with another key"))
             assert other.status_code == 200
 
     async def test_a_model_of_unknown_price_is_refused_for_a_capped_key_only(self, store: SqlStore):
-        _, text = await store.create_key("capped", ["chat"], max_spend=1.0)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=1.0)
         async with open_gateway(store) as (harness, up):
             refused = await ask(harness, text, model="up-7b")
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unknown_price")
             assert not up.requests
             assert (await harness.ask(user_message("one"), model="up-7b")).status_code == 200
 
+    @pytest.mark.every_database
     async def test_calls_in_progress_hold_their_estimate_and_a_retry_succeeds(self, store: SqlStore):
-        _, text = await store.create_key("capped", ["chat"], max_spend=0.0001)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=0.0001)
         received, release = asyncio.Event(), asyncio.Event()
 
         async def wait(request: UpstreamRequest) -> None:
@@ -84,7 +86,7 @@ class TestSpendCapOfKey:
 
     @pytest.mark.parametrize("status", [400, 429, 500])
     async def test_a_call_that_the_upstream_refuses_costs_nothing(self, store: SqlStore, status: int):
-        _, text = await store.create_key("capped", ["chat"], max_spend=0.0001)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=0.0001)
 
         async def refuse(request: UpstreamRequest) -> None:
             await request.respond({"error": {"message": "no"}}, status)
@@ -94,17 +96,17 @@ class TestSpendCapOfKey:
             assert (await ask(harness, text)).status_code == 200
 
     async def test_an_empty_reply_costs_what_the_upstream_reports(self, store: SqlStore):
-        key, text = await store.create_key("capped", ["chat"], max_spend=1.0)
+        key, text = await store.keys.create("capped", ["chat"], max_spend=1.0)
 
         async def respond_empty(request: UpstreamRequest) -> None:
             await request.respond(make_response(None))
 
         async with run_fake_upstream(respond_empty) as up, run_gateway(store, up.url) as harness:
             assert (await ask(harness, text)).status_code == 200
-            assert (await store.get_spending())[key.id] == pytest.approx(CALL_DOLLARS)
+            assert (await store.spending.sum_by_key())[key.id] == pytest.approx(CALL_DOLLARS)
 
     async def test_a_client_that_disconnects_before_the_reply_pays_for_its_input(self, store: SqlStore):
-        key, text = await store.create_key("capped", ["chat"], max_spend=1.0)
+        key, text = await store.keys.create("capped", ["chat"], max_spend=1.0)
 
         received = asyncio.Event()
 
@@ -117,26 +119,26 @@ class TestSpendCapOfKey:
                 call = asyncio.create_task(ask(harness, text, "word " * 1_000))
                 await received.wait()
                 call.cancel()
-            assert (await store.get_spending())[key.id] == pytest.approx(1_000 * 2.5 / 1e6, rel=0.1)
+            assert (await store.spending.sum_by_key())[key.id] == pytest.approx(1_000 * 2.5 / 1e6, rel=0.1)
 
     async def test_an_outage_does_not_pass_a_capped_call_through(
         self, store: SqlStore, monkeypatch: pytest.MonkeyPatch
     ):
-        _, text = await store.create_key("capped", ["chat"], max_spend=1.0)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=1.0)
         async with open_gateway(store, on_store_failure="pass_through") as (harness, up):
             assert (await ask(harness, text)).status_code == 200
 
             async def fail(*_: object, **__: object) -> None:
                 raise StoreUnavailable
 
-            for method in ("match_history", "check_spend", "reserve_spend"):
+            for part, method in ((SqlStore, "match_history"), (Spending, "check"), (Spending, "reserve")):
                 with monkeypatch.context() as outage:
-                    outage.setattr(SqlStore, method, fail)
+                    outage.setattr(part, method, fail)
                     assert (await ask(harness, text, method)).status_code == 503
             assert len(up.requests) == 1
 
     async def test_a_request_that_cannot_be_recorded_is_refused(self, store: SqlStore):
-        _, text = await store.create_key("capped", ["chat"], max_spend=1.0)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=1.0)
         async with open_gateway(store) as (harness, up):
             body = {"model": "gpt-4o", "messages": [{"role": "weird", "content": "x"}]}
             assert (await harness.post(body, authorization=f"Bearer {text}")).status_code == 400
@@ -144,10 +146,11 @@ class TestSpendCapOfKey:
 
 
 class TestSpendCapOfTenant:
+    @pytest.mark.every_database
     @pytest.mark.parametrize("name", ["default", "def*"])
     async def test_it_holds_for_all_keys_together(self, store: SqlStore, name: str):
-        keys = [(await store.create_key(f"key {number}", ["chat"]))[1] for number in range(3)]
-        _, theirs = await store.for_tenant("other").create_key("theirs", ["chat"])
+        keys = [(await store.keys.create(f"key {number}", ["chat"]))[1] for number in range(3)]
+        _, theirs = await store.for_tenant("other").keys.create("theirs", ["chat"])
         async with open_gateway(store, tenant_max_spend={name: 1.5 * CALL_DOLLARS}) as (harness, _):
             statuses = [(await ask(harness, key, f"by {number}")).status_code for number, key in enumerate(keys)]
             assert statuses == [200, 200, 402]
@@ -164,12 +167,12 @@ class TestSpendCapAtSend:
     async def test_a_turn_fails_when_its_key_has_spent_its_cap(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
     ):
-        key, text = await store.create_key("capped", ["chat", "read"], max_spend=0.0001)
+        key, text = await store.keys.create("capped", ["chat", "read"], max_spend=0.0001)
         scripted.set_script("It is noon.", repeat=True)
         headers = {"Authorization": f"Bearer {text}"}
         first = await client.post(f"{conversation}/send", json={"message": "one"}, headers=headers)
         assert parse_events(first.text)[-1].event == "turn_ended"
-        assert (await store.get_spending())[key.id] > 0.0001
+        assert (await store.spending.sum_by_key())[key.id] > 0.0001
         second = parse_events(
             (await client.post(f"{conversation}/send", json={"message": "two"}, headers=headers)).text
         )
@@ -177,10 +180,11 @@ class TestSpendCapAtSend:
         compacted = await client.post(f"{conversation}/compaction", json={}, headers=headers)
         assert compacted.status_code == 402
 
+    @pytest.mark.every_database
     async def test_a_failed_call_releases_its_reservation(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
     ):
-        _, text = await store.create_key("capped", ["chat"], max_spend=0.0001)
+        _, text = await store.keys.create("capped", ["chat"], max_spend=0.0001)
         headers = {"Authorization": f"Bearer {text}"}
         scripted.set_script(ModelUnavailable("gone"), "back")
         failed = await client.post(f"{conversation}/send", json={"message": "one"}, headers=headers)
@@ -205,7 +209,7 @@ class TestAllowedModels:
     async def test_the_name_of_the_client_or_of_the_upstream_must_match(
         self, store: SqlStore, models: list[str], model: str, status: int
     ):
-        _, text = await store.create_key("limited", ["chat"], models=models)
+        _, text = await store.keys.create("limited", ["chat"], models=models)
         async with open_gateway(store) as (harness, up):
             answer = await ask(harness, text, model=model)
             assert answer.status_code == status
@@ -227,7 +231,7 @@ class TestAllowedModels:
         ],
     )
     async def test_a_body_cannot_name_a_second_model(self, store: SqlStore, fields: bytes, status: int):
-        _, text = await store.create_key("limited", ["chat"], models=["gpt-4o"])
+        _, text = await store.keys.create("limited", ["chat"], models=["gpt-4o"])
         async with open_gateway(store) as (harness, up):
             body = b'{"messages":[{"role":"user","content":"one"}],' + fields + b"}"
             answer = await harness.post(body, authorization=f"Bearer {text}")
@@ -235,7 +239,7 @@ class TestAllowedModels:
             assert len(up.requests) == (status == 200)
 
     async def test_only_allowed_models_are_listed(self, store: SqlStore):
-        _, text = await store.create_key("limited", ["chat"], models=["house", "up-1*"])
+        _, text = await store.keys.create("limited", ["chat"], models=["house", "up-1*"])
 
         async def list_models(request: UpstreamRequest) -> None:
             await request.respond({"data": [{"id": "up-1b"}, {"id": "up-2b"}, {"id": "gpt-4o"}]})
@@ -251,7 +255,7 @@ class TestAllowedModels:
     async def test_send_refuses_other_models_and_the_default_model_too(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
     ):
-        _, text = await store.create_key("limited", ["chat"], models=["claude-*"])
+        _, text = await store.keys.create("limited", ["chat"], models=["claude-*"])
         scripted.set_script("yes", repeat=True)
         headers = {"Authorization": f"Bearer {text}"}
         for fields, status in (({}, 403), ({"model": "gpt-4o"}, 403), ({"model": "claude-sonnet-4-5"}, 200)):
@@ -261,7 +265,7 @@ class TestAllowedModels:
         assert scripted.requested_models == ["claude-sonnet-4-5"]
 
     async def test_an_outage_does_not_pass_other_models_through(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-        _, text = await store.create_key("limited", ["chat"], models=["gpt-4o"])
+        _, text = await store.keys.create("limited", ["chat"], models=["gpt-4o"])
         async with (
             run_fake_upstream(respond_with_text("a")) as up,
             run_gateway(store, up.url, on_store_failure="pass_through") as harness,
@@ -292,10 +296,10 @@ class TestCreation:
     async def test_limits_out_of_range_are_refused(
         self, client: httpx2.AsyncClient, store: SqlStore, fields: dict[str, Any]
     ):
-        before = len(await store.list_keys())
+        before = len(await store.keys.list())
         answer = await client.post("/api/keys", json={"name": "n", "scopes": ["chat"], **fields})
         assert answer.status_code in (400, 422)
-        assert len(await store.list_keys()) == before
+        assert len(await store.keys.list()) == before
 
     async def test_the_largest_limits_are_stored_and_listed_with_what_was_spent(
         self, client: httpx2.AsyncClient, store: SqlStore
@@ -304,8 +308,8 @@ class TestCreation:
         fields = {"name": "n", "scopes": ["chat"], "models": models, "max_spend": 12.5}
         created = (await client.post("/api/keys", json=fields)).json()
         await store.create_conversation("c")
-        await store.add_cost("c", 0.25, key_id=created["id"])
-        await store.add_cost("c", 0.5)
+        await store.spending.add_cost("c", 0.25, key_id=created["id"])
+        await store.spending.add_cost("c", 0.5)
         [listed] = [each for each in (await client.get("/api/keys")).json()["items"] if each["id"] == created["id"]]
         assert (listed["models"], listed["max_spend"], listed["spent_usd"]) == (models, 12.5, 0.25)
         assert (await client.get("/api/keys/spending")).json() == {"spent_usd": 0.75, "max_spend": None}
@@ -314,7 +318,7 @@ class TestCreation:
     async def test_a_limited_key_creates_no_key_that_calls_models(
         self, client: httpx2.AsyncClient, store: SqlStore, limits: dict[str, Any]
     ):
-        _, text = await store.create_key("limited", ["admin", "chat", "read"], **limits)
+        _, text = await store.keys.create("limited", ["admin", "chat", "read"], **limits)
         headers = {"Authorization": f"Bearer {text}"}
         for scopes, status in ((["read"], 201), (["read", "chat"], 403)):
             answer = await client.post("/api/keys", json={"name": "n", "scopes": scopes}, headers=headers)

@@ -6,17 +6,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from quire.log import KEY_SCOPES, SqlStore
+from quire.access.keys import KEY_SCOPES
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 
 
 @pytest.fixture
 async def client(store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
     """Client with a key of tenant a that has every scope."""
-    _, text = await store.for_tenant("a").create_key("chief", KEY_SCOPES)
+    _, text = await store.for_tenant("a").keys.create("chief", KEY_SCOPES)
     async with UpstreamClient() as upstream:
         app = create_app(ServerState(store, Settings(), http_client=upstream))
         headers = {"Authorization": f"Bearer {text}"}
@@ -25,13 +26,14 @@ async def client(store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
             yield client
 
 
+@pytest.mark.every_database
 async def test_a_key_is_created_returned_once_used_and_revoked(client: httpx2.AsyncClient, store: SqlStore):
     created = await client.post(
         "/api/keys", json={"name": "script", "scopes": ["chat", "read"], "requests_per_minute": 9}
     )
     assert (created.status_code, created.headers["cache-control"]) == (201, "no-store")
     text = created.json()["key"]
-    verified = await store.verify_key(text)
+    verified = await store.keys.verify(text)
     assert verified is not None
     assert (verified.tenant, verified.id, verified.requests_per_minute) == ("a", created.json()["id"], 9)
     listed = await client.get("/api/keys")
@@ -39,13 +41,13 @@ async def test_a_key_is_created_returned_once_used_and_revoked(client: httpx2.As
     assert listed.json()["items"][0] == {name: value for name, value in created.json().items() if name != "key"}
     assert text[33:] not in listed.text
     assert (await client.delete(f"/api/keys/{verified.id}")).status_code == 204
-    assert await store.verify_key(text) is None
+    assert await store.keys.verify(text) is None
     assert (await client.get("/api/keys")).json()["items"][0]["revoked_at"] is not None
 
 
 async def test_keys_are_listed_in_pages(client: httpx2.AsyncClient, store: SqlStore):
     for number in range(4):
-        await store.for_tenant("a").create_key(f"key {number}", ["read"])
+        await store.for_tenant("a").keys.create(f"key {number}", ["read"])
     names, cursor = [], None
     while True:
         page = (await client.get("/api/keys", params={"limit": 2, **({"cursor": cursor} if cursor else {})})).json()
@@ -55,16 +57,17 @@ async def test_keys_are_listed_in_pages(client: httpx2.AsyncClient, store: SqlSt
     assert sorted(names) == ["chief", "key 0", "key 1", "key 2", "key 3"]
 
 
+@pytest.mark.every_database
 async def test_another_tenants_keys_are_not_there(client: httpx2.AsyncClient, store: SqlStore):
-    theirs, text = await store.for_tenant("b").create_key("theirs", ["read"])
+    theirs, text = await store.for_tenant("b").keys.create("theirs", ["read"])
     assert "theirs" not in (await client.get("/api/keys")).text
     answer = await client.delete(f"/api/keys/{theirs.id}")
     assert (answer.status_code, answer.json()["code"]) == (404, "key_not_found")
-    assert await store.verify_key(text) is not None
+    assert await store.keys.verify(text) is not None
 
 
 async def test_a_key_gives_no_scope_that_it_lacks(client: httpx2.AsyncClient, store: SqlStore):
-    _, clerk = await store.for_tenant("a").create_key("clerk", ["admin", "read"])
+    _, clerk = await store.for_tenant("a").keys.create("clerk", ["admin", "read"])
     headers = {"Authorization": f"Bearer {clerk}"}
     for scopes, status in ((["read"], 201), (["admin", "read"], 201), (["read", "chat"], 403), (["write"], 403)):
         answer = await client.post("/api/keys", json={"name": "n", "scopes": scopes}, headers=headers)
@@ -73,7 +76,7 @@ async def test_a_key_gives_no_scope_that_it_lacks(client: httpx2.AsyncClient, st
 
 @pytest.mark.parametrize("scope", ["read", "write", "chat"])
 async def test_managing_keys_needs_the_admin_scope(client: httpx2.AsyncClient, store: SqlStore, scope: str):
-    key, text = await store.for_tenant("a").create_key("limited", [scope])
+    key, text = await store.for_tenant("a").keys.create("limited", [scope])
     headers = {"Authorization": f"Bearer {text}"}
     answers = [
         await client.get("/api/keys", headers=headers),
@@ -103,7 +106,7 @@ async def test_managing_keys_needs_the_admin_scope(client: httpx2.AsyncClient, s
 async def test_what_cannot_be_a_key_is_refused(client: httpx2.AsyncClient, store: SqlStore, fields: dict[str, Any]):
     answer = await client.post("/api/keys", json={"name": "n", "scopes": ["read"], **fields})
     assert answer.status_code in (400, 422)
-    assert len(await store.for_tenant("a").list_keys()) == 1
+    assert len(await store.for_tenant("a").keys.list()) == 1
 
 
 @pytest.mark.parametrize("id", ["x", "0" * 25, "0" * 27, "%00" * 26, "%F0%9F%94%91", "A" * 26, "0" * 26 + "%0A"])

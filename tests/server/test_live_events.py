@@ -7,17 +7,18 @@ from collections.abc import Collection
 import httpx2
 import pytest
 from fastapi import FastAPI
-from server_helpers import IS_POOLED, ScriptedAgent, assert_no_task_left, open_event_stream, serve_app, tool_call_reply
+from server_helpers import ScriptedAgent, assert_no_task_left, open_event_stream, serve_app, tool_call_reply
 
+from quire.db.notifications import ConversationKey, Notifications
 from quire.errors import StoreUnavailable
-from quire.log import SqlStore
-from quire.log.notifications import ConversationKey, Notifications
 from quire.model import Message
-from quire.server import event_stream, head_watcher
+from quire.server import event_stream, live_events
 from quire.server.auth import get_key_verifier
-from quire.server.live_events import get_live_events
 from quire.server.state import ServerState
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply
+
+pytestmark = pytest.mark.every_database
 
 
 async def test_at_first_an_event_is_sent_for_every_branch(
@@ -87,8 +88,8 @@ class LookCounter:
 
     def __init__(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        self._list_heads = store.list_branch_heads
-        monkeypatch.setattr(store, "list_branch_heads", self._list_counted)
+        self._list_heads = store.all_tenants.list_branch_heads
+        monkeypatch.setattr(store.all_tenants, "list_branch_heads", self._list_counted)
 
     async def _list_counted(self, keys: Collection[ConversationKey]) -> dict[ConversationKey, dict[int, int]]:
         self.sizes.append(len(keys))
@@ -111,11 +112,11 @@ async def test_many_subscribers_share_one_look(
     ):
         for listener in (one, two, three):
             await listener.read_next()
-        assert len(get_live_events(app)) == 1
+        assert len(app.state.server_state.live_events) == 1
         [entry] = await store.append("c", Message.user("for all"))
         for listener in (one, two, three):
             await listener.read_until("branch_changed", head=entry.seq)
-    assert len(get_live_events(app)) == 0
+    assert len(app.state.server_state.live_events) == 0
     assert set(looks.sizes) == {1}
     looks.sizes.clear()
     await store.append("c", Message.user("for nobody"))
@@ -131,9 +132,9 @@ async def test_all_conversations_are_looked_at_by_one_query(
     looks: LookCounter,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(head_watcher, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(head_watcher, "SAFETY_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(store, "get_data_version", fail_data_version)
+    monkeypatch.setattr(live_events, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(live_events, "SAFETY_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(store.all_tenants, "get_data_version", fail_data_version)
     await store.create_conversation("d")
     async with (
         open_event_stream(live_client, f"{conversation}/events") as one,
@@ -151,7 +152,7 @@ async def fail_data_version() -> None:
     """A database that cannot say whether it changed."""
 
 
-@pytest.mark.skipif(IS_POOLED, reason="needs notifications")
+@pytest.mark.parametrize("backend", ["sqlite", "postgres18"])  # PgBouncer passes no notifications on.
 async def test_idle_streams_cost_no_queries(
     live_client: httpx2.AsyncClient, conversation: str, store: SqlStore, looks: LookCounter
 ):
@@ -167,7 +168,7 @@ async def test_idle_streams_cost_no_queries(
     assert len(looks.sizes) == 1
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.every_postgres
 async def test_without_notifications_changes_are_found_by_looking(
     live_client: httpx2.AsyncClient, conversation: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -194,9 +195,8 @@ async def test_disconnecting_during_a_turn_leaks_no_task(
             await sender.read_until("request_prepared")
             await listener.read_until("request_prepared")
         await asyncio.sleep(0.1)
-        assert len(get_live_events(app)) == 0
+        assert len(app.state.server_state.live_events) == 0
         assert len(server_state.turns) == 1
-        assert [task for task in asyncio.all_tasks() if "_Subscriber" in str(task.get_coro())] == []
         await server_state.turns.wait_until_idle()
 
 
@@ -212,7 +212,7 @@ async def test_a_store_that_is_away_for_a_while_ends_nothing(
     async with open_event_stream(live_client, f"{conversation}/events") as listener:
         await listener.read_next()
         with monkeypatch.context() as outage:
-            outage.setattr(store, "list_branch_heads", fail)
+            outage.setattr(store.all_tenants, "list_branch_heads", fail)
             [entry] = await store.append("c", Message.user("meanwhile"))
             await asyncio.wait_for(failed.wait(), 5)
         await listener.read_until("branch_changed", head=entry.seq)
@@ -230,8 +230,8 @@ async def test_a_stream_ends_if_watching_fails(
 
     async with open_event_stream(live_client, f"{conversation}/events") as listener:
         await listener.read_next()
-        monkeypatch.setattr(store, "list_branch_heads", fail)
-        task = get_live_events(app)._heads._task  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(store.all_tenants, "list_branch_heads", fail)
+        task = app.state.server_state.live_events._task  # pyright: ignore[reportPrivateUsage]
         assert task is not None
         await store.append("c", Message.user("x"))
         await listener.read_rest()
@@ -257,16 +257,16 @@ async def test_a_stream_ends_after_its_key_is_revoked_on_another_node(
     app: FastAPI, conversation: str, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(event_stream, "KEY_RECHECK_SECONDS", 0.05)
-    key, text = await store.create_key("reader", ["read"])
+    key, text = await store.keys.create("reader", ["read"])
     headers = {"Authorization": f"Bearer {text}"}
     async with serve_app(app) as address, httpx2.AsyncClient(base_url=address, headers=headers) as client:
         async with open_event_stream(client, f"{conversation}/events") as listener:
             await listener.read_next()
             [entry] = await store.append("c", Message.user("before"))
             await listener.read_until("branch_changed", branch=0, head=entry.seq)
-            await store.revoke_key(key.id)
+            await store.keys.revoke(key.id)
             await listener.read_rest()
-        assert not len(get_live_events(app))
+        assert not len(app.state.server_state.live_events)
 
 
 async def test_a_turn_is_no_longer_streamed_after_its_key_is_revoked_on_another_node(
@@ -274,7 +274,7 @@ async def test_a_turn_is_no_longer_streamed_after_its_key_is_revoked_on_another_
 ):
     monkeypatch.setattr(event_stream, "KEY_RECHECK_SECONDS", 0.05)
     scripted.set_script(tool_call_reply("call-1"))
-    key, text = await store.create_key("writer", ["read", "chat"])
+    key, text = await store.keys.create("writer", ["read", "chat"])
     headers = {"Authorization": f"Bearer {text}"}
     async with (
         serve_app(app) as address,
@@ -283,7 +283,7 @@ async def test_a_turn_is_no_longer_streamed_after_its_key_is_revoked_on_another_
     ):
         # The turn waits for the approval, so the stream has no other reason to end.
         await sender.read_until("approval_requested")
-        await store.revoke_key(key.id)
+        await store.keys.revoke(key.id)
         lines = await sender.read_rest()
     assert not [line for line in lines if line.startswith("event:")]
 
@@ -300,7 +300,7 @@ async def test_a_stream_outlasts_a_store_that_cannot_verify_its_key(
 
     async with open_event_stream(live_client, f"{conversation}/events") as listener:
         await listener.read_next()
-        monkeypatch.setattr(get_key_verifier(app)._keys, "verify_key", fail)
+        monkeypatch.setattr(get_key_verifier(app)._keys, "verify", fail)
         await asyncio.wait_for(failed.wait(), 5)
         [entry] = await store.append("c", Message.user("after"))
         await listener.read_until("branch_changed", branch=0, head=entry.seq)

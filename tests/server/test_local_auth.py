@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.access.keys import KEY_SCOPES
 from quire.errors import InvalidConfiguration
-from quire.log import DEFAULT_TENANT, KEY_SCOPES, SqlStore
 from quire.server import local_auth
 from quire.server.addresses import check_loopback, generate_token, server_url
 from quire.server.app import create_app
@@ -19,6 +19,7 @@ from quire.server.local_auth import LocalAuthMiddleware
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import DEFAULT_TENANT, SqlStore
 
 TOKEN = "t0ken-of_this-Server"
 PORT = 8765
@@ -422,7 +423,6 @@ async def server_client(store: SqlStore) -> AsyncIterator[httpx2.AsyncClient]:
             yield client
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_the_token_does_what_a_key_with_every_scope_does(server_client: httpx2.AsyncClient, store: SqlStore):
     created = await server_client.post("/api/conversations", json={"title": "mine"}, headers=bearer_header(TOKEN))
     assert created.status_code == 201
@@ -431,9 +431,8 @@ async def test_the_token_does_what_a_key_with_every_scope_does(server_client: ht
     assert "ratelimit" not in created.headers
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_a_key_opens_a_local_server_too_as_far_as_it_reaches(server_client: httpx2.AsyncClient, store: SqlStore):
-    _, text = await store.create_key("script", ["read"])
+    _, text = await store.keys.create("script", ["read"])
     assert (await server_client.get("/api/conversations", headers=bearer_header(text))).status_code == 200
     assert (await server_client.post("/api/conversations", json={}, headers=bearer_header(text))).status_code == 403
     assert (await server_client.get("/api/conversations", headers=bearer_header(text[:-1]))).status_code == 401
@@ -442,7 +441,6 @@ async def test_a_key_opens_a_local_server_too_as_far_as_it_reaches(server_client
     )
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_nothing_but_health_answers_without_the_token(server_client: httpx2.AsyncClient):
     for path in ("/", "/api/conversations", "/api/openapi.json", "/v1/models", "/metrics", "/index.html", "/no/such"):
         assert (await server_client.get(path)).status_code == 401, path

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from quire.server.telemetry import loop_monitor
-from quire.server.telemetry.loop_monitor import monitor_event_loop, read_cpu_wait_seconds
-from quire.server.telemetry.metrics import Metrics
+from quire.server.telemetry import metrics as server_metrics
+from quire.server.telemetry.metrics import Metrics, monitor_event_loop, read_cpu_wait_seconds
 
 
 def read_lag_count(metrics: Metrics, above_seconds: str) -> float:
@@ -19,7 +18,7 @@ def read_lag_count(metrics: Metrics, above_seconds: str) -> float:
 
 
 async def test_a_stall_is_measured_and_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.setattr(loop_monitor, "LAG_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(server_metrics, "LAG_INTERVAL_SECONDS", 0.01)
     metrics = Metrics()
     with caplog.at_level(logging.WARNING, "quire.server"):
         async with monitor_event_loop(metrics):

@@ -12,12 +12,12 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from server_helpers import create_key_for, serve_app
 
-from quire.log import SqlStore
 from quire.log.types import ConversationOrigin
 from quire.model import Message
 from quire.server.app import create_app
 from quire.server.mcp_endpoint import MAX_MCP_REQUEST_BYTES
 from quire.server.state import ServerState
+from quire.store import SqlStore
 
 READING_NAMES = ["history_search", "history_read", "history_list", "context_explain", "memory_search"]
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -63,6 +63,7 @@ async def test_the_official_client_uses_tools_resources_and_prompts(app: FastAPI
         assert "Rotterdam" in (await client.get_prompt("resume", {"conversation": "ours"})).model_dump_json()
 
 
+@pytest.mark.every_database
 @pytest.mark.usefixtures("conversations")
 async def test_each_key_reads_its_own_tenant(app: FastAPI, store: SqlStore):
     ours, theirs = await create_key_for(store, "default", "read"), await create_key_for(store, "elsewhere", "read")
@@ -124,7 +125,6 @@ async def test_a_key_with_the_scope_read_is_needed(app: FastAPI, store: SqlStore
         ("", None, 421),
     ],
 )
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_only_known_hosts_are_served(app: FastAPI, store: SqlStore, host: str, origin: str | None, status: int):
     headers = HEADERS | {"Host": host, "X-Quire-Key": await create_key_for(store, "default", "read")}
     transport = httpx2.ASGITransport(app)
@@ -135,7 +135,6 @@ async def test_only_known_hosts_are_served(app: FastAPI, store: SqlStore, host: 
         assert "mcp_hosts" in response.json()["detail"]
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_other_methods_and_large_bodies_are_refused(client: httpx2.AsyncClient):
     headers = HEADERS | {"Host": "localhost"}
     for method in ("GET", "DELETE", "PUT"):
@@ -148,7 +147,6 @@ async def test_other_methods_and_large_bodies_are_refused(client: httpx2.AsyncCl
     assert (await client.post("/mcp", json=PING, headers=headers)).json()["result"] == {}
 
 
-@pytest.mark.parametrize("backend", ["sqlite"])
 async def test_the_local_user_needs_the_token(server_state: ServerState):
     app = create_app(server_state, token="secret")
     transport = httpx2.ASGITransport(app)

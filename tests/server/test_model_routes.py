@@ -9,13 +9,14 @@ from fastapi import FastAPI
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
 from infra.scripted_provider import run_scripted_provider
+from quire.access.keys import KEY_SCOPES
 from quire.errors import ModelRequestRejected
-from quire.log import KEY_SCOPES, SqlStore
 from quire.model import Message
+from quire.server.routes.models import PROBLEM_SECONDS, REPORT_SECONDS, UpstreamProbe
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
-from quire.server.upstream_probe import PROBLEM_SECONDS, REPORT_SECONDS, UpstreamProbe
 from quire.settings import Settings
+from quire.store import SqlStore
 
 
 async def get_json(client: httpx2.AsyncClient, path: str, **params: Any) -> Any:
@@ -111,7 +112,7 @@ async def test_a_missing_key_is_explained_without_advice_for_programs(store: Sql
 
 
 async def test_a_key_sees_only_the_models_that_it_may_call(app: FastAPI, store: SqlStore):
-    _, key = await store.for_tenant("default").create_key("test", KEY_SCOPES, models=["gpt-4o*"])
+    _, key = await store.for_tenant("default").keys.create("test", KEY_SCOPES, models=["gpt-4o*"])
     headers = {"Authorization": f"Bearer {key}"}
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://quire", headers=headers) as client:

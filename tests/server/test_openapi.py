@@ -16,7 +16,7 @@ from openapi_helpers import Operation, list_operations, load_document
 from quire.model.entry_bodies import EntryKind
 from quire.model.events import TurnEvent
 from quire.server.lifecycle import SHUTDOWN_EVENT_NAME
-from quire.server.problems import error_code
+from quire.wire.http_errors import error_code
 
 SNAPSHOT = Path(__file__).parent / "snapshots/openapi.json"
 NON_JSON_OPERATIONS = {

@@ -1,6 +1,6 @@
 """PgBouncer in transaction mode: each transaction may run in another session of PostgreSQL.
 
-With QUIRE_TEST_PGBOUNCER=1 all other tests also reach PostgreSQL through it.
+`just pooled` runs the tests of every rule of the database through it too.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, text
 
+from infra.builders import make_messages
 from infra.pgbouncer import POOL_SIZE, PgBouncer, find_pgbouncer
 from infra.postgres import PostgresServer
+from quire.db import migrate
+from quire.db.database import TransactionOptions
 from quire.errors import StoreError
-from quire.log import SqlStore, migrate
-from quire.log.database import TransactionOptions
 from quire.model import Message
-from quire.testing.builders import make_messages
-from quire.testing.contract import StoreContract
+from quire.store import SqlStore
 
 ROLE = "quire_app"
 
@@ -51,11 +51,6 @@ def pooler(server: PostgresServer) -> Iterator[PgBouncer]:
 async def store(pooler: PgBouncer, database_name: str) -> AsyncIterator[SqlStore]:
     async with SqlStore.open(pooler.url(database_name, user=ROLE)) as store:
         yield store
-
-
-@pytest.mark.slow
-class TestContract(StoreContract):
-    """The store contract, through a pooler."""
 
 
 async def run_many_statements(store: SqlStore, *, clients: int) -> None:
@@ -95,7 +90,7 @@ async def test_without_a_pooler_statements_are_prepared(server: PostgresServer, 
     """Statements stay prepared where no pooler is detected."""
     async with SqlStore.open(server.url(database_name, user=ROLE)) as store:
         await run_many_statements(store, clients=1)
-        assert await store._database.read(_count_prepared, TransactionOptions("default")) > 0
+        assert await store.base.database.read(_count_prepared, TransactionOptions("default")) > 0
 
 
 def _count_prepared(connection: Connection) -> int:

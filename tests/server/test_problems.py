@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from quire.errors import SchemaOutdated, StoreBusy, StoreError, StoreUnavailable
-from quire.server.gateway.codecs import CHAT
 from quire.server.problems import error_to_problem, error_to_response
+from quire.wire.codecs import CHAT
 
 DRIVER_TEXT = 'connection to server at "10.0.0.7", port 5432 failed: no password for user "quire_app"'
 

@@ -12,7 +12,6 @@ import psycopg
 import pytest
 from fleet import Fleet
 from server_helpers import (
-    IS_POOLED,
     EventReader,
     ScriptedAgent,
     SseEvent,
@@ -22,18 +21,13 @@ from server_helpers import (
     tool_call_reply,
 )
 
-from infra.postgres import find_binaries
-from quire.log import SqlStore
-from quire.server import remote_turns, turn_relay
+from quire.server import live_events, turn_relay
 from quire.server.app import create_app
 from quire.server.state import ServerState
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply
 
-pytestmark = [
-    pytest.mark.parametrize("backend", ["postgres18"]),
-    pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed"),
-    pytest.mark.skipif(IS_POOLED, reason="needs notifications"),
-]
+pytestmark = pytest.mark.every_postgres
 
 
 class Node:
@@ -165,7 +159,7 @@ async def test_a_turn_whose_node_died_ends_as_failed(
     server_state: ServerState,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(remote_turns, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(live_events, "SILENCE_SECONDS", 0.3)
     scripted.set_script(tool_call_reply("call-1"))
     async with open_event_stream(other_node.client, f"{conversation}/events") as there:
         await there.read_next()
@@ -178,7 +172,7 @@ async def test_a_turn_whose_node_died_ends_as_failed(
     assert failed.data["problem"]["code"] == "turn_lost"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_text_of_a_turn_reaches_the_other_server_process(database_url: str, tmp_path: Path):
     async with SqlStore.open(database_url) as store:
         key = await create_key_for(store, "default")

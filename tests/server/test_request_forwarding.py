@@ -5,7 +5,7 @@ from typing import Any
 from gateway_fixtures import GatewayHarness, run_gateway
 
 from infra.agent_sessions import create_agent_sessions
-from quire.log import DEFAULT_TENANT, SqlStore
+from quire.store import DEFAULT_TENANT, SqlStore
 
 UNUSED_URL = "http://127.0.0.1:9/v1"
 

@@ -7,18 +7,23 @@ import pytest
 from responses_helpers import Json, check_events, check_response, parse_events
 
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart, Usage
-from quire.server.gateway.codecs import RESPONSES
-from quire.server.gateway.codecs.base import MAX_REQUEST_TOOLS, ClientRequest, ReplyContext, RequestOptions
-from quire.server.gateway.codecs.bodies import RequestLimitExceeded, UnreadableBody
-from quire.server.gateway.codecs.deltas import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
-from quire.server.gateway.codecs.normal_form import normalize_message
-from quire.server.gateway.codecs.responses_encoder import ResponsesEncoder
-from quire.server.gateway.codecs.responses_object import build_items, build_response_object
-from quire.server.gateway.codecs.responses_stream import ResponsesStreamDecoder
-from quire.server.gateway.codecs.sse import encode_event
-from quire.server.gateway.reply_translation import to_deltas
-from quire.view.wire_formats import Reply
-from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
+from quire.proxy.translation import to_deltas
+from quire.wire import Reply
+from quire.wire.client_messages import normalize_message
+from quire.wire.codec import (
+    MAX_REQUEST_TOOLS,
+    ClientRequest,
+    ReplyContext,
+    RequestLimitExceeded,
+    RequestOptions,
+    UnreadableBody,
+)
+from quire.wire.codecs import RESPONSES
+from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
+from quire.wire.responses.object import build_items, build_response_object
+from quire.wire.responses.render import OpenAIResponsesFormat
+from quire.wire.responses.stream import ResponsesEncoder, ResponsesStreamDecoder
+from quire.wire.sse import encode_event
 
 FUNCTION: Json = {"type": "function", "name": "read", "description": "Reads.", "parameters": {"type": "object"}}
 CUSTOM: Json = {

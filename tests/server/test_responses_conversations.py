@@ -14,7 +14,7 @@ from test_gateway_responses import MODEL, ask, run_responses_gateway
 from test_responses_state import echo, list_texts, run_chain
 
 from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedReply, play
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 ODD_ITEMS: list[Any] = [
     {}, {"type": 5}, {"id": "msg_x_0"}, {"type": "message"}, {"role": "user", "content": 5}, {"role": 7},
@@ -57,6 +57,7 @@ async def test_a_conversation_has_the_items_of_all_its_responses(store: SqlStore
         assert len(await store.list_branches(stored.id)) == 1
 
 
+@pytest.mark.every_database
 async def test_items_and_conversations_are_purged(store: SqlStore):
     async with run_responses_gateway(store, echo, "chat") as (client, provider, _):
         conversation = await client.conversations.create(items=[{"role": "user", "content": "Secret"}])

@@ -1,6 +1,5 @@
 """State of OpenAI's Responses that the log has: chains by `previous_response_id`, reads, deletes."""
 
-import os
 from typing import Any
 
 import openai
@@ -23,10 +22,10 @@ from infra.scripted_provider import (
     call_tool,
     play,
 )
-from quire.log import SqlStore
+from quire.store import SqlStore
 
-CHAIN_TURNS = int(os.environ.get("RESPONSE_CHAIN_TURNS", "30"))
-"""Turns of a chain on the local model; `RESPONSE_CHAIN_TURNS=300` runs the full size, a quarter of an hour."""
+CHAIN_TURNS = 300
+"""Turns of a chain on the local model; they take a quarter of an hour."""
 CONTEXT_TOKENS = 1_024
 UPSTREAMS = ("chat", "messages", "responses")
 CUTS = {"chat": 2, "messages": 4, "responses": 6}
@@ -79,6 +78,7 @@ async def test_a_chain_of_responses_is_one_branch(store: SqlStore, speaks: str):
         assert len(await store.read_range(conversation.id, kinds=["message"])) == 80
 
 
+@pytest.mark.every_database
 async def test_a_long_chain_fits_the_window(store: SqlStore):
     def answer(request: ProviderRequest) -> ScriptedReply:
         return ScriptedReply("word " * 100)
@@ -255,6 +255,7 @@ async def test_a_deleted_response_is_not_found_and_stays_in_the_log(store: SqlSt
         assert (await client.responses.retrieve(first.id)).id == first.id
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("speaks", ["chat", "responses"])
 async def test_the_response_of_another_tenant_is_not_found(store: SqlStore, speaks: str):
     async with run_responses_gateway(store, echo, speaks) as (client, provider, _):
@@ -293,7 +294,7 @@ async def test_a_response_that_is_continued_keeps_its_history_without_context_ma
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("speaks", ["chat", "responses"])
 async def test_what_is_not_stored_is_not_recorded_if_settings_say_so(store: SqlStore, speaks: str, stream: bool):
-    async with run_responses_gateway(store, echo, speaks, keep_unstored=False) as (client, provider, harness):
+    async with run_responses_gateway(store, echo, speaks, record_unstored=False) as (client, provider, harness):
         body = {"model": MODEL, "input": "Secret", "store": False, "stream": stream}
         answer = await harness.http.post("/v1/responses", json=body)
         assert (answer.status_code, answer.headers["x-quire-recorded"]) == (200, "no")
@@ -349,8 +350,8 @@ async def test_an_unknown_reference_to_an_item_passes_to_a_native_upstream(store
         assert provider.requests[0].items == items
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["sqlite"])
+@pytest.mark.nightly
+@pytest.mark.real_model
 async def test_a_chain_on_a_real_model_survives_a_restart(store: SqlStore, local_model: LocalModelAddress):
     """Many times the model's window, by `previous_response_id` alone; the second half on another server."""
     settings: Any = {"timeout_seconds": 600, "model": local_model.name, "context_limit": CONTEXT_TOKENS}
@@ -388,6 +389,7 @@ async def test_a_chain_on_a_real_model_survives_a_restart(store: SqlStore, local
         await expect_not_found(client, branched.id)
 
 
+@pytest.mark.every_database
 async def test_a_purge_removes_what_a_response_repeats_of_its_request(store: SqlStore):
     async with run_responses_gateway(store, echo, "chat") as (client, _, harness):
         (first,) = await run_chain(client, range(1), metadata={"note": "quetzal"}, instructions="quetzal")

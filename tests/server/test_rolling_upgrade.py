@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -15,10 +14,13 @@ from fault_clients import GatewayClient
 from fleet import Fleet, Process
 
 import quire
-from infra.postgres import Cluster, find_binaries, find_free_port
+from infra.postgres import find_free_port
 from infra.sizes import IS_FULL_SIZE
+from quire.db import migrate
 from quire.errors import SchemaOutdated
-from quire.log import SqlStore, migrate
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_postgres
 
 NEXT_VERSION = "0002"
 NEXT_MIGRATION = f'''
@@ -34,30 +36,17 @@ def upgrade() -> None:
 CLIENT_COUNT = 4
 TURN_COUNT = 1_000 if IS_FULL_SIZE else 40
 """Minimum of turns in one upgrade."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster.start(18) as cluster:
-        cluster.create_role("quire_app")
-        yield cluster
-
-
-@pytest.fixture
-def admin_url(cluster: Cluster, tmp_path: Path) -> str:
-    name = f"upgrade_{tmp_path.name}".replace("-", "_")[:60]
-    cluster.create_database(name)
-    migrate.upgrade(cluster.url(name))
-    migrate.grant_access(cluster.url(name), "quire_app")
-    return cluster.url(name)
+PAUSE_SECONDS = 0.0 if IS_FULL_SIZE else 0.1
+"""Between two turns of a client."""
 
 
 def create_next_release(folder: Path) -> Path:
     """Copies the package, adds the migration, and returns the folder to import it from."""
     package = folder / "next" / "quire"
-    shutil.copytree(Path(quire.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "log" / "migrations" / "versions" / f"{NEXT_VERSION}_next.py").write_text(NEXT_MIGRATION)
-    source = package / "log" / "migrate.py"
+    # With its compiled modules, which stay valid: the times of the files are copied too.
+    shutil.copytree(Path(quire.__file__).parent, package)
+    (package / "db" / "migrations" / "versions" / f"{NEXT_VERSION}_next.py").write_text(NEXT_MIGRATION)
+    source = package / "db" / "migrate.py"
     current = f'SCHEMA_VERSION = "{migrate.SCHEMA_VERSION}"'
     assert current in source.read_text()
     source.write_text(source.read_text().replace(current, f'SCHEMA_VERSION = "{NEXT_VERSION}"'))
@@ -84,13 +73,11 @@ async def replace_server(fleet: Fleet, rotation: list[int], *, source: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")
-async def test_no_turn_is_refused_during_an_upgrade(cluster: Cluster, admin_url: str, tmp_path: Path):
-    url = admin_url.replace("postgres@", "quire_app@")
-    async with SqlStore.open(url) as store:
-        _, key = await store.create_key("upgrade", ["chat"])
+async def test_no_turn_is_refused_during_an_upgrade(database_url: str, admin_url: str, tmp_path: Path):
+    async with SqlStore.open(database_url) as store:
+        _, key = await store.keys.create("upgrade", ["chat"])
     this, following = Path(quire.__file__).parent.parent, create_next_release(tmp_path)
-    fleet = Fleet(url, key, tmp_path)
+    fleet = Fleet(database_url, key, tmp_path)
     rotation: list[int] = []
     ending = asyncio.Event()
     try:
@@ -101,7 +88,9 @@ async def test_no_turn_is_refused_during_an_upgrade(cluster: Cluster, admin_url:
         await fleet.wait_ready()
         rotation += fleet.ports
         clients = [GatewayClient(rotation, key, f"u{number}") for number in range(CLIENT_COUNT)]
-        running = [asyncio.create_task(client.run(ending, turns_after=2)) for client in clients]
+        running = [
+            asyncio.create_task(client.run(ending, turns_after=2, pause_seconds=PAUSE_SECONDS)) for client in clients
+        ]
         await _wait_for_turns(clients, TURN_COUNT // 4)
         command = [sys.executable, "-m", "quire", "db", "upgrade", admin_url, "--role", "quire_app"]
         environment = os.environ | {"PYTHONPATH": str(following)}
@@ -131,10 +120,8 @@ async def _wait_for_turns(clients: list[GatewayClient], count: int) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")
-async def test_a_schema_that_needs_newer_code_is_refused(admin_url: str):
-    url = admin_url.replace("postgres@", "quire_app@")
-    async with SqlStore.open(url) as store:
+async def test_a_schema_that_needs_newer_code_is_refused(database_url: str, admin_url: str):
+    async with SqlStore.open(database_url) as store:
         for oldest_reader, is_usable in ((migrate.SCHEMA_VERSION, True), (NEXT_VERSION, False)):
             with psycopg.connect(admin_url) as connection:
                 statement = "UPDATE quire_version SET version_num = %s, oldest_reader = %s"

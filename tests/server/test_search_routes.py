@@ -6,10 +6,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from quire.log import ConversationOrigin, SqlStore
+from quire.log import ConversationOrigin
 from quire.model import Draft, Message
 from quire.server.routes import search as search_routes
 from quire.server.state import ServerState
+from quire.store import SqlStore
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ async def test_messages_of_one_conversation_are_found(client: httpx2.AsyncClient
     assert answer["complete"] is True
 
 
+@pytest.mark.every_database
 async def test_messages_of_all_conversations_and_branches_are_found(
     client: httpx2.AsyncClient, store: SqlStore, conversation: str
 ):
@@ -73,6 +75,7 @@ async def test_documents_and_memories_are_found(
     assert (await search(client, "lighthouse"))["memories"] == []
 
 
+@pytest.mark.every_database
 async def test_what_was_purged_is_found_no_more(client: httpx2.AsyncClient, store: SqlStore, conversation: str):
     [secret] = await store.append("c", Message.user("The password is gannet."))
     assert hit_locations(await search(client, "gannet"))
@@ -163,6 +166,7 @@ async def test_what_is_no_question_is_refused(query: str, client: httpx2.AsyncCl
     assert (await client.get("/api/search", params={"query": query})).status_code == 422
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("query", ["***", "\x00", "'; --", "the", '"a" OR b', "漢字"])
 async def test_any_text_is_a_question(query: str, client: httpx2.AsyncClient, store: SqlStore, conversation: str):
     await store.append("c", Message.user("gannet"))

@@ -22,9 +22,9 @@ import pytest
 
 from infra.processes import find_children
 from quire.errors import InvalidConfiguration
-from quire.log import SqlStore
 from quire.model import Message
 from quire.server.addresses import bind_socket
+from quire.store import SqlStore
 
 START_TIMEOUT_SECONDS = 60.0
 PROGRAM = str(Path(sys.executable).with_name("quire"))
@@ -217,13 +217,15 @@ def test_only_the_printed_address_gives_access(tmp_path: Path):
         server.send_signal()
         assert server.wait() == 0
         assert server.token not in server.log
-        assert [name for name in server.events if name != "request"] == ["serving", "stopping", "stopped"]
+        # On a busy machine the event loop may wait for a CPU, and says so.
+        named = [name for name in server.events if name not in ("request", "event loop stalled")]
+        assert named == ["serving", "stopping", "stopped"]
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-async def test_with_keys_every_request_needs_one(tmp_path: Path, database_url: str, backend: str):
+@pytest.mark.every_postgres
+async def test_with_keys_every_request_needs_one(tmp_path: Path, database_url: str):
     async with SqlStore.open(database_url) as store:
-        _, key = await store.create_key("mine", ["read"])
+        _, key = await store.keys.create("mine", ["read"])
     with start_server(tmp_path, database_url, "--keys") as server:
         assert server.token is None
         assert server.client.get("/api/conversations").status_code == 401
@@ -251,8 +253,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path):
             bind_socket("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-def test_a_database_that_must_be_upgraded_first_is_named(tmp_path: Path, admin_url: str, backend: str):
+@pytest.mark.every_postgres
+def test_a_database_that_must_be_upgraded_first_is_named(tmp_path: Path, admin_url: str):
     import psycopg
 
     with psycopg.connect(admin_url, autocommit=True) as connection:
@@ -285,6 +287,7 @@ async def test_after_the_grace_period_the_partial_reply_is_recorded_and_the_stre
     assert await load_messages(database_url) == [("Take your time.", False), ("Slowly", True)]
 
 
+@pytest.mark.nightly
 async def test_a_turn_without_listeners_may_end_too(tmp_path: Path, database_url: str, upstream: SlowUpstream):
     with start_server(tmp_path, database_url, "--grace", "20", QUIRE_BASE_URL=upstream.url) as server:
         with start_turn(server):
@@ -306,6 +309,7 @@ def test_changes_on_the_page_are_saved_in_the_settings_file(tmp_path: Path):
     assert tomllib.loads(file.read_text()) == {"strategy": "discard", "context_limit": 9000}
 
 
+@pytest.mark.nightly
 def test_endless_streams_end_at_once(tmp_path: Path, upstream: SlowUpstream):
     with start_server(tmp_path, f"sqlite:///{tmp_path}/q.db", "--grace", "20", QUIRE_BASE_URL=upstream.url) as server:
         with start_turn(server), server.client.stream("GET", "/api/conversations/c/events") as listening:
@@ -337,9 +341,9 @@ async def test_a_second_signal_ends_it_at_once_and_harms_nothing(
     assert (await load_messages(database_url))[0] == ("Take your time.", False)
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
+@pytest.mark.every_postgres
 class TestSeveralProcesses:
-    def test_a_dead_one_is_replaced_and_their_counts_are_one(self, tmp_path: Path, database_url: str, backend: str):
+    def test_a_dead_one_is_replaced_and_their_counts_are_one(self, tmp_path: Path, database_url: str):
         with start_server(tmp_path, database_url, "--workers", "2") as server:
             first = worker_pids(server)
             assert len(first) == 2
@@ -358,7 +362,7 @@ class TestSeveralProcesses:
             server.send_signal()
             assert server.wait(20) == 0
 
-    def test_they_end_with_the_one_that_started_them(self, tmp_path: Path, database_url: str, backend: str):
+    def test_they_end_with_the_one_that_started_them(self, tmp_path: Path, database_url: str):
         with start_server(tmp_path, database_url, "--workers", "2") as server:
             mine = worker_pids(server)
             server.process.kill()
@@ -367,8 +371,9 @@ class TestSeveralProcesses:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
 
+    @pytest.mark.nightly
     def test_ctrl_c_reaches_all_of_them_and_counts_once(
-        self, tmp_path: Path, database_url: str, backend: str, upstream: SlowUpstream
+        self, tmp_path: Path, database_url: str, upstream: SlowUpstream
     ):
         with start_server(
             tmp_path, database_url, "--workers", "2", "--grace", "20", QUIRE_BASE_URL=upstream.url

@@ -10,18 +10,15 @@ import psycopg
 import pytest
 from fleet import Fleet
 
-from infra.postgres import find_binaries
+from quire.access.keys import RateLimits
 from quire.errors import StoreUnavailable
-from quire.log import SqlStore
 from quire.server.rate_limits import BATCH_SHARE, SharedRateLimiter
+from quire.store import SqlStore
 
 PER_MINUTE = 60
 TOLERANCE = 0.1
 
-pytestmark = [
-    pytest.mark.parametrize("backend", ["postgres18"]),
-    pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed"),
-]
+pytestmark = pytest.mark.every_postgres
 
 
 @pytest.fixture
@@ -100,17 +97,17 @@ async def test_while_the_database_is_away_each_node_counts_by_itself(
     async def fail(*_: object, **__: object) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(SqlStore, "take_permits", fail)
+    monkeypatch.setattr(RateLimits, "take", fail)
     started_at = time.monotonic()
     for node in nodes:
         allowed = await count_allowed([node], 2 * PER_MINUTE, PER_MINUTE)
         assert PER_MINUTE <= allowed <= PER_MINUTE + refilled_since(started_at, PER_MINUTE) + 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_two_server_processes_together_hold_the_rate(database_url: str, tmp_path: Path):
     async with SqlStore.open(database_url) as store:
-        _, key = await store.create_key("limited", ["read"], requests_per_minute=PER_MINUTE)
+        _, key = await store.keys.create("limited", ["read"], requests_per_minute=PER_MINUTE)
     fleet = Fleet(database_url, key, tmp_path)
     try:
         fleet.start_server()

@@ -6,7 +6,7 @@ import pytest
 from gateway_fixtures import run_gateway, user_message
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 USAGE = {"prompt_tokens": 1_000, "completion_tokens": 1_000, "total_tokens": 2_000}
 GPT_4O_DOLLARS = (1_000 * 2.5 + 1_000 * 10.0) / 1e6
@@ -39,7 +39,7 @@ async def test_an_alias_costs_what_the_model_behind_it_costs(
         async with run_gateway(store, up.url, upstreams=upstreams, max_spend=dollars) as harness:
             first = await harness.ask(user_message("one"), model="house", x_quire_conversation="c")
             assert first.status_code == 200
-            assert await store.get_cost("c") == pytest.approx(dollars)
+            assert await store.spending.get_cost("c") == pytest.approx(dollars)
             second = await harness.ask(user_message("two"), model="house", x_quire_conversation="c")
             assert second.status_code == 402
         assert len(up.requests) == 1
@@ -66,7 +66,7 @@ async def test_a_configured_price_admits_an_unlisted_model(store: SqlStore, wher
         async with run_gateway(store, up.url, upstreams={"house": upstream}, max_spend=1.0, **settings) as harness:
             answered = await harness.ask(user_message("one"), model="house", x_quire_conversation="c")
             assert answered.status_code == 200
-            assert await store.get_cost("c") == pytest.approx(0.2)
+            assert await store.spending.get_cost("c") == pytest.approx(0.2)
 
 
 async def test_without_a_cap_a_model_of_unknown_price_costs_nothing(store: SqlStore):
@@ -75,7 +75,7 @@ async def test_without_a_cap_a_model_of_unknown_price_costs_nothing(store: SqlSt
         run_gateway(store, up.url) as harness,
     ):
         assert (await harness.ask(user_message("one"), model="up-7b", x_quire_conversation="c")).status_code == 200
-        assert await store.get_cost("c") == 0
+        assert await store.spending.get_cost("c") == 0
 
 
 @pytest.mark.parametrize(("max_spend", "status"), [(1.0, 400), (None, 200)])

@@ -11,13 +11,11 @@ from gateway_fixtures import user_message
 from test_spend_cap_fleet import CALL_DOLLARS, MAX_TOKENS, USAGE, run_servers
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
-from infra.postgres import find_binaries
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 pytestmark = [
-    pytest.mark.parametrize("backend", ["postgres18"]),
-    pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed"),
-    pytest.mark.slow,
+    pytest.mark.every_postgres,
+    pytest.mark.nightly,
 ]
 
 CAP_DOLLARS = 1.5 * CALL_DOLLARS
@@ -56,7 +54,7 @@ async def test_the_reservation_of_a_killed_server_counts_until_it_expires(
         run_fake_upstream(upstream.respond) as up,
         run_servers(database_url, tmp_path, up.url) as fleet,
     ):
-        key, text = await store.create_key("capped", ["chat"], max_spend=CAP_DOLLARS)
+        key, text = await store.keys.create("capped", ["chat"], max_spend=CAP_DOLLARS)
         async with httpx2.AsyncClient(timeout=120, headers={"Authorization": f"Bearer {text}"}) as client:
             calls = [asyncio.create_task(ask(client, fleet, node, node)) for node in (0, 1)]
             await upstream.arrived.acquire()
@@ -68,14 +66,14 @@ async def test_the_reservation_of_a_killed_server_counts_until_it_expires(
             assert await ask(client, fleet, 1, 4) == 429
             upstream.released.set()
             assert await calls[1] == 200
-            assert (await store.get_spending())[key.id] == pytest.approx(CALL_DOLLARS)
+            assert (await store.spending.sum_by_key())[key.id] == pytest.approx(CALL_DOLLARS)
             with psycopg.connect(admin_url, autocommit=True) as owner:
                 [(left,)] = owner.execute("SELECT count(*) FROM quire_spend_reservations").fetchall()
                 assert left == 1
                 assert await ask(client, fleet, 1, 5) == 429
                 owner.execute("UPDATE quire_spend_reservations SET expires_at = 0")
             statuses = [await ask(client, fleet, 1, 6 + number) for number in range(4)]
-        spent = (await store.get_spending())[key.id]
+        spent = (await store.spending.sum_by_key())[key.id]
     assert statuses[0] == 200
     assert statuses[-1] == 402
     assert spent == pytest.approx(2 * CALL_DOLLARS)

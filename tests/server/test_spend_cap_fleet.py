@@ -14,10 +14,7 @@ from fleet import Fleet
 from gateway_fixtures import user_message
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
-from infra.postgres import find_binaries
-from quire.log import SqlStore
-
-pytestmark = pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed")
+from quire.store import SqlStore
 
 REQUEST_COUNT = 200
 MAX_TOKENS = 100
@@ -77,10 +74,9 @@ async def ask(client: httpx2.AsyncClient, fleet: Fleet, key: str, number: int) -
         await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-@pytest.mark.parametrize(
-    "capped", ["key", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tenant", "conversation"))]
-)
+@pytest.mark.nightly
+@pytest.mark.every_postgres
+@pytest.mark.parametrize("capped", ["key", "tenant", "conversation"])
 async def test_two_servers_spend_the_cap_and_at_most_one_call_more(
     database_url: str, admin_url: str, tmp_path: Path, capped: str
 ):
@@ -92,11 +88,11 @@ async def test_two_servers_spend_the_cap_and_at_most_one_call_more(
         run_servers(database_url, tmp_path, up.url, **settings.get(capped, {})) as fleet,
         httpx2.AsyncClient(timeout=120, limits=httpx2.Limits(max_connections=None)) as client,
     ):
-        key, text = await store.create_key("capped", ["chat"], max_spend=CAP_DOLLARS if capped == "key" else None)
+        key, text = await store.keys.create("capped", ["chat"], max_spend=CAP_DOLLARS if capped == "key" else None)
         if capped == "conversation":
             client.headers["X-Quire-Conversation"] = "c"
         answers = await asyncio.gather(*(ask(client, fleet, text, number) for number in range(REQUEST_COUNT)))
-        spent = (await store.get_spending())[key.id]
+        spent = (await store.spending.sum_by_key())[key.id]
     statuses = {model: Counter(status for _, name, status in answers if name == model) for model in MODELS}
     served = [(port, model) for port, model, status in answers if status == 200]
     assert set(statuses["up-7b"]) == {400}

@@ -3,11 +3,12 @@
 from typing import Any
 
 import httpx2
+import pytest
 
-from quire.log import SqlStore
-from quire.log.ids import now
 from quire.model import DocumentReference, Draft, Message, Usage
 from quire.model.entry_metadata import TurnTotals
+from quire.model.ids import now
+from quire.store import SqlStore
 
 
 async def append_turn(
@@ -33,6 +34,7 @@ async def get_stats(client: httpx2.AsyncClient, **params: Any) -> dict[str, Any]
     return response.json()
 
 
+@pytest.mark.every_database
 async def test_what_was_just_appended_is_counted(client: httpx2.AsyncClient, store: SqlStore):
     await store.create_conversation("c", title="Boats")
     await append_turn(store, "c", "plan.md")

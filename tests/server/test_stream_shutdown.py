@@ -15,13 +15,13 @@ from opentelemetry import trace
 from server_helpers import create_key_for, serve_app
 
 from fake_upstream import UpstreamRequest, make_chunk_event, run_fake_upstream
-from quire.log import SqlStore
 from quire.server.app import create_app
 from quire.server.gateway import router
 from quire.server.lifecycle import SHUTDOWN_EVENT, StreamRegistry
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
+from quire.store import SqlStore
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 

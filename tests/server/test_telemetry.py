@@ -20,18 +20,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.engine import Conversation
 from quire.errors import ModelRateLimited, ModelUnavailable, StoreFull, StoreReadOnly, StoreUnavailable
-from quire.log import SqlStore
 from quire.model import Message, TextPart, ToolCallPart, Usage
 from quire.server import telemetry as telemetry_module
 from quire.server.app import create_app
-from quire.server.problems import error_code
 from quire.server.routes import health
 from quire.server.state import ServerState, open_server_state
 from quire.server.telemetry import Telemetry, logs
 from quire.server.telemetry.tracer import continue_trace
 from quire.server.turn_registry import BranchKey
 from quire.settings import Settings
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
+from quire.wire.http_errors import error_code
 
 TOKEN = "the-token-of-this-laptop"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -86,7 +86,7 @@ class InstrumentedServer:
         running = await self.server_state.turns.start(
             key, Conversation(engine, conversation), question, model=self.server_state.instrument_model(model)
         )
-        async for _ in running.stream_events():
+        async for _ in running.stream():
             pass
         await self.server_state.turns.wait_until_idle()
 
@@ -208,7 +208,7 @@ async def test_store_errors_are_counted_wherever_they_happen(
     async def gone(*_: Any, **__: Any) -> None:
         raise StoreUnavailable("The database at db.example:5432 is gone.")
 
-    monkeypatch.setattr(server.server_state.store._database._database, "read", gone)
+    monkeypatch.setattr(server.server_state.store.base.database._database, "read", gone)
     answer = await server.client.get("/api/conversations/c")
     assert answer.status_code == 503
     assert await server.metric_value("quire_store_errors_total", kind="unavailable") >= 1
@@ -235,6 +235,7 @@ async def test_two_apps_count_apart(server: InstrumentedServer):
     assert 'route="/api/conversations"' not in others
 
 
+@pytest.mark.every_database
 async def test_connections_are_exported(server: InstrumentedServer, backend: str):
     await server.client.get("/api/conversations")
     idle = await server.metric_value("quire_store_connections", state="idle")
@@ -404,7 +405,7 @@ async def test_without_an_sdk_the_clients_own_header_is_propagated(tmp_path: Pat
                     model=shared.instrument_model(model),
                 )
                 await shared.turns.wait_until_idle()
-            assert [event async for event in running.stream_events()]
+            assert [event async for event in running.stream()]
         assert [prompt.headers for prompt in model.prompts] == [{"traceparent": TRACEPARENT}, {}]
 
 
@@ -432,7 +433,7 @@ async def test_no_content_is_exported(
     async with run_instrumented_server(database_url, log_lines, monkeypatch, settings=settings) as server:
         created = await server.client.post("/api/conversations", json={"id": "c", "title": title})
         assert created.status_code == 201
-        key, secret_key = await server.server_state.store.create_key("k", ["read", "chat"])
+        key, secret_key = await server.server_state.store.keys.create("k", ["read", "chat"])
         call = ToolCallPart(id="1", name="history_search", arguments=json.dumps({"query": argument}))
         for number in range(12):
             model = ScriptedModel(make_tool_call_message(call, reply), f"{reply} {number} " * 40, name="gpt-4o")
@@ -464,6 +465,7 @@ async def test_alive_and_ready(server: InstrumentedServer):
     assert (await server.client.get("/healthz")).status_code == 200
 
 
+@pytest.mark.every_database
 async def test_not_ready_while_the_database_is_silent_or_gone(
     server: InstrumentedServer, monkeypatch: pytest.MonkeyPatch
 ):
@@ -482,6 +484,7 @@ async def test_not_ready_while_the_database_is_silent_or_gone(
         assert answer.headers["retry-after"] == "1"
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("failure", [StoreReadOnly, StoreFull])
 async def test_not_ready_while_the_database_accepts_no_writes(
     server: InstrumentedServer, monkeypatch: pytest.MonkeyPatch, failure: type[StoreUnavailable]
@@ -495,8 +498,8 @@ async def test_not_ready_while_the_database_accepts_no_writes(
     assert "/var/lib" not in answer.text
 
 
-@pytest.mark.parametrize("backend", ["postgres18"])
-async def test_not_ready_with_another_schema(server: InstrumentedServer, admin_url: str, backend: str):
+@pytest.mark.every_postgres
+async def test_not_ready_with_another_schema(server: InstrumentedServer, admin_url: str):
     import psycopg
 
     with psycopg.connect(admin_url, autocommit=True) as connection:

@@ -12,9 +12,11 @@ import pytest
 from openapi_helpers import Operation, list_operations
 from server_helpers import ScriptedAgent, parse_events
 
-from quire.log import SqlStore
 from quire.model import Compaction, Span
 from quire.server.state import ServerState
+from quire.store import SqlStore
+
+pytestmark = pytest.mark.every_database
 
 BODIES_BY_SCHEMA: dict[str, dict[str, Any]] = {
     "RenameConversationBody": {"title": "mine now"},

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from openapi_helpers import assert_conforms
 from server_helpers import assert_no_task_left
 
-from quire.log import SqlStore
+from infra.strategies import drafts
 from quire.model import Compaction, Message, Pin, Span
 from quire.server.routes import transfer
 from quire.server.state import ServerState
-from quire.testing.strategies import drafts
+from quire.store import SqlStore
 
 
 async def fill_conversation(store: SqlStore, *, words: int = 30) -> None:
@@ -29,6 +29,7 @@ async def fill_conversation(store: SqlStore, *, words: int = 30) -> None:
     await store.append("c", Message.assistant("elsewhere"), branch=1)
 
 
+@pytest.mark.every_database
 async def test_an_export_taken_in_and_given_out_again_is_the_same(
     client: httpx2.AsyncClient, other_tenant_client: httpx2.AsyncClient, store: SqlStore, conversation: str
 ):
@@ -124,11 +125,13 @@ async def test_a_large_body_waits_in_a_file_and_not_in_memory(
     assert imported.status_code == 201
 
 
+@pytest.mark.every_database
 async def test_a_long_export_is_given_out_piece_by_piece(
     client: httpx2.AsyncClient, store: SqlStore, conversation: str
 ):
     await store.append("c", *(Message.user("word " * 2_000) for _ in range(300)))
-    source = transfer._batch_lines(store.export_conversation("c"))  # pyright: ignore[reportPrivateUsage]
+    lines = (f"{line}\n" async for line in store.export_conversation("c"))
+    source = transfer._batch_texts(lines)  # pyright: ignore[reportPrivateUsage]
     tracemalloc.start()
     sizes = [len(chunk) async for chunk in source]
     peak = tracemalloc.get_traced_memory()[1]

@@ -21,14 +21,10 @@ from fake_upstream import (
     respond_with_text,
     run_fake_upstream,
 )
-from infra.postgres import find_binaries
-from quire.log import SqlStore
-from quire.log.turn_leases import LEASE_SECONDS
+from quire.store import SqlStore
+from quire.turns.leases import LEASE_SECONDS
 
-pytestmark = [
-    pytest.mark.skipif(find_binaries(18) is None, reason="PostgreSQL 18 is not installed"),
-    pytest.mark.parametrize("backend", ["postgres18"]),
-]
+pytestmark = [pytest.mark.every_postgres, pytest.mark.nightly]
 
 ATTEMPT_COUNT = 50
 WORKERS_PER_NODE = 2
@@ -42,7 +38,7 @@ async def run_fleet(database_url: str, folder: Path, upstream: FakeUpstream) -> 
     agent = folder / "keeper.toml"
     agent.write_text('name = "keeper"\n[memory]\nenabled = true\n')
     async with SqlStore.open(database_url) as store:
-        _, key = await store.create_key("fleet", ["read", "write", "chat", "approve"])
+        _, key = await store.keys.create("fleet", ["read", "write", "chat", "approve"])
         await store.create_conversation("c")
     settings = {
         "QUIRE_BASE_URL": upstream.url,

@@ -22,13 +22,16 @@ from server_helpers import (
 )
 
 from quire.errors import ModelRefused
-from quire.log import SqlStore, turn_leases
-from quire.log.turn_leases import LeaseGrant
 from quire.model import Message
-from quire.server import turn_heartbeat, turn_registry
+from quire.server import turn_registry
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.turn_submission import make_idempotency_key
+from quire.store import SqlStore
+from quire.turns import leases as turn_leases
+from quire.turns.leases import LeaseGrant
+
+pytestmark = pytest.mark.every_database
 
 TIMEOUT_SECONDS = 120.0
 BODY = {"message": "when?", "after": 0}
@@ -36,7 +39,7 @@ BODY = {"message": "when?", "after": 0}
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_heartbeat, "SIGNAL_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(turn_registry, "SIGNAL_POLL_SECONDS", 0.05)
     monkeypatch.setattr(turn_registry, "OUTCOME_POLL_SECONDS", 0.05)
 
 
@@ -146,7 +149,7 @@ async def test_concurrent_attempts_on_two_processes_have_one_turn(
     assert {attempt[-1].data["reason"] for attempt in attempts} == {"answered"}
     assert sum(len(model.prompts) for model in models) == 1
     assert await load_messages(store) == [("user", "when?"), ("assistant", "noon")]
-    assert await store.get_turn_lease("c", 0) is None
+    assert await store.leases.get("c", 0) is None
 
 
 async def test_the_failure_of_a_turn_is_that_of_every_attempt_that_waited(
@@ -218,13 +221,13 @@ async def test_the_turn_of_a_dead_process_is_taken_over(
     """The dead process had recorded the question, and its lease expires while the attempt waits."""
     other_scripted.set_script("noon")
     key = make_idempotency_key(Message.user("when?"), 0)
-    granted = await store.acquire_turn_lease("c", 0, owner="a dead process", idempotency_key=key)
+    granted = await store.leases.acquire("c", 0, owner="a dead process", idempotency_key=key)
     assert isinstance(granted, LeaseGrant)
     await store.append("c", Message.user("when?"), lease=granted.lease)
     async with open_turn(other_client, conversation) as attempt:
         with monkeypatch.context() as patch:
             patch.setattr(turn_leases, "LEASE_SECONDS", -1)
-            await store.renew_turn_leases([granted.lease.turn])
+            await store.leases.renew([granted.lease.turn])
         events = await read_until(attempt, "turn_ended")
     assert "question_recorded" not in [each.event for each in events]
     assert events[-1].data["reason"] == "answered"
@@ -241,7 +244,7 @@ async def test_a_process_that_lost_its_lease_records_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """As after a pause of the whole process: no heartbeat, and the reply arrives when another has the lease."""
-    monkeypatch.setattr(turn_heartbeat, "SIGNAL_POLL_SECONDS", 600.0)
+    monkeypatch.setattr(turn_registry, "SIGNAL_POLL_SECONDS", 600.0)
     monkeypatch.setattr(turn_leases, "LEASE_SECONDS", -1)
     scripted.set_script(tool_call_reply("call-1"), "too late")
     other_scripted.set_script("in time")

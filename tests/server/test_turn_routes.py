@@ -20,10 +20,10 @@ from server_helpers import (
 from fake_upstream import reply_in_wire_format, run_fake_upstream
 from quire.errors import ModelRateLimited, ModelRefused, ModelUnavailable
 from quire.llm import get_model
-from quire.log import SqlStore
 from quire.model import Message
 from quire.server import event_stream
 from quire.server.state import ServerState
+from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply
 
 
@@ -48,6 +48,7 @@ async def load_messages(store: SqlStore, conversation: str = "c") -> list[tuple[
     return [(entry.role, entry.message.text) for entry in entries]
 
 
+@pytest.mark.every_database
 async def test_a_message_is_answered_and_its_turn_streamed(
     client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
 ):
@@ -150,6 +151,7 @@ async def test_only_what_a_user_says_is_sent(client: httpx2.AsyncClient, convers
     assert events[1].data["entry"]["body"] == question
 
 
+@pytest.mark.every_database
 async def test_a_branch_has_one_turn_at_a_time(
     live_client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore
 ):
@@ -286,6 +288,7 @@ async def test_an_idle_stream_of_a_turn_sends_heartbeats(
     assert event_stream.HEARTBEAT_SECONDS < 15.0
 
 
+@pytest.mark.every_database
 class TestRetry:
     """With `after` as idempotency key, a retried question is recorded and answered once."""
 
@@ -326,7 +329,7 @@ class TestRetry:
             assert event_names(events)[:3] == ["turn_started", "question_recorded", "request_prepared"]
             assert events[-1].data["reason"] == "answered"
         assert await load_messages(store) == [("user", "well?"), ("assistant", "slowly")]
-        assert await store.get_turn_lease("c", 0) is None
+        assert await store.leases.get("c", 0) is None
 
     async def test_where_something_else_was_said_it_is_refused(
         self, client: httpx2.AsyncClient, conversation: str, scripted: ScriptedAgent, store: SqlStore

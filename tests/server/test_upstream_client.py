@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from gateway_fixtures import TLS_CONTEXT
 
 from fake_upstream import UpstreamRequest, run_fake_upstream
 from quire.errors import ModelError, ModelRequestRejected, ModelTimeout, ModelUnavailable
@@ -20,7 +19,7 @@ MAX_BYTES = 1_000_000
 
 @asynccontextmanager
 async def open_client(**options: Any) -> AsyncIterator[UpstreamClient]:
-    async with UpstreamClient(**{"timeout_seconds": 0.3, "ssl_context": TLS_CONTEXT, **options}) as client:
+    async with UpstreamClient(**{"timeout_seconds": 0.3, **options}) as client:
         yield client
 
 

@@ -37,9 +37,12 @@ def test_without_any_source_there_are_the_defaults(tmp_path: Path):
 
 
 def test_headers_of_sessions_add_to_the_known_ones():
-    settings = Settings(scopes={"X-LibreChat-Conversation": "librechat", "thread-id": ""})
-    assert settings.scopes["x-librechat-conversation"] == "librechat"
-    assert (settings.scopes["x-claude-code-session-id"], settings.scopes["thread-id"]) == ("claude-code", "")
+    settings = Settings(session_headers={"X-LibreChat-Conversation": "librechat", "thread-id": ""})
+    assert settings.session_headers["x-librechat-conversation"] == "librechat"
+    assert (settings.session_headers["x-claude-code-session-id"], settings.session_headers["thread-id"]) == (
+        "claude-code",
+        "",
+    )
     assert Settings.model_validate(settings.model_dump()) == settings
 
 

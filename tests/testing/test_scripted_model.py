@@ -9,8 +9,8 @@ from quire.errors import ModelContextOverflow, ModelRateLimited, ModelUnavailabl
 from quire.llm import Model, Prompt, Reply, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart, ToolDefinition
 from quire.testing.scripted_model import DelayedReply, ScriptedModel, ScriptStep, count_prompt_tokens
-from quire.view.tokens import counter_for
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.wire.chat.render import OpenAIChatFormat
+from quire.wire.tokens import counter_for
 
 
 def make_prompt(text: str, **more: Any) -> Prompt:

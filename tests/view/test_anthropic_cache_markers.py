@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from payload_oracle import count_payload
 from quire.model import Message, TextPart, ThinkingPart
-from quire.view.tokens import estimating_counter
-from quire.view.wire_formats import WireMessage
-from quire.view.wire_formats.anthropic_cache_markers import (
+from quire.wire import WireMessage
+from quire.wire.messages.cache_markers import (
     MAX_BLOCK_DEPTH,
     MAX_CACHE_MARKERS,
     add_cache_markers,
     drop_cache_markers,
     list_cache_markers,
 )
-from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
-from quire.view.wire_formats.anthropic_messages_parse import parse_messages
+from quire.wire.messages.parse import parse_messages
+from quire.wire.messages.render import AnthropicMessagesFormat
+from quire.wire.tokens import estimating_counter
 
 wire_format = AnthropicMessagesFormat()
 MARKER = {"type": "ephemeral", "ttl": "5m"}
@@ -98,7 +98,7 @@ def test_markers_of_the_client_count_towards_the_limit(fields: dict[str, Any], m
 
 
 def test_a_block_with_a_marker_is_not_marked_again():
-    part = TextPart(text="a", provider_fields={"anthropic": {"cache_control": {"type": "ephemeral"}}})
+    part = TextPart(text="a", provider_fields={"messages": {"cache_control": {"type": "ephemeral"}}})
     payload = build_payload(Message(role="user", parts=(part,)))
     assert add_cache_markers(payload, stable_prefix=payload["messages"]) == payload
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from infra.strategies import messages, texts
 from payload_oracle import count_payload
 from quire.errors import InvalidEntry
 from quire.model import (
@@ -23,13 +24,11 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
-from quire.testing.strategies import messages, texts
-from quire.view.images import count_image_tokens
-from quire.view.labels import label_text
-from quire.view.wire_formats.anthropic_cache_markers import drop_cache_markers
-from quire.view.wire_formats.anthropic_messages import DEFAULT_MAX_TOKENS, OPENER_TEXT, AnthropicMessagesFormat
-from quire.view.wire_formats.anthropic_messages_parse import parse_messages
-from quire.view.wire_formats.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES
+from quire.wire.labels import label_text
+from quire.wire.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES, count_claude_image
+from quire.wire.messages.cache_markers import drop_cache_markers
+from quire.wire.messages.parse import parse_messages
+from quire.wire.messages.render import DEFAULT_MAX_TOKENS, OPENER_TEXT, AnthropicMessagesFormat
 
 BLOB = "ab" * 32
 GIF = b64encode(b"GIF89a" + (640).to_bytes(2, "little") + (480).to_bytes(2, "little") + bytes(4)).decode()
@@ -232,7 +231,7 @@ def test_a_result_shows_its_pictures_but_a_failure_is_only_text():
 
 def test_only_this_providers_fields_are_sent_and_none_in_place_of_ours():
     mine: dict[str, Any] = {"cache_control": {"type": "ephemeral"}, "text": "forged", "n": float("inf")}
-    part = TextPart(text="hi", provider_fields={"anthropic": mine, "openai": {"x": 1}, "flat": 1})
+    part = TextPart(text="hi", provider_fields={"messages": mine, "chat": {"x": 1}, "flat": 1})
     assert render_blocks(part) == [{**text("hi"), "cache_control": {"type": "ephemeral"}}]
 
 
@@ -262,7 +261,7 @@ def test_pictures_files_and_sealed_thinking_cost_by_what_is_in_them():
             - 4
         )
 
-    assert cost(ImagePart(blob=BLOB, media_type="image/gif")) == count_image_tokens("anthropic", 640, 480, None)
+    assert cost(ImagePart(blob=BLOB, media_type="image/gif")) == count_claude_image((640, 480))
     sharp = AnthropicMessagesFormat("claude-opus-4-7")
     assert sharp.count_messages([make_user_message({"type": "image", "source": {"type": "url"}})], COUNTER) == 4 + 4784
     assert cost(FilePart(blob=BLOB, media_type="application/pdf")) == PDF_PAGE_TOKENS
@@ -279,7 +278,7 @@ def provider_fields() -> st.SearchStrategy[dict[str, Any]]:
     values = st.sampled_from(
         [None, "", "server_tool_use", "system", 1, float("inf"), [float("nan"), "é"], {"a": float("-inf")}]
     )
-    return st.dictionaries(keys, values, max_size=3).map(lambda fields: {"anthropic": fields, "openai": fields})
+    return st.dictionaries(keys, values, max_size=3).map(lambda fields: {"messages": fields, "chat": fields})
 
 
 @st.composite

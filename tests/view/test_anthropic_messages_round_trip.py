@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import is_typeddict
 
+from infra.strategies import texts
 from payload_oracle import count_payload
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart
 from quire.model.base import JsonObject
-from quire.testing.strategies import texts
-from quire.view.labels import label_text
-from quire.view.tokens import estimating_counter
-from quire.view.wire_formats.anthropic_messages import AnthropicMessagesFormat
-from quire.view.wire_formats.anthropic_messages_parse import parse_messages
+from quire.wire.labels import label_text
+from quire.wire.messages.parse import parse_messages
+from quire.wire.messages.render import AnthropicMessagesFormat
+from quire.wire.tokens import estimating_counter
 
 anthropic_types = pytest.importorskip("anthropic.types")
 beta_types = pytest.importorskip("anthropic.types.beta")
@@ -167,8 +167,8 @@ def steps(draw: st.DrawFn, number: int) -> list[Message]:
                 [
                     TextPart(text="x"),
                     ThinkingPart(text="hm", signature="s"),
-                    TextPart(text="[searched]", provider_fields={"anthropic": searched}),
-                    TextPart(text="[compaction]", provider_fields={"anthropic": compacted}),
+                    TextPart(text="[searched]", provider_fields={"messages": searched}),
+                    TextPart(text="[compaction]", provider_fields={"messages": compacted}),
                 ]
             ),
             max_size=3,

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from view_builders import make_entries, make_entry, make_message_counter, make_policy, make_view_input
+from view_builders import make_message_counter, make_policy, make_view_input
 
-from infra.sizes import IS_FULL_SIZE
+from infra.builders import make_entries, make_entry
+from infra.strategies import histories, questions
 from payload_oracle import count_payload
 from quire.errors import ContextOverflow, InvalidRequest, UnknownStrategy
 from quire.ledger import replay
@@ -19,22 +20,21 @@ from quire.log import Blob
 from quire.model import Compaction, Decision, Entry, Message, Policy, Span, ToolDefinition
 from quire.model.entry_bodies import purge_body
 from quire.model.entry_metadata import DocumentReference
-from quire.testing.strategies import histories, questions
 from quire.view.assembly import Assembly, assemble
 from quire.view.batches import MessageBatch, group_batches
 from quire.view.counted_input import count_summary
 from quire.view.excerpts import excerpt_message
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput, hash_text
-from quire.view.labels import label_text
 from quire.view.recalled_messages import RecallCandidate
 from quire.view.references import inline_documents
 from quire.view.rendered import MessageCounter, drop_unsupported_parts
-from quire.view.tokens import counter_for
 from quire.view.tool_call_repair import repair_tool_calls
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
+from quire.wire.labels import label_text
+from quire.wire.tokens import counter_for
 
-EXAMPLE_COUNT = (20 if IS_FULL_SIZE else 8) * settings.default.max_examples
-PROVIDERS = ("openai", "anthropic", "openai_responses")
+EXAMPLE_COUNT = 8 * settings.default.max_examples
+PROVIDERS = ("chat", "messages", "responses")
 MESSAGE_COUNTERS = {provider: make_message_counter(provider) for provider in PROVIDERS}
 TOOL = ToolDefinition(name="read", description="Reads.", parameters={"type": "object", "properties": {}})
 
@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn) -> tuple[ViewInput, dict]:
     )
     window = draw(st.sampled_from([512, 700, 1_024, 2_048, 8_192, 32_000, 200_000]))
     changes = {
-        "provider": draw(st.sampled_from(PROVIDERS)),
+        "wire_format": draw(st.sampled_from(PROVIDERS)),
         "strategy": draw(st.sampled_from(["discard", "summarize", "hybrid"])),
         "window": window,
         "reserved_response_tokens": draw(st.integers(0, window // 4)),
@@ -142,7 +142,7 @@ def try_assemble(case: tuple[ViewInput, dict]) -> Assembly | None:
     view_input, changes = case
     policy = make_policy(**changes)
     try:
-        return assemble(view_input, policy, MESSAGE_COUNTERS[policy.provider])
+        return assemble(view_input, policy, MESSAGE_COUNTERS[policy.wire_format])
     except ContextOverflow as error:
         overflow = error
     check_overflow(view_input, policy, overflow)
@@ -152,9 +152,9 @@ def try_assemble(case: tuple[ViewInput, dict]) -> Assembly | None:
 def check_overflow(view_input: ViewInput, policy: Policy, overflow: ContextOverflow) -> None:
     assert overflow.needed_tokens > overflow.available_tokens
     assert overflow.largest_items
-    pinned = sum(MESSAGE_COUNTERS[policy.provider].render_entry(entry).tokens for entry in view_input.pinned)
-    irreducible = pinned + 400 + 40 * len(view_input.pinned) + (900 if policy.provider == "anthropic" else 0)
-    assert irreducible + _summary_tokens(view_input, policy.provider) > overflow.available_tokens
+    pinned = sum(MESSAGE_COUNTERS[policy.wire_format].render_entry(entry).tokens for entry in view_input.pinned)
+    irreducible = pinned + 400 + 40 * len(view_input.pinned) + (900 if policy.wire_format == "messages" else 0)
+    assert irreducible + _summary_tokens(view_input, policy.wire_format) > overflow.available_tokens
 
 
 def _summary_tokens(view_input: ViewInput, provider: str) -> int:
@@ -171,8 +171,8 @@ def test_every_request_keeps_every_promise(case: tuple[ViewInput, dict]):
         return
     manifest, request, policy = assembly.manifest, assembly.rendered, make_policy(**changes)
     wire_format, counter = (
-        MESSAGE_COUNTERS[policy.provider].wire_format,
-        MESSAGE_COUNTERS[policy.provider].token_counter,
+        MESSAGE_COUNTERS[policy.wire_format].wire_format,
+        MESSAGE_COUNTERS[policy.wire_format].token_counter,
     )
     payload = request.to_payload()
     # Never over budget, and the manifest has the tokens of the rendered request.
@@ -188,7 +188,7 @@ def test_every_request_keeps_every_promise(case: tuple[ViewInput, dict]):
     check_presence(view_input, assembly)
     check_decisions(view_input, assembly)
     # A second assembly is identical.
-    again = assemble(view_input, policy, make_message_counter(policy.provider))
+    again = assemble(view_input, policy, make_message_counter(policy.wire_format))
     assert again.rendered.digest == request.digest
     assert again.manifest == manifest
     check_plan(view_input, assembly)
@@ -256,7 +256,7 @@ def check_plan(view_input: ViewInput, assembly: Assembly) -> None:
     assert plan.covers is not None or plan.truncations or plan.cleared_results
     if plan.covers is None:
         return
-    for batch in group_entries(view_input.history, make_message_counter("openai")):
+    for batch in group_entries(view_input.history, make_message_counter("chat")):
         assert (batch.seqs[0] <= plan.covers.last) == (batch.seqs[-1] <= plan.covers.last)
 
 
@@ -298,7 +298,7 @@ def test_a_plan_brings_the_request_down_to_the_target():
     for strategy, fewest in (("discard", 15), ("summarize", 5), ("hybrid", 12)):
         chosen = make_policy(window=4_000, strategy=strategy)
         first = assemble(
-            make_view_input(make_entries(messages), Message.user("and now?")), chosen, MESSAGE_COUNTERS["openai"]
+            make_view_input(make_entries(messages), Message.user("and now?")), chosen, MESSAGE_COUNTERS["chat"]
         )
         assert first.plan is not None
         assert first.plan.needs_summary == (strategy != "discard")
@@ -306,7 +306,7 @@ def test_a_plan_brings_the_request_down_to_the_target():
         assert len(recent) >= fewest
         compaction = make_entry(81, Compaction(number=1, covers=first.plan.covers, summary="what was said"))
         second = assemble(
-            make_view_input(recent, Message.user("and now?"), compaction=compaction), chosen, MESSAGE_COUNTERS["openai"]
+            make_view_input(recent, Message.user("and now?"), compaction=compaction), chosen, MESSAGE_COUNTERS["chat"]
         )
         assert second.plan is None
         assert second.manifest.total_tokens <= policy.target_tokens
@@ -318,11 +318,11 @@ def test_off_means_off():
     ]
     view_input = make_view_input(make_entries(messages), Message.user("and now?"))
     off = make_policy(window=200_000, context_management_enabled=False, context_threshold=0.001)
-    assembly = assemble(view_input, off, MESSAGE_COUNTERS["openai"])
+    assembly = assemble(view_input, off, MESSAGE_COUNTERS["chat"])
     assert assembly.plan is None
     assert not assembly.manifest.excluded
     small = make_policy(window=2_000, context_management_enabled=False)
-    overflowing = assemble(view_input, small, MESSAGE_COUNTERS["openai"])
+    overflowing = assemble(view_input, small, MESSAGE_COUNTERS["chat"])
     assert overflowing.manifest.excluded
     with pytest.raises(ContextOverflow, match="message #"):
         overflowing.check_overflow()
@@ -331,9 +331,9 @@ def test_off_means_off():
 def test_there_must_be_something_to_answer():
     for messages in ([], [Message.user("hello"), Message.assistant("hi")]):
         with pytest.raises(InvalidRequest, match="nothing to answer"):
-            assemble(make_view_input(make_entries(messages), None), make_policy(), MESSAGE_COUNTERS["openai"])
+            assemble(make_view_input(make_entries(messages), None), make_policy(), MESSAGE_COUNTERS["chat"])
     with pytest.raises(UnknownStrategy, match="hybrid"):
-        assemble(make_view_input((), Message.user("x")), make_policy(strategy="guess"), MESSAGE_COUNTERS["openai"])
+        assemble(make_view_input((), Message.user("x")), make_policy(strategy="guess"), MESSAGE_COUNTERS["chat"])
 
 
 def test_a_huge_question_is_excerpted_and_says_so():
@@ -341,7 +341,7 @@ def test_a_huge_question_is_excerpted_and_says_so():
     assembly = assemble(
         make_view_input((), question),
         make_policy(window=1_000, reserved_response_tokens=100),
-        MESSAGE_COUNTERS["openai"],
+        MESSAGE_COUNTERS["chat"],
     )
     [row] = assembly.manifest.included
     assert (row.reason, row.slot) == ("excerpted", "newest")
@@ -353,12 +353,12 @@ def test_a_huge_question_is_excerpted_and_says_so():
 
 
 def test_a_change_of_model_recounts_what_is_seen():
-    message_counter = make_message_counter("openai")
+    message_counter = make_message_counter("chat")
     counted = make_entries([Message.user("hello there")], message_counter=message_counter)
-    assert make_message_counter("openai").render_entry(counted[0]).tokens == counted[0].tokens
+    assert make_message_counter("chat").render_entry(counted[0]).tokens == counted[0].tokens
     wrong = counted[0]._replace(tokens=999)
-    assert make_message_counter("openai").render_entry(wrong).tokens == 999
-    assert make_message_counter("anthropic").render_entry(wrong).tokens < 50
+    assert make_message_counter("chat").render_entry(wrong).tokens == 999
+    assert make_message_counter("messages").render_entry(wrong).tokens < 50
 
 
 class TestSummaryCount:
@@ -369,13 +369,13 @@ class TestSummaryCount:
         assembly = assemble(
             make_view_input((), Message.user("And now?"), compaction=compaction),
             make_policy(),
-            make_message_counter("openai"),
+            make_message_counter("chat"),
         )
         [row] = [row for row in assembly.manifest.decisions if row.kind == "summary"]
         return row.tokens
 
     def test_it_is_counted_once_and_stored_with_it(self):
-        message_counter = MESSAGE_COUNTERS["openai"]
+        message_counter = MESSAGE_COUNTERS["chat"]
         count = count_summary(self.BODY, message_counter)
         assert count is not None
         assert count.tokens == self.tokens(make_entry(3, self.BODY))
@@ -383,9 +383,9 @@ class TestSummaryCount:
 
     def test_it_is_recounted_for_another_model_and_after_a_purge(self):
         counted = self.tokens(make_entry(3, self.BODY))
-        assert self.tokens(make_entry(3, self.BODY)._replace(tokens=999, counter="anthropic:estimate")) == counted
-        purged = make_entry(3, self.BODY)._replace(tokens=999, counter="openai:o200k_base", purged_at=1)
+        assert self.tokens(make_entry(3, self.BODY)._replace(tokens=999, counter="messages:estimate")) == counted
+        purged = make_entry(3, self.BODY)._replace(tokens=999, counter="chat:o200k_base", purged_at=1)
         assert self.tokens(purged) == self.tokens(make_entry(3, purge_body(self.BODY)))
 
     def test_what_only_shortens_messages_has_no_summary(self):
-        assert count_summary(Compaction(number=1, covers=None), MESSAGE_COUNTERS["openai"]) is None
+        assert count_summary(Compaction(number=1, covers=None), MESSAGE_COUNTERS["chat"]) is None

@@ -1,12 +1,10 @@
-"""The counts in `quire.view.counted_texts` are those of the tokenizer, for exactly the texts that a request counts."""
+"""The counts in `quire.wire.tokens` are those of the tokenizer, for exactly the texts that a request counts."""
 
 import pytest
 
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
-from quire.view import counted_texts
-from quire.view.counted_texts import COUNTED_TEXTS, digest_text
-from quire.view.tokens import load_tokenizer
-from quire.view.wire_formats import wire_format_for
+from quire.wire import tokens, wire_format_for
+from quire.wire.tokens import COUNTED_TEXTS, digest_text, load_tokenizer
 
 
 class RecordingCounter:
@@ -29,8 +27,8 @@ class RecordingCounter:
 def test_the_table_has_the_tokenizers_counts(vocabulary: str, monkeypatch: pytest.MonkeyPatch):
     recorded = RecordingCounter(vocabulary)
     with monkeypatch.context() as without_table:
-        without_table.setattr(counted_texts, "COUNTED_TEXTS", {})
-        for provider in ("openai", "openai_responses"):
+        without_table.setattr(tokens, "COUNTED_TEXTS", {})
+        for provider in ("chat", "responses"):
             wire_format = wire_format_for(provider)
             for tool in HISTORY_TOOLS:
                 wire_format.count_tools([wire_format.render_tool(tool.to_definition())], recorded)

@@ -3,8 +3,9 @@
 from typing import get_args
 
 import pytest
-from view_builders import make_entries, make_entry, make_policy, make_view_input
+from view_builders import make_policy, make_view_input
 
+from infra.builders import make_entries, make_entry
 from quire.model import SLOTS, Compaction, Message, Span, TextPart, ToolCallPart, ToolDefinition
 from quire.view.assembly import assemble
 from quire.view.batches import MessageBatch
@@ -16,8 +17,8 @@ from quire.view.recalled_messages import RecallCandidate
 from quire.view.rendered import MessageCounter
 from quire.view.selection import select_content
 from quire.view.strategies import get_strategy
-from quire.view.tokens import counter_for
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
+from quire.wire.tokens import counter_for
 
 TOOL = ToolDefinition(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
 MESSAGE_SECTIONS: tuple[MessageSection, ...] = get_args(MessageSection)
@@ -37,7 +38,7 @@ class CountingTokenCounter:
 
 
 def make_counter() -> MessageCounter:
-    return MessageCounter(CountingTokenCounter(), wire_format_for("openai"))
+    return MessageCounter(CountingTokenCounter(), wire_format_for("chat"))
 
 
 def make_call(call_id: str) -> list[Message]:

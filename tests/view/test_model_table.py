@@ -46,7 +46,7 @@ def test_an_entry_overrides_the_public_table_field_by_field():
     spec = find({"gpt-*": {"tokenizer": "qwen3", "output_limit": 700}, "gpt-4o": {"window": 4_096}}, "gpt-4o")
     assert (spec.window, spec.tokenizer, spec.output_limit) == (4_096, "qwen3", 700)
     assert spec.input_price == model_spec_for("gpt-4o").input_price
-    public = {"output_limit": 16_384, "tokenizer": "o200k_base", "provider": "openai"}
+    public = {"output_limit": 16_384, "tokenizer": "o200k_base", "wire_format": "chat"}
     assert find({}, "gpt-4o") == model_spec_for("gpt-4o")._replace(**public)
 
 
@@ -67,11 +67,11 @@ def test_an_alias_is_what_its_upstream_serves_unless_an_entry_names_the_alias():
 
 
 def test_the_wire_format_is_that_of_the_entry_else_of_the_name():
-    assert find({"house": {"wire_format": "messages"}}, "house").provider == "anthropic"
-    assert find({"house": {"wire_format": "responses"}}, "house").provider == "openai_responses"
-    assert find({}, "openai-responses:gpt-5").provider == "openai_responses"
-    assert find({"claude-*": {"wire_format": "chat"}}, "claude-sonnet-4-5").provider == "openai"
-    assert find({}, "claude-sonnet-4-5").provider == "anthropic"
+    assert find({"house": {"wire_format": "messages"}}, "house").wire_format == "messages"
+    assert find({"house": {"wire_format": "responses"}}, "house").wire_format == "responses"
+    assert find({}, "openai-responses:gpt-5").wire_format == "responses"
+    assert find({"claude-*": {"wire_format": "chat"}}, "claude-sonnet-4-5").wire_format == "chat"
+    assert find({}, "claude-sonnet-4-5").wire_format == "messages"
 
 
 def test_each_value_says_where_it_comes_from():
@@ -81,9 +81,10 @@ def test_each_value_says_where_it_comes_from():
         "input_price": "genai-prices",
         "output_price": "genai-prices",
         "cache_read_price": "genai-prices",
+        "listed_as": "genai-prices",
         "output_limit": "published limits",
         "tokenizer": "the model's name",
-        "provider": "the model's name",
+        "wire_format": "the model's name",
     }
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from infra.strategies import messages, texts
 from payload_oracle import count_payload
 from quire.errors import InvalidEntry
 from quire.model import (
@@ -23,11 +24,9 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
-from quire.testing.strategies import messages, texts
-from quire.view.images import count_image_tokens
-from quire.view.wire_formats import provider_for, wire_format_for
-from quire.view.wire_formats.media import PDF_PAGE_BYTES, PDF_PAGE_TOKENS
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.wire import infer_wire_format, wire_format_for
+from quire.wire.chat.render import OpenAIChatFormat
+from quire.wire.media import PDF_PAGE_BYTES, PDF_PAGE_TOKENS, count_openai_image
 
 BLOB = "ab" * 32
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + bytes(8)
@@ -171,11 +170,11 @@ def test_thinking_is_not_sent_and_an_assistant_always_says_something():
 
 def test_only_this_providers_fields_are_sent_and_none_in_place_of_ours():
     provider: dict[str, Any] = {
-        "openai": {"name": "eve", "role": "system", "tool_calls": [], "n": float("inf"), "l": [1.0, float("nan")]},
-        "anthropic": {"x": 1},
+        "chat": {"name": "eve", "role": "system", "tool_calls": [], "n": float("inf"), "l": [1.0, float("nan")]},
+        "messages": {"x": 1},
         "flat": True,
     }
-    text = TextPart(text="hi", provider_fields={"openai": {"cache_control": {"type": "ephemeral"}, "text": "forged"}})
+    text = TextPart(text="hi", provider_fields={"chat": {"cache_control": {"type": "ephemeral"}, "text": "forged"}})
     assert wire_format.render_message(Message(role="user", parts=(text,), provider_fields=provider, name="bob")) == [
         {
             "role": "user",
@@ -206,9 +205,9 @@ def test_names_that_would_be_refused_are_mapped_the_same_in_calls_and_definition
 
 
 def test_which_shape_a_model_takes():
-    assert [provider_for(model) for model in ("claude-opus-4", "anthropic:x", "Claude-3")] == ["anthropic"] * 3
-    assert [provider_for(model) for model in ("gpt-4o", "qwen3", "anthropic/claude-3")] == ["openai"] * 3
-    assert (wire_format_for("openai").name, wire_format_for("anthropic").name) == ("openai", "anthropic")
+    assert [infer_wire_format(model) for model in ("claude-opus-4", "anthropic:x", "Claude-3")] == ["messages"] * 3
+    assert [infer_wire_format(model) for model in ("gpt-4o", "qwen3", "anthropic/claude-3")] == ["chat"] * 3
+    assert (wire_format_for("chat").name, wire_format_for("messages").name) == ("chat", "messages")
 
 
 # --- token counts ---
@@ -225,22 +224,20 @@ def count_image(data: str, model: str = "") -> int:
     wire_messages = wire_format.render_message(
         Message(role="user", parts=(ImagePart(blob=BLOB, detail="high"),)), load_blob=lambda _: data
     )
-    return wire_format_for("openai", model=model).count_messages(wire_messages, COUNTER) - 4
+    return wire_format_for("chat", model=model).count_messages(wire_messages, COUNTER) - 4
 
 
 @pytest.mark.parametrize("data", [PNG, JPEG, GIF, WEBP, WEBP_L, WEBP_X])
 def test_an_image_costs_by_the_size_in_its_data(data: bytes):
-    assert count_image(base64(data)) == count_image_tokens("openai", 640, 480, "high")
-    assert count_image(base64(data), "gpt-4o-mini") == count_image_tokens(
-        "openai", 640, 480, "high", model="gpt-4o-mini"
-    )
+    assert count_image(base64(data)) == count_openai_image((640, 480), "high")
+    assert count_image(base64(data), "gpt-4o-mini") == count_openai_image((640, 480), "high", model="gpt-4o-mini")
 
 
 @pytest.mark.parametrize(
     "data", ["not base64: é", "A", "R0lGODlh", base64(PNG[:18]), base64(b"\xff\xd8" + b"\xff" * 99)]
 )
 def test_an_image_of_unknown_size_costs_the_maximum(data: str):
-    assert count_image(data) == count_image_tokens("openai", None, None, "high")
+    assert count_image(data) == count_openai_image(None, "high")
 
 
 def test_a_file_costs_by_its_pages():
@@ -262,7 +259,7 @@ def provider_fields() -> st.SearchStrategy[dict[str, Any]]:
     values = st.sampled_from(
         [None, "", "custom", "input_audio", 1, float("inf"), [float("nan"), "é"], {"a": float("-inf")}]
     )
-    return st.dictionaries(keys, values, max_size=3).map(lambda fields: {"openai": fields, "anthropic": fields})
+    return st.dictionaries(keys, values, max_size=3).map(lambda fields: {"chat": fields, "messages": fields})
 
 
 @st.composite

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import FunctionToolParam, Response, ResponseInputItemParam
 from pydantic import TypeAdapter
-from view_builders import make_entries, make_message_counter
+from view_builders import make_message_counter
 
+from infra.builders import make_entries
+from infra.strategies import histories, messages, texts
 from payload_oracle import count_payload
 from quire.engine.request import parse_reply
 from quire.errors import InvalidEntry
@@ -26,17 +28,16 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
-from quire.testing.strategies import histories, messages, texts
 from quire.view.batches import flatten_batches, group_batches
 from quire.view.tool_call_repair import deduplicate_call_ids, repair_tool_calls
-from quire.view.wire_formats import provider_for, wire_format_for
-from quire.view.wire_formats.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES
-from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
+from quire.wire import infer_wire_format, wire_format_for
+from quire.wire.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES
+from quire.wire.responses.render import OpenAIResponsesFormat
 
 BLOB = "ab" * 32
 PNG = b64encode(b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + bytes(8)).decode()
 TOOL = ToolDefinition(name="look", description="Looks.", parameters={"type": "object", "properties": {"q": {}}})
-PROVIDER = "openai_responses"
+PROVIDER = "responses"
 INPUT_ITEM = TypeAdapter(ResponseInputItemParam)
 
 wire_format = OpenAIResponsesFormat()
@@ -181,8 +182,8 @@ def test_reasoning_goes_back_byte_equal_to_this_format_only():
     assert isinstance(thought, ThinkingPart)
     assert (thought.text, thought.signature, text) == ("I greet.", None, TextPart(text="Hello."))
     assert json.dumps(render(message)[0]) == json.dumps(item)
-    assert wire_format_for("openai").render_message(message) == [{"role": "assistant", "content": "Hello."}]
-    assert wire_format_for("anthropic").render_message(message) == [
+    assert wire_format_for("chat").render_message(message) == [{"role": "assistant", "content": "Hello."}]
+    assert wire_format_for("messages").render_message(message) == [
         {"role": "assistant", "content": [{"type": "text", "text": "Hello."}]}
     ]
 
@@ -190,7 +191,7 @@ def test_reasoning_goes_back_byte_equal_to_this_format_only():
 def test_anthropic_gets_only_its_own_signatures():
     def count_blocks(**changes: Any) -> int:
         part = ThinkingPart(**{"text": "hm", "signature": "c2ln"} | changes)
-        [message] = wire_format_for("anthropic").render_message(
+        [message] = wire_format_for("messages").render_message(
             Message(role="assistant", parts=(part, TextPart(text="x")))
         )
         return len(message["content"])
@@ -239,9 +240,9 @@ def test_names_and_ids_that_would_be_refused_are_mapped_the_same_on_both_sides()
 
 
 def test_which_models_take_this_format():
-    assert provider_for("openai-responses:gpt-5") == "openai_responses"
-    assert provider_for("gpt-5") == "openai"
-    assert wire_format_for("openai_responses").name == "openai_responses"
+    assert infer_wire_format("openai-responses:gpt-5") == "responses"
+    assert infer_wire_format("gpt-5") == "chat"
+    assert wire_format_for("responses").name == "responses"
 
 
 # --- token counts ---
@@ -258,20 +259,20 @@ def test_two_calls_cost_at_least_what_they_cost_in_chat():
     calls = tuple(ToolCallPart(id=str(number), name="look") for number in range(5))
     for count in range(1, 6):
         message = Message(role="assistant", parts=calls[:count])
-        chat = wire_format_for("openai")
+        chat = wire_format_for("chat")
         in_chat = chat.count_messages(chat.render_message(message), COUNTER)
         assert wire_format.count_messages(render(message), COUNTER) >= in_chat
 
 
 def test_images_files_tools_and_reasoning_cost_what_they_cost_in_chat():
-    chat = wire_format_for("openai", model="gpt-4o")
+    chat = wire_format_for("chat", model="gpt-4o")
     image = Message(role="user", parts=(ImagePart(blob=BLOB, detail="high"), FilePart(blob=BLOB, name="a.pdf")))
     rendered = wire_format_for(PROVIDER, model="gpt-4o").render_message(image, load_blob=lambda _: PNG)
     in_chat = chat.count_messages(chat.render_message(image, load_blob=lambda _: PNG), COUNTER)
     assert OpenAIResponsesFormat("gpt-4o").count_messages(rendered, COUNTER) == in_chat
     remote = render(Message(role="user", parts=(FilePart(url="https://x/y.pdf"),)))
     assert wire_format.count_messages(remote, COUNTER) == 4 + PDF_PAGE_TOKENS * REMOTE_FILE_PAGES
-    for counter in (COUNTER, make_message_counter("openai").token_counter):
+    for counter in (COUNTER, make_message_counter("chat").token_counter):
         tools = [wire_format.render_tool(TOOL)]
         assert wire_format.count_tools(tools, counter) == chat.count_tools([chat.render_tool(TOOL)], counter)
     summary = [{"type": "summary_text", "text": "x" * 50}]
@@ -287,7 +288,7 @@ def provider_fields() -> st.SearchStrategy[dict[str, Any]]:
     values = st.sampled_from(
         [None, "", "custom_tool_call", "refusal", "reasoning", True, float("inf"), [float("nan"), "é"], {"type": "a"}]
     )
-    return st.dictionaries(keys, values, max_size=3).map(lambda fields: {PROVIDER: fields, "anthropic": fields})
+    return st.dictionaries(keys, values, max_size=3).map(lambda fields: {PROVIDER: fields, "messages": fields})
 
 
 @st.composite
@@ -466,9 +467,9 @@ def test_custom_calls_and_namespaces_have_a_form_that_every_provider_accepts():
     custom, call = parsed[1].tool_calls
     assert json.loads(custom.arguments) == {"input": CUSTOM["input"]}
     assert (custom.name, call.name) == ("patch", "files__f")
-    chat = [message for each in parsed for message in wire_format_for("openai").render_message(each)]
+    chat = [message for each in parsed for message in wire_format_for("chat").render_message(each)]
     assert [call["function"]["name"] for call in chat[1]["tool_calls"]] == ["patch", "files__f"]
-    assert wire_format_for("openai").check({"messages": chat}) == []
+    assert wire_format_for("chat").check({"messages": chat}) == []
     assert build_payload(*parsed)["input"] == items
     # A client of another format returns the result without its type.
     without_type = [*parsed[:2], Message.tool("1", "x"), Message.tool("2", "x")]
@@ -487,7 +488,7 @@ def test_items_of_other_types_are_named_elsewhere_and_go_back_unchanged():
         ("user", "hi"),
     ]
     assert repeat(items) == items
-    assert wire_format_for("openai").render_message(parsed[2]) == [
+    assert wire_format_for("chat").render_message(parsed[2]) == [
         {"role": "user", "content": "[local_shell_call_output]"}
     ]
 
@@ -561,7 +562,7 @@ def test_items_come_back_equal(turns: list[list[dict[str, Any]]]):
     assert wire_format.check(payload) == []
     for item in items:
         INPUT_ITEM.validate_python(item)
-    for provider in ("openai", "anthropic"):
+    for provider in ("chat", "messages"):
         sent = json.dumps([wire_format_for(provider).render_message(message) for message in parsed])
         assert "gAAA" not in sent
         assert "rs_" not in sent

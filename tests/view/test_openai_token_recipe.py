@@ -18,8 +18,8 @@ from infra.sizes import IS_FULL_SIZE
 from payload_oracle import count_payload
 from quire.model import Message, TextPart, ToolCallPart, ToolDefinition
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import counter_for
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
+from quire.wire.tokens import counter_for
 
 if TYPE_CHECKING:
     import tiktoken
@@ -137,7 +137,7 @@ def count_by_recipe(encoding: "tiktoken.Encoding", messages: list[dict[str, Any]
 
 
 def count_with_quire(model: str, payload: dict[str, Any]) -> int:
-    return count_payload(wire_format_for("openai", model=model), payload, counter_for(model))
+    return count_payload(wire_format_for("chat", model=model), payload, counter_for(model))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -213,7 +213,7 @@ def test_any_conversation_costs_what_the_recipe_says(
     system: str | None,
     model: str,
 ):
-    wire_format = wire_format_for("openai", model=model)
+    wire_format = wire_format_for("chat", model=model)
     payload = wire_format.build_payload(
         model=model,
         system=system,
@@ -233,7 +233,7 @@ def test_any_conversation_costs_what_the_recipe_says(
 def test_what_the_recipe_does_not_name_is_counted_by_its_json(model: str):
     def count(parameters: object) -> int:
         function = {"name": "f", "description": "d", "parameters": parameters}
-        return wire_format_for("openai").count_tools([{"type": "function", "function": function}], counter_for(model))
+        return wire_format_for("chat").count_tools([{"type": "function", "function": function}], counter_for(model))
 
     flat = {"type": "object", "properties": {"a": {"type": "array", "description": "All of them."}}}
     items = {"type": "object", "properties": {"deep": {"type": "string", "description": "word " * 200}}}
@@ -246,5 +246,5 @@ def test_what_the_recipe_does_not_name_is_counted_by_its_json(model: str):
 
 
 def test_servers_that_render_tools_as_json_pay_for_the_json():
-    tool = [wire_format_for("openai").render_tool(ToolDefinition(name="f", parameters={"required": ["word " * 200]}))]
-    assert wire_format_for("openai").count_tools(tool, counter_for("qwen3")) > 200
+    tool = [wire_format_for("chat").render_tool(ToolDefinition(name="f", parameters={"required": ["word " * 200]}))]
+    assert wire_format_for("chat").count_tools(tool, counter_for("qwen3")) > 200

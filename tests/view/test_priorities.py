@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from view_builders import make_entries, make_entry, make_message_counter, make_policy, make_view_input
+from view_builders import make_message_counter, make_policy, make_view_input
 
+from infra.builders import make_entries, make_entry
 from quire.errors import InvalidEntry
 from quire.model import ActiveCompaction, BranchState, Compaction, Entry, Message, Priority, Span, apply_entry
 from quire.model.messages import ToolCallPart
@@ -19,7 +20,7 @@ from quire.view.inputs import ViewInput
 from quire.view.priorities import classify_batch, classify_priority, spread_priorities
 from quire.view.strategies import HYBRID_PRIORITY_SHARES
 
-COUNTER = make_message_counter("openai")
+COUNTER = make_message_counter("chat")
 CLASSES = ("critical", "important", "normal", "low")
 QUESTION = Message.user("and now?")
 

@@ -5,12 +5,13 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from view_builders import make_entries, make_entry, make_message_counter, make_policy, make_view_input
+from view_builders import make_message_counter, make_policy, make_view_input
 
+from infra.builders import make_entries, make_entry
 from quire.model import Compaction, Entry, Message, Span, ToolCallPart
 from quire.view.assembly import assemble
 from quire.view.recalled_messages import RecallCandidate, fit_candidates, message_to_text, render_recalled
-from quire.view.tokens import counter_for
+from quire.wire.tokens import counter_for
 
 COUNTER = counter_for("gpt-4o")
 
@@ -109,13 +110,13 @@ def test_a_message_that_can_never_fit_whole_is_excerpted_in_its_place():
     assert [each.candidate.entry.seq for each in chosen] == [1]
 
 
-@pytest.mark.parametrize("provider", ["openai", "anthropic", "openai_responses"])
+@pytest.mark.parametrize("provider", ["chat", "messages", "responses"])
 def test_recall_comes_before_the_question_uses_remaining_tokens_and_has_decisions(provider: str):
     history = make_entries([Message.user("old " * 20), Message.assistant("kept " * 20), Message.user("big " * 3_000)])
     covering = make_entry(4, Compaction(number=1, covers=Span(first=1, last=3), summary="They spoke."))
     candidates = tuple(RecallCandidate(each, score) for each, score in zip(history, (0.7, 0.6, 0.5), strict=True))
     view_input = make_view_input((), Message.user("What was old?"), compaction=covering, recall_candidates=candidates)
-    assembly = assemble(view_input, make_policy(provider=provider, window=8_192), make_message_counter(provider))
+    assembly = assemble(view_input, make_policy(wire_format=provider, window=8_192), make_message_counter(provider))
     texts = [rendered.message.text for rendered in assembly.rendered.messages]
     assert [text.split(" ")[0] for text in texts] == ["<quire:summary", "<quire:recalled", "What"]
     assert assembly.rendered.stable_messages == 1
@@ -129,7 +130,7 @@ def test_recall_comes_before_the_question_uses_remaining_tokens_and_has_decision
     without = assemble(
         make_view_input((), Message.user("What was old?"), compaction=covering),
         make_policy(),
-        make_message_counter("openai"),
+        make_message_counter("chat"),
     )
-    if provider == "openai":
+    if provider == "chat":
         assert assembly.full_history_tokens == without.full_history_tokens

@@ -3,29 +3,30 @@
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from view_builders import make_entries, make_entry, make_policy
+from view_builders import make_policy
 
+from infra.builders import make_entries, make_entry
+from infra.strategies import histories
 from payload_oracle import count_payload
 from quire.errors import ContextOverflow
 from quire.model import Compaction, Decision, Message, Span, ToolDefinition
 from quire.model.entry_metadata import DocumentReference
-from quire.testing.strategies import histories
 from quire.view.assembly import assemble
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
-from quire.view.labels import label_text
 from quire.view.recalled_messages import RecallCandidate
 from quire.view.references import inline_documents
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import counter_for
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
+from quire.wire.labels import label_text
+from quire.wire.tokens import counter_for
 
 REQUEST_COUNT = 3 * settings.default.max_examples
 """Generated requests for each wire format: 300 in CI."""
 
 COUNTERS = {
-    "openai": MessageCounter(counter_for("gpt-4o"), wire_format_for("openai", model="gpt-4o")),
-    "openai_responses": MessageCounter(counter_for("gpt-4o"), wire_format_for("openai_responses", model="gpt-4o")),
-    "anthropic": MessageCounter(counter_for("claude-sonnet-4"), wire_format_for("anthropic")),
+    "chat": MessageCounter(counter_for("gpt-4o"), wire_format_for("chat", model="gpt-4o")),
+    "responses": MessageCounter(counter_for("gpt-4o"), wire_format_for("responses", model="gpt-4o")),
+    "messages": MessageCounter(counter_for("claude-sonnet-4"), wire_format_for("messages")),
 }
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=400)
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
@@ -108,7 +109,7 @@ def view_inputs(draw: st.DrawFn, counter: MessageCounter) -> ViewInput:
 def test_slots_add_up_to_the_total_and_to_a_recount_of_the_request(provider: str, data: st.DataObject):
     counter = COUNTERS[provider]
     view_input = data.draw(view_inputs(counter))
-    policy = make_policy(provider=provider, window=data.draw(st.sampled_from([2_048, 8_192, 200_000])))
+    policy = make_policy(wire_format=provider, window=data.draw(st.sampled_from([2_048, 8_192, 200_000])))
     try:
         assembly = assemble(view_input, policy, counter)
     except ContextOverflow:
@@ -122,4 +123,4 @@ def test_slots_add_up_to_the_total_and_to_a_recount_of_the_request(provider: str
     rows["newest"] += counter.wire_format.request_overhead
     assert used == rows
     assert all(row.tokens >= 0 for row in manifest.decisions)
-    assert manifest.exact is (provider != "anthropic")
+    assert manifest.exact is (provider != "messages")

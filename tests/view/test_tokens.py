@@ -17,10 +17,10 @@ import splintr
 from hypothesis import given
 from splintr import Tokenizer
 
+from infra.strategies import texts
 from quire.errors import QuireError, UnknownTokenizer
-from quire.testing.strategies import texts
-from quire.view import tokens
-from quire.view.tokens import (
+from quire.wire import tokens
+from quire.wire.tokens import (
     MAX_ENCODED_CHARS,
     VOCABULARIES,
     counter_for,
@@ -473,7 +473,7 @@ def test_import_and_count_need_no_network():
         socket.create_connection = socket.getaddrinfo = blocked
 
         from quire.view.model_specs import model_spec_for
-        from quire.view.tokens import counter_for, VOCABULARIES
+        from quire.wire.tokens import counter_for, VOCABULARIES
 
         for name in VOCABULARIES:
             assert counter_for("any", tokenizer=name).count("Hello world") > 0

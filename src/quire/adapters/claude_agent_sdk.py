@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine import Engine, open_engine
 from quire.engine.import_reader import make_conversation_id
 from quire.engine.import_writer import import_files
@@ -24,7 +25,6 @@ from quire.importers.base import SourceConversation
 from quire.importers.claude_code import ClaudeCodeSource
 from quire.log import MAIN_BRANCH
 from quire.log.transcripts import TranscriptKey, TranscriptLine
-from quire.log.worker_threads import run_in_worker
 
 IMPORT_DELAY_SECONDS = 1.0
 """Time after an append when its messages are written to the log, together with those of later appends."""
@@ -67,26 +67,26 @@ class QuireSessionStore:
         lines = [TranscriptLine(_get_uuid(entry), json.dumps(entry)) for entry in entries]
         fold = None if transcript.subpath else _make_fold(key)
         if (
-            await self._store.append_transcript(transcript, lines, fold_summary=fold)
+            await self._store.transcripts.append(transcript, lines, fold_summary=fold)
             and transcript not in self._pending
         ):
             self._pending[transcript] = asyncio.ensure_future(self._import_later(transcript))
 
     async def load(self, key: SessionKey) -> list[SessionEntry] | None:
         """The entries in their order, equal to what was appended; None for an unknown key."""
-        lines = await self._store.load_transcript(_to_key(key))
+        lines = await self._store.transcripts.load(_to_key(key))
         return None if lines is None else [json.loads(line) for line in lines]
 
     async def list_sessions(self, project_key: str) -> list[dict[str, Any]]:
-        found = await self._store.list_transcripts(project_key)
+        found = await self._store.transcripts.list(project_key)
         return [{"session_id": each.session, "mtime": each.modified_at // 1_000} for each in found]
 
     async def list_session_summaries(self, project_key: str) -> list[dict[str, Any]]:
-        found = await self._store.list_transcripts(project_key)
+        found = await self._store.transcripts.list(project_key)
         return [json.loads(each.summary) for each in found if each.summary is not None]
 
     async def list_subkeys(self, key: SessionKey) -> list[str]:
-        return await self._store.list_transcript_subpaths(key["project_key"], key["session_id"])
+        return await self._store.transcripts.list_subpaths(key["project_key"], key["session_id"])
 
     async def delete(self, key: SessionKey) -> None:
         """Deletes a transcript; that of a session with those of its sub-agents."""
@@ -94,7 +94,7 @@ class QuireSessionStore:
         subpaths = [] if transcript.subpath else await self.list_subkeys(key)
         deleted = [transcript, *(transcript._replace(subpath=each) for each in subpaths)]
         await self._cancel(deleted)
-        await self._store.delete_transcript(transcript)
+        await self._store.transcripts.delete(transcript)
         if self._purge_on_delete:
             for each in deleted:
                 await self._purge(make_conversation_id(ClaudeCodeSource.name, _make_source_id(each)))
@@ -115,7 +115,7 @@ class QuireSessionStore:
     async def _import(self, key: TranscriptKey, *, is_complete: bool) -> None:
         """Imports the transcript from a temporary file, as Claude Code would have written it."""
         source = ClaudeCodeSource()
-        lines = await self._store.load_transcript(key) or []
+        lines = await self._store.transcripts.load(key) or []
         with tempfile.TemporaryDirectory(prefix="quire-transcript-") as folder:
             path = await run_in_worker(_write_transcript, Path(folder), key, lines, is_complete=is_complete)
             await import_files(self._engine, source, [path])
@@ -123,7 +123,7 @@ class QuireSessionStore:
                 lambda: [each for each in source.read(path) if isinstance(each, SourceConversation)]
             )
         for conversation in found[:1]:
-            await self._store.link_transcript(key, make_conversation_id(source.name, conversation.id))
+            await self._store.transcripts.link(key, make_conversation_id(source.name, conversation.id))
 
     async def _cancel(self, keys: Sequence[TranscriptKey]) -> None:
         tasks = [self._pending.pop(key) for key in keys if key in self._pending]

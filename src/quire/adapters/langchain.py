@@ -5,9 +5,8 @@ call gets those that fit. The reply is recorded with the manifest of its request
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from threading import Thread
 from typing import Any, TypeVar, cast
 
 from langchain.agents.middleware.types import (
@@ -23,21 +22,24 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.config import get_config
 from langgraph.types import Command
 
-from quire.adapters.conversion_cache import ConversionCache, make_match_key
-from quire.adapters.framework_requests import (
-    AgentEnvelope,
-    FrameworkRequest,
-    build_request,
-    read_history,
-    store_messages,
-)
 from quire.adapters.langchain_messages import convert_message, parse_message, parse_reply, to_langchain
+from quire.concurrency.event_loop_thread import enter_on_thread, run_on_loop
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.engine import Conversation, Engine, open_engine
 from quire.errors import InvalidRequest
 from quire.model import ToolCallPart, ToolDefinition
-from quire.view.wire_formats.fields import dump_json, get_object
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.model.json_values import dump_json, get_object
+from quire.proxy.engine_variants import Envelope
+from quire.proxy.framework_requests import (
+    ConversionCache,
+    FrameworkRequest,
+    adapt_engine,
+    build_request,
+    make_match_key,
+    read_history,
+    store_messages,
+)
+from quire.wire.chat.render import OpenAIChatFormat
 
 T = TypeVar("T")
 
@@ -48,20 +50,8 @@ _HISTORY_TOOL_NAMES = frozenset(tool.tool_name for tool in HISTORY_TOOLS)
 def open_middleware(url: str, *, conversation: str | None = None, **options: Any) -> Generator["QuireMiddleware"]:
     """Opens the log at `url` as a middleware for synchronous and asynchronous agents; `options` are those of
     `quire.open`. Its event loop runs in a thread."""
-    loop = asyncio.new_event_loop()
-    thread = Thread(target=loop.run_forever, name="quire-langchain", daemon=True)
-    thread.start()
-    opened = open_engine(url, **options)
-    try:
-        engine = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result()
-        try:
-            yield QuireMiddleware(engine, conversation=conversation, loop=loop)
-        finally:
-            asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with enter_on_thread(open_engine(url, **options)) as (thread, engine):
+        yield QuireMiddleware(engine, conversation=conversation, loop=thread.loop)
 
 
 class QuireMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
@@ -116,15 +106,22 @@ class QuireMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
     async def _fit(self, request: ModelRequest[Any], conversation: str) -> tuple[FrameworkRequest, ModelRequest[Any]]:
         """Stores the new messages, and builds the request with those that fit; returns it in both forms."""
         history = self._conversions.convert(conversation, request.messages)
-        branch = await store_messages(self._engine, conversation, history)
-        envelope = _read_envelope(request, dropped=history.dropped)
-        fitted = await build_request(self._engine, conversation, branch, envelope, offers_history_tools=True)
+        match = await store_messages(self._engine, conversation, history)
+        engine = adapt_engine(self._engine, offers_history_tools=True)
+        envelope = _read_envelope(request, engine, dropped=history.dropped)
+        fitted = await build_request(engine, match, envelope)
         pairs = zip(history.match_keys, request.messages, strict=True)
-        messages = _list_messages(fitted, {key: message for (key,), message in pairs if key is not None})
+        # The messages that fit; those of the state are the same objects.
+        originals = {key: message for (key,), message in pairs if key is not None}
+        messages: list[BaseMessage] = []
+        converted = to_langchain(fitted.messages, load_blob=fitted.request.load_blob)
+        for message, group in zip(fitted.messages, converted, strict=True):
+            original = originals.get(make_match_key(message))
+            messages += [original] if original is not None else group
         own = {tool.name for tool in envelope.tools}
         added = [OpenAIChatFormat().render_tool(tool) for tool in fitted.tools if tool.name not in own]
         system = request.system_message
-        if (fitted.instructions or "") != envelope.instructions:
+        if fitted.instructions != envelope.system:
             system = SystemMessage(fitted.instructions or "")
         return fitted, request.override(
             messages=cast("Any", messages), tools=[*request.tools, *added], system_message=system
@@ -147,7 +144,7 @@ class QuireMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         if _get_running_loop() is self._loop:
             coroutine.close()
             raise InvalidRequest("A synchronous run would block the engine's own event loop; use `ainvoke`.")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return run_on_loop(self._loop, coroutine)
 
     async def _run_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if asyncio.get_running_loop() is self._loop:
@@ -167,7 +164,7 @@ def _reads_history(request: ToolCallRequest) -> bool:
     return request.tool is None and request.tool_call["name"] in _HISTORY_TOOL_NAMES
 
 
-def _read_envelope(request: ModelRequest[Any], *, dropped: Sequence[str]) -> AgentEnvelope:
+def _read_envelope(request: ModelRequest[Any], engine: Engine, *, dropped: Sequence[str]) -> Envelope:
     """The system message, the tools and the response format, which LangChain sends with the messages."""
     tools: list[ToolDefinition] = []
     others: list[dict[str, Any]] = []
@@ -181,8 +178,10 @@ def _read_envelope(request: ModelRequest[Any], *, dropped: Sequence[str]) -> Age
             description = function.get("description") or ""
             tools.append(ToolDefinition(name=function["name"], description=description, parameters=parameters))
     schema = _list_schemas(request.response_format)
-    return AgentEnvelope(
-        instructions=request.system_prompt or "",
+    return Envelope(
+        base_agent=engine.agent,
+        message_counter=engine.message_counter,
+        system=request.system_prompt or None,
         tools=tuple(tools),
         other_texts=(*map(dump_json, others), *map(dump_json, schema)),
         dropped=(
@@ -201,16 +200,6 @@ def _list_schemas(response_format: Any) -> list[dict[str, Any]]:
         response_format = ToolStrategy(cast("Any", response_format).schema)
     specs = getattr(response_format, "schema_specs", None) or [getattr(response_format, "schema_spec", None)]
     return [spec.json_schema for spec in specs if spec is not None]
-
-
-def _list_messages(fitted: FrameworkRequest, originals: Mapping[bytes, BaseMessage]) -> list[BaseMessage]:
-    """The messages that fit; those of the state are the same objects."""
-    messages: list[BaseMessage] = []
-    converted = to_langchain(fitted.messages, load_blob=fitted.request.load_blob)
-    for message, group in zip(fitted.messages, converted, strict=True):
-        original = originals.get(make_match_key(message))
-        messages += [original] if original is not None else group
-    return messages
 
 
 async def _record(fitted: FrameworkRequest, response: ModelResponse[Any]) -> None:

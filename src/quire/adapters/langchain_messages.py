@@ -5,13 +5,13 @@ from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from quire.adapters.conversion_cache import ConvertedMessage
 from quire.errors import InvalidRequest
 from quire.model import FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart, Usage
+from quire.model.json_values import dump_json, get_object, parse_object
 from quire.model.messages import ToolResultContent
-from quire.view.wire_formats import BlobLoader, Reply
-from quire.view.wire_formats.fields import dump_json, get_object, parse_object
-from quire.view.wire_formats.media import build_data_url, describe_media, resolve_url, split_data_url
+from quire.proxy.framework_requests import ConvertedMessage
+from quire.wire import BlobLoader, Reply
+from quire.wire.media import build_data_url, describe_media, resolve_url, split_data_url
 
 _CALL_TYPES = ("tool_call", "tool_call_chunk", "invalid_tool_call")
 _ROLES = {"human": "user", "ai": "assistant", "system": "system"}
@@ -52,12 +52,17 @@ def to_langchain(messages: Sequence[Message], *, load_blob: BlobLoader | None) -
     for message in messages:
         match message.role:
             case "user":
-                content = _render_content(_list_content(message.parts), load_blob)
+                content = _render_content(
+                    [part for part in message.parts if isinstance(part, TextPart | ImagePart | FilePart)], load_blob
+                )
                 yield [HumanMessage(cast("Any", content), name=message.name)]
             case "system":
                 yield [SystemMessage(message.text)]
             case "assistant":
-                calls: list[Any] = [_render_call(call) for call in message.tool_calls]
+                calls: list[Any] = [
+                    {"name": call.name, "args": parse_object(call.arguments) or {}, "id": call.id, "type": "tool_call"}
+                    for call in message.tool_calls
+                ]
                 yield [AIMessage(message.text, tool_calls=calls)]
             case "tool":
                 yield [
@@ -119,10 +124,6 @@ def _parse_usage(source: AIMessage) -> Usage | None:
     )
 
 
-def _list_content(parts: Iterable[Part]) -> list[ToolResultContent]:
-    return [part for part in parts if isinstance(part, TextPart | ImagePart | FilePart)]
-
-
 def _render_content(parts: Iterable[ToolResultContent], load_blob: BlobLoader | None) -> str | list[dict[str, Any]]:
     blocks = [_render_block(part, load_blob) for part in parts]
     if all(block["type"] == "text" for block in blocks):
@@ -138,7 +139,3 @@ def _render_block(part: ToolResultContent, load_blob: BlobLoader | None) -> dict
         return {"type": "text", "text": describe_media(part)}
     data = split_data_url(url)
     return {"type": part.type, **({"base64": data[1], "mime_type": data[0]} if data is not None else {"url": url})}
-
-
-def _render_call(call: ToolCallPart) -> dict[str, Any]:
-    return {"name": call.name, "args": parse_object(call.arguments) or {}, "id": call.id, "type": "tool_call"}

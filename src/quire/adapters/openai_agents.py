@@ -28,14 +28,14 @@ from agents.models.fake_id import FAKE_RESPONSES_ID
 from agents.models.openai_responses import Converter
 from agents.run_config import CallModelData, ModelInputData
 
-from quire.adapters.framework_requests import AgentEnvelope, FrameworkRequest, build_request, find_latest_branch
 from quire.adapters.openai_agents_items import list_items, make_item_key, parse_items
 from quire.engine import Conversation, Engine, open_engine
 from quire.model import ToolDefinition, Usage
-from quire.view.wire_formats import Reply
-from quire.view.wire_formats.fields import dump_json
-
-PROVIDER = "openai_responses"
+from quire.model.json_values import dump_json
+from quire.proxy.engine_variants import Envelope
+from quire.proxy.framework_requests import FrameworkRequest, adapt_engine, build_request, find_latest_branch
+from quire.proxy.recognition import HistoryMatch
+from quire.wire import Reply
 
 
 @asynccontextmanager
@@ -115,10 +115,13 @@ class QuireSession:
         branch = await self._open_branch()
         items = [cast("dict[str, Any]", item) for item in data.model_data.input]
         await self._store_new(branch, items)
-        envelope = await _read_envelope(data, items)
-        fitted = await build_request(self._engine, self.session_id, branch.branch, envelope, provider=PROVIDER)
+        engine = adapt_engine(self._engine, wire_format="responses")
+        envelope = await _read_envelope(data, items, engine)
+        # The session's items are read from the log, so that no path of a list is needed to find them again.
+        position = HistoryMatch(conversation=self.session_id, branch=branch.branch, client_path=None)
+        fitted = await build_request(engine, position, envelope)
         self._request, self._usage = fitted, None
-        payload = fitted.request.to_openai_responses()
+        payload = fitted.request.to_responses()
         sent = [_to_model_item(item) for item in payload["input"]]
         return ModelInputData(input=_to_input(sent), instructions=payload.get("instructions"))
 
@@ -166,7 +169,7 @@ class _UsageHooks(RunHooks[Any]):
         )
 
 
-async def _read_envelope(data: CallModelData[Any], items: Sequence[dict[str, Any]]) -> AgentEnvelope:
+async def _read_envelope(data: CallModelData[Any], items: Sequence[dict[str, Any]], engine: Engine) -> Envelope:
     """The instructions, tools, handoffs and output schema that the SDK sends with the messages."""
     context: RunContextWrapper[Any] = RunContextWrapper(data.context)
     handoffs = await _list_handoffs(data.agent, context)
@@ -176,8 +179,10 @@ async def _read_envelope(data: CallModelData[Any], items: Sequence[dict[str, Any
     schema = Converter.get_response_format(_get_output_schema(data.agent))
     texts = [*others, *([schema] if isinstance(schema, dict) else [])]
     has_bare_reasoning = any(item.get("type") == "reasoning" and not _has_content(item) for item in items)
-    return AgentEnvelope(
-        instructions=data.model_data.instructions or "",
+    return Envelope(
+        base_agent=engine.agent,
+        message_counter=engine.message_counter,
+        system=data.model_data.instructions or None,
         tools=tuple(
             ToolDefinition(
                 name=tool["name"], description=tool.get("description") or "", parameters=tool["parameters"] or {}

@@ -5,9 +5,9 @@ from itertools import groupby
 from typing import Any
 
 from quire.model import Message
-from quire.view.wire_formats.fields import dump_json, filter_objects, get_object, to_plain_json
-from quire.view.wire_formats.openai_responses import OpenAIResponsesFormat
-from quire.view.wire_formats.openai_responses_parse import is_assistant_item
+from quire.model.json_values import dump_json, filter_objects, get_object, to_plain_json
+from quire.wire.responses.parse import is_assistant_item
+from quire.wire.responses.render import OpenAIResponsesFormat
 
 FIELDS_KEY = "openai_agents"
 """Key of `provider_fields` with the changes that turn rendered items into the original ones."""

@@ -16,21 +16,23 @@ from pydantic_ai.tools import ToolDefinition as PydanticAITool
 from pydantic_ai.toolsets import AgentToolset, FunctionToolset
 from pydantic_core import to_json
 
-from quire.adapters.conversion_cache import ConversionCache
-from quire.adapters.framework_requests import (
-    AgentEnvelope,
-    FrameworkRequest,
-    build_request,
-    find_latest_branch,
-    read_history,
-    store_messages,
-)
 from quire.adapters.pydantic_ai_history import HistoryItem, build_history, convert_model_message, list_items
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.engine import Engine, open_engine
 from quire.llm.pydantic_ai_messages import to_reply
 from quire.model import ToolCallPart, ToolDefinition
-from quire.view.wire_formats.fields import dump_json
+from quire.model.json_values import dump_json
+from quire.proxy.engine_variants import Envelope
+from quire.proxy.framework_requests import (
+    ConversionCache,
+    FrameworkRequest,
+    adapt_engine,
+    build_request,
+    find_latest_branch,
+    read_history,
+    store_messages,
+)
+from quire.proxy.recognition import HistoryMatch
 
 _HISTORY_TOOL_NAMES = frozenset(tool.tool_name for tool in HISTORY_TOOLS)
 
@@ -50,7 +52,7 @@ class QuireCapability(AbstractCapability[Any]):
     """
 
     engine: Engine
-    _branch: int = field(default=0, init=False, repr=False)
+    _match: HistoryMatch | None = field(default=None, init=False, repr=False)
     _dropped: tuple[str, ...] = field(default=(), init=False, repr=False)
     _originals: dict[bytes, HistoryItem] = field(default_factory=dict[bytes, HistoryItem], init=False, repr=False)
     _fitted: FrameworkRequest | None = field(default=None, init=False, repr=False)
@@ -86,18 +88,20 @@ class QuireCapability(AbstractCapability[Any]):
         pairs = zip(keys, list_items(ctx.messages), strict=True)
         self._originals = {key: item for key, item in pairs if key is not None}
         self._dropped = history.dropped
-        self._branch = await store_messages(self.engine, conversation, history)
+        self._match = await store_messages(self.engine, conversation, history)
         return request_context
 
     async def prepare_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """Replaces the messages with those that fit, together with the instructions and tools."""
-        parameters = request_context.model_request_parameters
-        envelope = _read_envelope(parameters, dropped=self._dropped)
-        fitted = await build_request(self.engine, _get_conversation(ctx), self._branch, envelope)
+        if self._match is None:
+            return request_context
+        parameters, engine = request_context.model_request_parameters, adapt_engine(self.engine)
+        envelope = _read_envelope(parameters, engine, dropped=self._dropped)
+        fitted = await build_request(engine, self._match, envelope)
         self._fitted = fitted
-        if (fitted.instructions or "") != envelope.instructions:
+        if fitted.instructions != envelope.system:
             parts = [InstructionPart(content=fitted.instructions or "")]
             parameters = replace(parameters, instruction_parts=parts)
         messages = build_history(fitted.messages, self._originals, load_blob=fitted.request.load_blob)
@@ -140,12 +144,14 @@ def _get_conversation(ctx: RunContext[Any]) -> str:
     return ctx.conversation_id or ctx.run_id or ""
 
 
-def _read_envelope(parameters: ModelRequestParameters, *, dropped: tuple[str, ...]) -> AgentEnvelope:
+def _read_envelope(parameters: ModelRequestParameters, engine: Engine, *, dropped: tuple[str, ...]) -> Envelope:
     """The instructions, tools and output schema, which Pydantic AI sends with the messages."""
     tools = [tool for tool in (*parameters.function_tools, *parameters.output_tools) if not tool.defer_loading]
     output = parameters.output_object
-    return AgentEnvelope(
-        instructions="\n\n".join(part.content for part in parameters.instruction_parts or ()),
+    return Envelope(
+        base_agent=engine.agent,
+        message_counter=engine.message_counter,
+        system="\n\n".join(part.content for part in parameters.instruction_parts or ()) or None,
         tools=tuple(
             ToolDefinition(name=tool.name, description=tool.description or "", parameters=tool.parameters_json_schema)
             for tool in tools

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic_ai import messages as pai
 
-from quire.adapters.conversion_cache import ConvertedMessage, make_match_key
 from quire.llm.pydantic_ai_messages import to_pydantic_ai, to_reply
 from quire.model import FilePart, ImagePart, Message, TextPart, ToolResultPart
 from quire.model.messages import ToolResultContent
-from quire.view.wire_formats import BlobLoader
-from quire.view.wire_formats.media import build_data_url
+from quire.proxy.framework_requests import ConvertedMessage, make_match_key
+from quire.wire import BlobLoader
+from quire.wire.media import build_data_url
 
 HistoryItem = pai.ModelRequestPart | pai.ModelResponse
 """What one of Quire's messages is in Pydantic AI: a part of a request, or a response."""

@@ -7,7 +7,7 @@ needs approval is denied.
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from quire.agent.function_calls import call_function
+from quire.agent.function_tools import call_function
 from quire.model import ToolCallPart
 
 

@@ -9,7 +9,7 @@ from quire.settings import Settings
 
 
 class MCPLimits(FrozenModel):
-    start_seconds: float = Field(default=30.0, gt=0, description="Seconds a server may take to start.")
+    start_seconds: float = Field(default=60.0, gt=0, description="Seconds a server may take to start.")
     list_seconds: float = Field(default=30.0, gt=0, description="Seconds a server may take to list its tools.")
     call_seconds: float = Field(default=120.0, gt=0, description="Seconds one tool call may take.")
     close_seconds: float = Field(
@@ -58,8 +58,6 @@ class TurnLimits(FrozenModel):
 def build_mcp_limits(settings: Settings) -> MCPLimits:
     """Takes limits from the settings that name them; the others have their defaults."""
     return MCPLimits(
-        start_seconds=settings.mcp_server_timeout,
-        list_seconds=settings.mcp_server_timeout,
         call_seconds=settings.tool_timeout,
     )
 

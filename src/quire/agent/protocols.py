@@ -1,7 +1,10 @@
-"""Protocols of the turn loop: its host (`Conversation` is one), the requests it sends, and its tool runners."""
+"""Protocols of the turn loop: its host, the requests it sends, and its tool runners.
+
+The engine's `Conversation` is the host. It is described here because the engine is above this layer.
+"""
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from quire.compaction.execution import CompactionTrigger
 from quire.errors import ModelContextOverflow
@@ -9,7 +12,7 @@ from quire.llm import Reply
 from quire.model import Entry, Message, ToolCallPart
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import Assembly
-from quire.view.wire_formats import BlobLoader
+from quire.wire import BlobLoader
 
 
 class TurnRequest(Protocol):
@@ -32,18 +35,11 @@ class TurnRequest(Protocol):
 RequestT = TypeVar("RequestT", bound=TurnRequest)
 
 
-class BuiltinToolOutcome(Protocol):
-    """Result of a built-in tool."""
+class ToolOutcome(NamedTuple):
+    """Result of a built-in tool: the message to append, and the documents that the tool read or found."""
 
-    @property
-    def message(self) -> Message:
-        """A tool message with exactly one result."""
-        ...
-
-    @property
-    def references(self) -> tuple[DocumentReference, ...]:
-        """The documents that the tool read or found."""
-        ...
+    message: Message
+    references: tuple[DocumentReference, ...] = ()
 
 
 class TurnHost(Protocol[RequestT]):
@@ -96,7 +92,7 @@ class TurnHost(Protocol[RequestT]):
         """Corrects window and calibration by the overflow error of `request`; False if the error is not credible."""
         ...
 
-    async def run_tool(self, call: ToolCallPart, *, request: RequestT) -> BuiltinToolOutcome:
+    async def run_tool(self, call: ToolCallPart, *, request: RequestT) -> ToolOutcome:
         """Runs a built-in tool that the reply to `request` called; for an unknown name the result is an error that
         says so."""
         ...

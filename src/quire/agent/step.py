@@ -1,4 +1,4 @@
-"""One step of a turn: a model call with its retries, and the record of its reply.
+"""One step of a turn: a model call with its retries, the accumulator of its streamed reply, and the record of it.
 
 Rate-limited calls are retried with exponential backoff, and a context overflow is compacted once and retried.
 """
@@ -6,20 +6,121 @@ Rate-limited calls are retried with exponential backoff, and a context overflow 
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Generic
+from dataclasses import dataclass, field
+from typing import Generic, assert_never
 
-from quire.agent.cancellation import run_shielded
-from quire.agent.event_queue import TurnEventQueue
 from quire.agent.limits import TurnLimits
 from quire.agent.protocols import RequestT, TurnHost
-from quire.agent.reply_accumulator import ReplyAccumulator
 from quire.agent.tool_calls import ToolCallBatch, ToolCallContext
+from quire.concurrency.cancellation import run_shielded
 from quire.errors import ModelContextOverflow, ModelError, ModelRateLimited, ModelTimeout, ModelUnavailable
-from quire.llm import Model, Prompt, Reply, TextDelta, ThinkingDelta
-from quire.model import DocumentReference, Entry, Message, Usage
-from quire.model.events import ReplyRecorded, RequestPrepared, RetryScheduled, TextChunk, ThinkingChunk
-from quire.view.assembly import Assembly
-from quire.view.replies import estimate_usage
+from quire.llm import Model, ModelChunk, Prompt, Reply, TextDelta, ThinkingDelta, ToolCallDelta
+from quire.model import DocumentReference, Entry, Message, Part, TextPart, ThinkingPart, ToolCallPart, Usage
+from quire.model.base import replace_lone_surrogates
+from quire.model.events import ReplyRecorded, RequestPrepared, RetryScheduled, TextChunk, ThinkingChunk, TurnEvent
+from quire.wire.replies import TextPieces, drop_incomplete_calls, estimate_usage
+
+
+class TurnEventQueue:
+    """Queue of events from a turn to its one consumer, with backpressure."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[TurnEvent | None] = asyncio.Queue()
+
+    async def emit(self, event: TurnEvent) -> None:
+        """Queues an event and waits until the consumer has handled it, so that a UI shows what led to an approval
+        prompt before the prompt."""
+        self.emit_nowait(event)
+        await self._queue.join()
+
+    def emit_nowait(self, event: TurnEvent) -> None:
+        """Queues an event without waiting: for events of an interrupted turn, whose consumer may be gone."""
+        self._queue.put_nowait(event)
+
+    def close(self) -> None:
+        """Marks the end of the events."""
+        self._queue.put_nowait(None)
+
+    async def get(self) -> TurnEvent | None:
+        """Waits for the next event; None at the end."""
+        return await self._queue.get()
+
+    def ack(self) -> None:
+        """Marks the last event as handled."""
+        self._queue.task_done()
+
+
+@dataclass(slots=True)
+class _TextAccumulator:
+    part_class: type[TextPart | ThinkingPart]
+    text: TextPieces = field(default_factory=TextPieces)
+
+    def to_part(self) -> Part:
+        return self.part_class(text=self.text.join())
+
+
+@dataclass(slots=True)
+class _ToolCallAccumulator:
+    id: str = ""
+    name: str = ""
+    arguments: TextPieces = field(default_factory=TextPieces)
+
+    def add(self, delta: ToolCallDelta) -> None:
+        self.id = delta.id or self.id
+        self.name += delta.name or ""
+        self.arguments.add(delta.arguments)
+
+    def to_part(self) -> Part:
+        return ToolCallPart(
+            id=replace_lone_surrogates(self.id),
+            name=replace_lone_surrogates(self.name),
+            arguments=self.arguments.join(),
+        )
+
+
+class ReplyAccumulator:
+    """Accumulates the chunks of one stream, and can build the incomplete message of an interrupted one.
+
+    `reply` is set once the stream has delivered the complete reply.
+    """
+
+    def __init__(self) -> None:
+        self.reply: Reply | None = None
+        self._parts: list[_TextAccumulator | _ToolCallAccumulator] = []
+        self._calls: dict[int, _ToolCallAccumulator] = {}
+
+    def add(self, chunk: ModelChunk) -> None:
+        match chunk:
+            case TextDelta(text=text):
+                self._add_text(TextPart, text)
+            case ThinkingDelta(text=text):
+                self._add_text(ThinkingPart, text)
+            case ToolCallDelta():
+                if chunk.index not in self._calls:
+                    self._calls[chunk.index] = _ToolCallAccumulator()
+                    self._parts.append(self._calls[chunk.index])
+                self._calls[chunk.index].add(chunk)
+            case Reply():
+                self.reply = chunk
+            case _:
+                assert_never(chunk)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.reply is None and not self._parts
+
+    def build_incomplete_message(self) -> Message | None:
+        """Returns what has arrived, without incomplete tool calls; None if that is nothing."""
+        parts = tuple(each.to_part() for each in self._parts)
+        message = drop_incomplete_calls(Message(role="assistant", parts=parts))
+        return message if message.parts else None
+
+    def _add_text(self, part_class: type[TextPart | ThinkingPart], text: str) -> None:
+        last = self._parts[-1] if self._parts else None
+        if not isinstance(last, _TextAccumulator) or last.part_class is not part_class:
+            last = _TextAccumulator(part_class)
+            self._parts.append(last)
+        last.text.add(text)
 
 
 class StepRunner(Generic[RequestT]):
@@ -46,11 +147,39 @@ class StepRunner(Generic[RequestT]):
         errors: list[ModelError] = []
         compactions: tuple[Entry, ...] = ()
         while True:
-            await self._events.emit(self._build_prepared_event(request, compactions))
+            rendered, manifest = request.assembly.rendered, request.assembly.manifest
+            prepared = RequestPrepared(
+                step=len(self.usages) + 1,
+                tokens=manifest.total_tokens,
+                window=manifest.policy.window,
+                trigger_tokens=manifest.trigger_tokens,
+                exact=manifest.exact,
+                compactions=(*compactions, *request.compactions),
+            )
+            await self._events.emit(prepared)
+            prompt = Prompt(
+                system=rendered.system,
+                messages=tuple(item.message for item in rendered.messages),
+                tools=rendered.tools,
+                max_tokens=self._limits.max_reply_tokens,
+                timeout=self._limits.model_idle_seconds,
+                load_blob=request.load_blob,
+            )
             accumulator = ReplyAccumulator()
             request = await run_shielded(self._host.reserve_spend(request))
             try:
-                reply = await self._stream_reply(request, accumulator)
+                async with aclosing(self._model.stream(prompt)) as chunks:
+                    async for chunk in chunks:
+                        accumulator.add(chunk)
+                        if isinstance(chunk, TextDelta):
+                            await self._events.emit(TextChunk(chunk.text))
+                        elif isinstance(chunk, ThinkingDelta):
+                            await self._events.emit(ThinkingChunk(chunk.text))
+                reply = accumulator.reply
+                if reply is None:
+                    raise ModelUnavailable(
+                        f"The stream of {self._model.name} ended before its reply was complete; retry."
+                    )
             except BaseException as error:
                 if (
                     not isinstance(error, ModelError)
@@ -68,44 +197,14 @@ class StepRunner(Generic[RequestT]):
                 return await run_shielded(self._record_reply(reply, request, references)), request
             request, compactions = await self._recover(errors, request)
 
-    async def _stream_reply(self, request: RequestT, accumulator: ReplyAccumulator) -> Reply:
-        async with aclosing(self._model.stream(self._build_prompt(request))) as chunks:
-            async for chunk in chunks:
-                accumulator.add(chunk)
-                if isinstance(chunk, TextDelta):
-                    await self._events.emit(TextChunk(chunk.text))
-                elif isinstance(chunk, ThinkingDelta):
-                    await self._events.emit(ThinkingChunk(chunk.text))
-        if accumulator.reply is None:
-            raise ModelUnavailable(f"The stream of {self._model.name} ended before its reply was complete; retry.")
-        return accumulator.reply
-
-    def _build_prompt(self, request: RequestT) -> Prompt:
-        rendered = request.assembly.rendered
-        return Prompt(
-            system=rendered.system,
-            messages=tuple(item.message for item in rendered.messages),
-            tools=rendered.tools,
-            max_tokens=self._limits.max_reply_tokens,
-            timeout=self._limits.model_idle_seconds,
-            load_blob=request.load_blob,
-        )
-
-    def _build_prepared_event(self, request: RequestT, compactions: Sequence[Entry]) -> RequestPrepared:
-        manifest = request.assembly.manifest
-        return RequestPrepared(
-            step=len(self.usages) + 1,
-            tokens=manifest.total_tokens,
-            window=manifest.policy.window,
-            trigger_tokens=manifest.trigger_tokens,
-            exact=manifest.exact,
-            compactions=(*compactions, *request.compactions),
-        )
-
     async def _record_reply(
         self, reply: Reply, request: RequestT, references: Sequence[DocumentReference], *, incomplete: bool = False
     ) -> Reply:
-        usage = reply.usage or self._estimate_usage(request.assembly, reply.message)
+        usage = reply.usage or estimate_usage(
+            request.assembly.manifest,
+            model=self._model.name,
+            output_tokens=request.assembly.message_counter.count(reply.message),
+        )
         reply = reply._replace(usage=usage)
         entry = await self._host.record(reply, request=request, references=references, incomplete=incomplete)
         self.usages.append(usage)
@@ -113,11 +212,6 @@ class StepRunner(Generic[RequestT]):
             ReplyRecorded(entry=entry, usage=usage, finish_reason=reply.finish_reason, incomplete=incomplete)
         )
         return reply
-
-    def _estimate_usage(self, assembly: Assembly, message: Message) -> Usage:
-        return estimate_usage(
-            message, model=self._model.name, manifest=assembly.manifest, counter=assembly.message_counter
-        )
 
     async def _record_partial_reply(
         self,

@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from typing import Generic, assert_never
 
 from quire.agent.approvals import Allow, AllowAlways, Approvals, Deny
-from quire.agent.cancellation import ToolTimeout, run_shielded, run_with_timeout
 from quire.agent.protocols import RequestT, ToolRunner, TurnHost
-from quire.agent.tool_results import make_tool_error
+from quire.agent.tool_results import describe_exception, make_tool_error
+from quire.concurrency.cancellation import ToolTimeout, run_shielded, run_with_timeout
 from quire.context.builtin_tool_schemas import Remember
 from quire.model import Entry, Message, ToolCallPart, ToolResultPart
 from quire.model.entry_metadata import DocumentReference
 from quire.model.events import ApprovalRequested, ToolCalled, ToolCompleted, TurnEvent
 
-_MAX_ERROR_CHARS = 2_000
-"""Maximum characters of an exception's description in an error result."""
 _MAX_LISTED_TOOLS = 20
 """Maximum tool names listed in the error for an unknown tool."""
 
@@ -57,7 +55,26 @@ class ToolCallBatch:
             for call in self._calls:
                 self._announced_count += 1
                 await self._context.emit(ToolCalled(call=call))
-            for index, runner in await self._start_without_approval():
+            awaiting_approval: list[tuple[int, ToolRunner]] = []
+            for index, call in enumerate(self._calls):
+                # Only an offered tool is run. Another one is disabled or not of this session.
+                runners = self._context.runners if call.name in self._tool_names else ()
+                runner = next((each for each in runners if each.handles(call)), None)
+                if runner is None:
+                    listed = self._tool_names[:_MAX_LISTED_TOOLS]
+                    names = ", ".join([*listed, "…"] if len(self._tool_names) > len(listed) else listed)
+                    available = f"available tools: {names}" if names else "no tools are available"
+                    await self._complete(index, _make_error(call, f"There is no tool {call.name!r}; {available}."))
+                    continue
+                try:
+                    needs_approval = runner.needs_approval(call)
+                except Exception:  # noqa: BLE001  if the rule fails, a person decides
+                    needs_approval = True
+                if needs_approval:
+                    awaiting_approval.append((index, runner))
+                else:
+                    self._start(index, runner)
+            for index, runner in awaiting_approval:
                 await self._start_after_approval(index, runner)
             while self._running:
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
@@ -74,36 +91,20 @@ class ToolCallBatch:
         if self._running:
             await asyncio.wait(self._running)
         for task, index in self._running.items():
+            call = self._calls[index]
+            unknown = f"{call.name} was cancelled before it gave a result; its effects until then are unknown."
             done = not task.cancelled() and task.exception() is None
-            self._results[index] = task.result() if done else _make_cancelled_error(self._calls[index])
+            self._results[index] = task.result() if done else _make_error(call, unknown)
         self._running.clear()
         for call in self._calls[self._announced_count :]:
             self._context.emit_nowait(ToolCalled(call=call))
         self._announced_count = len(self._calls)
         for index, call in enumerate(self._calls):
-            result = self._results[index] = self._results[index] or _make_not_run_error(call)
+            not_run = f"{call.name} was not run: the turn was stopped first."
+            result = self._results[index] = self._results[index] or _make_error(call, not_run)
             if index not in self._completed:
                 self._context.emit_nowait(ToolCompleted(call=call, result=result))
         await self._append_ready_results()
-
-    async def _start_without_approval(self) -> list[tuple[int, ToolRunner]]:
-        """Starts the calls that need no approval and returns those that do."""
-        awaiting_approval: list[tuple[int, ToolRunner]] = []
-        for index, call in enumerate(self._calls):
-            runner = self._find_runner(call)
-            if runner is None:
-                await self._complete(index, _make_unknown_tool_error(call, self._tool_names))
-            elif _needs_approval(runner, call):
-                awaiting_approval.append((index, runner))
-            else:
-                self._start(index, runner)
-        return awaiting_approval
-
-    def _find_runner(self, call: ToolCallPart) -> ToolRunner | None:
-        """Finds a runner for an offered tool. Other tools are disabled or not of this session, so they are not run."""
-        if call.name not in self._tool_names:
-            return None
-        return next((runner for runner in self._context.runners if runner.handles(call)), None)
 
     async def _start_after_approval(self, index: int, runner: ToolRunner) -> None:
         call, approvals = self._calls[index], self._context.approvals
@@ -114,7 +115,9 @@ class ToolCallBatch:
             case Allow() | AllowAlways():
                 self._start(index, runner)
             case Deny(reason=reason):
-                await self._complete(index, _make_denied_error(call, reason))
+                explanation = f" Reason: {reason}" if reason else ""
+                denied = f"{call.name} was not run: the user denied it.{explanation}"
+                await self._complete(index, _make_error(call, denied))
             case _:
                 assert_never(decision)
 
@@ -125,18 +128,19 @@ class ToolCallBatch:
     async def _run_call(self, call: ToolCallPart, runner: ToolRunner) -> ToolResultPart:
         seconds = self._context.timeout_seconds
         try:
-            return _extract_result(
-                call, await run_with_timeout(seconds, _invoke(runner, call), grace_seconds=self._context.grace_seconds)
-            )
+            message = await run_with_timeout(seconds, runner.run(call), grace_seconds=self._context.grace_seconds)
+            if len(message.tool_results) != 1:
+                return _make_error(call, f"{call.name} gave no valid result: exactly one is expected.")
+            return message.tool_results[0].model_copy(update={"call_id": call.id})
         except ToolTimeout:
             return _make_error(call, f"{call.name} gave no result within {seconds:g} s and was cancelled.")
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return _make_exception_error(call, error)
+            return _make_error(call, f"{call.name} failed: {describe_exception(error)}")
         except Exception as error:  # noqa: BLE001  a tool may raise anything; the turn continues
-            return _make_exception_error(call, error)
+            return _make_error(call, f"{call.name} failed: {describe_exception(error)}")
 
     async def _complete(self, index: int, result: ToolResultPart) -> None:
         self._results[index] = result
@@ -178,49 +182,6 @@ class BuiltinToolRunner(Generic[RequestT]):
         outcome = await self.host.run_tool(call, request=self.request)
         self.references.extend(outcome.references)
         return outcome.message
-
-
-async def _invoke(runner: ToolRunner, call: ToolCallPart) -> Message:
-    return await runner.run(call)
-
-
-def _needs_approval(runner: ToolRunner, call: ToolCallPart) -> bool:
-    try:
-        return runner.needs_approval(call)
-    except Exception:  # noqa: BLE001  if the rule fails, a person decides
-        return True
-
-
-def _extract_result(call: ToolCallPart, message: Message) -> ToolResultPart:
-    """Returns the one result in a runner's message, with the id of this call."""
-    if len(message.tool_results) != 1:
-        return _make_error(call, f"{call.name} gave no valid result: exactly one is expected.")
-    return message.tool_results[0].model_copy(update={"call_id": call.id})
-
-
-def _make_exception_error(call: ToolCallPart, error: BaseException) -> ToolResultPart:
-    """Describes the exception by type and message. The traceback is of no use to the model."""
-    description = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_ERROR_CHARS]
-    return _make_error(call, f"{call.name} failed: {description}")
-
-
-def _make_unknown_tool_error(call: ToolCallPart, tool_names: Sequence[str]) -> ToolResultPart:
-    names = ", ".join([*tool_names[:_MAX_LISTED_TOOLS], "…"] if len(tool_names) > _MAX_LISTED_TOOLS else tool_names)
-    available = f"available tools: {names}" if names else "no tools are available"
-    return _make_error(call, f"There is no tool {call.name!r}; {available}.")
-
-
-def _make_denied_error(call: ToolCallPart, reason: str | None) -> ToolResultPart:
-    explanation = f" Reason: {reason}" if reason else ""
-    return _make_error(call, f"{call.name} was not run: the user denied it.{explanation}")
-
-
-def _make_cancelled_error(call: ToolCallPart) -> ToolResultPart:
-    return _make_error(call, f"{call.name} was cancelled before it gave a result; its effects until then are unknown.")
-
-
-def _make_not_run_error(call: ToolCallPart) -> ToolResultPart:
-    return _make_error(call, f"{call.name} was not run: the turn was stopped first.")
 
 
 def _make_error(call: ToolCallPart, text: str) -> ToolResultPart:

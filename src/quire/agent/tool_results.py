@@ -5,12 +5,13 @@ Text in a result is valid UTF-8 and bounded; content beyond the limit is truncat
 
 from collections.abc import Iterable
 
-from quire.model.base import FrozenModel
-from quire.model.messages import FilePart, ImagePart, TextPart, ToolResultContent, ToolResultPart
-from quire.model.text import replace_lone_surrogates
+from quire.model.base import FrozenModel, replace_lone_surrogates
+from quire.model.messages import TextPart, ToolResultContent, ToolResultPart
 
 MAX_RESULT_CHARS = 20_000_000
 """Maximum characters of a result. The log stores results untruncated; this limit only bounds memory."""
+_MAX_ERROR_CHARS = 2_000
+"""Maximum characters of an exception's description."""
 
 
 class ToolResult(FrozenModel):
@@ -31,6 +32,11 @@ def make_tool_error(text: str) -> ToolResult:
     return ToolResult(content=(TextPart(text=replace_lone_surrogates(text)),), is_error=True)
 
 
+def describe_exception(error: BaseException) -> str:
+    """Describes an exception by type and message. The traceback is of no use to the model."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_ERROR_CHARS]
+
+
 def make_tool_result(
     parts: Iterable[ToolResultContent], *, is_error: bool = False, max_chars: int = MAX_RESULT_CHARS
 ) -> ToolResult:
@@ -39,27 +45,15 @@ def make_tool_result(
     content: list[ToolResultContent] = []
     room_chars = max_chars
     for part in parts:
-        content.append(_truncate_part(part, room_chars=room_chars, max_chars=max_chars))
-        if content[-1] is part:
-            room_chars -= _count_chars(part)
+        size = len(part.text) if isinstance(part, TextPart) else len(part.url or "")
+        if size <= room_chars:
+            content.append(part)
+            room_chars -= size
         elif isinstance(part, TextPart):
+            note = f"\n[truncated: this text has {size:,} characters; the limit of a result is {max_chars:,}]"
+            content.append(TextPart(text=part.text[:room_chars] + note))
             room_chars = 0
+        else:
+            note = f"[omitted: {part.type} of {size:,} characters; the limit of a result is {max_chars:,}]"
+            content.append(TextPart(text=note))
     return ToolResult(content=tuple(content), is_error=is_error)
-
-
-def _truncate_part(part: ToolResultContent, *, room_chars: int, max_chars: int) -> ToolResultContent:
-    size = _count_chars(part)
-    if size <= room_chars:
-        return part
-    if isinstance(part, TextPart):
-        note = f"\n[truncated: this text has {size:,} characters; the limit of a result is {max_chars:,}]"
-        return TextPart(text=part.text[:room_chars] + note)
-    return TextPart(text=f"[omitted: {part.type} of {size:,} characters; the limit of a result is {max_chars:,}]")
-
-
-def _count_chars(part: ToolResultContent) -> int:
-    match part:
-        case TextPart():
-            return len(part.text)
-        case ImagePart() | FilePart():
-            return len(part.url or "")

@@ -10,19 +10,18 @@ from dataclasses import replace
 from typing import Generic
 
 from quire.agent.approvals import Approvals
-from quire.agent.cancellation import run_shielded
-from quire.agent.event_queue import TurnEventQueue
 from quire.agent.limits import TurnLimits
 from quire.agent.protocols import RequestT, ToolRunner, TurnHost
-from quire.agent.step import StepRunner
+from quire.agent.step import StepRunner, TurnEventQueue
 from quire.agent.tool_calls import BuiltinToolRunner, ToolCallBatch, ToolCallContext
+from quire.concurrency.cancellation import run_shielded
 from quire.errors import QuireError
 from quire.llm import Model, Reply
-from quire.model import Entry, Message, ToolCallPart
+from quire.model import Entry, Message
 from quire.model.entry_metadata import DocumentReference, sum_usage
 from quire.model.events import QuestionRecorded, TurnEnded, TurnEndReason, TurnEvent, TurnFailed, TurnStarted
-from quire.view.assembly import Assembly
-from quire.view.wire_formats.fields import to_safe_name
+from quire.model.finish_reasons import is_truncated
+from quire.wire.fields import to_safe_name
 
 _TRUNCATED_FINISH_REASONS = ("length", "max_tokens", "max_output_tokens")
 """Finish reasons of providers for a reply that reached its token limit."""
@@ -49,7 +48,12 @@ async def run_turn(
     question = Message.user(message) if isinstance(message, str) else message
     turn = _TurnTask(host, model, runners, approvals or Approvals(), limits or TurnLimits(), events)
     worker = asyncio.get_running_loop().create_task(turn.run(question))
-    stopper = asyncio.get_running_loop().create_task(_cancel_on_stop(worker, stop)) if stop is not None else None
+
+    async def cancel_on_stop(stop: asyncio.Event) -> None:
+        await stop.wait()
+        worker.cancel()
+
+    stopper = asyncio.get_running_loop().create_task(cancel_on_stop(stop)) if stop is not None else None
     try:
         while (event := await events.get()) is not None:
             yield event
@@ -61,16 +65,7 @@ async def run_turn(
         if stopper is not None:
             stopper.cancel()
         worker.cancel()
-        await run_shielded(_wait_for_end(worker))
-
-
-async def _cancel_on_stop(worker: asyncio.Task[None], stop: asyncio.Event) -> None:
-    await stop.wait()
-    worker.cancel()
-
-
-async def _wait_for_end(worker: asyncio.Task[None]) -> None:
-    await asyncio.wait([worker])
+        await run_shielded(asyncio.wait([worker]))
 
 
 class _TurnTask(Generic[RequestT]):
@@ -142,23 +137,17 @@ class _TurnTask(Generic[RequestT]):
             reply, request = await self._steps.run_step(request, references)
             if not reply.message.tool_calls:
                 return _get_end_reason(reply)
-            references = await self._run_tools(reply.message.tool_calls, request)
+            # The built-in tools also collect the documents that they read or found, for the record of the next reply.
+            builtin = BuiltinToolRunner(self._host, request)
+            context = replace(self._tool_context, runners=(*self._tool_context.runners, builtin))
+            # Names of the offered tools, as the model sees them on the wire.
+            names = [to_safe_name(tool.name) for tool in request.assembly.rendered.tools]
+            await ToolCallBatch(reply.message.tool_calls, context, tool_names=names).run()
+            references = builtin.references
         return "max_steps"
-
-    async def _run_tools(self, calls: Sequence[ToolCallPart], request: RequestT) -> list[DocumentReference]:
-        """Runs the tool calls of the reply to `request`; returns the documents that built-in tools read or found."""
-        builtin = BuiltinToolRunner(self._host, request)
-        context = replace(self._tool_context, runners=(*self._tool_context.runners, builtin))
-        await ToolCallBatch(calls, context, tool_names=_list_tool_names(request.assembly)).run()
-        return builtin.references
-
-
-def _list_tool_names(assembly: Assembly) -> list[str]:
-    """Names of the offered tools, as the model sees them on the wire."""
-    return [to_safe_name(tool.name) for tool in assembly.rendered.tools]
 
 
 def _get_end_reason(reply: Reply) -> TurnEndReason:
-    if (reply.finish_reason or "").lower() in _TRUNCATED_FINISH_REASONS:
+    if is_truncated(reply.finish_reason):
         return "truncated"
     return "answered" if reply.message.text.strip() else "empty"

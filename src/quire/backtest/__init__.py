@@ -1,10 +1,15 @@
 """Backtests: stored conversations replayed under other strategies, context windows and models, without calling any."""
 
-from quire.backtest.conversation_sample import ConversationSelection, select_conversations
 from quire.backtest.report import BacktestReport, VariantReport
 from quire.backtest.runner import run_backtest
+from quire.backtest.selection import (
+    MAX_VARIANTS,
+    BacktestVariant,
+    ConversationSelection,
+    combine_variants,
+    select_conversations,
+)
 from quire.backtest.simulation import SimulatedStep
-from quire.backtest.variants import MAX_VARIANTS, BacktestVariant, combine_variants
 
 __all__ = [
     "MAX_VARIANTS",

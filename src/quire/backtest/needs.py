@@ -6,13 +6,15 @@ variant's request did not have in view.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
-from quire.backtest.recorded_steps import RecordedStep
+from quire.backtest.recording import RecordedStep
 from quire.compaction.citations import find_cited_entries
 from quire.context.builtin_tool_schemas import ReadHistory
+from quire.engine.request import Request
 from quire.model import Entry, Message, TextPart, ToolResultPart
+from quire.model.base import lazy_property
 
 QUOTE_WORDS = 8
 """Words in a row that a reply must share with an earlier message to count as a quote of it: fewer are often chance."""
@@ -90,8 +92,9 @@ class NeedFinder:
     def _add_source(self, entry: Entry) -> None:
         if entry.role not in ("user", "tool") or entry.purged_at is not None:
             return
-        for text in _list_read_texts(entry.message):
-            words = _split_words(text)
+        parts = [part for part in entry.message.parts if isinstance(part, TextPart | ToolResultPart)]
+        for part in parts:
+            words = _split_words(part.text)
             for start in range(len(words) - QUOTE_WORDS + 1):
                 key = _hash_words(words, start)
                 if key not in self._first_sources:
@@ -103,32 +106,12 @@ class NeedFinder:
                         self._other_sources[key] = (*others, entry.seq)
 
 
-def normalize_text(text: str) -> str:
-    """The words of a text between single spaces, as `is_quoted_in` compares them."""
-    return f" {' '.join(_WORD.findall(text.lower()))} "
-
-
-def is_quoted_in(normalized_text: str, words: Sequence[str]) -> bool:
-    return f" {' '.join(words)} " in normalized_text
-
-
 def _split_words(text: str) -> list[str]:
     return _WORD.findall(text.lower())[:MAX_INDEXED_WORDS]
 
 
 def _hash_words(words: Sequence[str], start: int) -> int:
     return hash(tuple(words[start : start + QUOTE_WORDS]))
-
-
-def _list_read_texts(message: Message) -> Iterator[str]:
-    for part in message.parts:
-        match part:
-            case TextPart(text=text):
-                yield text
-            case ToolResultPart():
-                yield part.text
-            case _:
-                pass
 
 
 def _list_written_texts(message: Message) -> Iterator[str]:
@@ -153,3 +136,38 @@ def _list_reads(message: Message) -> Iterator[tuple[int, int]]:
             except ValueError:
                 continue
             yield read.first, min(read.last or read.first, read.first + MAX_READ_MESSAGES - 1)
+
+
+class NeedsInView:
+    """Looks up needs in one request."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def contains(self, need: Need, numbers: Mapping[int, int]) -> bool:
+        """Whether the request has a needed message whole, or the quoted words anywhere.
+
+        `numbers` maps message numbers of the stored conversation to message numbers of the request's log.
+        """
+        if any(numbers.get(seq) in self._whole_messages for seq in need.messages):
+            return True
+        return bool(need.words) and f" {' '.join(need.words)} " in self._partial_text
+
+    @lazy_property
+    def _whole_messages(self) -> set[int]:
+        return {
+            seq
+            for row in self._request.manifest.included
+            if row.kind == "message" and row.span is not None and row.reason not in ("cleared", "excerpted")
+            if row.excerpt_chars is None and row.excerpt_spans is None and row.turn_excerpt_chars is None
+            for seq in range(row.span.first, row.span.last + 1)
+        }
+
+    @lazy_property
+    def _partial_text(self) -> str:
+        """The words of everything else, between single spaces: the summary, excerpts, recalled passages, references."""
+        whole, texts = self._whole_messages, list[str]()
+        for each in self._request.assembly.rendered.messages:
+            if each.seq is None or each.seq not in whole:
+                texts += [each.message.text, *(result.text for result in each.message.tool_results)]
+        return f" {' '.join(_WORD.findall(' | '.join(texts).lower()))} "

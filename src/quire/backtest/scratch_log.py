@@ -9,9 +9,10 @@ from quire.engine.message_index import MAX_INLINE_ENTRIES, index_messages
 from quire.engine.recorder import Recorder
 from quire.engine.request import PendingMessage, Request
 from quire.errors import BlobNotFound
-from quire.log import MAIN_BRANCH, LogStore, ReplyRecord
+from quire.log import MAIN_BRANCH, ReplyRecord
 from quire.model import Draft, Entry, Manifest, Message, Span
 from quire.model.entry_bodies import Body, Pin, Priority, Unpin
+from quire.store import SqlStore
 from quire.view.decisions import set_pending_span
 from quire.view.strategies import get_strategy
 
@@ -22,7 +23,7 @@ INDEX_INTERVAL_ENTRIES = MAX_INLINE_ENTRIES // 2
 class ScratchLog:
     """Appends recorded entries with their original times; their numbers differ where compactions differ."""
 
-    def __init__(self, engine: Engine, conversation: str, source: LogStore) -> None:
+    def __init__(self, engine: Engine, conversation: str, source: SqlStore) -> None:
         self._engine, self._conversation, self._source = engine, conversation, source
         self._recorder = Recorder(engine, conversation, MAIN_BRANCH)
         self.numbers: dict[int, int] = {}
@@ -41,11 +42,19 @@ class ScratchLog:
 
     async def append(self, entries: Sequence[Entry]) -> None:
         await self.copy_blobs(entries)
-        known = [(entry, body) for entry in entries if (body := self._translate_body(entry)) is not None]
-        drafts = [self._make_draft(entry, body) for entry, body in known]
+        known: list[Entry] = []
+        drafts: list[Draft] = []
+        for entry in entries:
+            body = entry.message if entry.kind == "message" else entry.body
+            if isinstance(body, Pin | Unpin | Priority):
+                number = self.numbers.get(body.message)
+                if number is None:  # It names a message that is not in this log.
+                    continue
+                body = body.model_copy(update={"message": number})
+            known.append(entry)
+            drafts.append(self._make_draft(entry, body))
         if drafts:
-            stored = await self._engine.store.append(self._conversation, *drafts)
-            self._note_numbers([entry for entry, _ in known], stored)
+            self._note_numbers(known, await self._engine.store.append(self._conversation, *drafts))
 
     async def record(self, request: Request, pending: Sequence[Entry], reply: Entry) -> list[Entry]:
         """Stores a request's pending messages, its reply and its manifest."""
@@ -77,14 +86,6 @@ class ScratchLog:
                 except BlobNotFound:
                     continue
                 await self._engine.store.put_blob(blob.data, media_type=blob.media_type)
-
-    def _translate_body(self, entry: Entry) -> Body | None:
-        """The body with the numbers of this log; None if it names a message that is not in it."""
-        body = entry.message if entry.kind == "message" else entry.body
-        if not isinstance(body, Pin | Unpin | Priority):
-            return body
-        number = self.numbers.get(body.message)
-        return None if number is None else body.model_copy(update={"message": number})
 
     def _make_draft(self, entry: Entry, body: Body) -> Draft:
         if not isinstance(body, Message):

@@ -4,28 +4,27 @@ The engine's own assembler, compactor and recall work on a scratch log in memory
 are the recorded ones, summaries are recorded or extracted.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from quire.backtest.needs import Need
-from quire.backtest.recorded_context import RecordedContextGatherer
-from quire.backtest.recorded_steps import RecordedStep, Recording
-from quire.backtest.recorded_summaries import RecordedSummaries
-from quire.backtest.request_contents import NeedsInView, count_repeated_tokens
+from quire.backtest.needs import Need, NeedsInView
+from quire.backtest.recording import RecordedContextGatherer, RecordedStep, Recording
 from quire.backtest.scratch_log import ScratchLog
-from quire.backtest.summary_costs import SummaryCosts
 from quire.engine import Engine
 from quire.engine.assembler import Assembler
 from quire.engine.compactor import Compactor
 from quire.engine.config import EngineConfig
+from quire.engine.context import EngineContext
 from quire.engine.recall import Recall
 from quire.engine.request import PendingMessage, Request
 from quire.engine.request_builder import RequestBuilder
-from quire.errors import ContextOverflow, InvalidRequest
+from quire.errors import ContextOverflow, InvalidRequest, ModelUnavailable
+from quire.llm import ModelChunk, Prompt, Reply
 from quire.llm.embeddings import AsyncEmbedder
-from quire.log import MAIN_BRANCH, SqlStore
-from quire.model import Entry, Manifest, Usage
+from quire.log import MAIN_BRANCH
+from quire.model import Compaction, Entry, Manifest, Message, Usage
+from quire.store import SqlStore
 from quire.view.calibration import Calibration, update_calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.layout import RenderedRequest
@@ -58,6 +57,59 @@ class SimulatedStep:
     """Why no request could be built."""
 
 
+class RecordedSummaries:
+    """A model that answers with the summaries that a model wrote for the stored conversation, of the same messages.
+
+    No model is called. Where the log has no summary of a range, the simulated call fails, and the engine extracts one,
+    as it does when a model fails.
+    """
+
+    def __init__(self, name: str, summaries: Mapping[int, Compaction]) -> None:
+        self.name = name
+        self._summaries = summaries
+        self._current: Compaction | None = None
+
+    def select(self, last_covered: int | None) -> None:
+        """Selects the summary of the range that ends at this entry of the stored conversation."""
+        self._current = self._summaries.get(last_covered) if last_covered is not None else None
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        if self._current is None or self._current.summary is None:
+            raise ModelUnavailable("The log has no summary of these messages.")
+        return Reply(Message.assistant(self._current.summary), self._current.usage, "stop")
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[ModelChunk]:
+        yield await self.complete(prompt)
+
+
+class SummaryCosts:
+    """Counts compactions, and estimates what their summaries would have cost, until they are taken."""
+
+    def __init__(self, engine: EngineContext, log: ScratchLog) -> None:
+        self._engine, self._log = engine, log
+        self._compactions, self._cost_usd = 0, 0.0
+        self._covered_through, self._summary_tokens = 0, 0
+
+    async def add(self, _conversation: str, entry: Entry) -> None:
+        """Adds a compaction; called after each one."""
+        self._compactions += 1
+        body, summarizer = entry.body, self._engine.summarizer
+        if not isinstance(body, Compaction) or body.covers is None or body.covers.last <= self._covered_through:
+            return
+        read_tokens = self._log.sum_tokens(self._covered_through + 1, body.covers.last) + self._summary_tokens
+        self._covered_through = body.covers.last
+        self._summary_tokens = self._engine.message_counter.token_counter.count(body.summary or "")
+        if summarizer is not None and body.summary:
+            usage = body.usage or Usage(input_tokens=read_tokens, output_tokens=self._summary_tokens)
+            self._cost_usd += self._engine.config.estimate_cost(usage, summarizer.model.name)
+
+    def take(self) -> tuple[int, float]:
+        """Number and cost of the compactions since the last call."""
+        taken = self._compactions, self._cost_usd
+        self._compactions, self._cost_usd = 0, 0.0
+        return taken
+
+
 class SimulatedClock:
     """The time at which the recorded request was made."""
 
@@ -72,7 +124,7 @@ class SimulatedClock:
 async def open_simulation(
     config: EngineConfig, recording: Recording, *, calibration: Calibration
 ) -> AsyncGenerator["Simulation"]:
-    """Opens a simulation with the settings of `config`. `calibration` is that of its model."""
+    """Opens a simulation with the settings of `config` and the calibration of its model."""
     clock, summaries = SimulatedClock(), None
     if config.summarizer is not None:
         summaries = RecordedSummaries(config.summarizer.model.name, recording.summaries)
@@ -132,8 +184,9 @@ class Simulation:
         await self._log.append(step.before)
         await self._log.index_if_due()
         await self._log.copy_blobs(step.pending)
+        pending = tuple(PendingMessage(each.message, each.metadata.references or ()) for each in step.pending)
         try:
-            request = await self._builder.build(tuple(map(_to_pending, step.pending)), ())
+            request = await self._builder.build(pending, ())
         except (ContextOverflow, InvalidRequest) as error:
             await self._log.append((*step.pending, step.reply, *step.after))
             return SimulatedStep(
@@ -148,10 +201,16 @@ class Simulation:
 
     def _describe(self, step: RecordedStep, request: Request, needs: Sequence[Need]) -> SimulatedStep:
         config, rendered, view = self._engine.config, request.assembly.rendered, NeedsInView(request)
+        # Tokens that the model wrote: as the provider reported, else as counted.
+        reply, reported, counter = step.reply, step.reply.metadata.usage, self._engine.message_counter
+        if reported is not None and reported.output_tokens:
+            written = reported.output_tokens
+        else:
+            written = (reply.tokens or 0) if reply.counter == counter.name else counter.count(reply.message)
         usage = Usage(
             input_tokens=rendered.tokens,
             cache_read_tokens=count_repeated_tokens(self._previous, rendered),
-            output_tokens=self._count_reply(step.reply),
+            output_tokens=written,
         )
         self._previous = rendered
         compactions, summary_usd = self._summary_costs.take()
@@ -169,17 +228,11 @@ class Simulation:
             matches_recorded=step.manifest.digest == rendered.digest if step.manifest is not None else None,
         )
 
-    def _count_reply(self, reply: Entry) -> int:
-        """Tokens that the model wrote: as the provider reported, else as counted."""
-        usage = reply.metadata.usage
-        if usage is not None and usage.output_tokens:
-            return usage.output_tokens
-        counter = self._engine.message_counter
-        return (reply.tokens or 0) if reply.counter == counter.name else counter.count(reply.message)
-
     def _start_calibration(self, first: Manifest | None) -> None:
-        """Sets the calibration that the first recorded request shows, if its model is the same; what the store has now
-        was learned later."""
+        """Sets the calibration that the first recorded request shows, if its model is the same.
+
+        What the store has now was learned later.
+        """
         model = self._engine.policy.model
         if first is not None and first.policy.model == model:
             messages = max(1, sum(row.kind == "message" for row in first.included))
@@ -187,8 +240,10 @@ class Simulation:
             self._engine.set_calibration(model, Calibration() if first.ratio == 1.0 else corrected)
 
     def _calibrate(self, step: RecordedStep, request: Request) -> None:
-        """Corrects the token counts as the recorded reply did, if it came from the same model. Another request would
-        have been reported in proportion."""
+        """Corrects the token counts as the recorded reply did, if it came from the same model.
+
+        Another request would have been reported in proportion.
+        """
         usage, manifest, model = step.reply.metadata.usage, step.manifest, self._engine.policy.model
         if usage is None or usage.estimated or manifest is None or manifest.policy.model != model:
             return
@@ -211,7 +266,7 @@ class Simulation:
         threshold = min(policy.trigger_tokens, int(policy.window * share))
         if request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored) <= threshold:
             return
-        current = await self._assembler.assemble_current()
+        current = await self._assembler.draft_current()
         plan = current.assembly.build_plan(current.assembly.budget)
         if current.assembly.full_history_tokens > threshold and plan is not None:
             await self._compactor.execute(plan, current.assembly, current.window, trigger="background")
@@ -230,5 +285,16 @@ def _describe(error: ContextOverflow | InvalidRequest) -> str:
     return f"The request needs {error.needed_tokens:,} tokens and there is room for {error.available_tokens:,}."
 
 
-def _to_pending(entry: Entry) -> PendingMessage:
-    return PendingMessage(entry.message, entry.metadata.references or ())
+def count_repeated_tokens(previous: RenderedRequest | None, current: RenderedRequest) -> int:
+    """Tokens of the stable prefix: instructions, tools and leading messages that both requests have, byte for byte.
+
+    This is what a provider's prompt cache can serve. A message counts whole or not at all.
+    """
+    if previous is None or (previous.system, previous.tools) != (current.system, current.tools):
+        return 0
+    tokens = current.tokens - sum(message.tokens for message in current.messages)
+    for before, message in zip(previous.messages, current.messages, strict=False):
+        if before.encoded != message.encoded:
+            break
+        tokens += message.tokens
+    return tokens

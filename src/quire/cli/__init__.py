@@ -2,6 +2,8 @@
 
 import sys
 
+from quire.cli.command_groups import COMMAND_GROUPS
+
 
 def main() -> None:
     # Before any other import, because scripts wait for the version.
@@ -18,8 +20,6 @@ def main() -> None:
         return
     import gc
     import os
-
-    from quire.cli.command_groups import COMMAND_GROUPS
 
     # Pydantic's search for plugins reads the metadata of every installed package. Commands that serve or run other
     # programs may have plugins.
@@ -42,14 +42,8 @@ def main() -> None:
     try:
         app(prog_name="quire")
     finally:
-        _flush_stdout()
-
-
-def _flush_stdout() -> None:
-    """Flushes standard output; a reader that has closed the pipe, as `head` does, is no error."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # A reader that has closed the pipe, as `head` does, is no error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

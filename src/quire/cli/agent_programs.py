@@ -27,11 +27,11 @@ class Gateway:
     """Base URL without `/v1`."""
     key: str
     passes_credentials: bool
-    """Whether the program's own credentials go upstream, so that the key is in a header of its own."""
+    """Whether the program's own credentials go upstream. Quire's key is then in a separate header."""
     models: tuple[str, ...]
     """Models that the settings name, the default first."""
     answering_model: str | None = None
-    """The model that answers for those of the program's provider, in another wire format than theirs."""
+    """The model that answers in place of the provider's models, in another wire format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +66,18 @@ class AgentProgram:
 
 
 def add_default_upstreams(settings: Settings, program: AgentProgram, environ: Mapping[str, str]) -> Settings:
-    """Adds the program's default upstreams after those of the settings, unless the settings serve every model."""
+    """Adds the program's default upstreams after the configured ones, unless the settings serve every model."""
     if "*" in settings.upstreams:
         return settings
-    defaults = (
-        program.default_upstreams(environ) if settings.base_url is None else _answer_by_base_url(settings, program)
-    )
+    if settings.base_url is None:
+        defaults = program.default_upstreams(environ)
+    elif "model" in settings.model_fields_set:
+        # The `model` of the settings answers for the provider's models, unless it is one of them.
+        upstream = Upstream(base_url=settings.base_url, model=settings.model)
+        patterns = program.provider_models
+        defaults = {pattern: upstream for pattern in patterns if not fnmatchcase(settings.model, pattern)}
+    else:
+        defaults = {}
     # The settings come first, because the first matching pattern counts.
     added = {pattern: each for pattern, each in defaults.items() if pattern not in settings.upstreams}
     return settings.model_copy(update={"upstreams": settings.upstreams | added}) if added else settings
@@ -82,14 +88,6 @@ def find_answering_model(settings: Settings, program: AgentProgram) -> str | Non
     patterns = ("*", *program.provider_models)
     upstreams = (each for pattern, each in settings.upstreams.items() if pattern in patterns)
     return next((each.model for each in upstreams if each.speaks == ("chat",)), None)
-
-
-def _answer_by_base_url(settings: Settings, program: AgentProgram) -> dict[str, Upstream]:
-    """Lets the `model` of the settings answer for the provider's models, unless it is one of them."""
-    if settings.base_url is None or "model" not in settings.model_fields_set:
-        return {}
-    upstream = Upstream(base_url=settings.base_url, model=settings.model)
-    return {pattern: upstream for pattern in program.provider_models if not fnmatchcase(settings.model, pattern)}
 
 
 def _connect_claude(gateway: Gateway, environ: Mapping[str, str]) -> Launch:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from quire import __version__
 from quire.cli.command_groups import COMMAND_GROUPS
-from quire.cli.common import enable_garbage_collection, format_example, to_exit_code
+from quire.cli.common import command, enable_garbage_collection, to_exit_code
 from quire.cli.output import print_note
 from quire.errors import QuireError
 
@@ -28,6 +28,7 @@ SINGLE_COMMANDS = {
     "run": "quire run claude",
     "worker": "quire worker",
     "import": "quire import claude-code",
+    "export": "quire export --output gannet.jsonl",
     "hook": "quire hook install claude-code",
     "models": "quire models gpt-4o",
     "mcp": "quire mcp",
@@ -53,7 +54,18 @@ class LazyCommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self._module_names and self.commands[cmd_name] is None:
-            self.commands[cmd_name] = _load_command(cmd_name)
+            module = import_module(_get_module(cmd_name))
+            if cmd_name in COMMAND_GROUPS:
+                loaded: Any = typer.main.get_command(module.app)
+            else:
+                enable_garbage_collection()
+                single = typer.Typer(add_completion=False)
+                # Options after the name of a program are the program's own.
+                settings = {"allow_interspersed_args": False} if cmd_name == "run" else None
+                command(single, SINGLE_COMMANDS[cmd_name], name=cmd_name, context_settings=settings)(module.command)
+                loaded = typer.main.get_command(single)
+            loaded.name = cmd_name
+            self.commands[cmd_name] = loaded
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -67,21 +79,6 @@ class LazyCommandGroup(TyperGroup):
 def _get_module(name: str) -> str:
     """The module of a command; a keyword of Python has an underscore after it."""
     return f"quire.cli.{name}_" if iskeyword(name) else f"quire.cli.{name}"
-
-
-def _load_command(name: str) -> Any:
-    module = import_module(_get_module(name))
-    if name in COMMAND_GROUPS:
-        command: Any = typer.main.get_command(module.app)
-    else:
-        enable_garbage_collection()
-        single = typer.Typer(add_completion=False)
-        # Options after the name of a program are the program's own.
-        settings = {"allow_interspersed_args": False} if name == "run" else None
-        single.command(name, epilog=format_example(SINGLE_COMMANDS[name]), context_settings=settings)(module.command)
-        command = typer.main.get_command(single)
-    command.name = name
-    return command
 
 
 app = typer.Typer(

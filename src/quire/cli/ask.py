@@ -11,18 +11,14 @@ Exit codes:
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from quire.cli.chat import AgentOption, ReplyTokensOption, VaultOption
-from quire.cli.common import AsJson, SetOptions, complete_conversation_ids, run_async
+from quire.cli.common import AsJson, SetOptions, complete_conversation_ids
+from quire.cli.output import print_document, print_note, sanitize
 from quire.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from quire.cli.ask_result import AskResult
-    from quire.cli.chat.runtime import ChatOptions
-    from quire.cli.engine_setup import SettingOverrides
 
 EXIT_INCOMPLETE = 4
 EXIT_INTERRUPTED = 130
@@ -35,7 +31,7 @@ _INCOMPLETE_MESSAGES = {
 }
 
 
-def command(
+async def command(
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -53,7 +49,8 @@ def command(
     conversation: Annotated[
         str | None,
         typer.Option(
-            help="Ask in this conversation; created if it does not exist.", autocompletion=complete_conversation_ids
+            help="Ask in this conversation, by id or title; created if it does not exist.",
+            autocompletion=complete_conversation_ids,
         ),
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Ask in a new conversation (the default).")] = False,
@@ -70,25 +67,36 @@ def command(
 
     The exit code is 4 if the reply is incomplete, and 130 if it was stopped.
     """
-    from quire.cli.chat.runtime import ChatOptions, build_overrides
+    from quire.cli.ask_result import ask_question, format_context_lines
+    from quire.cli.chat.runtime import ChatOptions, attach_to, build_overrides, load_attachment, open_chat
 
     if sum((conversation is not None, new, resume)) > 1:
         raise InvalidRequest("Choose one of --conversation, --new and --continue.")
     mentioned_agent, question = split_agent(words or ())
     if mentioned_agent is not None and agent is not None:
         raise InvalidRequest("Name the agent once: as @AGENT or with --agent.")
-    agent = mentioned_agent or agent
     text = build_question(question, "" if sys.stdin.isatty() else sys.stdin.read())
     chat_options = ChatOptions(
         conversation=conversation, new=new, resume=resume, reply_tokens=reply_tokens, requires_model=True
     )
-    setting_overrides = build_overrides(overrides or (), agent=agent, vault=vault)
-    result = run_async(
-        _ask(text, attach or (), setting_overrides, chat_options, as_json=as_json, show_context=show_context)
-    )
-    code = _to_exit_code(result)
-    if code:
-        raise typer.Exit(code)
+    setting_overrides = build_overrides(overrides, agent=mentioned_agent or agent, vault=vault)
+    async with open_chat(setting_overrides, chat_options) as runtime:
+        attachments = [await load_attachment(path, runtime.engine.store) for path in attach or ()]
+        result = await ask_question(
+            runtime,
+            attach_to(text, attachments) if attachments else text,
+            write=None if as_json else _write_reply,
+        )
+    if as_json:
+        print_document(result)
+    elif result.reply and not result.reply.endswith("\n"):
+        _write_reply("\n")
+    if result.reason in _INCOMPLETE_MESSAGES:
+        print_note(_INCOMPLETE_MESSAGES[result.reason])
+    if show_context:
+        print_note("\n".join(format_context_lines(result)))
+    if result.reason != "answered":
+        raise typer.Exit(EXIT_INTERRUPTED if result.reason == "stopped" else EXIT_INCOMPLETE)
 
 
 def split_agent(words: Sequence[str]) -> tuple[str | None, str | None]:
@@ -116,7 +124,7 @@ def build_question(question: str | None, piped_text: str) -> str:
 
     The data is also in a code fence, so that links and @paths in it are not resolved.
     """
-    from quire.view.labels import label_text
+    from quire.wire.labels import label_text
 
     if question is None or not question.strip():
         if not piped_text.strip():
@@ -139,48 +147,7 @@ def fence_text(text: str) -> str:
     return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
-async def _ask(
-    text: str,
-    paths: Sequence[Path],
-    overrides: "SettingOverrides",
-    chat_options: "ChatOptions",
-    *,
-    as_json: bool,
-    show_context: bool,
-) -> "AskResult":
-    from quire.cli.ask_result import ask_question, format_context_lines
-    from quire.cli.attachments import attach_to, load_attachment
-    from quire.cli.chat.runtime import open_chat
-    from quire.cli.output import print_json, print_note
-
-    async with open_chat(overrides, chat_options) as runtime:
-        attachments = [await load_attachment(path, runtime.engine.store) for path in paths]
-        question = attach_to(text, attachments) if attachments else text
-        result = await ask_question(runtime, question, write=None if as_json else _write_reply)
-    if as_json:
-        print_json(result.model_dump(mode="json"))
-    elif result.reply and not result.reply.endswith("\n"):
-        _write_reply("\n")
-    if result.reason in _INCOMPLETE_MESSAGES:
-        print_note(_INCOMPLETE_MESSAGES[result.reason])
-    if show_context:
-        print_note("\n".join(format_context_lines(result)))
-    return result
-
-
 def _write_reply(text: str) -> None:
     """Writes to a terminal without control characters, and to a pipe unchanged."""
-    from quire.cli.output import sanitize
-
     sys.stdout.write(sanitize(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def _to_exit_code(result: "AskResult") -> int:
-    match result.reason:
-        case "answered":
-            return 0
-        case "stopped":
-            return EXIT_INTERRUPTED
-        case "truncated" | "empty" | "max_steps" | "max_cost":
-            return EXIT_INCOMPLETE

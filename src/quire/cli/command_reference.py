@@ -15,8 +15,10 @@ _HEADER = """\
 
 Every command takes `--help`. Commands that read or change stored data take `--json`: they then print one JSON document
 to standard output and nothing else. Errors, notes and progress bars go to standard error; a bar appears only on a
-terminal, and only after one second. There are no colors in pipes and where `NO_COLOR` is set. `[CONVERSATION]` is an
-id from `quire conversation list`; without one, a command uses the most recently used conversation.
+terminal, and only after one second. There are no colors in pipes and where `NO_COLOR` is set. `[CONVERSATION]` is
+an id from `quire conversation list`, the beginning of one if no other has it, or a title; without it, a command uses
+the most recently used conversation. `SEQ` is the sequence number of an entry, which is written `#12`; in JSON it is
+`seq`.
 
 | exit code | meaning |
 |---|---|
@@ -65,31 +67,27 @@ def _render_section(entry: CommandEntry) -> Iterator[str]:
     yield f"{'##' if entry.name.count(' ') == 1 else '###'} {entry.name}\n"
     yield f"{inspect.cleandoc(entry.command.help or '')}\n"
     yield f"```console\n$ {get_example(entry.command)}\n```\n"
-    rows = [_render_parameter_row(each) for each in entry.command.params if each.name != "help"]
-    if rows:
+    parameters = [each for each in entry.command.params if each.name != "help"]
+    if parameters:
         yield "| | |\n|---|---|"
-        yield from rows
+    for each in parameters:
+        if each.param_type_name == "argument":
+            metavar = (each.metavar or each.name.upper()).replace("[", "").replace("]", "")
+            name = f"`{metavar}`" if each.required else f"`[{metavar}]`"
+        else:
+            name = ", ".join(f"`{option}`" for option in (*each.opts, *each.secondary_opts))
+            name = name if each.is_flag else f"{name} {_escape_cell(each.metavar or each.name.upper())}"
+        text = each.help or ""
+        if each.default not in (None, False, ()) and each.show_default is not False and not each.required:
+            text = f"{text} (default: {each.default})".strip()
+        yield f"| {name} | {_escape_cell(text)} |"
+    if parameters:
         yield ""
 
 
 def get_example(command: Any) -> str:
     """Returns the example call in a command's help."""
     return str(command.epilog or "").removeprefix("Example: ")
-
-
-def _render_parameter_row(parameter: Any) -> str:
-    text = parameter.help or ""
-    if parameter.default not in (None, False, ()) and parameter.show_default is not False and not parameter.required:
-        text = f"{text} (default: {parameter.default})".strip()
-    return f"| {_format_parameter(parameter)} | {_escape_cell(text)} |"
-
-
-def _format_parameter(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        metavar = (parameter.metavar or parameter.name.upper()).strip("[]")
-        return f"`{metavar}`" if parameter.required else f"`[{metavar}]`"
-    names = ", ".join(f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts))
-    return names if parameter.is_flag else f"{names} {_escape_cell(parameter.metavar or parameter.name.upper())}"
 
 
 def _escape_cell(text: str) -> str:

@@ -6,8 +6,9 @@ Every `quire --help` imports this module, so it imports neither settings nor the
 import asyncio
 import gc
 import inspect
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from quire.errors import ConversationNotFound, NotFound, QuireError
+from quire.cli.output import Result, print_note, print_result, show_spinner
+from quire.errors import ConversationNotFound, InvalidRequest, NotFound, QuireError
 
 if TYPE_CHECKING:
-    from quire.engine import Conversation, Engine
-    from quire.log import SqlStore
+    from quire.engine import Conversation
+    from quire.log import ConversationRecord
+    from quire.store import SqlStore
 
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 3
@@ -27,31 +30,34 @@ MAIN_BRANCH = 0
 """Number of the first branch, as in the log."""
 CONVERSATION_PAGE_SIZE = 100
 """Conversations that one read lists."""
+MAX_NAMED_CONVERSATIONS = 10_000
+"""Newest conversations among which a title or the beginning of an id is searched."""
 MAX_COMPLETIONS = 50
 """Conversation ids that the shell completion offers."""
+MAX_SUGGESTED_IDS = 3
 
 T = TypeVar("T")
-CommandFunction = TypeVar("CommandFunction", bound=Callable[..., None])
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
 def complete_conversation_ids(incomplete: str) -> list[tuple[str, str]]:
     """Completes ids of recent conversations, with titles. A completion never fails, it may be empty."""
+
+    async def find() -> list[tuple[str, str]]:
+        from quire.cli.engine_setup import load_cli_settings, resolve_database_url
+        from quire.store import SqlStore
+
+        url = resolve_database_url(load_cli_settings().settings)
+        if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
+            return []  # Opening a missing database would create it.
+        async with SqlStore.open(url) as store:
+            recent = await store.fill_titles(*await store.list_conversations(limit=MAX_COMPLETIONS))
+        return [(each.id, each.title) for each in recent if each.id.startswith(incomplete)]
+
     try:
-        return asyncio.run(_find_conversation_ids(incomplete))
+        return asyncio.run(find())
     except (QuireError, OSError):
         return []
-
-
-async def _find_conversation_ids(incomplete: str) -> list[tuple[str, str]]:
-    from quire.cli.engine_setup import SettingOverrides, load_cli_settings, resolve_database_url
-    from quire.log import SqlStore
-
-    url = resolve_database_url(load_cli_settings(SettingOverrides()).settings)
-    if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
-        return []  # Opening a missing database would create it.
-    async with SqlStore.open(url) as store:
-        recent = await store.fill_titles(*await store.list_conversations(limit=MAX_COMPLETIONS))
-    return [(each.id, each.title) for each in recent if each.id.startswith(incomplete)]
 
 
 def complete_agent_names(incomplete: str) -> Iterator[str]:
@@ -73,11 +79,11 @@ SetOptions = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Override a setting for this command; repeatable."),
 ]
-ConversationId = Annotated[
+ConversationName = Annotated[
     str | None,
     typer.Argument(
         metavar="[CONVERSATION]",
-        help="The conversation's id; default: the most recently used.",
+        help="The conversation's id, the beginning of it, or its title; default: the most recently used.",
         show_default=False,
         autocompletion=complete_conversation_ids,
     ),
@@ -85,23 +91,15 @@ ConversationId = Annotated[
 BranchNumber = Annotated[int, typer.Option("--branch", min=0, help="The branch number; 0 is the main branch.")]
 ReplyNumber = Annotated[
     int | None,
-    typer.Option("--reply", metavar="NUMBER", min=1, help="The request that this reply answered.", show_default=False),
+    typer.Option("--reply", metavar="SEQ", min=1, help="The request that this reply answered.", show_default=False),
 ]
 WithServers = Annotated[bool, typer.Option("--servers", help="Start the agent's MCP servers to include their tools.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def create_group(help: str) -> typer.Typer:
     return typer.Typer(help=help, no_args_is_help=True, add_completion=False)
-
-
-def command(app: typer.Typer, example: str, *, name: str | None = None) -> Callable[[CommandFunction], CommandFunction]:
-    """Adds a command with an example, which its help shows, docs/commands.md prints and the tests run."""
-    return app.command(name, epilog=format_example(example))
-
-
-def format_example(call: str) -> str:
-    return f"Example: {call}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,43 +108,60 @@ class CommandTarget:
 
     conversation: str | None = None
     branch: int = MAIN_BRANCH
-    overrides: Sequence[str] = ()
+    overrides: Sequence[str] | None = None
 
 
-def branch_command(app: typer.Typer, example: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Adds a command on one branch of a conversation, with `[CONVERSATION]`, `--branch` and `--set`.
+def command(
+    app: typer.Typer, example: str, *, name: str | None = None, context_settings: dict[str, Any] | None = None
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Adds a command with an example, which its help shows, docs/commands.md prints and the tests run.
 
-    The function gets a `CommandTarget` as its first argument. Its own arguments come before `[CONVERSATION]`, its own
-    options after `--branch`.
+    The function may be a coroutine. If it returns a `Result`, the command takes `--json` and prints it. If its first
+    parameter is a `CommandTarget`, the command takes `[CONVERSATION]` after its own arguments, `--branch` and `--set`.
     """
 
     def add(function: CommandFunction) -> CommandFunction:
-        def run(*, conversation: str | None, branch: int, overrides: list[str] | None, **own: Any) -> None:
-            function(make_target(conversation, branch=branch, overrides=overrides), **own)
+        signature = inspect.signature(function)
+        own = list(signature.parameters.values())
+        has_target = bool(own) and own[0].annotation is CommandTarget
+        has_json = signature.return_annotation in (Result, Result | None)
+        arguments = [each for each in own[has_target:] if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        options = [each for each in own if each.kind is Parameter.KEYWORD_ONLY and each.name != "overrides"]
+        if has_target:
+            arguments.append(_make_parameter("conversation", ConversationName, None))
+            options.insert(0, _make_parameter("branch", BranchNumber, MAIN_BRANCH))
+        if has_json:
+            options.append(_make_parameter("as_json", AsJson, default=False))
+        if has_target or "overrides" in signature.parameters:
+            options.append(_make_parameter("overrides", SetOptions, None))
 
-        parameters = _add_common_parameters(list(inspect.signature(function).parameters.values())[1:])
+        def run(**values: Any) -> None:
+            as_json = has_json and values.pop("as_json")
+            targets = (
+                [CommandTarget(**{each: values.pop(each) for each in ("conversation", "branch", "overrides")})]
+                if has_target
+                else []
+            )
+            outcome: Any = function(*targets, **values)
+            if inspect.iscoroutine(outcome):
+                outcome = asyncio.run(outcome)
+            if isinstance(outcome, Result):
+                print_result(outcome, as_json=as_json)
+                if outcome.exit_code:
+                    raise typer.Exit(outcome.exit_code)
+
+        parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*arguments, *options)]
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         vars(run)["__signature__"] = inspect.Signature(parameters)
-        command(app, example)(run)
+        app.command(name, epilog=f"Example: {example}", context_settings=context_settings)(run)
         return function
 
     return add
 
 
-def _add_common_parameters(own: Sequence[Parameter]) -> list[Parameter]:
-    arguments = [each for each in own if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    options = [each for each in own if each.kind is Parameter.KEYWORD_ONLY]
-    conversation = Parameter("conversation", Parameter.POSITIONAL_OR_KEYWORD, annotation=ConversationId, default=None)
-    branch = Parameter("branch", Parameter.KEYWORD_ONLY, annotation=BranchNumber, default=MAIN_BRANCH)
-    overrides = Parameter("overrides", Parameter.KEYWORD_ONLY, annotation=SetOptions, default=None)
-    return [*arguments, conversation, branch, *options, overrides]
-
-
-def make_target(
-    conversation: str | None = None, *, branch: int = MAIN_BRANCH, overrides: Sequence[str] | None = None
-) -> CommandTarget:
-    return CommandTarget(conversation=conversation, branch=branch, overrides=tuple(overrides or ()))
+def _make_parameter(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -164,15 +179,20 @@ def to_exit_code(error: QuireError) -> int:
     return EXIT_NOT_FOUND if isinstance(error, NotFound) else EXIT_FAILED
 
 
+def confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("cannot ask for confirmation without a terminal; pass --yes.")
+    typer.confirm(question, abort=True, err=True)
+
+
 @asynccontextmanager
-async def open_store(target: CommandTarget) -> AsyncGenerator["SqlStore"]:
+async def open_store(overrides: Sequence[str] | None = None) -> AsyncGenerator["SqlStore"]:
     """Opens the log alone, for commands that need no model, agent or vault."""
-    from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_overrides
-    from quire.log import SqlStore
+    from quire.cli.engine_setup import load_cli_settings, resolve_database_url
+    from quire.store import SqlStore
 
     enable_garbage_collection()
-    url = resolve_database_url(load_cli_settings(to_overrides(target.overrides)).settings)
-    async with SqlStore.open(url) as store:
+    async with SqlStore.open(resolve_database_url(load_cli_settings(overrides).settings)) as store:
         yield store
 
 
@@ -182,44 +202,59 @@ async def open_conversation(target: CommandTarget, *, servers: bool = False) -> 
 
     With `servers`, the agent's MCP servers are started; their problems are printed to standard error.
     """
-    from quire.cli.engine_setup import open_engine_from_settings, to_overrides
+    from quire.cli.engine_setup import format_server_problem, open_engine_from_settings, start_servers
     from quire.engine import Conversation
 
     enable_garbage_collection()
-    async with open_engine_from_settings(to_overrides(target.overrides)) as engine, AsyncExitStack() as stack:
+    async with open_engine_from_settings(target.overrides) as engine, AsyncExitStack() as stack:
         if servers:
-            engine = await _start_mcp_servers(engine, stack)
+            with show_spinner("Starting the servers"):
+                started = await start_servers(engine, stack)
+            for problem in started.problems:
+                print_note(format_server_problem(problem))
+            engine = started.engine
         conversation_id = await resolve_conversation_id(engine.store, target.conversation)
         await engine.store.get_branch(conversation_id, target.branch)
         yield Conversation(engine, conversation_id, target.branch)
 
 
-async def _start_mcp_servers(engine: "Engine", stack: AsyncExitStack) -> "Engine":
-    from quire.cli.mcp_servers import format_server_problem, start_servers
-    from quire.cli.output import print_note, show_spinner
-
-    with show_spinner("Starting the servers"):
-        started = await start_servers(engine, stack)
-    for problem in started.problems:
-        print_note(format_server_problem(problem))
-    return started.engine
-
-
-async def resolve_conversation_id(store: Any, id: str | None) -> str:
-    """Checks that the conversation exists; without an id, returns that of the most recently used one."""
-    if id is not None:
-        try:
-            return (await store.get_conversation(id)).id
-        except ConversationNotFound as error:
-            message = f"There is no conversation {id!r}; run `quire conversation list` to see the ids."
-            raise ConversationNotFound(message) from error
-    recent = await store.list_conversations(limit=1)
-    if not recent:
-        raise ConversationNotFound("There is no conversation yet; start one with `quire chat`.")
-    return recent[0].id
+async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
+    """Finds a conversation by id, title or the beginning of its id; without a name, the most recently used one."""
+    if name is None:
+        recent = await store.list_conversations(limit=1)
+        if not recent:
+            raise ConversationNotFound("There is no conversation yet; start one with `quire chat`.")
+        return recent[0].id
+    with suppress(ConversationNotFound):
+        return (await store.get_conversation(name)).id
+    found = await find_conversations(store, name)
+    if not found:
+        raise ConversationNotFound(f"There is no conversation {name!r}; run `quire conversation list` to see them.")
+    if len(found) > 1:
+        ids = ", ".join(each.id for each in found[:MAX_SUGGESTED_IDS])
+        more = " and others" if len(found) > MAX_SUGGESTED_IDS else ""
+        raise InvalidRequest(f"{name!r} names {len(found)} conversations: {ids}{more}. Write more of the id.")
+    return found[0].id
 
 
-async def list_conversation_ids(store: Any) -> list[str]:
+async def find_conversations(store: "SqlStore", name: str) -> "list[ConversationRecord]":
+    """The conversations of this title; if there is none, those whose id begins with the name."""
+    by_title: list[ConversationRecord] = []
+    by_prefix: list[ConversationRecord] = []
+    read = 0
+    page = await store.list_conversations(limit=CONVERSATION_PAGE_SIZE) if name.strip() else []
+    while page and read < MAX_NAMED_CONVERSATIONS:
+        read += len(page)
+        for each in await store.fill_titles(*page):
+            if each.title.casefold() == name.casefold():
+                by_title.append(each)
+            elif each.id.startswith(name):
+                by_prefix.append(each)
+        page = await store.list_conversations(limit=CONVERSATION_PAGE_SIZE, before=page[-1])
+    return by_title or by_prefix
+
+
+async def list_conversation_ids(store: "SqlStore") -> list[str]:
     """Lists the ids of all conversations, the most recently used first, by cursor pagination."""
     ids: list[str] = []
     page = await store.list_conversations(limit=CONVERSATION_PAGE_SIZE)

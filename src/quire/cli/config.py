@@ -2,17 +2,18 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from quire.cli import paths
-from quire.cli.common import AsJson, SetOptions, command, complete_setting_names, create_group
-from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_overrides
-from quire.cli.output import make_field_table, make_table, make_text, print_note, print_result
-from quire.errors import InvalidConfiguration, NotFound
+from quire.cli.common import SetOptions, command, complete_setting_names, create_group
+from quire.cli.engine_setup import load_cli_settings
+from quire.cli.output import Result, make_table, make_text, print_note
+from quire.errors import InvalidConfiguration, MissingExtra, NotFound
 from quire.settings import Settings
 from quire.settings.sources import (
     SettingsLayer,
@@ -22,13 +23,15 @@ from quire.settings.sources import (
     read_settings_file,
     resolve_setting_name,
 )
+from quire.settings.toml_template import to_toml
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 app = create_group("Show the settings and where they come from, and change them.")
 
 SettingName = Annotated[str, typer.Argument(help="The setting's name.", autocompletion=complete_setting_names)]
+SettingText = Annotated[str | None, typer.Argument(help="The new value; a table as JSON.", show_default=False)]
 UnsetOption = Annotated[bool, typer.Option("--unset", help="Remove it from the file, so that the default applies.")]
 
 
@@ -43,13 +46,15 @@ def mask_password(url: str) -> str:
 
 
 @command(app, "quire config get strategy")
-def get(name: SettingName, *, as_json: AsJson = False, overrides: SetOptions = None) -> None:
+def get(name: SettingName, *, overrides: SetOptions = None) -> Result:
     """Print the value of one setting."""
+    from quire.schemas.setup import SettingValueSchema
+
     name = _resolve_name(name)
-    loaded = load_cli_settings(to_overrides(overrides or ()))
+    loaded = load_cli_settings(overrides)
     value = loaded.settings.model_dump(mode="json")[name]
-    document = {"name": name, "value": value, "origin": loaded.origins.get(name, "default")}
-    print_result(document, lambda _: [make_text(_format_value(value))], as_json=as_json)
+    document = SettingValueSchema(name=name, value=value, origin=loaded.origins.get(name, "default"))
+    return Result(document, _format_value(value))
 
 
 def _resolve_name(name: str) -> str:
@@ -61,154 +66,139 @@ def _resolve_name(name: str) -> str:
 
 
 def _format_value(value: Any) -> str:
-    from quire.settings.toml_template import to_toml
-
-    match value:
-        case None:
-            return ""
-        case str():
-            return value
-        case _:
-            return to_toml(value)
+    return "" if value is None else value if isinstance(value, str) else to_toml(value)
 
 
 @command(app, "quire config set strategy discard", name="set")
 def set_(
     name: SettingName,
-    value: Annotated[str | None, typer.Argument(help="The new value; a table as JSON.", show_default=False)] = None,
+    value: SettingText = None,
     *,
     project: Annotated[bool, typer.Option("--project", help="Write the project's file instead of your own.")] = False,
     unset: UnsetOption = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Set one setting in your settings file, or in the project's; the rest of the file is preserved."""
+    from quire.schemas.setup import ChangedSettingSchema
+    from quire.view.strategies import get_strategy
+
     name = _resolve_name(name)
     if (value is None) != unset:
         raise typer.BadParameter("pass either a value or --unset.")
-    path = _find_settings_file(project=project)
-    parsed = None if value is None else _parse_value(path, name, value)
+    path = paths.get_user_settings_path(os.environ)
+    if project:
+        path = paths.find_project_settings_path(Path.cwd()) or Path.cwd() / paths.SETTINGS_FILENAME
+    parsed = None
+    if value is not None:
+        # As the file will hold it, and validated with the other settings of the file.
+        change = parse_options([f"{name}={value}"]).values
+        settings = load_settings([read_settings_file(path), SettingsLayer(str(path), change)]).settings
+        if name == "strategy":
+            get_strategy(settings.strategy)  # Built-in ones only: the command line cannot register others.
+        parsed = settings.model_dump(mode="json", exclude_none=True).get(name)
     write_setting(path, name, parsed)
-    _warn_if_overridden(name)
-    document = {"name": name, "value": parsed, "path": str(path)}
-    change = f"{name} is at its default in" if unset else f"{name} = {_format_value(parsed)} in"
-    print_result(document, lambda _: [make_text(f"{change} {format_path(path)}")], as_json=as_json)
-
-
-def _find_settings_file(*, project: bool) -> Path:
-    if not project:
-        return paths.get_user_settings_path(os.environ)
-    return paths.find_project_settings_path(Path.cwd()) or Path.cwd() / paths.SETTINGS_FILENAME
-
-
-def _parse_value(path: Path, name: str, value: str) -> Any:
-    """Parses the value as the file will hold it, and validates it with the other settings of the file."""
-    change = parse_options([f"{name}={value}"]).values
-    settings = load_settings([read_settings_file(path), SettingsLayer(str(path), change)]).settings
-    if name == "strategy":
-        _check_strategy(settings.strategy)
-    return settings.model_dump(mode="json", exclude_none=True).get(name)
-
-
-def _check_strategy(name: str) -> None:
-    """Accepts built-in strategies only: the command line cannot register others."""
-    from quire.view.strategies import get_strategy
-
-    get_strategy(name)
-
-
-def write_setting(path: Path, name: str, value: Any) -> None:
-    """Sets one value in a settings file, or removes it with None; the rest of the file is preserved."""
-    from quire.cli import toml_edit
-
-    old_text = path.read_text("utf-8") if path.is_file() else ""
-    read_settings_file(path)  # Rejects invalid TOML with an error that names the file.
-    new_text = toml_edit.remove_value(old_text, name) if value is None else toml_edit.set_value(old_text, name, value)
-    _verify_rewrite(path, new_text, name, value)
-    toml_edit.write_atomically(path, new_text)
-
-
-def _verify_rewrite(path: Path, new_text: str, name: str, value: Any) -> None:
-    """Checks before writing that the new text changes this setting and nothing else."""
-    import tomllib
-
-    before = dict(read_settings_file(path).values)
-    before.pop(name, None)
-    after = tomllib.loads(new_text)
-    if after.pop(name, None) != value or after != before:
-        raise InvalidConfiguration(f"Cannot edit {path} without changing more than {name}; set {name} by hand.")
-
-
-def _warn_if_overridden(name: str) -> None:
     for layer in read_environment(os.environ):
         if name in layer.values:
             print_note(f"{layer.source} is set in the environment and overrides the file.")
+    change = f"{name} is at its default in" if unset else f"{name} = {_format_value(parsed)} in"
+    document = ChangedSettingSchema(name=name, value=parsed, path=str(path))
+    return Result(document, f"{change} {format_path(path)}")
 
 
 @command(app, "quire config list --changed", name="list")
 def list_(
     *,
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that are set somewhere.")] = False,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """List all settings with their values and origins."""
-    loaded = load_cli_settings(to_overrides(overrides or ()))
+    from quire.schemas.setup import ListedSettingSchema, SettingListSchema
+
+    loaded = load_cli_settings(overrides)
     values = loaded.settings.model_dump(mode="json")
     rows = [
-        {
-            "name": name,
-            "value": _mask_value(values[name]),
-            "origin": loaded.origins.get(name, "default"),
-            "description": field.description,
-        }
+        ListedSettingSchema(
+            name=name,
+            value=mask_password(values[name]) if isinstance(values[name], str) else values[name],
+            origin=loaded.origins.get(name, "default"),
+            description=field.description or "",
+        )
         for name, field in Settings.model_fields.items()
         if name in loaded.origins or not changed
     ]
 
-    def draw(_: Any) -> "Iterable[RenderableType]":
+    def draw(_: "Console") -> "Iterable[RenderableType]":
         yield make_table(
             "setting", "value", "from",
-            rows=[(each["name"], _format_value(each["value"]), _format_origin(each)) for each in rows],
+            rows=[
+                (each.name, _format_value(each.value),
+                 format_path(Path(each.origin)) if each.origin.startswith("/") else each.origin)
+                for each in rows
+            ],
             wrapped=("value", "from"),
         ) if rows else make_text("Every setting is at its default.")  # fmt: skip
 
-    print_result({"settings": rows}, draw, as_json=as_json)
+    return Result(SettingListSchema(settings=rows), draw)
 
 
-def _mask_value(value: Any) -> Any:
-    return mask_password(value) if isinstance(value, str) else value
+def write_setting(path: Path, name: str, value: Any, *, table: str | None = None) -> None:
+    """Sets one value in a TOML file, or removes it with None; the rest of the file is preserved.
+
+    Nothing is written if the new text would change more than this value.
+    """
+    import tomllib
+
+    old_text = path.read_text("utf-8-sig") if path.is_file() else ""
+    read_settings_file(path)  # Rejects invalid TOML with an error that names the file.
+    new_text = replace_value(old_text, name, value, table=table)
+    expected = tomllib.loads(old_text)
+    container = expected if table is None else expected.setdefault(table, {})
+    container.pop(name, None)
+    if value is not None:
+        container[name] = value
+    if tomllib.loads(new_text) != expected:
+        raise InvalidConfiguration(f"Cannot edit {path} without changing more than {name}; set {name} by hand.")
+    write_atomically(path, new_text)
 
 
-def _format_origin(row: Mapping[str, Any]) -> str:
-    origin = str(row["origin"])
-    return format_path(Path(origin)) if origin.startswith("/") else origin
+def replace_value(text: str, name: str, value: Any, *, table: str | None = None) -> str:
+    """Sets `name` in the text, or removes it with None; a commented-out default of that name becomes the value."""
+    try:
+        import tomlkit
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(extra="cli", feature="Changing a settings file") from missing
+    document = cast("MutableMapping[str, Any]", tomlkit.parse(text))
+    is_set = name in (document.get(table, {}) if table is not None else document)
+    if value is not None and not is_set:
+        commented = re.compile(rf"#\s*{re.escape(name)}\s*=")
+        lines, current_table = text.split("\n"), None
+        for index, line in enumerate(lines):
+            if header := re.match(r"\s*+\[++([^\]]+)\]", line):
+                current_table = header[1].strip()
+            elif current_table == table and commented.match(line):
+                return "\n".join([*lines[:index], f"{name} = {to_toml(value)}", *lines[index + 1 :]])
+    container: Any = document if table is None else document.setdefault(table, tomlkit.table())
+    if value is None:
+        container.pop(name, None)
+    elif isinstance(value, dict):
+        inline: Any = tomlkit.inline_table()
+        inline.update(cast("dict[str, Any]", value))
+        container[name] = inline
+    else:
+        container[name] = value
+    return tomlkit.dumps(document)
 
 
-@command(app, "quire config path")
-def path(*, as_json: AsJson = False, overrides: SetOptions = None) -> None:
-    """Print the paths of the settings, the log and the agents."""
-    project = paths.find_project_settings_path(Path.cwd())
-    url = mask_password(resolve_database_url(load_cli_settings(to_overrides(overrides or ())).settings))
-    user, agents = paths.get_user_settings_path(os.environ), paths.get_agents_folder()
-    document = {
-        "user": {"path": str(user), "exists": user.is_file()},
-        "project": None if project is None else {"path": str(project), "exists": True},
-        "database": url,
-        "agents": {"path": str(agents), "exists": agents.is_dir()},
-    }
-
-    def draw(_: Any) -> "Iterable[RenderableType]":
-        yield make_field_table(
-            [
-                ("your settings", _format_location(user, exists=user.is_file())),
-                ("the project's", format_path(project) if project is not None else "none in this folder or above"),
-                ("the log", url.replace(f"sqlite:///{os.environ.get('HOME')}/", "~/")),
-                ("agents", _format_location(agents, exists=agents.is_dir())),
-            ]
-        )
-
-    print_result(document, draw, as_json=as_json)
-
-
-def _format_location(path: Path, *, exists: bool) -> str:
-    return format_path(path) if exists else f"{format_path(path)} (does not exist)"
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a temporary file and renames it, so that the file is replaced as a whole or not at all."""
+    target = path.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as file:
+            file.write(text)
+        umask = os.umask(0o022)
+        os.umask(umask)
+        part = Path(file.name)
+        part.chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
+        part.replace(target)
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be written: {error.strerror}.") from error

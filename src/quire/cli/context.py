@@ -1,49 +1,60 @@
-"""`quire context`, the read commands: window, summary, memory and session items.
+"""`quire context`: the window, the summary, the session's items, pins and priorities, and past requests.
 
 `show` describes the next request, or with `--reply` an earlier one, and writes nothing.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli import context_changes, context_ledger, context_stats, context_transfer
+from quire.cli import context_changes
 from quire.cli.common import (
-    AsJson,
+    EXIT_FAILED,
     CommandTarget,
     ReplyNumber,
     WithServers,
-    branch_command,
+    command,
     create_group,
     open_conversation,
-    run_async,
 )
 from quire.cli.context_changes import load_active_compaction
-from quire.cli.context_ledger import load_manifest
-from quire.cli.context_sections import ContextSection, count_items
-from quire.cli.mcp_servers import format_not_started, list_enabled_servers
+from quire.cli.context_window import (
+    ContextSection,
+    count_items,
+    explain_decision,
+    format_decision_subject,
+    format_turn,
+    render_window,
+)
+from quire.cli.engine_setup import format_not_started, list_enabled_servers
 from quire.cli.output import (
+    Result,
+    Verbatim,
     format_compaction,
+    format_json,
     format_local_time,
+    make_field_table,
     make_table,
     make_text,
-    print_result,
     to_one_line,
 )
+from quire.errors import EntryNotFound, InvalidRequest
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
-    from quire.model import Manifest, Priority
-    from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema
-    from quire.schemas.entries import EntrySchema
+    from quire.engine import Conversation
+    from quire.model import Decision, Manifest
+    from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema, SessionItemsSchema
 
 app = create_group("Show what the model sees of a conversation, and change it.")
 
+MessageNumber = Annotated[int, typer.Argument(metavar="SEQ", min=1, help="The sequence number of the message.")]
 
-@branch_command(app, "quire context show")
-def show(
+
+@command(app, "quire context show")
+async def show(
     target: CommandTarget,
     *,
     reply: ReplyNumber = None,
@@ -52,243 +63,304 @@ def show(
     ] = None,
     unfold_all: Annotated[bool, typer.Option("--all", help="List what every section includes.")] = False,
     servers: WithServers = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Draw the context window by slot: what the next request includes, what it omits and why."""
-    manifest, missing, entry = run_async(_load_window(target, reply, servers=servers))
+    from quire.schemas.context import ContextWindowSchema
+    from quire.schemas.entries import entry_to_schema
 
-    def draw(console: Any) -> "Iterable[RenderableType]":
-        from quire.cli.context_window import format_turn, render_window
+    is_next = reply is None
+    async with open_conversation(target, servers=servers and is_next) as conversation:
+        missing = list_enabled_servers(conversation.engine.agent) if is_next and not servers else []
+        manifest = await _load_manifest(conversation, reply)
+        store = conversation.engine.store
+        entry = await store.get_entry(conversation.id, reply, branch=conversation.branch) if reply is not None else None
+    document = ContextWindowSchema(
+        conversation=manifest.conversation,
+        branch=manifest.branch,
+        reply=reply,
+        manifest=manifest,
+        item_counts=count_items(manifest),
+        entry=entry_to_schema(entry) if entry is not None else None,
+        servers_not_started=missing,
+    )
 
+    def draw(console: "Console") -> "Iterable[RenderableType]":
         policy = manifest.policy
         request = "the next request" if reply is None else f"the request that #{reply} answered"
         counts = "counts are exact" if manifest.exact else "counts are estimates"
         yield make_text(f"{manifest.conversation}, branch {manifest.branch}: {request}")
         yield make_text(f"{policy.model}, strategy {policy.strategy}, {counts}\n", style="dim")
-        yield from render_window(
-            manifest,
-            console,
-            unfolded=list(ContextSection) if unfold_all else unfold or (),
-            is_past=reply is not None,
-        )
-        if entry is not None and entry.turn is not None:
-            yield make_text(f"\n{format_turn(entry)}")
+        unfolded = list(ContextSection) if unfold_all else unfold or ()
+        yield from render_window(manifest, console, unfolded=unfolded, is_past=not is_next)
+        if document.entry is not None and document.entry.turn is not None:
+            yield make_text(f"\n{format_turn(document.entry)}")
         if missing:
             yield make_text(f"\n{format_not_started(missing)}")
 
-    document = {
-        "conversation": manifest.conversation,
-        "branch": manifest.branch,
-        "reply": reply,
-        "manifest": manifest.model_dump(mode="json"),
-        "item_counts": count_items(manifest),
-        "entry": entry.model_dump(mode="json") if entry is not None else None,
-        "servers_not_started": missing,
-    }
-    print_result(document, draw, as_json=as_json)
+    return Result(document, draw)
 
 
-async def _load_window(
-    target: CommandTarget, reply: int | None, *, servers: bool
-) -> "tuple[Manifest, list[str], EntrySchema | None]":
-    """Loads the manifest, the servers whose tools are missing from it because they were not started, and the reply."""
-    is_next = reply is None
-    async with open_conversation(target, servers=servers and is_next) as conversation:
-        missing = list_enabled_servers(conversation.engine.agent) if is_next and not servers else []
-        manifest = await load_manifest(conversation, reply)
-        if reply is None:
-            return manifest, missing, None
-        entry = await conversation.engine.store.get_entry(conversation.id, reply, branch=conversation.branch)
-        from quire.schemas.entries import entry_to_schema
-
-        return manifest, missing, entry_to_schema(entry)
-
-
-@branch_command(app, "quire context summary")
-def summary(
-    target: CommandTarget,
-    *,
-    as_json: AsJson = False,
-) -> None:
+@command(app, "quire context summary")
+async def summary(target: CommandTarget) -> Result:
     """Print the summary that replaces archived messages, and how it was made."""
-    conversation_id, active = run_async(_load_active(target))
-
-    def draw(_: Any) -> "Iterable[RenderableType]":
-        if active is None:
-            yield make_text("Nothing is compacted: the model sees every message.")
-            return
-        compaction = active.compaction
-        yield make_text(format_compaction(compaction), style="bold")
-        by = f"written by {compaction.model}" if compaction.model else "extracted without a model"
-        yield make_text(f"{format_local_time(active.created_at)}, {compaction.trigger}; {by}", style="dim")
-        yield make_text(f"\n{compaction.summary or 'No summary: the messages are archived without one.'}")
-
-    document = {
-        "conversation": conversation_id,
-        "branch": target.branch,
-        "active": active.model_dump(mode="json") if active is not None else None,
-    }
-    print_result(document, draw, as_json=as_json)
-
-
-async def _load_active(target: CommandTarget) -> "tuple[str, ActiveCompactionSchema | None]":
-    async with open_conversation(target) as conversation:
-        return conversation.id, await load_active_compaction(conversation)
-
-
-@branch_command(app, "quire context memory")
-def memory(
-    target: CommandTarget,
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Print what the next request includes from memory: the project's files and the agent's memories."""
-    conversation_id, rows = run_async(_load_memory_rows(target))
-
-    def draw(_: Any) -> "Iterable[RenderableType]":
-        if not rows:
-            yield make_text("No memory: there is no agent with memories, and no memory file in the vault.")
-            return
-        yield make_table(
-            "name", "in", "why", "tokens",
-            rows=[(each["name"], each["included"], each["reason"], each["tokens"]) for each in rows],
-            right_aligned=("tokens",), wrapped=("name",),
-        )  # fmt: skip
-        for each in rows:
-            if each["text"]:
-                yield make_text(f"\n{each['name']}", style="bold")
-                yield make_text(each["text"])
-
-    document = {"conversation": conversation_id, "branch": target.branch, "memory": rows}
-    print_result(document, draw, as_json=as_json)
-
-
-async def _load_memory_rows(target: CommandTarget) -> tuple[str, list[dict[str, Any]]]:
-    from quire.engine.context_gatherer import ContextGatherer
+    from quire.schemas.context import ActiveSummarySchema
 
     async with open_conversation(target) as conversation:
-        engine = conversation.engine
-        branch = await engine.store.get_branch(conversation.id, conversation.branch)
-        request_context = await ContextGatherer(engine).gather(branch, "", recent=tuple)
-        texts = {block.name: block.text for block in request_context.blocks if block.kind == "memory"}
-        return conversation.id, [
-            {
-                "name": row.name,
-                "included": row.included,
-                "reason": row.reason,
-                "tokens": row.tokens,
-                "text": texts.get(row.name or ""),
-            }
-            for row in (await conversation.preview()).decisions
-            if row.kind == "memory"
-        ]
+        active = await load_active_compaction(conversation)
+    document = ActiveSummarySchema(conversation=conversation.id, branch=conversation.branch, active=active)
+    return Result(document, lambda _: draw_summary(active))
 
 
-@branch_command(app, "quire context items")
-def items(
+def draw_summary(active: "ActiveCompactionSchema | None") -> "Iterable[RenderableType]":
+    if active is None:
+        yield make_text("Nothing is compacted: the model sees every message.")
+        return
+    compaction = active.compaction
+    yield make_text(format_compaction(compaction), style="bold")
+    by = f"written by {compaction.model}" if compaction.model else "extracted without a model"
+    yield make_text(f"{format_local_time(active.created_at)}, {compaction.trigger}; {by}", style="dim")
+    yield make_text(f"\n{compaction.summary or 'No summary: the messages are archived without one.'}")
+
+
+@command(app, "quire context items")
+async def items(
     target: CommandTarget,
     *,
     add: Annotated[list[str] | None, typer.Option(help="Add an item of the agent to the session.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove an item from the session.")] = None,
-    pin: Annotated[
-        list[int] | None, typer.Option(min=1, help="Pin this message, so that no compaction archives it.")
-    ] = None,
-    unpin: Annotated[list[int] | None, typer.Option(min=1, help="Unpin this message.")] = None,
     servers: WithServers = False,
-    as_json: AsJson = False,
-) -> None:
-    """List the session's rules, references, tools and pinned messages, or change them."""
-    changes = ItemChanges(add or (), remove or (), pin or (), unpin or ())
-    conversation_id, session_items, pins, missing = run_async(_apply_item_changes(target, changes, servers=servers))
+) -> Result:
+    """List the session's rules, references, tools and pinned messages; add or remove items."""
+    from quire.schemas.context import ContextItemSchema, SessionItemsSchema
 
-    def draw(_: Any) -> "Iterable[RenderableType]":
-        yield make_table(
-            "type", "name", "include", "description",
-            rows=[(row.type, row.name, row.session_mode, _format_item_note(row, missing)) for row in session_items],
-            wrapped=("name", "description"),
-        ) if session_items else make_text("The session has no items.")  # fmt: skip
-        yield make_text(f"Pinned: {', '.join(f'#{number}' for number in pins) or 'nothing'}")
-        if missing:
-            yield make_text(format_not_started(missing))
-
-    document = {
-        "conversation": conversation_id,
-        "branch": target.branch,
-        "items": [each.model_dump(mode="json") for each in session_items],
-        "pins": list(pins),
-        "servers_not_started": missing,
-    }
-    print_result(document, draw, as_json=as_json)
+    async with open_conversation(target, servers=servers) as conversation:
+        for name in add or ():
+            await conversation.add_item(name)
+        for name in remove or ():
+            await conversation.remove_item(name)
+        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
+        agent = conversation.engine.agent
+        document = SessionItemsSchema(
+            conversation=conversation.id,
+            branch=conversation.branch,
+            items=[
+                ContextItemSchema.from_item(each.item, agent, session_mode=each.include)
+                for each in await conversation.items()
+            ],
+            pins=list(state.pins),
+            servers_not_started=[] if servers else list_enabled_servers(agent),
+        )
+    return Result(document, lambda _: _draw_items(document))
 
 
-@branch_command(app, "quire context priority 2 9")
-def priority(
+def _draw_items(document: "SessionItemsSchema") -> "Iterable[RenderableType]":
+    missing = document.servers_not_started
+
+    def describe(item: "ContextItemSchema") -> str:
+        if item.agent_mode is not None:
+            return to_one_line(item.description)
+        return "(its server is not started)" if item.server in missing else "(the agent no longer has it)"
+
+    yield make_table(
+        "type", "name", "include", "description",
+        rows=[(row.type, row.name, row.session_mode, describe(row)) for row in document.items],
+        wrapped=("name", "description"),
+    ) if document.items else make_text("The session has no items.")  # fmt: skip
+    yield make_text(_format_pins(document.pins))
+    if missing:
+        yield make_text(format_not_started(missing))
+
+
+@command(app, "quire context pin 2")
+async def pin(target: CommandTarget, message: MessageNumber) -> Result:
+    """Pin a message, so that no compaction archives or shortens it."""
+    async with open_conversation(target) as conversation:
+        await conversation.pin(message)
+        return await _list_pins(conversation)
+
+
+@command(app, "quire context unpin 4")
+async def unpin(target: CommandTarget, message: MessageNumber) -> Result:
+    """Unpin a message."""
+    async with open_conversation(target) as conversation:
+        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
+        if message not in state.pins:
+            raise InvalidRequest(f"#{message} is not pinned.")
+        await conversation.unpin(message)
+        return await _list_pins(conversation)
+
+
+async def _list_pins(conversation: "Conversation") -> Result:
+    from quire.schemas.context import BranchPinsSchema
+
+    pins = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state.pins
+    document = BranchPinsSchema(conversation=conversation.id, branch=conversation.branch, pins=list(pins))
+    return Result(document, _format_pins(document.pins))
+
+
+def _format_pins(pins: Iterable[int]) -> str:
+    return f"Pinned: {', '.join(f'#{number}' for number in pins) or 'nothing'}"
+
+
+@command(app, "quire context priority 2 9")
+async def priority(
     target: CommandTarget,
-    message: Annotated[int, typer.Argument(metavar="MESSAGE", min=1, help="The number of the message.")],
+    message: MessageNumber,
     value: Annotated[
         int, typer.Argument(metavar="PRIORITY", min=0, max=10, help="1 to 10; the default is 5. 0 resets it.")
     ],
-    *,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Set the priority of a message: compactions of `hybrid` archive low ones first, and preserve high ones.
 
     Critical is 8 to 10, important 6 and 7, normal 3 to 5, low 1 and 2.
     """
-    conversation_id, priorities = run_async(_set_priority(target, message, value or None))
-    document = {
-        "conversation": conversation_id,
-        "branch": target.branch,
-        "priorities": [each.model_dump(mode="json") for each in priorities],
-    }
-    listed = ", ".join(f"#{each.message} has {each.priority}" for each in priorities)
-    print_result(document, lambda _: [make_text(f"Priorities: {listed or 'none is set'}")], as_json=as_json)
+    from quire.schemas.context import BranchPrioritiesSchema
 
-
-async def _set_priority(target: CommandTarget, message: int, value: int | None) -> "tuple[str, tuple[Priority, ...]]":
     async with open_conversation(target) as conversation:
-        await conversation.set_priority(message, value)
+        await conversation.set_priority(message, value or None)
         state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
-        return conversation.id, state.priorities
+    document = BranchPrioritiesSchema(
+        conversation=conversation.id, branch=conversation.branch, priorities=list(state.priorities)
+    )
+    listed = ", ".join(f"#{each.message} has {each.priority}" for each in state.priorities)
+    return Result(document, f"Priorities: {listed or 'none is set'}")
 
 
-def _format_item_note(item: "ContextItemSchema", not_started: Sequence[str]) -> str:
-    if item.agent_mode is not None:
-        return to_one_line(item.description)
-    return "(its server is not started)" if item.server in not_started else "(the agent no longer has it)"
+@command(app, "quire context replay")
+async def replay(
+    target: CommandTarget,
+    *,
+    reply: ReplyNumber = None,
+    request: Annotated[bool, typer.Option("--request", help="Print the request as it was sent.")] = False,
+) -> Result:
+    """Rebuild a request from its manifest and compare it byte by byte: the newest, or the one before `--reply`.
+
+    The exit code is 1 if the rebuilt request differs.
+    """
+    from quire.schemas.context import ReplayedRequestSchema, ReplaySchema
+
+    async with open_conversation(target) as conversation:
+        number = reply if reply is not None else (await _find_newest_replies(conversation, 1))[0]
+        replayed = await conversation.replay(number)
+    document = ReplayedRequestSchema(
+        conversation=conversation.id,
+        branch=conversation.branch,
+        reply=number,
+        **dict(ReplaySchema.from_replay(replayed)),
+    )
+
+    def draw(_: "Console") -> "Iterable[RenderableType]":
+        if request:
+            yield Verbatim(format_json(document.payload or {}))
+            return
+        outcome = "is identical to what was sent" if replayed.matches else "DIFFERS from what was sent"
+        yield make_text(f"The rebuilt request that #{number} answered {outcome}.")
+        yield make_field_table(
+            [
+                ("recorded", document.recorded_digest),
+                ("rebuilt", document.rebuilt_digest or "not possible"),
+                ("reason", document.mismatch),
+                ("missing", ", ".join(replayed.missing) or None),
+                ("tokens", replayed.manifest.total_tokens),
+            ]
+        )
+
+    return Result(document, draw, exit_code=0 if replayed.matches else EXIT_FAILED)
 
 
-class ItemChanges(NamedTuple):
-    """Changes to a session: items by name, messages by number."""
+async def _find_newest_replies(conversation: "Conversation", count: int) -> list[int]:
+    """Returns the sequence numbers of the newest replies that have a manifest, oldest first."""
+    store = conversation.engine.store
+    seqs = [seq for seq, _ in await store.list_manifests(conversation.id, branch=conversation.branch, limit=count)]
+    if len(seqs) < count:
+        recorded = "no recorded request" if not seqs else "only one recorded request"
+        raise EntryNotFound(f"{conversation.id} has {recorded}; a request is recorded with its reply.")
+    return seqs
 
-    added: Sequence[str]
-    removed: Sequence[str]
-    pinned: Sequence[int]
-    unpinned: Sequence[int]
+
+@command(app, "quire context diff")
+async def diff(
+    target: CommandTarget,
+    *,
+    before: Annotated[
+        int | None, typer.Option("--from", metavar="SEQ", min=1, help="The reply to the earlier request.")
+    ] = None,
+    after: Annotated[
+        int | None, typer.Option("--to", metavar="SEQ", min=1, help="The reply to the later request.")
+    ] = None,
+) -> Result:
+    """Compare two requests: the last two, or the ones that `--from` and `--to` name."""
+    from quire.schemas.context import ComparedRequestsSchema, RequestDiffSchema
+
+    async with open_conversation(target) as conversation:
+        if before is None or after is None:
+            earlier, later = await _find_newest_replies(conversation, 2)
+            before, after = before or earlier, after or later
+        changes = await conversation.diff(before, after)
+    compared = RequestDiffSchema.from_changes(changes, reply=before, other=after)
+    document = ComparedRequestsSchema(conversation=conversation.id, branch=conversation.branch, **dict(compared))
+
+    def format_subject(name: str | None, span: Any) -> str:
+        if name is not None or span is None:
+            return name or ""
+        return f"#{span.first}" if span.first == span.last else f"#{span.first} to #{span.last}"
+
+    def format_decision(decision: "Decision | None") -> str:
+        return "-" if decision is None else f"{'in' if decision.included else 'out'}: {explain_decision(decision)}"
+
+    def draw(_: "Console") -> "Iterable[RenderableType]":
+        yield make_text(f"From the request that #{before} answered to the one that #{after} answered")
+        yield make_table(
+            "kind", "item", "before", "after",
+            rows=[
+                (each.kind, format_subject(each.name, each.span), format_decision(each.before),
+                 format_decision(each.after))
+                for each in changes
+            ],
+            wrapped=("item", "before", "after"),
+        ) if changes else make_text("Nothing changed.")  # fmt: skip
+
+    return Result(document, draw)
 
 
-async def _apply_item_changes(
-    target: CommandTarget, changes: ItemChanges, *, servers: bool
-) -> "tuple[str, list[ContextItemSchema], tuple[int, ...], list[str]]":
-    from quire.schemas.context import ContextItemSchema
+@command(app, "quire context why 2")
+async def why(
+    target: CommandTarget,
+    item: Annotated[str, typer.Argument(help="The sequence number of a message, or the name of an item.")],
+    *,
+    reply: ReplyNumber = None,
+    servers: WithServers = False,
+) -> Result:
+    """Explain why a message or item is in the next request or not; with `--reply`, in an earlier one."""
+    from quire.ledger import find_decision
+    from quire.schemas.context import ExplainedItemSchema
 
-    async with open_conversation(target, servers=servers) as conversation:
-        for name in changes.added:
-            await conversation.add_item(name)
-        for name in changes.removed:
-            await conversation.remove_item(name)
-        for number in changes.pinned:
-            await conversation.pin(number)
-        for number in changes.unpinned:
-            await conversation.unpin(number)
-        state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
-        agent = conversation.engine.agent
-        items = [
-            ContextItemSchema.from_item(each.item, agent, session_mode=each.include)
-            for each in await conversation.items()
+    async with open_conversation(target, servers=servers and reply is None) as conversation:
+        bare = item.removeprefix("#")
+        manifest = await _load_manifest(conversation, reply)
+    decision = find_decision(manifest, int(bare) if bare.isdecimal() else item)
+    document = ExplainedItemSchema(
+        conversation=conversation.id, branch=conversation.branch, reply=reply, item=item, decision=decision
+    )
+    return Result(document, lambda _: draw_explanation(item, decision))
+
+
+def draw_explanation(item: str, decision: "Decision") -> "Iterable[RenderableType]":
+    yield make_text(f"{item}: {'included' if decision.included else 'not included'} ({explain_decision(decision)})")
+    yield make_field_table(
+        [
+            ("kind", decision.kind),
+            ("item", format_decision_subject(decision)),
+            ("slot", decision.slot),
+            ("tokens", decision.tokens or None),
+            ("score", decision.score),
         ]
-        return conversation.id, items, state.pins, [] if servers else list_enabled_servers(agent)
+    )
 
 
-for _part in (context_stats, context_changes, context_transfer, context_ledger):
-    app.add_typer(_part.app)
+async def _load_manifest(conversation: "Conversation", reply: int | None) -> "Manifest":
+    """Loads the manifest of the request that the reply answered, or previews the next one."""
+    return await conversation.preview() if reply is None else await conversation.manifest(reply)
+
+
+app.add_typer(context_changes.app)

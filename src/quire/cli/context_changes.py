@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.common import AsJson, CommandTarget, branch_command, create_group, open_conversation, run_async
+from quire.cli.common import CommandTarget, command, create_group, open_conversation, run_async
 from quire.cli.output import (
+    Result,
     format_compaction,
     make_field_table,
     make_text,
     pluralize,
     print_note,
-    print_result,
     show_spinner,
 )
 from quire.cli.platforms import IS_WINDOWS, split_command
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quire.engine import Conversation
-    from quire.log import Branch
-    from quire.model import Compaction, Entry
+    from quire.model import Entry
     from quire.model.context_events import ContextEvent
     from quire.schemas.context import ActiveCompactionSchema, CompactionPlanSchema
 
@@ -44,38 +43,33 @@ DEFAULT_EDITOR = "notepad" if IS_WINDOWS else "vi"
 UNDO_HINT = "Nothing is deleted; undo it with `quire context undo`."
 
 
-@branch_command(app, "quire context compact")
-def compact(
+@command(app, "quire context compact")
+async def compact(
     target: CommandTarget,
     *,
     keep: Annotated[str | None, typer.Option(metavar="TEXT", help="What the summary must preserve.")] = None,
     preview: Annotated[bool, typer.Option(help="Print the plan without compacting.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Compact now, even below the threshold: archive older messages and replace them by a summary."""
-    if preview:
-        conversation_id, plan = run_async(_load_plan(target))
-        document = {
-            "conversation": conversation_id,
-            "branch": target.branch,
-            "plan": plan.model_dump(mode="json") if plan is not None else None,
-        }
-        print_result(document, lambda _: _render_plan(plan), as_json=as_json)
-        return
-    conversation_id, entry = run_async(_run_compaction(target, keep))
-    _print_compaction(
-        conversation_id, target.branch, entry, as_json=as_json, empty_message="There is nothing to compact."
-    )
+    from quire.model.context_events import CompactionFailed
+    from quire.schemas.context import CompactionPlanSchema, CompactionPreviewSchema
 
-
-async def _load_plan(target: CommandTarget) -> "tuple[str, CompactionPlanSchema | None]":
-    from quire.schemas.context import CompactionPlanSchema
+    def print_failure(event: "ContextEvent") -> None:
+        if isinstance(event, CompactionFailed):
+            print_note(f"quire: {event.detail} Using an extractive summary instead.")
 
     async with open_conversation(target) as conversation:
-        return conversation.id, CompactionPlanSchema.from_plan(await conversation.plan_compaction())
+        if preview:
+            plan = CompactionPlanSchema.from_plan(await conversation.plan_compaction())
+            document = CompactionPreviewSchema(conversation=conversation.id, branch=conversation.branch, plan=plan)
+            return Result(document, lambda _: _draw_plan(plan))
+        conversation.engine.subscribe(print_failure)
+        with show_spinner("Compacting"):
+            entry = await conversation.compact(instructions=keep)
+        return _describe_compaction(conversation, entry, empty_message="There is nothing to compact.")
 
 
-def _render_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableType]":
+def _draw_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableType]":
     if plan is None:
         yield make_text("There is nothing to compact.")
         return
@@ -92,67 +86,41 @@ def _render_plan(plan: "CompactionPlanSchema | None") -> "Iterable[RenderableTyp
     )
 
 
-async def _run_compaction(target: CommandTarget, instructions: str | None) -> "tuple[str, Entry | None]":
-    async with open_conversation(target) as conversation:
-        conversation.engine.subscribe(_print_failure)
-        with show_spinner("Compacting"):
-            return conversation.id, await conversation.compact(instructions=instructions)
-
-
-def _print_failure(event: "ContextEvent") -> None:
-    from quire.model.context_events import CompactionFailed
-
-    if isinstance(event, CompactionFailed):
-        print_note(f"quire: {event.detail} Using an extractive summary instead.")
-
-
-def _print_compaction(
-    conversation_id: str, branch: int, entry: "Entry | None", *, as_json: bool, empty_message: str
-) -> None:
-    """Prints the entry of a compaction and what it did, or `empty_message` if there is none."""
+def _describe_compaction(conversation: "Conversation", entry: "Entry | None", *, empty_message: str) -> Result:
+    """The entry of a compaction and what it did, or `empty_message` if there is none."""
     from quire.model import Compaction
+    from quire.schemas.context import CompactionResultSchema
     from quire.schemas.entries import entry_to_schema
 
     body = entry.body if entry is not None else None
     line = f"{format_compaction(body)}. {UNDO_HINT}" if isinstance(body, Compaction) else empty_message
-    document = {
-        "conversation": conversation_id,
-        "branch": branch,
-        "entry": entry_to_schema(entry).model_dump(mode="json") if entry is not None else None,
-    }
-    print_result(document, lambda _: [make_text(line)], as_json=as_json)
+    document = CompactionResultSchema(
+        conversation=conversation.id,
+        branch=conversation.branch,
+        entry=entry_to_schema(entry) if entry is not None else None,
+    )
+    return Result(document, line)
 
 
-@branch_command(app, "quire context undo")
-def undo(
-    target: CommandTarget,
-    *,
-    as_json: AsJson = False,
-) -> None:
+@command(app, "quire context undo")
+async def undo(target: CommandTarget) -> Result:
     """Undo the newest compaction, summary edit or clear: the model sees what it saw before."""
-    conversation_id, undone, active = run_async(_undo_compaction(target))
-    line = f"Undid the compaction in entry #{undone}. "
-    line += (
+    from quire.model import Restore
+    from quire.schemas.context import UndoneCompactionSchema
+
+    async with open_conversation(target) as conversation:
+        body = (await conversation.undo_compaction()).body
+        active = await load_active_compaction(conversation)
+    undone = body.compaction if isinstance(body, Restore) else 0
+    document = UndoneCompactionSchema(
+        conversation=conversation.id, branch=conversation.branch, undone=undone, active=active
+    )
+    now = (
         f"Compaction {active.compaction.number} is active again."
         if active is not None
         else "The model sees every message again."
     )
-    document = {
-        "conversation": conversation_id,
-        "branch": target.branch,
-        "undone": undone,
-        "active": active.model_dump(mode="json") if active is not None else None,
-    }
-    print_result(document, lambda _: [make_text(line)], as_json=as_json)
-
-
-async def _undo_compaction(target: CommandTarget) -> "tuple[str, int, ActiveCompactionSchema | None]":
-    from quire.model import Restore
-
-    async with open_conversation(target) as conversation:
-        body = (await conversation.undo_compaction()).body
-        undone = body.compaction if isinstance(body, Restore) else 0
-        return conversation.id, undone, await load_active_compaction(conversation)
+    return Result(document, f"Undid the compaction in entry #{undone}. {now}")
 
 
 async def load_active_compaction(conversation: "Conversation") -> "ActiveCompactionSchema | None":
@@ -163,98 +131,68 @@ async def load_active_compaction(conversation: "Conversation") -> "ActiveCompact
     return ActiveCompactionSchema.from_entry(window.compaction)
 
 
-@branch_command(app, "quire context edit --text 'Only the tides matter now. [#2]'")
+@command(app, "quire context edit --text 'Only the tides matter now. [#2]'")
 def edit(
     target: CommandTarget,
     *,
     new_text: Annotated[
         str | None, typer.Option("--text", help="The new summary; - reads standard input. Default: open $EDITOR.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Edit the summary; the old one stays in the log."""
+
+    async def load_summary() -> tuple[str, str]:
+        async with open_conversation(target) as conversation:
+            active = await load_active_compaction(conversation)
+            if active is None or active.compaction.covers is None:
+                raise InvalidRequest("There is no summary to edit; create one with `quire context compact`.")
+            return conversation.id, active.compaction.summary or ""
+
+    async def save_summary(conversation_id: str, summary: str, *, changed: bool) -> Result:
+        async with open_conversation(replace(target, conversation=conversation_id)) as conversation:
+            entry = await conversation.edit_summary(summary) if changed else None
+            return _describe_compaction(conversation, entry, empty_message="The summary was not changed.")
+
     # Outside of any event loop: while the user writes, Ctrl-C must reach the editor or end the command.
-    conversation_id, old_summary = run_async(_load_summary(target))
-    new_summary = _read_new_summary(old_summary, new_text).strip()
+    conversation_id, old_summary = run_async(load_summary())
+    if new_text is None:
+        new_summary = edit_in_editor(old_summary).strip()
+    else:
+        new_summary = (sys.stdin.read() if new_text == "-" else new_text).strip()
     if not new_summary:
         raise InvalidRequest("The new summary is empty, so nothing changed; to drop it, use `quire context clear`.")
-    exact = replace(target, conversation=conversation_id)
-    entry = run_async(_save_summary(exact, new_summary)) if new_summary != old_summary.strip() else None
-    _print_compaction(
-        conversation_id, target.branch, entry, as_json=as_json, empty_message="The summary was not changed."
-    )
+    return run_async(save_summary(conversation_id, new_summary, changed=new_summary != old_summary.strip()))
 
 
-async def _load_summary(target: CommandTarget) -> tuple[str, str]:
-    async with open_conversation(target) as conversation:
-        active = await load_active_compaction(conversation)
-        if active is None or active.compaction.covers is None:
-            raise InvalidRequest("There is no summary to edit; create one with `quire context compact`.")
-        return conversation.id, active.compaction.summary or ""
-
-
-async def _save_summary(target: CommandTarget, summary: str) -> "Entry":
-    async with open_conversation(target) as conversation:
-        return await conversation.edit_summary(summary)
-
-
-def _read_new_summary(current_summary: str, new_text: str | None) -> str:
-    if new_text == "-":
-        return sys.stdin.read()
-    if new_text is not None:
-        return new_text
-    return edit_in_editor(current_summary)
-
-
-@branch_command(app, "quire context clear")
-def clear(
-    target: CommandTarget,
-    *,
-    as_json: AsJson = False,
-) -> None:
+@command(app, "quire context clear")
+async def clear(target: CommandTarget) -> Result:
     """Clear the view: archive all messages without a summary. Nothing is deleted; undo restores it.
 
     Pinned messages stay, and archived messages can still be recalled.
     """
-    conversation_id, entry = run_async(_clear_view(target))
-    _print_compaction(
-        conversation_id, target.branch, entry, as_json=as_json, empty_message="There is nothing to clear."
-    )
-
-
-async def _clear_view(target: CommandTarget) -> "tuple[str, Entry | None]":
-    from quire.model import Draft
+    from quire.model import Compaction, Draft, Span
     from quire.view.counted_input import count_summary
 
     async with open_conversation(target) as conversation:
         store, manifest = conversation.engine.store, await conversation.preview()
         branch = await store.get_branch(conversation.id, conversation.branch)
-        if branch.state.active_compaction is None and not any(
-            row.kind == "message" and row.span for row in manifest.decisions
-        ):
-            return conversation.id, None
-        rest = sum(row.tokens for row in manifest.included if row.reason == "pinned" or row.slot not in CLEARED_SLOTS)
-        before, strategy = manifest.full_history_tokens, manifest.policy.strategy
-        body = _build_clearing_compaction(branch, before=before, after=min(before, rest), strategy=strategy)
-        draft = Draft(body=body, tokens=count_summary(body, conversation.engine.message_counter))
-        [entry] = await store.append(conversation.id, draft, branch=conversation.branch)
-        return conversation.id, entry
-
-
-def _build_clearing_compaction(branch: "Branch", *, before: int, after: int, strategy: str) -> "Compaction":
-    """Builds a compaction that covers every entry and has no summary."""
-    from quire.model import Compaction, Span
-
-    state = branch.state
-    return Compaction(
-        number=state.compaction_count + 1,
-        covers=Span(first=1, last=branch.head_seq),
-        trigger="manual",
-        strategy=strategy,
-        tokens_before=before,
-        tokens_after=after,
-        supersedes=state.active_compaction.seq if state.active_compaction is not None else None,
-    )
+        active, entry = branch.state.active_compaction, None
+        if active is not None or any(row.kind == "message" and row.span for row in manifest.decisions):
+            rest = sum(
+                row.tokens for row in manifest.included if row.reason == "pinned" or row.slot not in CLEARED_SLOTS
+            )
+            body = Compaction(
+                number=branch.state.compaction_count + 1,
+                covers=Span(first=1, last=branch.head_seq),
+                trigger="manual",
+                strategy=manifest.policy.strategy,
+                tokens_before=manifest.full_history_tokens,
+                tokens_after=min(manifest.full_history_tokens, rest),
+                supersedes=active.seq if active is not None else None,
+            )
+            draft = Draft(body=body, tokens=count_summary(body, conversation.engine.message_counter))
+            [entry] = await store.append(conversation.id, draft, branch=conversation.branch)
+        return _describe_compaction(conversation, entry, empty_message="There is nothing to clear.")
 
 
 def edit_in_editor(text: str) -> str:

@@ -1,17 +1,13 @@
-"""Draws the context window: a bar by slot with the reserved tokens and the threshold, and tables of decisions.
+"""Draws the context window: a bar by slot, the sections of what a request includes, and tables of decisions.
 
 Everything is drawn from a manifest, so past requests look like the next one.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.cli.context_sections import (
-    ContextSection,
-    format_item_counts,
-    group_sections,
-    render_section_title,
-)
 from quire.cli.output import NARROW_COLUMNS, make_table, make_text, pluralize, to_one_line
 
 if TYPE_CHECKING:
@@ -23,6 +19,93 @@ if TYPE_CHECKING:
 
 MAX_BAR_COLUMNS = 100
 """Maximum width of the bar; more columns add no information."""
+
+
+class ContextSection(StrEnum):
+    """A section of a request, in the order of display."""
+
+    RULES = "rules"
+    REFERENCES = "references"
+    TOOLS = "tools"
+    MEMORY = "memory"
+    SUMMARY = "summary"
+    MESSAGES = "messages"
+    RECALLED = "recalled"
+
+
+class SectionDecisions(NamedTuple):
+    section: ContextSection
+    decisions: "tuple[Decision, ...]"
+
+    @property
+    def tokens(self) -> int:
+        return sum(decision.tokens for decision in self.decisions)
+
+
+INCLUDE_MODES = {"always": "always", "manual": "manual", "agent": "agent", "carried": "agent"}
+"""Include mode by the reason of a decision; a carried tool was selected for an earlier message."""
+_NAMED_REASONS = ("referenced", "imported", "listed")
+
+
+def group_sections(decisions: "Iterable[Decision]") -> list[SectionDecisions]:
+    """The sections that have decisions; within a section they stay in the order of the request."""
+    by_section: dict[ContextSection, list[Decision]] = {section: [] for section in ContextSection}
+    for decision in decisions:
+        by_section[select_section(decision)].append(decision)
+    return [SectionDecisions(section, tuple(rows)) for section, rows in by_section.items() if rows]
+
+
+def select_section(decision: "Decision") -> ContextSection:
+    match decision.kind:
+        case "instructions" | "rule":
+            return ContextSection.RULES
+        case "reference":
+            return ContextSection.REFERENCES
+        case "document" if decision.slot != "recall" or decision.reason in _NAMED_REASONS:
+            return ContextSection.REFERENCES
+        case "tool":
+            return ContextSection.TOOLS
+        case "summary":
+            return ContextSection.SUMMARY
+        case "memory" if decision.slot != "recall":
+            return ContextSection.MEMORY
+        case "message" if decision.slot != "recall":
+            return ContextSection.MESSAGES
+        case "document" | "memory" | "message":
+            return ContextSection.RECALLED
+
+
+def count_items(manifest: "Manifest") -> dict[str, dict[str, int]]:
+    """Number of included rules, references and tools by include mode."""
+    counts = {kind: Counter[str]() for kind in ("rule", "reference", "tool")}
+    for decision in manifest.included:
+        mode = INCLUDE_MODES.get(decision.reason)
+        if decision.kind in counts and mode is not None:
+            counts[decision.kind][mode] += 1
+    return {kind: {mode: by_mode[mode] for mode in ("always", "manual", "agent")} for kind, by_mode in counts.items()}
+
+
+def format_item_counts(manifest: "Manifest") -> str | None:
+    """`5 rules (2 always, 3 agent), 1 reference (always), 3 tools (all manual)`; None without items."""
+    phrases: list[str] = []
+    for kind, by_mode in count_items(manifest).items():
+        used = {mode: count for mode, count in by_mode.items() if count}
+        modes = ", ".join(f"{count} {mode}" for mode, count in used.items())
+        if len(used) == 1:
+            [(mode, count)] = used.items()
+            modes = mode if count == 1 else f"all {mode}"
+        if used:
+            phrases.append(f"{pluralize(sum(used.values()), kind)} ({modes})")
+    return ", ".join(phrases) or None
+
+
+def render_section_title(group: SectionDecisions, *, unfolded: Collection[ContextSection]) -> "Text":
+    sign = "▾" if group.section in unfolded else "▸"
+    title = "Instructions and rules" if group.section == ContextSection.RULES else group.section.capitalize()
+    # Rows of messages and summaries are ranges of entries, so their number says nothing.
+    counted = group.section not in (ContextSection.MESSAGES, ContextSection.SUMMARY)
+    number = f" ({len(group.decisions)})" if counted else ""
+    return make_text(f"{sign} {title}{number}: {pluralize(group.tokens, 'token')}")
 
 
 class SlotStyle(NamedTuple):
@@ -71,7 +154,18 @@ def render_window(
     yield make_text(format_headline(manifest, is_past=is_past))
     yield from render_bar(manifest, width, colored=colored)
     yield make_text("")
-    yield _render_slots(manifest, colored=colored, narrow=narrow)
+    reserved = manifest.policy.reserved_response_tokens
+    slots = [(each.slot, each.used, each.budget, "over budget" if each.overflows else "") for each in manifest.slots]
+    rows: list[Sequence[Any]] = []
+    for name, tokens, budget, note in [*slots, ("reserved", reserved, None, "")]:
+        style = SLOT_STYLES[name]
+        letter = style.letter if name == "reserved" or not colored else "█"
+        key = make_text(letter, style=style.color if colored else "")
+        rows.append((key, name, tokens, f"{100 * tokens / manifest.policy.window:.1f} %", budget, note))
+    columns = ("", "slot", "tokens", "of window", "budget", "note")[: 4 if narrow else 6]
+    yield make_table(
+        *columns, rows=[row[: len(columns)] for row in rows], right_aligned=("tokens", "of window", "budget")
+    )
     if (counts := format_item_counts(manifest)) is not None:
         yield make_text(f"\n{counts}")
     yield make_text("\nIncluded")
@@ -85,17 +179,32 @@ def render_window(
 
 
 def format_headline(manifest: "Manifest", *, is_past: bool = False) -> str:
-    policy = manifest.policy
+    policy, history = manifest.policy, manifest.full_history_tokens
     share = 100 * manifest.total_tokens / policy.window
     used = f"{manifest.total_tokens:,} of {policy.window:,} tokens ({share:.1f} %)"
-    reserved = f"{policy.reserved_response_tokens:,} reserved for the reply"
-    state = _format_past_state(manifest) if is_past else _format_compaction_state(manifest)
-    return f"{used}{_format_document_tokens(manifest)}, {reserved}. {state}"
-
-
-def _format_document_tokens(manifest: "Manifest") -> str:
     documents = manifest.document_tokens
-    return f", {documents:,} of them in documents that messages reference" if documents else ""
+    included = f", {documents:,} of them in documents that messages reference" if documents else ""
+    distance = manifest.trigger_tokens - history
+    if not policy.context_management_enabled and is_past:
+        state = "Context management was off: nothing was compacted."
+    elif not policy.context_management_enabled and history <= manifest.max_input_tokens:
+        state = "Context management is off: nothing is compacted."
+    elif not policy.context_management_enabled:
+        state = (
+            f"Context management is off, and the full history has {history:,} tokens: the next request is refused. "
+            "Run `quire context compact`, or set `context_management_enabled = true`."
+        )
+    elif distance < 0 and is_past:
+        state = f"The full history had {history:,} tokens: older messages were left out."
+    elif distance < 0:
+        state = f"The full history has {history:,} tokens; the next request compacts it first."
+    else:
+        state = (
+            f"It was {distance:,} below the compaction threshold."
+            if is_past
+            else f"{distance:,} more until it compacts."
+        )
+    return f"{used}{included}, {policy.reserved_response_tokens:,} reserved for the reply. {state}"
 
 
 def format_turn(reply: "EntrySchema") -> str:
@@ -109,28 +218,6 @@ def format_turn(reply: "EntrySchema") -> str:
     documents = ", ".join(to_one_line(each.path or each.link) for each in reply.references)
     lines = [f"The turn that #{reply.seq} ends: {pluralize(turn.steps, 'step')}, {tokens}{cost}{compactions}."]
     return "\n".join([*lines, f"Documents: {documents}"] if documents else lines)
-
-
-def _format_past_state(manifest: "Manifest") -> str:
-    """How far a request that was sent was from a compaction."""
-    if not manifest.policy.context_management_enabled:
-        return "Context management was off: nothing was compacted."
-    if manifest.full_history_tokens > manifest.trigger_tokens:
-        return f"The full history had {manifest.full_history_tokens:,} tokens: older messages were left out."
-    return f"It was {manifest.trigger_tokens - manifest.full_history_tokens:,} below the compaction threshold."
-
-
-def _format_compaction_state(manifest: "Manifest") -> str:
-    if not manifest.policy.context_management_enabled:
-        if manifest.full_history_tokens <= manifest.max_input_tokens:
-            return "Context management is off: nothing is compacted."
-        return (
-            f"Context management is off, and the full history has {manifest.full_history_tokens:,} tokens: the next "
-            "request is refused. Run `quire context compact`, or set `context_management_enabled = true`."
-        )
-    if manifest.full_history_tokens > manifest.trigger_tokens:
-        return f"The full history has {manifest.full_history_tokens:,} tokens; the next request compacts it first."
-    return f"{manifest.trigger_tokens - manifest.full_history_tokens:,} more until it compacts."
 
 
 def render_bar(manifest: "Manifest", width: int, *, colored: bool) -> "Iterable[Text]":
@@ -170,49 +257,6 @@ def format_threshold_marker(trigger: int, window: int, width: int) -> str:
     if len(label) + 1 <= column:
         return f"{label} ▲".rjust(column + 1)
     return f"{' ' * column}▲\n{label}"
-
-
-def _render_slots(manifest: "Manifest", *, colored: bool, narrow: bool) -> "RenderableType":
-    rows: list[Sequence[Any]] = []
-    for use in manifest.slots:
-        over = "over budget" if use.overflows else ""
-        rows.append(
-            (
-                _render_legend_key(use.slot, colored=colored),
-                use.slot,
-                use.used,
-                _format_share(use.used, manifest),
-                use.budget,
-                over,
-            )
-        )
-    reserved = manifest.policy.reserved_response_tokens
-    rows.append(
-        (
-            _render_legend_key("reserved", colored=colored),
-            "reserved",
-            reserved,
-            _format_share(reserved, manifest),
-            None,
-            "",
-        )
-    )
-    columns = ("", "slot", "tokens", "of window", "budget", "note")
-    count = len(columns) - 2 if narrow else len(columns)
-    return make_table(
-        *columns[:count], rows=[row[:count] for row in rows], right_aligned=("tokens", "of window", "budget")
-    )
-
-
-def _render_legend_key(name: str, *, colored: bool) -> "Text":
-    style = SLOT_STYLES[name]
-    if not colored:
-        return make_text(style.letter)
-    return make_text(style.letter if name == "reserved" else "█", style=style.color)
-
-
-def _format_share(tokens: int, manifest: "Manifest") -> str:
-    return f"{100 * tokens / manifest.policy.window:.1f} %"
 
 
 def render_decisions(decisions: "Iterable[Decision]", *, narrow: bool = False) -> "RenderableType":

@@ -1,236 +1,306 @@
-"""`quire conversation`: lists, forks, renames, verifies and purges conversations."""
+"""`quire conversation`: lists, forks, renames, verifies and purges conversations, and finds secrets in them."""
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli import conversation_secrets, conversation_show
+from quire.cli import conversation_show
 from quire.cli.common import (
     EXIT_FAILED,
     MAIN_BRANCH,
-    AsJson,
     BranchNumber,
     CommandTarget,
-    ConversationId,
+    ConversationName,
     Limit,
     SetOptions,
-    branch_command,
+    Yes,
     command,
     complete_conversation_ids,
+    confirm,
     create_group,
     list_conversation_ids,
-    make_target,
     open_store,
     resolve_conversation_id,
     run_async,
 )
 from quire.cli.output import (
+    Result,
     format_local_time,
     make_table,
     make_text,
     pluralize,
-    print_result,
     show_progress,
     show_spinner,
     to_one_line,
 )
+from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
-    from quire.log import Branch, ConversationRecord, IntegrityFault
+    from quire.log.types import ValuePurge
+    from quire.schemas.records import FoundSecretsSchema, VerifiedConversationsSchema
 
 app = create_group("List, read and manage conversations.")
 
 
 @command(app, "quire conversation list", name="list")
-def list_(*, limit: Limit = 20, as_json: AsJson = False, overrides: SetOptions = None) -> None:
+async def list_(*, limit: Limit = 20, overrides: SetOptions = None) -> Result:
     """List conversations, the most recently used first."""
-    from quire.schemas.records import BranchSchema, ConversationSchema
+    from quire.schemas.records import (
+        BranchSchema,
+        ConversationListSchema,
+        ConversationSchema,
+        ListedConversationSchema,
+    )
 
-    conversations = run_async(_load_conversations(make_target(overrides=overrides), limit))
+    listed: list[ListedConversationSchema] = []
+    async with open_store(overrides) as store:
+        for record in await store.fill_titles(*await store.list_conversations(limit=limit)):
+            branches = await store.list_branches(record.id)
+            listed.append(
+                ListedConversationSchema(
+                    **dict(ConversationSchema.from_record(record)),
+                    entries=sum(branch.head_seq - branch.fork_seq for branch in branches),
+                    branches=[BranchSchema.from_record(branch) for branch in branches],
+                )
+            )
 
-    def draw(_: Any) -> "Iterable[RenderableType]":
+    def draw(_: "Console") -> "Iterable[RenderableType]":
         yield make_table(
             "id", "title", "updated", "entries", "branches",
             rows=[
-                (each.id, to_one_line(each.title), format_local_time(each.updated_at), _count_entries(own), len(own))
-                for each, own in conversations
+                (each.id, to_one_line(each.title), format_local_time(each.updated_at), each.entries, len(each.branches))
+                for each in listed
             ],
             right_aligned=("entries", "branches"), wrapped=("title",),
-        ) if conversations else make_text("There is no conversation yet; start one with `quire chat`.")  # fmt: skip
+        ) if listed else make_text("There is no conversation yet; start one with `quire chat`.")  # fmt: skip
 
-    rows = [
-        ConversationSchema.from_record(each).model_dump(mode="json")
-        | {
-            "entries": _count_entries(own),
-            "branches": [BranchSchema.from_record(branch).model_dump(mode="json") for branch in own],
-        }
-        for each, own in conversations
-    ]
-    print_result({"conversations": rows}, draw, as_json=as_json)
+    return Result(ConversationListSchema(conversations=listed), draw)
 
 
-async def _load_conversations(target: CommandTarget, limit: int) -> "list[tuple[ConversationRecord, list[Branch]]]":
-    """Loads conversations, each with its branches."""
-    async with open_store(target) as store:
-        records = await store.fill_titles(*await store.list_conversations(limit=limit))
-        return [(each, await store.list_branches(each.id)) for each in records]
-
-
-def _count_entries(branches: "Sequence[Branch]") -> int:
-    return sum(branch.head_seq - branch.fork_seq for branch in branches)
-
-
-@branch_command(app, "quire conversation fork --at 4 --name 'without the storm'")
-def fork(
+@command(app, "quire conversation fork --at 4 --name 'without the storm'")
+async def fork(
     target: CommandTarget,
     *,
-    at: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="The last entry that both branches share.")],
+    at: Annotated[int, typer.Option(metavar="SEQ", min=0, help="The last entry that both branches share.")],
     name: Annotated[str | None, typer.Option(help="The name of the new branch.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Fork a branch that shares everything up to an entry; the old branch is unchanged."""
-    from quire.schemas.records import BranchSchema
+    from quire.schemas.records import BranchSchema, ForkedBranchSchema
 
-    branch = run_async(_fork_branch(target, at, name))
-    document = {"conversation": branch.conversation} | BranchSchema.from_record(branch).model_dump(mode="json")
-    line = f"Forked branch {branch.number} ({branch.name}) from #{at}; select it with --branch {branch.number}."
-    print_result(document, lambda _: [make_text(line)], as_json=as_json)
-
-
-async def _fork_branch(target: CommandTarget, at: int, name: str | None) -> "Branch":
-    async with open_store(target) as store:
+    async with open_store(target.overrides) as store:
         conversation_id = await resolve_conversation_id(store, target.conversation)
-        return await store.fork(conversation_id, at=at, branch=target.branch, name=name)
+        branch = await store.fork(conversation_id, at=at, branch=target.branch, name=name)
+    document = ForkedBranchSchema(conversation=conversation_id, **dict(BranchSchema.from_record(branch)))
+    return Result(
+        document, f"Forked branch {branch.number} ({branch.name}) from #{at}; select it with --branch {branch.number}."
+    )
 
 
 @command(app, "quire conversation rename 'Tides and storms'")
-def rename(
+async def rename(
     title: Annotated[str, typer.Argument(help="The new title.")],
-    conversation: ConversationId = None,
+    conversation: ConversationName = None,
     *,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Change a conversation's title."""
-    conversation_id = run_async(_rename_conversation(make_target(conversation, overrides=overrides), title))
-    document = {"conversation": conversation_id, "title": title}
-    line = f"Renamed {conversation_id} to {to_one_line(title)!r}."
-    print_result(document, lambda _: [make_text(line)], as_json=as_json)
+    from quire.schemas.records import NamedConversationSchema
 
-
-async def _rename_conversation(target: CommandTarget, title: str) -> str:
-    async with open_store(target) as store:
-        conversation_id = await resolve_conversation_id(store, target.conversation)
+    async with open_store(overrides) as store:
+        conversation_id = await resolve_conversation_id(store, conversation)
         await store.rename_conversation(conversation_id, title)
-        return conversation_id
+    document = NamedConversationSchema(conversation=conversation_id, title=title)
+    return Result(document, f"Renamed {conversation_id} to {to_one_line(title)!r}.")
 
 
 @command(app, "quire conversation verify")
-def verify(
-    conversation: ConversationId = None,
+async def verify(
+    conversation: ConversationName = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Verify every conversation, memories and keys.")] = False,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Verify the digests of all entries and their records; the exit code is 1 if one was changed."""
-    from quire.schemas.records import IntegrityFaultSchema
+    from quire.schemas.records import LocatedFaultSchema, VerifiedConversationsSchema
 
-    checked, faults = run_async(
-        _verify_conversations(make_target(conversation, overrides=overrides), everything=everything)
-    )
-    rows = [
-        {"conversation": conversation_id} | IntegrityFaultSchema.from_record(fault).model_dump(mode="json")
-        for conversation_id, fault in faults
-    ]
-
-    def draw(_: Any) -> "Iterable[RenderableType]":
-        if not faults:
-            yield make_text(f"Verified {pluralize(len(checked), 'conversation')}: nothing was changed.")
-            return
-        yield make_table(
-            "conversation", "branch", "entry", "problem",
-            rows=[(each or "", *_describe_position(fault), fault.problem) for each, fault in faults],
-            right_aligned=("branch",), wrapped=("problem",),
-        )  # fmt: skip
-
-    print_result({"conversations": checked, "faults": rows}, draw, as_json=as_json)
-    if faults:
-        raise typer.Exit(EXIT_FAILED)
-
-
-async def _verify_conversations(
-    target: CommandTarget, *, everything: bool
-) -> "tuple[list[str], list[tuple[str | None, IntegrityFault]]]":
-    """The verified conversations and their faults; with `everything` also those of no conversation."""
-    async with open_store(target) as store:
+    faults: list[LocatedFaultSchema] = []
+    async with open_store(overrides) as store:
         if everything:
             ids = await list_conversation_ids(store)
+            # Memories and keys belong to no conversation.
+            faults += [LocatedFaultSchema(conversation=None, **each._asdict()) for each in await store.verify_tenant()]
         else:
-            ids = [await resolve_conversation_id(store, target.conversation)]
-        faults: list[tuple[str | None, IntegrityFault]] = []
-        if everything:
-            faults += [(None, fault) for fault in await store.verify_tenant()]
+            ids = [await resolve_conversation_id(store, conversation)]
         with show_progress("Verifying") as progress:
-            for done, each in enumerate(ids):
+            for done, checked in enumerate(ids):
                 progress.update(done, len(ids))
-                faults += [(each, fault) for fault in await store.verify_conversation(each)]
-        return ids, faults
+                found = await store.verify_conversation(checked)
+                faults += [LocatedFaultSchema(conversation=checked, **each._asdict()) for each in found]
+    document = VerifiedConversationsSchema(conversations=ids, faults=faults)
+    return Result(document, lambda _: _draw_faults(document), exit_code=EXIT_FAILED if faults else 0)
 
 
-def _describe_position(fault: "IntegrityFault") -> tuple[int | str, str]:
-    branch = "" if fault.branch is None else fault.branch
-    return branch, "" if fault.seq is None else f"#{fault.seq}"
+def _draw_faults(document: "VerifiedConversationsSchema") -> "Iterable[RenderableType]":
+    if not document.faults:
+        yield make_text(f"Verified {pluralize(len(document.conversations), 'conversation')}: nothing was changed.")
+        return
+    rows = [
+        (
+            each.conversation or "",
+            "" if each.branch is None else each.branch,
+            "" if each.seq is None else f"#{each.seq}",
+            each.problem,
+        )
+        for each in document.faults
+    ]
+    columns = ("conversation", "branch", "entry", "problem")
+    yield make_table(*columns, rows=rows, right_aligned=("branch",), wrapped=("problem",))
 
 
 @command(app, "quire conversation purge 01ke6p8kt00000000000000003 --message 3 --yes")
 def purge(
     conversation: Annotated[
         str,
-        typer.Argument(metavar="CONVERSATION", help="The conversation's id.", autocompletion=complete_conversation_ids),
+        typer.Argument(
+            metavar="CONVERSATION",
+            help="The conversation's id, the beginning of it, or its title.",
+            autocompletion=complete_conversation_ids,
+        ),
     ],
     *,
     message: Annotated[
-        list[int] | None, typer.Option(metavar="NUMBER", min=1, help="Purge only this message; repeatable.")
+        list[int] | None, typer.Option(metavar="SEQ", min=1, help="Purge only this message; repeatable.")
     ] = None,
     branch: BranchNumber = MAIN_BRANCH,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    as_json: AsJson = False,
+    yes: Yes = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Erase messages permanently: from the log, summaries, memories and search. The digests stay.
 
     Erases the whole conversation, unless `--message` names messages. This cannot be undone.
     """
-    subject = f"{pluralize(len(message), 'message')} of" if message else "all messages of"
+    from quire.schemas.records import PurgedConversationSchema, PurgedEntrySchema
+
+    async def resolve() -> str:
+        async with open_store(overrides) as store:
+            return await resolve_conversation_id(store, conversation)
+
+    async def erase() -> list[PurgedEntrySchema]:
+        async with open_store(overrides) as store:
+            with show_spinner("Purging"):
+                purged = await store.purge(conversation_id, message or None, branch=branch)
+            return [PurgedEntrySchema(branch=entry.branch, seq=entry.seq) for entry in purged]
+
+    conversation_id = run_async(resolve())
     if not yes:
-        _confirm(f"Permanently erase {subject} {conversation}?")
-    purged = run_async(_purge_messages(make_target(conversation, branch=branch, overrides=overrides), message))
-    document = {
-        "conversation": conversation,
-        "purged": [{"branch": number, "seq": seq} for number, seq in purged],
-    }
-    line = f"Erased the content of {pluralize(len(purged), 'entry')} of {conversation}."
-    print_result(document, lambda _: [make_text(line)], as_json=as_json)
+        subject = f"{pluralize(len(message), 'message')} of" if message else "all messages of"
+        confirm(f"Permanently erase {subject} {conversation_id}?")
+    purged = run_async(erase())
+    return Result(
+        PurgedConversationSchema(conversation=conversation_id, purged=purged),
+        f"Erased the content of {pluralize(len(purged), 'entry')} of {conversation_id}.",
+    )
 
 
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise typer.BadParameter("cannot ask for confirmation without a terminal; pass --yes.")
-    typer.confirm(question, abort=True, err=True)
+@command(app, "quire conversation secrets --all")
+async def secrets(
+    conversations: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONVERSATION]...",
+            help="Ids, beginnings of them, or titles; default: the most recently used.",
+            autocompletion=complete_conversation_ids,
+        ),
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Search every conversation.")] = False,
+    overrides: SetOptions = None,
+) -> Result:
+    """List where keys, tokens and passwords of known formats are, without printing them."""
+    from quire.engine.secret_scan import find_conversation_secrets
+    from quire.schemas.records import FoundSecretsSchema, SecretSchema
+
+    found: list[SecretSchema] = []
+    async with open_store(overrides) as store:
+        if everything:
+            ids = await list_conversation_ids(store)
+        else:
+            ids = [await resolve_conversation_id(store, each) for each in conversations or [None]]
+        with show_progress("Searching") as progress:
+            for done, each in enumerate(ids):
+                progress.update(done, len(ids))
+                found += [SecretSchema(**hit._asdict()) async for hit in find_conversation_secrets(store, each)]
+    document = FoundSecretsSchema(conversations=len(ids), secrets=found)
+    return Result(document, lambda _: _draw_secrets(document))
 
 
-async def _purge_messages(target: CommandTarget, numbers: Sequence[int] | None) -> list[tuple[int, int]]:
-    async with open_store(target) as store:
-        conversation_id = await resolve_conversation_id(store, target.conversation)
-        with show_spinner("Purging"):
-            purged = await store.purge(conversation_id, numbers or None, branch=target.branch)
-        return [(entry.branch, entry.seq) for entry in purged]
+def _draw_secrets(document: "FoundSecretsSchema") -> "Iterable[RenderableType]":
+    scope, found = pluralize(document.conversations, "conversation"), document.secrets
+    if not found:
+        yield make_text(f"No secret of a known format in {scope}.")
+        return
+    yield make_table(
+        "conversation", "branch", "entry", "kind", "secret",
+        rows=[(each.conversation, each.branch, f"#{each.seq}", each.kind, each.mask) for each in found],
+        right_aligned=("branch",), wrapped=("kind", "secret"),
+    )  # fmt: skip
+    yield make_text(
+        f"{pluralize(len(found), 'secret')} in {scope}. Revoke each where it was issued; "
+        "`quire conversation purge-value` erases one everywhere."
+    )
 
 
-for _part in (conversation_show, conversation_secrets):
-    app.add_typer(_part.app)
+@command(app, "quire conversation purge-value --file leaked-key.txt --yes", name="purge-value")
+def purge_value(
+    *,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Read the value from this file.", show_default=False)
+    ] = None,
+    yes: Yes = False,
+    overrides: SetOptions = None,
+) -> Result:
+    """Erase one text, such as a leaked key, permanently: every message, summary, memory and file that contains it.
+
+    The value is read from a prompt without echo, from standard input or from a file; it is never an argument, which
+    other users of the machine could see and a shell would remember. This cannot be undone.
+    """
+    from quire.schemas.records import PurgedValueSchema
+
+    async def count() -> dict[str, int]:
+        async with open_store(overrides) as store:
+            with show_spinner("Searching"):
+                return await store.find_value(value)
+
+    async def erase() -> "ValuePurge":
+        async with open_store(overrides) as store:
+            with show_spinner("Purging"):
+                return await store.purge_value(value)
+
+    if file is not None:
+        try:
+            value = file.read_text(encoding="utf-8").strip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{file} cannot be read: {error}.") from error
+    elif sys.stdin.isatty():
+        value = typer.prompt("Value to erase", hide_input=True, err=True)
+    else:
+        value = sys.stdin.read().strip("\r\n")
+    if not yes:
+        places = ", ".join(f"{count} in {table}" for table, count in sorted(run_async(count()).items())) or "none"
+        confirm(f"Permanently erase every row that contains this value ({places})?")
+    purged = run_async(erase())
+    entries, conversations = len(purged.entries), len({entry[0] for entry in purged.entries})
+    lines = [f"Erased {pluralize(entries, 'entry')} of {pluralize(conversations, 'conversation')}."]
+    if purged.rows:
+        lines.append(f"Other rows: {', '.join(f'{count} of {table}' for table, count in sorted(purged.rows.items()))}.")
+    if purged.remaining:
+        lines.append(f"The value is still part of ids in: {', '.join(purged.remaining)}. Ids cannot be changed.")
+    return Result(PurgedValueSchema.from_purge(purged), "\n".join(lines))
+
+
+app.add_typer(conversation_show.app)

@@ -7,30 +7,16 @@ from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
 
-from quire.cli.common import (
-    AsJson,
-    CommandTarget,
-    branch_command,
-    create_group,
-    open_store,
-    resolve_conversation_id,
-    run_async,
-)
-from quire.cli.output import (
-    format_compaction,
-    format_local_time,
-    make_text,
-    pluralize,
-    print_result,
-    to_one_line,
-)
+from quire.cli.common import CommandTarget, command, create_group, open_store, resolve_conversation_id
+from quire.cli.output import Result, format_compaction, format_local_time, make_text, pluralize, to_one_line
 from quire.cli.tool_calls import MAX_CALL_LINES, CompletedCall, format_folded_calls, pair_calls, render_tool_result
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from quire.log import Branch, LogStore
-    from quire.model import BranchState, Entry, Message, Part
+    from quire.log import Branch
+    from quire.model import BranchState, Entry, Part
+    from quire.store import SqlStore
 
 app = create_group("")
 
@@ -40,12 +26,12 @@ MAX_TURN_ENTRIES = 2_000
 """Entries of the newest turn that are read without `--limit`, from its end."""
 
 
-@branch_command(app, "quire conversation show --first 1")
-def show(
+@command(app, "quire conversation show --first 1")
+async def show(
     target: CommandTarget,
     *,
     first: Annotated[
-        int | None, typer.Option(metavar="NUMBER", min=1, help="Start at this entry; default: the newest entries.")
+        int | None, typer.Option(metavar="SEQ", min=1, help="Start at this entry; default: the newest entries.")
     ] = None,
     limit: Annotated[
         int | None,
@@ -54,41 +40,12 @@ def show(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print every tool call and the text of its result.")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Print the messages; archived messages and compactions are marked, and long runs of tool calls are folded."""
     from quire.schemas.entries import entry_to_schema
+    from quire.schemas.records import TranscriptSchema
 
-    branch, entries, title = run_async(_load_entries(target, first, limit))
-
-    def draw(console: "Console") -> "Iterable[RenderableType]":
-        yield make_text(
-            f"{branch.conversation}{f' ({to_one_line(title)})' if title else ''}, branch {branch.number}", style="bold"
-        )
-        if full:
-            for entry in entries:
-                yield from _render_entry(entry, branch.state, full=True)
-        else:
-            yield from _render_folded(entries, branch.state, width=console.width)
-        if entries and entries[-1].seq < branch.head_seq:
-            next_seq = entries[-1].seq + 1
-            yield make_text(f"\n… up to #{branch.head_seq:,}; continue with --first {next_seq}", style="dim")
-
-    document = {
-        "conversation": branch.conversation,
-        "title": title,
-        "branch": branch.number,
-        "head": branch.head_seq,
-        "state": branch.state.model_dump(mode="json"),
-        "entries": [entry_to_schema(entry).model_dump(mode="json") for entry in entries],
-    }
-    print_result(document, draw, as_json=as_json)
-
-
-async def _load_entries(
-    target: CommandTarget, first: int | None, limit: int | None
-) -> "tuple[Branch, list[Entry], str]":
-    async with open_store(target) as store:
+    async with open_store(target.overrides) as store:
         conversation_id = await resolve_conversation_id(store, target.conversation)
         branch = await store.get_branch(conversation_id, target.branch)
         if first is not None:
@@ -100,10 +57,33 @@ async def _load_entries(
         else:
             entries = await _read_newest_turn(store, branch)
         [record] = await store.fill_titles(await store.get_conversation(conversation_id))
-        return branch, entries, record.title
+    title = record.title
+    document = TranscriptSchema(
+        conversation=conversation_id,
+        title=title,
+        branch=branch.number,
+        head=branch.head_seq,
+        state=branch.state,
+        entries=[entry_to_schema(entry) for entry in entries],
+    )
+
+    def draw(console: "Console") -> "Iterable[RenderableType]":
+        yield make_text(
+            f"{conversation_id}{f' ({to_one_line(title)})' if title else ''}, branch {branch.number}", style="bold"
+        )
+        if full:
+            for entry in entries:
+                yield from _render_entry(entry, branch.state, full=True)
+        else:
+            yield from _render_folded(entries, branch.state, width=console.width)
+        if entries and entries[-1].seq < branch.head_seq:
+            next_seq = entries[-1].seq + 1
+            yield make_text(f"\n… up to #{branch.head_seq:,}; continue with --first {next_seq}", style="dim")
+
+    return Result(document, draw)
 
 
-async def _read_newest_turn(store: "LogStore", branch: "Branch") -> "list[Entry]":
+async def _read_newest_turn(store: "SqlStore", branch: "Branch") -> "list[Entry]":
     """The newest entries; with those, the newest question and all that follows it."""
     target, number = branch.conversation, branch.number
     question = await store.read_tail(target, 1, branch=number, kinds=["message"], roles=["user"])
@@ -197,22 +177,16 @@ def _render_entry(
         f"\n#{entry.seq} {speaker}  {format_local_time(entry.created_at)}{suffix}",
         style="dim" if archived else "bold",
     )
-    yield make_text(_format_message(message, full=full, with_calls=with_calls), style="dim" if archived else "")
-    if metadata.references:
-        links = ", ".join(each.link for each in metadata.references)
-        yield make_text(f"refers to {links}{_format_written_tokens(entry)}", style="cyan")
-
-
-def _format_written_tokens(entry: "Entry") -> str:
-    written_tokens = entry.metadata.written_tokens
-    if written_tokens is None or entry.tokens is None:
-        return ""
-    return f": {pluralize(written_tokens, 'token')} as written, {entry.tokens:,} with the documents"
-
-
-def _format_message(message: "Message", *, full: bool, with_calls: bool) -> str:
     parts = [part for part in message.parts if with_calls or part.type != "tool_call"]
-    return "\n".join(_format_part(part, full=full) for part in parts)
+    yield make_text("\n".join(_format_part(part, full=full) for part in parts), style="dim" if archived else "")
+    if metadata.references:
+        links, written = ", ".join(each.link for each in metadata.references), metadata.written_tokens
+        tokens = (
+            f": {pluralize(written, 'token')} as written, {entry.tokens:,} with the documents"
+            if written is not None and entry.tokens is not None
+            else ""
+        )
+        yield make_text(f"refers to {links}{tokens}", style="cyan")
 
 
 def _format_part(part: "Part", *, full: bool) -> str:

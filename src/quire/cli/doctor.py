@@ -3,22 +3,23 @@
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quire import __version__
-from quire.cli.common import EXIT_FAILED, AsJson, SetOptions
-from quire.cli.output import make_table, make_text, pluralize, print_note, print_result
-from quire.errors import InvalidRequest
+from quire.cli.common import EXIT_FAILED, SetOptions
+from quire.cli.output import Result, make_table, make_text, pluralize, print_note
+from quire.errors import InvalidRequest, QuireError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quire.cli.doctor_checks import DoctorSetup, Finding
+    from quire.cli.doctor_checks import DoctorSetup
+    from quire.schemas.setup import FindingsSchema
 
 STATUS_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 SHARED_SETTING_TYPES = (bool, int, float)
@@ -40,89 +41,85 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Also write a report for a bug report: no messages, keys, names or paths."),
     ] = None,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Check settings, database, model, vault, hooks and versions, and say what to do about each problem.
 
     Nothing is changed. The exit code is 1 if there is a problem.
     """
-    from quire.cli.doctor_checks import load_doctor_setup, run_checks
+    from quire.cli.doctor_checks import CHECKS, DoctorSetup
+    from quire.cli.engine_setup import load_setting_layers
+    from quire.schemas.setup import FindingsSchema
+    from quire.settings.sources import load_settings
 
-    setup = load_doctor_setup(overrides or (), offline=offline, sends_request=send)
-    findings = run_checks(setup)
-    if bundle is not None:
-        _write_bundle(bundle, setup, findings)
-    problems = sum(each.status == "problem" for each in findings)
-    document = {"problems": problems, "findings": [asdict(each) for each in findings]}
-    print_result(document, lambda _: _draw(findings, problems), as_json=as_json)
-    if problems:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _draw(findings: "Sequence[Finding]", problems: int) -> "Iterable[RenderableType]":
-    yield make_table(
-        "", "check", "found",
-        rows=[
-            (make_text(each.status, STATUS_STYLES[each.status]), each.check, _format_finding(each)) for each in findings
-        ],
-        wrapped=("found",),
-    )  # fmt: skip
-    yield make_text(f"\n{pluralize(problems, 'problem')} found." if problems else "\nNo problem found.")
-
-
-def _format_finding(finding: "Finding") -> str:
-    return f"{finding.detail}\n→ {finding.remedy}" if finding.remedy else finding.detail
-
-
-def _write_bundle(path: Path, setup: "DoctorSetup", findings: "Sequence[Finding]") -> None:
-    text = json.dumps(build_report(setup, findings), indent=2, ensure_ascii=False)
+    error: str | None = None
     try:
-        path.write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written: {error.strerror}; choose another file.") from error
-    print_note(f"Wrote {path}. Read it before you share it.")
+        loaded = load_settings(load_setting_layers(overrides))
+    except QuireError as invalid:  # The checks then run on the defaults.
+        loaded, error = load_settings([]), str(invalid)
+    setup = DoctorSetup(
+        settings=loaded.settings,
+        origins=loaded.origins,
+        settings_error=error,
+        environ=os.environ,
+        folder=Path.cwd(),
+        offline=offline,
+        sends_request=send,
+    )
+    findings = [finding for check in CHECKS for finding in check(setup)]
+    document = FindingsSchema(problems=sum(each.status == "problem" for each in findings), findings=findings)
+    if bundle is not None:
+        text = json.dumps(build_report(setup, document), indent=2, ensure_ascii=False)
+        try:
+            bundle.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as failure:
+            raise InvalidRequest(f"{bundle} cannot be written: {failure.strerror}; choose another file.") from failure
+        print_note(f"Wrote {bundle}. Read it before you share it.")
+    return Result(document, lambda _: _draw(document), exit_code=EXIT_FAILED if document.problems else 0)
 
 
-def build_report(setup: "DoctorSetup", findings: "Sequence[Finding]") -> dict[str, Any]:
+def _draw(document: "FindingsSchema") -> "Iterable[RenderableType]":
+    rows = [
+        (
+            make_text(each.status, STATUS_STYLES[each.status]),
+            each.check,
+            f"{each.detail}\n→ {each.remedy}" if each.remedy else each.detail,
+        )
+        for each in document.findings
+    ]
+    yield make_table("", "check", "found", rows=rows, wrapped=("found",))
+    count = document.problems
+    yield make_text(f"\n{pluralize(count, 'problem')} found." if count else "\nNo problem found.")
+
+
+def build_report(setup: "DoctorSetup", document: "FindingsSchema") -> dict[str, Any]:
     """What a bug report needs: statuses, versions, and settings that are numbers. No text of the user is in it."""
-    from quire.cli.doctor_checks.installation import EXTRA_MODULES, list_extras
+    from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
+    from quire.cli.doctor_checks import EXTRA_MODULES, list_extras
+    from quire.view.secrets import mask_secrets
+
+    distributions, packages = packages_distributions(), dict[str, str]()
+    for module in ("sqlalchemy", "pydantic", "splintr", "numpy", "typer", *EXTRA_MODULES.values()):
+        for distribution in distributions.get(module, ())[:1]:
+            with suppress(PackageNotFoundError):
+                packages[distribution] = version(distribution)
     values = setup.settings.model_dump(mode="json")
+    settings: dict[str, dict[str, Any]] = {}
+    for name, origin in setup.origins.items():
+        value: object = values.get(name)
+        if not isinstance(value, SHARED_SETTING_TYPES):
+            value = mask_secrets(str(value)) if name in SHARED_SETTINGS else "(set)"
+        source = "file" if origin.endswith(".toml") else "environment" if origin.startswith("QUIRE_") else "option"
+        settings[name] = {"value": value, "source": source}
     return {
         "quire": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": _list_package_versions(EXTRA_MODULES.values()),
+        "packages": packages,
         "extras": list_extras(),
         "database": setup.database_url.partition(":")[0],
-        "settings": {
-            name: _describe_value(name, values[name], setup.origins[name]) for name in setup.origins if name in values
-        },
+        "settings": settings,
         "variables": sorted(name for name in os.environ if name.startswith("QUIRE_")),
-        "findings": [{"check": each.check, "status": each.status} for each in findings],
+        "findings": [{"check": each.check, "status": each.status} for each in document.findings],
     }
-
-
-def _describe_value(name: str, value: object, origin: str) -> dict[str, Any]:
-    from quire.view.secrets import mask_secrets
-
-    source = "file" if origin.endswith(".toml") else "environment" if origin.startswith("QUIRE_") else "option"
-    if isinstance(value, SHARED_SETTING_TYPES):
-        return {"value": value, "source": source}
-    shared = mask_secrets(str(value)) if name in SHARED_SETTINGS else "(set)"
-    return {"value": shared, "source": source}
-
-
-def _list_package_versions(modules: Iterable[str]) -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, packages_distributions, version
-
-    distributions = packages_distributions()
-    versions: dict[str, str] = {}
-    for module in ("sqlalchemy", "pydantic", "splintr", "numpy", "typer", *modules):
-        for distribution in distributions.get(module, ())[:1]:
-            try:
-                versions[distribution] = version(distribution)
-            except PackageNotFoundError:
-                continue
-    return versions

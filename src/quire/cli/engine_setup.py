@@ -3,15 +3,18 @@
 The command line is an entry point, so the environment is read here; the library below never reads it.
 """
 
+import asyncio
 import os
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire.cli import paths
+from quire.cli.output import pluralize, to_one_line
+from quire.errors import StoreUnavailable
+from quire.llm.protocol import ModelBuilder
 from quire.settings.sources import (
     LoadedSettings,
     SettingsLayer,
@@ -22,29 +25,30 @@ from quire.settings.sources import (
 )
 
 if TYPE_CHECKING:
+    from quire.agent.mcp.servers import ServerProblem
+    from quire.agent.protocols import ToolRunner
     from quire.engine import Engine
     from quire.llm import Model
-    from quire.llm.deferred_model import ModelBuilder
     from quire.llm.embeddings import Embedder
+    from quire.model.agents import Agent
     from quire.settings import Settings
 
-
-@dataclass(frozen=True, slots=True)
-class SettingOverrides:
-    """Settings from the command's options."""
-
-    pairs: tuple[str, ...] = ()
-    """`name=value` strings of `--set`."""
+DATABASE_WAIT_SECONDS = 60.0
+"""Maximum wait for a PostgreSQL that is not there yet, or does not accept writes yet."""
+_MAX_PAUSE_SECONDS = 5.0
 
 
-def load_setting_layers(overrides: SettingOverrides) -> list[SettingsLayer]:
-    """Loads the layers, lowest precedence first: user's file, project's file, environment, options."""
+def load_setting_layers(overrides: Sequence[str] | None = None) -> list[SettingsLayer]:
+    """Loads the layers, lowest precedence first: user's file, project's file, environment, options.
+
+    `overrides` are the `name=value` pairs of `--set`.
+    """
     project = paths.find_project_settings_path(Path.cwd())
     files = [paths.get_user_settings_path(os.environ), *([project] if project is not None else [])]
-    return [*map(read_settings_file, files), *read_environment(os.environ), parse_options(overrides.pairs)]
+    return [*map(read_settings_file, files), *read_environment(os.environ), parse_options(overrides or ())]
 
 
-def load_cli_settings(overrides: SettingOverrides) -> LoadedSettings:
+def load_cli_settings(overrides: Sequence[str] | None = None) -> LoadedSettings:
     return load_settings(load_setting_layers(overrides))
 
 
@@ -53,31 +57,26 @@ def resolve_database_url(settings: "Settings") -> str:
 
 
 @asynccontextmanager
-async def open_engine_from_settings(overrides: SettingOverrides) -> AsyncGenerator["Engine"]:
+async def open_engine_from_settings(overrides: Sequence[str] | None = None) -> AsyncGenerator["Engine"]:
     """Opens the engine that the settings describe. Opening sends no model request."""
     from quire.cli.model_spec_cache import SpecCacheFile
     from quire.engine import open_engine
     from quire.view.model_specs import use_spec_cache
 
     settings = load_cli_settings(overrides).settings
-    url = resolve_database_url(settings)
+    # The user has just typed these, so they win over the agent's file.
+    typed = parse_options(overrides or ()).values
     with use_spec_cache(SpecCacheFile(paths.get_spec_cache_path())):
         async with open_engine(
-            url,
+            resolve_database_url(settings),
             settings=settings,
             agent=settings.agent,
             vault=settings.vault,
             summarizer=build_summarizer(settings),
             embedder=await build_embedder(settings),
-            **_select_engine_overrides(overrides),
+            **{name: value for name, value in typed.items() if name not in ("agent", "vault", "summarizer")},
         ) as engine:
             yield engine.with_changes(runs_turns=True)
-
-
-def _select_engine_overrides(overrides: SettingOverrides) -> dict[str, Any]:
-    """Selects the overrides that must win over the agent's file, because the user has just typed them."""
-    values = parse_options(overrides.pairs).values
-    return {name: value for name, value in values.items() if name not in ("agent", "vault", "summarizer")}
 
 
 def build_model(settings: "Settings") -> "Model":
@@ -90,7 +89,7 @@ def build_model(settings: "Settings") -> "Model":
 def build_summarizer(settings: "Settings") -> "Model | ModelBuilder | None":
     """The named summarizer, or a function that returns the model that answers; None if summaries are extracts."""
     from quire.llm import get_upstream_model
-    from quire.llm.deferred_model import DeferredModel
+    from quire.llm.protocol import DeferredModel
     from quire.settings.schema import EXTRACT_SUMMARIZER
 
     def build_deferred(name: str) -> "Model":
@@ -117,5 +116,76 @@ async def build_embedder(settings: "Settings") -> "Embedder | None":
     return await connect_endpoint_embedder(settings.embeddings, settings.embeddings_model or "default")
 
 
-def to_overrides(pairs: Sequence[str]) -> SettingOverrides:
-    return SettingOverrides(tuple(pairs))
+async def wait_for_database(
+    url: str,
+    *,
+    report: Callable[[StoreUnavailable, float], None],
+    max_seconds: float = DATABASE_WAIT_SECONDS,
+) -> None:
+    """Returns once the database accepts writes, so that servers and workers may start before it.
+
+    Calls `report` with the error and the pause before each retry. Raises the last error after `max_seconds`, and all
+    others at once, such as an outdated schema.
+    """
+    from quire.db.database_url import is_postgres
+    from quire.store import SqlStore
+
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + (max_seconds if is_postgres(url) else 0.0), 0.25
+    while True:
+        try:
+            async with SqlStore.open(url) as store:
+                return await store.check()
+        except StoreUnavailable as error:
+            if loop.time() + pause > deadline:
+                raise
+            report(error, pause)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+
+
+def list_enabled_servers(agent: "Agent") -> list[str]:
+    return [server.name for server in agent.servers if server.enabled]
+
+
+class StartedServers(NamedTuple):
+    """An engine that offers the tools of the agent's MCP servers, and the runners of these tools."""
+
+    engine: "Engine"
+    runners: "Sequence[ToolRunner]" = ()
+    problems: "Sequence[ServerProblem]" = ()
+
+
+async def start_servers(engine: "Engine", stack: AsyncExitStack) -> StartedServers:
+    """Starts the agent's servers and offers their tools to the engine; closing the stack stops them.
+
+    Starting takes seconds and runs programs, so read-only commands start servers only with `--servers`.
+    """
+    if not list_enabled_servers(engine.agent):
+        return StartedServers(engine)
+    from quire.agent.limits import build_mcp_limits
+    from quire.agent.mcp.servers import MCPServers, MCPToolRunner
+
+    servers = await stack.enter_async_context(
+        MCPServers(
+            engine.agent.servers,
+            variables=os.environ,
+            limits=build_mcp_limits(engine.settings),
+            put_blob=engine.store.put_blob,
+        )
+    )
+    offered = await servers.list_tools()
+    agent = engine.agent.with_tools(*engine.agent.tools, *offered)
+    return StartedServers(engine.with_changes(agent=agent), [MCPToolRunner(servers, offered)], servers.problems)
+
+
+def format_server_problem(problem: "ServerProblem") -> str:
+    return f"The server {problem.server}: {to_one_line(problem.message)}"
+
+
+def format_not_started(names: Sequence[str]) -> str:
+    """Says which servers are not started, so that their tools are missing from the output."""
+    servers = f"{pluralize(len(names), 'server')} of the agent ({', '.join(map(to_one_line, names))})"
+    if len(names) == 1:
+        return f"{servers} is not started, so its tools are missing; start it with --servers."
+    return f"{servers} are not started, so their tools are missing; start them with --servers."

@@ -79,21 +79,18 @@ def get_socket_path(folder: str) -> str | None:
     runtime = get_runtime_folder()
     folders = (Path(folder), *Path(folder).parents)
     project = next((file for each in folders if (file := each / _SETTINGS_FILENAME).is_file()), None)
-    files = [project, *_list_user_settings_files()]
+    # Where the user's settings may be, as `quire.cli.paths` finds them with a library.
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (tested with HOME alone)
+    configured = os.environ.get("QUIRE_CONFIG")
+    user_folders = (os.environ.get("XDG_CONFIG_HOME") or home / ".config", home / "Library" / "Application Support")
+    users = [Path(configured)] if configured else [Path(each, "quire", _SETTINGS_FILENAME) for each in user_folders]
+    files = [project, *users]
     # A service that has read other settings is not used any more, and ends when it is idle.
     times = [(str(file), file.stat().st_mtime_ns) for file in files if file is not None and file.is_file()]
     variables = [item for item in os.environ.items() if item[0].startswith("QUIRE_") or item[0] in _IDENTITY_VARIABLES]
     identity = json.dumps([sys.prefix, times, sorted(variables)]).encode()
     # Checksums, because `hashlib` takes longer to import than the rest.
     return str(runtime / f"hook-{crc32(identity):08x}{adler32(identity):08x}.sock")
-
-
-def _list_user_settings_files() -> list[Path]:
-    """Where the user's settings may be, as `quire.cli.paths` finds them with a library."""
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (tested with HOME alone)
-    configured = os.environ.get("QUIRE_CONFIG")
-    folders = (os.environ.get("XDG_CONFIG_HOME") or home / ".config", home / "Library" / "Application Support")
-    return [Path(configured)] if configured else [Path(each, "quire", _SETTINGS_FILENAME) for each in folders]
 
 
 def get_runtime_folder() -> Path:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +92,13 @@ class HookService:
 
     def _start_import(self, agent: str, path: Path, *, copy: bool) -> asyncio.Task[None] | None:
         """Imports the transcript in the background; an import of the same file that runs already is repeated after."""
-        snapshot = _copy_transcript(path) if copy and agent == "codex" else None
-        if snapshot is not None:
+        if copy and agent == "codex":
             # Codex may rewrite the file while it compacts.
-            return self._run_import(agent, snapshot)
+            try:
+                snapshot = Path(shutil.copy2(path, tempfile.mkdtemp(prefix=_SNAPSHOT_PREFIX)))
+                return self._run_import(agent, snapshot)
+            except OSError as error:
+                write_log(f"import: {path}: {error}")
         self._settle_later(agent, path)
         running = self._imports.get(path)
         if running is None:
@@ -130,7 +133,10 @@ class HookService:
             while True:
                 self._changed.discard(path)
                 fingerprint = _get_fingerprint(path)
-                report = await import_files(self._engine, SOURCES[agent], list(_list_files(path)))
+                # Claude Code writes the transcripts of sub-agents to a folder with the session's name.
+                sub_agents = path.with_suffix("") / "subagents"
+                files = [path, *sorted(sub_agents.glob("*.jsonl"))[:MAX_SUB_AGENT_FILES]]
+                report = await import_files(self._engine, SOURCES[agent], [each for each in files if each.is_file()])
                 for error in report.errors:
                     write_log(f"import: {error.item}: {error.reason}")
                 self._fingerprints[path] = fingerprint
@@ -146,14 +152,6 @@ class HookService:
 _SNAPSHOT_PREFIX = "quire-snapshot-"
 
 
-def _copy_transcript(path: Path) -> Path | None:
-    try:
-        return Path(shutil.copy2(path, tempfile.mkdtemp(prefix=_SNAPSHOT_PREFIX)))
-    except OSError as error:
-        write_log(f"import: {path}: {error}")
-        return None
-
-
 def _get_fingerprint(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
@@ -162,18 +160,11 @@ def _get_fingerprint(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _list_files(path: Path) -> Iterable[Path]:
-    """The transcript and those of its sub-agents, which Claude Code writes to a folder with the session's name."""
-    sub_agents = path.with_suffix("") / "subagents"
-    files = sorted(sub_agents.glob("*.jsonl"))[:MAX_SUB_AGENT_FILES] if sub_agents.is_dir() else []
-    return [each for each in (path, *files) if each.is_file()]
-
-
 @contextlib.asynccontextmanager
 async def open_service() -> AsyncGenerator[HookService]:
-    from quire.cli.engine_setup import SettingOverrides, open_engine_from_settings
+    from quire.cli.engine_setup import open_engine_from_settings
 
-    async with open_engine_from_settings(SettingOverrides()) as engine:
+    async with open_engine_from_settings() as engine:
         service = HookService(engine)
         yield service
         await service.wait_for_imports()
@@ -181,7 +172,7 @@ async def open_service() -> AsyncGenerator[HookService]:
 
 
 async def serve(path: str, first_line: bytes) -> None:
-    """Handles the first event, then those of the socket until none comes for `IDLE_SECONDS`."""
+    """Handles the first event, then events from the socket until none comes for `IDLE_SECONDS`."""
     async with open_service() as service:
         server = None
         if path:

@@ -7,7 +7,7 @@ keys are only checked for presence, never printed or stored; servers are probed 
 import http.client
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 import typer
 
 from quire.cli import paths
+from quire.cli.output import Result, Verbatim
 from quire.errors import InvalidConfiguration, InvalidRequest
-from quire.model.base import FrozenModel
+from quire.schemas.setup import InitSchema, ModelAlternativeSchema
 from quire.settings.toml_template import render_settings_template
 
 PROBE_TIMEOUT_SECONDS = 1.0
@@ -99,30 +100,26 @@ def find_local_servers(
 
 
 def _probe_server(address: ServerAddress, *, timeout: float) -> LocalModelServer | None:
-    models = list(_parse_models(_fetch_json(f"{address.url.rstrip('/')}/models", timeout)))
-    chat_models = tuple(name for name, _ in models if not any(part in name.lower() for part in _NON_CHAT_NAME_PARTS))
+    url = address.url.rstrip("/")
+    data = _get_field(_fetch_json(f"{url}/models", timeout), "data")
+    # vLLM lists the context window with the name.
+    windows = {
+        name: _to_positive_int(_get_field(each, "max_model_len"))
+        for each in (cast("list[object]", data) if isinstance(data, list) else ())
+        if isinstance(name := _get_field(each, "id"), str) and name
+    }
+    chat_models = tuple(name for name in windows if not any(part in name.lower() for part in _NON_CHAT_NAME_PARTS))
     if not chat_models:
         return None
-    window = next((window for name, window in models if name == chat_models[0]), None)
-    return LocalModelServer(address, chat_models, window or _probe_window(address, timeout))
-
-
-def _parse_models(response: object) -> Iterator[tuple[str, int | None]]:
-    """Yields model names, with the context window where the list has it, as vLLM's does."""
-    data = _get_field(response, "data")
-    for each in cast("list[object]", data) if isinstance(data, list) else ():
-        name = _get_field(each, "id")
-        if isinstance(name, str) and name:
-            yield name, _to_positive_int(_get_field(each, "max_model_len"))
-
-
-def _probe_window(address: ServerAddress, timeout: float) -> int | None:
-    """Probes llama.cpp's `/props`. Ollama truncates long prompts silently, so its default window is assumed."""
-    root = address.url.rstrip("/").removesuffix("/v1")
-    generation = _get_field(_fetch_json(f"{root}/props", timeout), "default_generation_settings")
-    return _to_positive_int(_get_field(generation, "n_ctx")) or (
-        _OLLAMA_DEFAULT_WINDOW if address.program == "Ollama" else None
-    )
+    window = windows[chat_models[0]]
+    if window is None:
+        # Only llama.cpp answers this.
+        generation = _get_field(_fetch_json(f"{url.removesuffix('/v1')}/props", timeout), "default_generation_settings")
+        window = _to_positive_int(_get_field(generation, "n_ctx"))
+    if window is None and address.program == "Ollama":
+        # It truncates long prompts silently.
+        window = _OLLAMA_DEFAULT_WINDOW
+    return LocalModelServer(address, chat_models, window)
 
 
 def _fetch_json(url: str, timeout: float) -> object:
@@ -149,31 +146,6 @@ def _to_positive_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-class ModelAlternative(FrozenModel):
-    """Another model that was found, and the command that selects it."""
-
-    name: str
-    command: str
-
-
-class InitResult(FrozenModel):
-    """What `quire init --json` prints."""
-
-    path: str
-    written: bool
-    model: str | None
-    base_url: str | None
-    context_limit: int | None
-    summarizer: str | None
-    """Model that writes summaries: the one that answers, until the setting `summarizer` names another."""
-    vault: str | None
-    source: Literal["option", "key", "server", "none"]
-    explanation: str
-    """Where the model comes from, or what to do to get one."""
-    alternatives: tuple[ModelAlternative, ...]
-    next_steps: tuple[str, ...]
-
-
 class ModelChoice(NamedTuple):
     source: Literal["option", "key", "server", "none"]
     explanation: str
@@ -187,14 +159,13 @@ def command(
     model: Annotated[str | None, typer.Option(help="Use this model instead of a detected one.")] = None,
     base_url: Annotated[str | None, typer.Option(help="Use this OpenAI-compatible server.")] = None,
     vault: Annotated[Path | None, typer.Option(help="The folder of notes that links and @paths refer to.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-) -> None:
+) -> Result:
     """Write a settings file, with a model detected from API keys or local servers."""
     path = Path.cwd() / paths.SETTINGS_FILENAME if here else paths.get_user_settings_path(os.environ)
     if path.exists() and not force:
         raise InvalidConfiguration(f"{path} already exists; overwrite it with `quire init --force`.")
     result = write_initial_settings(path, os.environ, model=model, base_url=base_url, vault=vault)
-    typer.echo(result.model_dump_json(indent=2) if as_json else format_init_result(result))
+    return Result(result, lambda _: [Verbatim(format_init_result(result))])
 
 
 def write_initial_settings(
@@ -205,7 +176,7 @@ def write_initial_settings(
     base_url: str | None = None,
     vault: Path | None = None,
     addresses: Sequence[ServerAddress] = DEFAULT_SERVER_ADDRESSES,
-) -> InitResult:
+) -> InitSchema:
     """Detects keys and servers, chooses a model, and writes the settings file."""
     keys = find_provider_keys(environ)
     probed = [ServerAddress("a server", base_url)] if base_url is not None else [] if model is not None else addresses
@@ -213,9 +184,16 @@ def write_initial_settings(
     choice = choose_model(keys, servers, model=model, base_url=base_url)
     settings = dict(choice.settings)
     if vault is not None:
-        settings["vault"] = str(_resolve_vault(vault))
-    _write_settings(path, render_settings_template(settings))
-    return InitResult(
+        if not vault.is_dir():
+            raise InvalidConfiguration(f"{vault} is not a folder; create it, or choose another with --vault.")
+        settings["vault"] = str(vault.resolve())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(render_settings_template(settings), encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be written: {error}.") from error
+    first_steps = ["quire chat", 'quire ask "What can you do?"'] if choice.source != "none" else ["quire init --force"]
+    return InitSchema(
         path=str(path),
         written=True,
         model=settings.get("model"),
@@ -225,8 +203,25 @@ def write_initial_settings(
         vault=settings.get("vault"),
         source=choice.source,
         explanation=choice.explanation,
-        alternatives=_list_alternatives(keys, servers, settings),
-        next_steps=_suggest_next_steps(choice, settings),
+        alternatives=[
+            *(
+                ModelAlternativeSchema(
+                    name=f"{key.provider} ({key.variable})", command=f"quire init --force --model {key.model}"
+                )
+                for key in keys
+                if key.model != settings.get("model")
+            ),
+            *(
+                ModelAlternativeSchema(
+                    name=f"{name} ({server.address.program})",
+                    command=f"quire init --force --base-url {server.address.url} --model {name}",
+                )
+                for server in servers
+                for name in server.models
+                if (name, server.address.url) != (settings.get("model"), settings.get("base_url"))
+            ),
+        ],
+        next_steps=[*first_steps, *([] if vault is not None else ["quire chat --vault ~/notes"]), "quire config list"],
     )
 
 
@@ -265,46 +260,7 @@ def _choose_server_model(url: str, server: LocalModelServer | None, model: str |
     return ModelChoice("server" if server else "option", explanation, settings)
 
 
-def _resolve_vault(vault: Path) -> Path:
-    if not vault.is_dir():
-        raise InvalidConfiguration(f"{vault} is not a folder; create it, or choose another with --vault.")
-    return vault.resolve()
-
-
-def _write_settings(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidConfiguration(f"{path} cannot be written: {error}.") from error
-
-
-def _list_alternatives(
-    keys: Sequence[ProviderKey], servers: Sequence[LocalModelServer], settings: Mapping[str, Any]
-) -> tuple[ModelAlternative, ...]:
-    by_key = [
-        ModelAlternative(name=f"{key.provider} ({key.variable})", command=f"quire init --force --model {key.model}")
-        for key in keys
-        if key.model != settings.get("model")
-    ]
-    by_server = [
-        ModelAlternative(
-            name=f"{name} ({server.address.program})",
-            command=f"quire init --force --base-url {server.address.url} --model {name}",
-        )
-        for server in servers
-        for name in server.models
-        if (name, server.address.url) != (settings.get("model"), settings.get("base_url"))
-    ]
-    return (*by_key, *by_server)
-
-
-def _suggest_next_steps(choice: ModelChoice, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    first = ["quire chat", 'quire ask "What can you do?"'] if choice.source != "none" else ["quire init --force"]
-    return (*first, *([] if "vault" in settings else ["quire chat --vault ~/notes"]), "quire config list")
-
-
-def format_init_result(result: InitResult) -> str:
+def format_init_result(result: InitSchema) -> str:
     """Formats the result as text."""
     model = (
         f"Model: {result.model} ({result.explanation})."

@@ -24,10 +24,10 @@ def command(
 
     if find_spec("mcp") is None:
         raise MissingExtra(extra="mcp", feature="The MCP server")
-    from quire.cli.engine_setup import open_engine_from_settings, to_overrides
-    from quire.mcp_server.stdio import serve_stdio
+    from quire.cli.engine_setup import open_engine_from_settings
+    from quire.mcp_server.server import serve_stdio
 
     # Agents stop the server by a signal, while a thread waits for input that no cancellation reaches.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    opener = partial(open_engine_from_settings, to_overrides(overrides or ()))
+    opener = partial(open_engine_from_settings, overrides)
     run_async(serve_stdio(opener, writes_memories=write))

@@ -1,4 +1,4 @@
-"""`quire memory`: imports, searches, lists and retires an agent's memories.
+"""`quire memory`: imports, searches, lists and retires an agent's memories, and shows which ones a request includes.
 
 Memories are stored in the agent's namespace; without an agent in `default`, which no request reads.
 """
@@ -6,30 +6,27 @@ Memories are stored in the agent's namespace; without an agent in `default`, whi
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli import memory_relevance
 from quire.cli.common import (
-    AsJson,
     CommandTarget,
     Limit,
     SetOptions,
     command,
     complete_agent_names,
     create_group,
-    make_target,
+    open_conversation,
     open_store,
-    run_async,
 )
 from quire.cli.output import (
+    Result,
     format_local_time,
     make_table,
     make_text,
     pluralize,
     print_note,
-    print_result,
     show_progress,
     to_one_line,
 )
@@ -37,12 +34,12 @@ from quire.cli.paths import find_agent_file
 from quire.errors import DocumentNotFound, InvalidRequest
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
-    from quire.log import Memory, SearchHit
+    from quire.schemas.context import MemoryRelevanceSchema
+    from quire.schemas.records import MemorySchema
 
 app = create_group("Manage an agent's memories.")
-app.add_typer(memory_relevance.app)
 
 DEFAULT_NAMESPACE = "default"
 """Namespace of memories without an agent."""
@@ -50,6 +47,8 @@ MAX_IMPORT_BYTES = 200_000
 """Maximum size of an imported file: some hundred statements."""
 MAX_COMPARED_MEMORIES = 5_000
 """Existing memories that an import is deduplicated against."""
+MAX_LISTED_MEMORIES = 200
+"""Memories that the table of relevance lists."""
 
 _HEADING = re.compile(r"(#{1,6})\s+(.+)$")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s+(?:\[[ xX]\]\s+)?(.*)$")
@@ -67,13 +66,7 @@ MemoryAgentOption = Annotated[
 ]
 
 
-def _dump_memory(memory: "Memory") -> dict[str, Any]:
-    from quire.schemas.records import MemorySchema
-
-    return MemorySchema.from_record(memory).model_dump(mode="json")
-
-
-def _format_source(memory: "Memory") -> str:
+def _format_source(memory: "MemorySchema") -> str:
     """Formats the source or the cited message; the end of a conversation's id distinguishes it."""
     if memory.citation is None:
         return memory.source or ""
@@ -81,27 +74,47 @@ def _format_source(memory: "Memory") -> str:
 
 
 @command(app, "quire memory import @preferences.md", name="import")
-def import_(
+async def import_(
     path: Annotated[str, typer.Argument(metavar="@PATH", help="A text or Markdown file; the @ is optional.")],
     *,
     agent: MemoryAgentOption = None,
     replace: Annotated[bool, typer.Option(help="Retire memories from this file that are no longer in it.")] = False,
     preview: Annotated[bool, typer.Option(help="Print what would be imported without importing.")] = False,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Import a file's statements as memories: one for each list item and paragraph, prefixed by its heading."""
+    from quire.context.memory import validate_new_memory
+    from quire.schemas.records import ImportedMemoriesSchema
+
     source = path.removeprefix("@")
-    statements = split_statements(_read_file(Path(source).expanduser()))
+    statements = split_statements(_read_file(source))
     if not statements:
         raise InvalidRequest(f"{source} has no statement to import: write list items or paragraphs.")
-    target = make_target(overrides=overrides)
-    namespace = resolve_namespace(agent, target)
-    added, known, retired = run_async(
-        _import_statements(target, namespace, source, statements, replace=replace, preview=preview)
+    namespace = resolve_namespace(agent, overrides)
+    added: list[str] = []
+    async with open_store(overrides) as store:
+        existing = await store.memories.list(namespace, limit=MAX_COMPARED_MEMORIES)
+        texts = [memory.text for memory in existing]
+        with show_progress("Importing") as progress:
+            for done, statement in enumerate(statements, start=1):
+                try:
+                    text = validate_new_memory(statement, existing=[*texts, *added])
+                except InvalidRequest:
+                    continue
+                if not preview:
+                    await store.memories.add(namespace, text, source=source)
+                added.append(text)
+                progress.update(done, len(statements))
+        stale = [memory for memory in existing if memory.source == source and memory.text not in statements]
+        retired = [memory.id for memory in stale] if replace else []
+        for memory_id in retired if not preview else ():
+            await store.memories.retire(memory_id)
+    known = len(statements) - len(added)
+    document = ImportedMemoriesSchema(
+        namespace=namespace, source=source, added=added, known=known, retired=retired, preview=preview
     )
 
-    def draw(_: Any) -> "Iterable[RenderableType]":
+    def draw(_: "Console") -> "Iterable[RenderableType]":
         verb = "Would import" if preview else "Imported"
         yield make_text(
             f"{verb} {pluralize(len(added), 'statement')} of {source} for {namespace}; {known:,} known already."
@@ -111,15 +124,15 @@ def import_(
         if added:
             yield make_table("statement", rows=[(to_one_line(each),) for each in added], wrapped=("statement",))
 
-    document = {"namespace": namespace, "source": source, "added": added, "known": known, "retired": retired}
-    print_result(document | {"preview": preview}, draw, as_json=as_json)
     if namespace == DEFAULT_NAMESPACE and agent is None:
         print_note(
             "No agent is set, so no request will include these: use --agent, or run `quire config set agent FILE`."
         )
+    return Result(document, draw)
 
 
-def _read_file(path: Path) -> str:
+def _read_file(source: str) -> str:
+    path = Path(source).expanduser()
     try:
         if path.stat().st_size > MAX_IMPORT_BYTES:
             raise InvalidRequest(
@@ -132,137 +145,187 @@ def _read_file(path: Path) -> str:
         raise InvalidRequest(f"{path} cannot be read as text: {error}.") from error
 
 
-async def _import_statements(
-    target: CommandTarget, namespace: str, source: str, statements: Sequence[str], *, replace: bool, preview: bool
-) -> tuple[list[str], int, list[str]]:
-    """Returns the texts that were added, the number of known ones, and the ids of retired memories."""
-    from quire.context.memory import validate_new_memory
-
-    async with open_store(target) as store:
-        existing = await store.list_memories(namespace, limit=MAX_COMPARED_MEMORIES)
-        texts = [memory.text for memory in existing]
-        added: list[str] = []
-        with show_progress("Importing") as progress:
-            for done, statement in enumerate(statements, start=1):
-                try:
-                    text = validate_new_memory(statement, existing=[*texts, *added])
-                except InvalidRequest:
-                    continue
-                if not preview:
-                    await store.add_memory(namespace, text, source=source)
-                added.append(text)
-                progress.update(done, len(statements))
-        stale = [memory for memory in existing if memory.source == source and memory.text not in statements]
-        retired = [memory.id for memory in stale] if replace else []
-        for memory_id in retired if not preview else ():
-            await store.retire_memory(memory_id)
-        return added, len(statements) - len(added), retired
-
-
 @command(app, "quire memory search 'spring tide'")
-def search(
+async def search(
     query: Annotated[str, typer.Argument(help="The search words.")],
     *,
     agent: MemoryAgentOption = None,
     limit: Limit = 10,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Search memories by words, and by vectors where embeddings are configured."""
-    target = make_target(overrides=overrides)
-    namespace = resolve_namespace(agent, target)
-    hits = run_async(_search_memories(target, namespace, query, limit))
+    from quire.cli.engine_setup import build_embedder, load_cli_settings
+    from quire.engine.embeddings import search_passages
+    from quire.index.types import memory_scope
+    from quire.schemas.records import FoundMemoriesSchema, FoundMemorySchema, MemorySchema
 
-    def draw(_: Any) -> "Iterable[RenderableType]":
+    namespace = resolve_namespace(agent, overrides)
+    embedder = await build_embedder(load_cli_settings(overrides).settings)
+    async with open_store(overrides) as store:
+        hits = await search_passages(store, embedder, query, scope=memory_scope(namespace), limit=limit)
+        found = [
+            FoundMemorySchema(**dict(MemorySchema.from_record(await store.memories.get(hit.key))), score=hit.score)
+            for hit in hits
+        ]
+
+    def draw(_: "Console") -> "Iterable[RenderableType]":
         yield make_table(
             "score", "id", "memory", "from",
-            rows=[(hit.score, memory.id, to_one_line(memory.text), _format_source(memory)) for hit, memory in hits],
+            rows=[(each.score, each.id, to_one_line(each.text), _format_source(each)) for each in found],
             right_aligned=("score",), wrapped=("memory", "from"),
-        ) if hits else make_text(f"No memory of {namespace} matches.")  # fmt: skip
+        ) if found else make_text(f"No memory of {namespace} matches.")  # fmt: skip
 
-    rows = [_dump_memory(memory) | {"score": hit.score} for hit, memory in hits]
-    print_result({"namespace": namespace, "query": query, "memories": rows}, draw, as_json=as_json)
-
-
-async def _search_memories(
-    target: CommandTarget, namespace: str, query: str, limit: int
-) -> "list[tuple[SearchHit, Memory]]":
-    from quire.cli.engine_setup import build_embedder, load_cli_settings, to_overrides
-    from quire.engine.embeddings import embed_query
-    from quire.log import memory_scope
-
-    embedder = await build_embedder(load_cli_settings(to_overrides(target.overrides)).settings)
-    async with open_store(target) as store:
-        query_vector = await embed_query(query, embedder)
-        hits = await store.search(query, scopes=[memory_scope(namespace)], limit=limit, **query_vector)
-        return [(hit, await store.get_memory(hit.key)) for hit in hits]
+    return Result(FoundMemoriesSchema(namespace=namespace, query=query, memories=found), draw)
 
 
 @command(app, "quire memory list", name="list")
-def list_(
+async def list_(
     *,
     agent: MemoryAgentOption = None,
     retired: Annotated[bool, typer.Option(help="Include retired memories.")] = False,
     limit: Limit = 50,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """List an agent's memories, the newest first."""
-    target = make_target(overrides=overrides)
-    namespace = resolve_namespace(agent, target)
-    memories = run_async(_load_memories(target, namespace, limit=limit, retired=retired))
+    from quire.schemas.records import MemoryListSchema, MemorySchema
 
-    def draw(_: Any) -> "Iterable[RenderableType]":
-        yield make_table(
-            "id", "memory", "from", "created", *(["retired"] if retired else []),
-            rows=[_format_row(each)[: 5 if retired else 4] for each in memories],
-            wrapped=("memory", "from"),
-        ) if memories else make_text(f"{namespace} has no memories.")  # fmt: skip
+    namespace = resolve_namespace(agent, overrides)
+    async with open_store(overrides) as store:
+        records = await store.memories.list(namespace, limit=limit, include_retired=retired)
+    memories = [MemorySchema.from_record(each) for each in records]
 
-    document = {"namespace": namespace, "memories": [_dump_memory(each) for each in memories]}
-    print_result(document, draw, as_json=as_json)
+    def draw(_: "Console") -> "Iterable[RenderableType]":
+        columns = ("id", "memory", "from", "created", "retired")[: 5 if retired else 4]
+        rows = [
+            (
+                each.id,
+                to_one_line(each.text),
+                _format_source(each),
+                format_local_time(each.created_at),
+                format_local_time(each.retired_at),
+            )[: len(columns)]
+            for each in memories
+        ]
+        yield (
+            make_table(*columns, rows=rows, wrapped=("memory", "from"))
+            if rows
+            else make_text(f"{namespace} has no memories.")
+        )
 
-
-def _format_row(memory: "Memory") -> tuple[str, ...]:
-    times = format_local_time(memory.created_at), format_local_time(memory.retired_at)
-    return memory.id, to_one_line(memory.text), _format_source(memory), *times
-
-
-async def _load_memories(target: CommandTarget, namespace: str, *, limit: int, retired: bool) -> "list[Memory]":
-    async with open_store(target) as store:
-        return await store.list_memories(namespace, limit=limit, include_retired=retired)
+    return Result(MemoryListSchema(namespace=namespace, memories=memories), draw)
 
 
 @command(app, "quire memory retire 01ke6p4ym00000000000000001")
-def retire(
+async def retire(
     memory: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of memories, as `list` prints them.")],
     *,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Retire memories: requests no longer include them. They stay in the store."""
-    retired = run_async(_retire_memories(make_target(overrides=overrides), memory))
-    lines = [make_text(f"Retired {each.id}: {to_one_line(each.text, 60)}") for each in retired]
-    print_result({"memories": [_dump_memory(each) for each in retired]}, lambda _: lines, as_json=as_json)
+    from quire.schemas.records import MemorySchema, RetiredMemoriesSchema
+
+    async with open_store(overrides) as store:
+        for each in memory:  # Retire all or none: a missing id fails here.
+            await store.memories.get(each)
+        retired = [MemorySchema.from_record(await store.memories.retire(each)) for each in memory]
+    lines = [f"Retired {each.id}: {to_one_line(each.text, 60)}" for each in retired]
+    return Result(RetiredMemoriesSchema(memories=retired), "\n".join(lines))
 
 
-async def _retire_memories(target: CommandTarget, ids: Sequence[str]) -> "list[Memory]":
-    async with open_store(target) as store:
-        for each in ids:  # Retire all or none: a missing id fails here.
-            await store.get_memory(each)
-        return [await store.retire_memory(each) for each in ids]
+@command(app, "quire memory relevance")
+async def relevance(
+    target: CommandTarget,
+    *,
+    question: Annotated[
+        str | None, typer.Option("--for", metavar="TEXT", help="The question; default: the newest user message.")
+    ] = None,
+) -> Result:
+    """Show what the next request would include from memory: project files, and memories with their scores."""
+    from quire.context.memory import MEMORIES_BLOCK_NAME
+    from quire.engine.context_gatherer import ContextGatherer, memory_namespace
+    from quire.schemas.context import MemoryBlockSchema, MemoryRelevanceSchema, ScoredMemorySchema
+
+    async with open_conversation(target) as conversation:
+        engine, store = conversation.engine, conversation.engine.store
+        if question is None:
+            newest = await store.read_tail(
+                conversation.id, 1, branch=conversation.branch, kinds=["message"], roles=["user"]
+            )
+            question = newest[0].message.text if newest else ""
+        enabled = engine.agent.memory.enabled and engine.settings.memory_integration
+        decisions = (await conversation.preview(question)).decisions
+        branch = await store.get_branch(conversation.id, conversation.branch)
+        gathered = await ContextGatherer(engine).gather(branch, "", recent=tuple)
+        records = (
+            await store.memories.list(memory_namespace(engine.agent), limit=MAX_LISTED_MEMORIES) if enabled else []
+        )
+        started_at = (await store.get_conversation(conversation.id)).created_at
+    memories: list[ScoredMemorySchema] = []
+    for record in records:
+        # Memories older than the conversation share one block in the stable prefix.
+        place = (MEMORIES_BLOCK_NAME, "memory") if record.created_at <= started_at else (record.id, "recall")
+        row = next((each for each in decisions if (each.name, each.slot) == place), None)
+        memories.append(
+            ScoredMemorySchema(
+                id=record.id,
+                text=record.text,
+                included=row is not None and row.included,
+                reason=row.reason if row is not None else "not_selected",
+                score=row.score if row is not None else None,
+            )
+        )
+    texts = {block.name: block.text for block in gathered.blocks if block.kind == "memory"}
+    document = MemoryRelevanceSchema(
+        conversation=conversation.id,
+        branch=conversation.branch,
+        question=question,
+        enabled=enabled,
+        blocks=[
+            MemoryBlockSchema(
+                name=row.name,
+                included=row.included,
+                reason=row.reason,
+                tokens=row.tokens,
+                text=texts.get(row.name or ""),
+            )
+            for row in decisions
+            if row.kind == "memory" and row.slot != "recall"
+        ],
+        memories=sorted(memories, key=lambda each: (not each.included, -(each.score or 0))),
+    )
+    return Result(document, lambda _: _draw_relevance(document))
+
+
+def _draw_relevance(document: "MemoryRelevanceSchema") -> "Iterable[RenderableType]":
+    yield make_text(f"For: {to_one_line(document.question, 80) or '(no question yet)'}")
+    if document.blocks:
+        rows = [(each.name, each.included, each.reason, each.tokens) for each in document.blocks]
+        yield make_table("name", "in", "why", "tokens", rows=rows, right_aligned=("tokens",), wrapped=("name",))
+    for each in document.blocks:
+        if each.text:
+            yield make_text(f"\n{each.name}", style="bold")
+            yield make_text(each.text)
+    if not document.enabled:
+        yield make_text("There is no agent, or its memory is off; set one with `quire config set agent FILE`.")
+        return
+    yield make_text("")
+    yield make_table(
+        "in", "score", "why", "id", "memory",
+        rows=[
+            (each.included, each.score, each.reason.replace("_", " "), each.id, to_one_line(each.text))
+            for each in document.memories
+        ],
+        right_aligned=("score",), wrapped=("memory",),
+    ) if document.memories else make_text("There are no memories yet.")  # fmt: skip
 
 
 def split_statements(text: str) -> list[str]:
     """Splits Markdown into statements, in order and deduplicated."""
-    return list(dict.fromkeys(_iterate_statements(_strip_front_matter(text.replace("\r\n", "\n")))))
-
-
-def _strip_front_matter(text: str) -> str:
-    if not text.startswith("---\n"):
-        return text
-    _, closed, rest = text[4:].partition("\n---\n")
-    return rest if closed else text
+    text = text.replace("\r\n", "\n")
+    if text.startswith("---\n"):
+        _, closed, rest = text[4:].partition("\n---\n")
+        text = rest if closed else text  # Without its front matter.
+    return list(dict.fromkeys(_iterate_statements(text)))
 
 
 def _iterate_statements(text: str) -> Iterator[str]:
@@ -278,7 +341,8 @@ def _iterate_statements(text: str) -> Iterator[str]:
         fence_match = _FENCE.match(line)
         if fence or fence_match:
             yield from flush()
-            fence = _update_fence(fence, fence_match)
+            if fence_match is not None:
+                fence = fence_match[1] if not fence else "" if fence_match[1] == fence else fence
         elif match := _HEADING.match(line):
             yield from flush()
             heading = match[2].rstrip().rstrip("#").rstrip() if len(match[1]) > 1 else ""
@@ -291,20 +355,12 @@ def _iterate_statements(text: str) -> Iterator[str]:
             lines.append(line)
 
 
-def _update_fence(fence: str, mark: "re.Match[str] | None") -> str:
-    if mark is None:
-        return fence
-    if not fence:
-        return mark[1]
-    return "" if mark[1] == fence else fence
-
-
-def resolve_namespace(agent: str | None, target: CommandTarget) -> str:
+def resolve_namespace(agent: str | None, overrides: Sequence[str] | None) -> str:
     """Returns the namespace of the agent with this name or file; a name without an agent is itself a namespace."""
-    from quire.cli.engine_setup import load_cli_settings, to_overrides
+    from quire.cli.engine_setup import load_cli_settings
     from quire.context.agent_loader import load_agent
 
-    name = agent or load_cli_settings(to_overrides(target.overrides)).settings.agent
+    name = agent or load_cli_settings(overrides).settings.agent
     if name is None:
         return DEFAULT_NAMESPACE
     try:

@@ -50,12 +50,25 @@ class SpecCacheFile(MutableMapping[str, ModelSpec]):
             document = json.loads(self._path.read_text(encoding="utf-8"))
             if document["table"] != self._table_version:
                 return {}
-            return {model: _from_json(fields) for model, fields in document["models"].items()}
+            specs: dict[str, ModelSpec] = {}
+            for model, fields in document["models"].items():
+                values: dict[str, Any] = {
+                    name: Decimal(value) if name in _PRICES else value for name, value in fields.items()
+                }
+                specs[model] = ModelSpec(**values)
+            return specs
         except (OSError, ValueError, TypeError, LookupError, AttributeError, InvalidOperation):
             return {}
 
     def _write(self) -> None:
-        models = {model: _to_json(spec) for model, spec in self._specs.items()}
+        models = {
+            model: {
+                name: str(value) if name in _PRICES else value
+                for name, value in spec._asdict().items()
+                if value is not None
+            }
+            for model, spec in self._specs.items()
+        }
         partial = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,16 +77,6 @@ class SpecCacheFile(MutableMapping[str, ModelSpec]):
         except OSError:
             with suppress(OSError):
                 partial.unlink()
-
-
-def _to_json(spec: ModelSpec) -> dict[str, Any]:
-    known = {name: value for name, value in spec._asdict().items() if value is not None}
-    return {name: str(value) if name in _PRICES else value for name, value in known.items()}
-
-
-def _from_json(fields: dict[str, Any]) -> ModelSpec:
-    values: dict[str, Any] = {name: Decimal(value) if name in _PRICES else value for name, value in fields.items()}
-    return ModelSpec(**values)
 
 
 def _get_table_version() -> str | None:

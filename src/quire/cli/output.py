@@ -9,8 +9,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from quire.model import Compaction
+    from quire.schemas import JsonModel
 
 PIPE_COLUMNS = 100
 """Width of the output where it is unknown."""
@@ -29,37 +31,56 @@ NARROW_COLUMNS = 60
 PROGRESS_DELAY_SECONDS = 1.0
 """Delay before a progress bar appears; shorter work needs none."""
 
-JsonDocument = Mapping[str, Any]
-DrawFunction = Callable[["Console"], "Iterable[RenderableType]"]
-
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters, which could move the cursor or set colors, and characters that change the text direction."""
 
 
-def print_result(document: JsonDocument, draw: DrawFunction, *, as_json: bool) -> None:
-    """Prints the result of a command, as JSON or drawn for people."""
+class Verbatim(str):
+    """Text that is printed without wrapped lines: a key, or the input of another program."""
+
+    __slots__ = ()
+
+
+DrawFunction = Callable[["Console"], "Iterable[RenderableType]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command prints: one document with `--json`, else what `draw` yields for people.
+
+    A text in place of `draw` is printed as it is.
+    """
+
+    document: "JsonModel"
+    draw: DrawFunction | str
+    exit_code: int = 0
+
+
+def print_result(result: Result, *, as_json: bool) -> None:
     if as_json:
-        print_json(document)
+        print_document(result.document)
         return
-    console = make_console(sys.stdout)
-    if console.is_terminal:
-        for renderable in draw(console):
+    console, draw = make_console(sys.stdout), result.draw
+    for renderable in [make_text(draw)] if isinstance(draw, str) else draw(console):
+        if isinstance(renderable, Verbatim):
+            sys.stdout.write(f"{sanitize(renderable)}\n")
+        elif console.is_terminal:
             console.print(renderable)
-        return
-    with console.capture() as captured:
-        for renderable in draw(console):
-            console.print(renderable)
-    # Strip the spaces with which tables pad their lines.
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+        else:
+            with console.capture() as captured:
+                console.print(renderable)
+            # Strip the spaces with which tables pad their lines.
+            sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def print_json(document: JsonDocument) -> None:
-    text = json.dumps(document, ensure_ascii=False, indent=2)
-    sys.stdout.write(_CONTROL_CHARACTERS.sub(_escape_character, text) + "\n")
+def print_document(document: "JsonModel") -> None:
+    """Prints a document as JSON; this is the only place where a command does."""
+    sys.stdout.write(format_json(document.model_dump(mode="json")) + "\n")
 
 
-def _escape_character(match: "re.Match[str]") -> str:
-    return f"\\u{ord(match[0]):04x}"
+def format_json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def make_console(stream: IO[str]) -> "Console":
@@ -156,7 +177,7 @@ def pluralize(count: int, noun: str) -> str:
     """`1 message`, `2 messages`, `3 memories`."""
     if count == 1:
         return f"1 {noun}"
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and not noun.endswith("ey") else f"{noun}s"
     return f"{count:,} {plural}"
 
 
@@ -175,7 +196,11 @@ class ProgressBar:
         ):
             return
         if self._rich_progress is None:
-            self._rich_progress = _create_rich_progress()
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._rich_progress = Progress(*columns, console=Console(file=sys.stderr), transient=True)
             self._rich_progress.start()
             self._rich_progress.add_task(self._label, total=total)
         self._rich_progress.update(self._rich_progress.task_ids[0], completed=completed, total=total)
@@ -183,14 +208,6 @@ class ProgressBar:
     def close(self) -> None:
         if self._rich_progress is not None:
             self._rich_progress.stop()
-
-
-def _create_rich_progress() -> "RichProgress":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
 
 
 @contextmanager

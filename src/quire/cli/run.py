@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import socket
     from multiprocessing.process import BaseProcess
 
-    from quire.cli.agent_programs import AgentProgram, Gateway, Launch
-    from quire.cli.local_servers import LocalServer
-    from quire.cli.serve import ServeOptions
-    from quire.log import ApiKey, ConversationRecord
+    from quire.access.keys import ApiKey
+    from quire.cli.agent_programs import Launch
+    from quire.cli.serve import LocalServer, ServeOptions
+    from quire.log import ConversationRecord
     from quire.settings import Settings
 
 EXIT_PROGRAM_NOT_FOUND = 127
@@ -70,62 +70,54 @@ def command(
     the address and an API key by environment variables and options; none of its files is changed. The exit code is the
     program's.
     """
-    executable = _find_executable(program)
-    options, agent_program = _prepare(program, model, overrides or [])
-    _warn_about_stopped_servers(options.settings)
-    # The server starts while the key is created.
-    with _connect_server(options) as connection, _create_key(options.database_url, program) as (key, secret):
-        connection.wait_until_ready()
-        launch = agent_program.connect(
-            _make_gateway(connection.server, secret, options.settings, agent_program), os.environ
-        )
-        exit_code = _run_program([executable, *launch.options, *(arguments or ())], launch)
-    newest = run_async(_find_newest_conversation(options.database_url, key.created_at))
-    _print_where_to_look(newest, connection, options.settings)
-    raise typer.Exit(exit_code)
+    from quire.cli.agent_programs import (
+        AGENT_PROGRAMS,
+        OTHER_PROGRAM,
+        Gateway,
+        add_default_upstreams,
+        find_answering_model,
+    )
+    from quire.cli.serve import build_options, check_server_extra
+    from quire.settings.schema import upstream_for
 
-
-def _find_executable(program: str) -> str:
-    from quire.cli.agent_programs import AGENT_PROGRAMS
-
-    executable = shutil.which(program)
+    executable, known = shutil.which(program), AGENT_PROGRAMS.get(program)
     if executable is None:
-        known = AGENT_PROGRAMS.get(program)
         remedy = f"install it with `{known.installation}`" if known is not None else "install it, or correct its name"
         print_note(f"quire: There is no program {program!r} in PATH; {remedy}.")
         raise typer.Exit(EXIT_PROGRAM_NOT_FOUND)
-    return executable
-
-
-def _prepare(program: str, model: str | None, overrides: list[str]) -> "tuple[ServeOptions, AgentProgram]":
-    """Builds the options of the server that the program needs."""
-    from quire.cli.agent_programs import AGENT_PROGRAMS, OTHER_PROGRAM, add_default_upstreams
-    from quire.cli.engine_setup import to_overrides
-    from quire.cli.serve import build_options, check_server_extra
-
     check_server_extra("Running an agent")
-    agent_program = AGENT_PROGRAMS.get(program, OTHER_PROGRAM)
-    options = build_options(to_overrides(overrides), local=True, grace_seconds=GRACE_SECONDS, log_format="json")
+    agent_program = known or OTHER_PROGRAM
+    options = build_options(overrides, local=True, grace_seconds=GRACE_SECONDS, log_format="json")
     settings = add_default_upstreams(options.settings, agent_program, os.environ)
     if model is not None:
-        settings = _answer_with(settings, model)
+        # Requests for all models go to this one.
+        upstream = upstream_for(settings, model)
+        if upstream is None:
+            raise InvalidConfiguration(f"No upstream serves the model {model!r}; add one, or set `base_url`.")
+        upstreams = {"*": upstream.model_copy(update={"model": upstream.model or model})}
+        settings = settings.model_copy(update={"upstreams": upstreams})
     if not settings.base_url and not settings.upstreams:
         raise InvalidConfiguration(
             "There is no upstream: set `base_url` or `upstreams`, or the environment variable OPENAI_API_KEY or "
             "ANTHROPIC_API_KEY."
         )
-    return replace(options, settings=settings), agent_program
-
-
-def _answer_with(settings: "Settings", model: str) -> "Settings":
-    """Sends the requests for all models to one model."""
-    from quire.settings.schema import upstream_for
-
-    upstream = upstream_for(settings, model)
-    if upstream is None:
-        raise InvalidConfiguration(f"No upstream serves the model {model!r}; add one, or set `base_url`.")
-    upstreams = {"*": upstream.model_copy(update={"model": upstream.model or model})}
-    return settings.model_copy(update={"upstreams": upstreams})
+    options = replace(options, settings=settings)
+    _warn_about_stopped_servers(settings)
+    # The server starts while the key is created.
+    with _connect_server(options) as connection, _create_key(options.database_url, program) as (key, secret):
+        connection.wait_until_ready()
+        named = [name for name in settings.upstreams if not set("*?[") & set(name)]
+        gateway = Gateway(
+            url=connection.server.url,
+            key=secret,
+            passes_credentials=any(each.credentials == "client" for each in settings.upstreams.values()),
+            models=tuple(dict.fromkeys([settings.model, *named])),
+            answering_model=find_answering_model(settings, agent_program),
+        )
+        launch = agent_program.connect(gateway, os.environ)
+        exit_code = _run_program([executable, *launch.options, *(arguments or ())], launch)
+    _print_where_to_look(options, connection, since=key.created_at)
+    raise typer.Exit(exit_code)
 
 
 def _warn_about_stopped_servers(settings: "Settings") -> None:
@@ -146,7 +138,7 @@ def _warn_about_stopped_servers(settings: "Settings") -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConnection:
-    """The server of a run: one that was running, or one in a process of its own."""
+    """The server of a run: one that was running, or one in a new process."""
 
     server: "LocalServer"
     process: "BaseProcess | None" = None
@@ -160,26 +152,19 @@ class ServerConnection:
 
 @contextmanager
 def _connect_server(options: "ServeOptions") -> Generator[ServerConnection]:
-    """Finds a server, or starts one without waiting for it."""
-    from quire.cli.local_servers import digest_configuration, find_server
+    """Finds a server, or starts one without waiting for it.
+
+    A server that was started is stopped at the end. It also stops if this process dies.
+    """
+    from multiprocessing import get_context
+
+    from quire.cli.serve import create_servers_folder, digest_configuration, find_server, make_local_server
+    from quire.server.addresses import bind_socket
 
     server = find_server(digest_configuration(options.settings, options.database_url, os.environ))
     if server is not None:
         yield ServerConnection(server=server)
         return
-    with _start_server(options) as connection:
-        yield connection
-
-
-@contextmanager
-def _start_server(options: "ServeOptions") -> Generator[ServerConnection]:
-    """Starts a server in a process of its own, and stops it at the end. It also stops if this process dies."""
-    from multiprocessing import get_context
-
-    from quire.cli.local_servers import create_servers_folder
-    from quire.cli.serve import make_local_server
-    from quire.server.addresses import bind_socket
-
     host, log_path = "127.0.0.1", create_servers_folder() / f"{os.getpid()}.log"
     with bind_socket(host, 0) as listener:
         server = make_local_server(options, host, listener.getsockname()[1])
@@ -215,40 +200,24 @@ def serve_quietly(options: "ServeOptions", listener: "socket.socket", log_path: 
 @contextmanager
 def _create_key(database_url: str, program: str) -> "Generator[tuple[ApiKey, str]]":
     """Creates an API key for the run, and revokes it at the end."""
-    key, secret = run_async(_create_chat_key(database_url, f"quire run {Path(program).name}"[:200]))
+    from quire.model.ids import now
+    from quire.store import SqlStore
+
+    async def create() -> "tuple[ApiKey, str]":
+        async with SqlStore.open(database_url) as store:
+            await store.check()
+            name = f"quire run {Path(program).name}"[:200]
+            return await store.keys.create(name, ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000)
+
+    async def revoke() -> None:
+        async with SqlStore.open(database_url) as store:
+            await store.keys.revoke(key.id)
+
+    key, secret = run_async(create())
     try:
         yield key, secret
     finally:
-        run_async(_revoke_key(database_url, key.id))
-
-
-async def _create_chat_key(database_url: str, name: str) -> "tuple[ApiKey, str]":
-    from quire.log import SqlStore
-    from quire.log.ids import now
-
-    async with SqlStore.open(database_url) as store:
-        await store.check()
-        return await store.create_key(name, ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000)
-
-
-async def _revoke_key(database_url: str, key_id: str) -> None:
-    from quire.log import SqlStore
-
-    async with SqlStore.open(database_url) as store:
-        await store.revoke_key(key_id)
-
-
-def _make_gateway(server: "LocalServer", key: str, settings: "Settings", program: "AgentProgram") -> "Gateway":
-    from quire.cli.agent_programs import Gateway, find_answering_model
-
-    named = [name for name in settings.upstreams if not set("*?[") & set(name)]
-    return Gateway(
-        url=server.url,
-        key=key,
-        passes_credentials=any(each.credentials == "client" for each in settings.upstreams.values()),
-        models=tuple(dict.fromkeys([settings.model, *named])),
-        answering_model=find_answering_model(settings, program),
-    )
+        run_async(revoke())
 
 
 def _run_program(argv: list[str], launch: "Launch") -> int:
@@ -270,21 +239,20 @@ def _run_program(argv: list[str], launch: "Launch") -> int:
     return code if code >= 0 else 128 - code
 
 
-async def _find_newest_conversation(database_url: str, since: int) -> "ConversationRecord | None":
-    """Returns the most recently updated conversation, if that was during the run; those of sub-agents do not count."""
-    from quire.log import SqlStore
-
-    async with SqlStore.open(database_url) as store:
-        newest = await store.list_conversations(limit=1, main_only=True)
-        return next(iter(await store.fill_titles(*(each for each in newest if each.updated_at >= since))), None)
-
-
-def _print_where_to_look(
-    newest: "ConversationRecord | None", connection: ServerConnection, settings: "Settings"
-) -> None:
+def _print_where_to_look(options: "ServeOptions", connection: ServerConnection, *, since: int) -> None:
+    """Names the most recently updated conversation of this run. Conversations of sub-agents do not count."""
     from urllib.parse import quote, urlencode
 
+    from quire.store import SqlStore
+
+    async def find_newest() -> "list[ConversationRecord]":
+        async with SqlStore.open(options.database_url) as store:
+            recent = await store.list_conversations(limit=1, main_only=True)
+            return await store.fill_titles(*(each for each in recent if each.updated_at >= since))
+
+    newest = next(iter(run_async(find_newest())), None)
     if newest is None:
+        settings = options.settings
         upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
         print_note(f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}")
         return

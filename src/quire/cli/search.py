@@ -1,27 +1,19 @@
 """`quire search`: finds messages in all conversations, by words, and by meaning where embeddings are configured."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from quire.cli.common import (
-    AsJson,
-    Limit,
-    SetOptions,
-    complete_conversation_ids,
-    resolve_conversation_id,
-    run_async,
-)
-from quire.cli.output import format_local_time, make_text, print_note, print_result, show_progress, to_one_line
+from quire.cli.common import Limit, SetOptions, complete_conversation_ids, resolve_conversation_id
+from quire.cli.output import Result, format_local_time, make_text, print_note, show_progress, to_one_line
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
-    from quire.engine.search import MessageFilter, MessageHit, MessageSearchResult
-    from quire.search.catalog import SearchOrder
+    from quire.engine.search import MessageHit
 
 HIGHLIGHT_STYLE = "bold yellow"
 
@@ -29,43 +21,42 @@ _AGE = re.compile(r"(\d{1,5})([hdw])")
 _AGE_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
-def _parse_since(text: str) -> int:
-    return parse_time(text, end_of_day=False)
-
-
-def _parse_until(text: str) -> int:
-    return parse_time(text, end_of_day=True)
-
-
 def parse_time(text: str, *, end_of_day: bool) -> int:
     """Parses `2026-01-31`, `2026-01-31T14:00` in local time, or an age such as `12h`, `7d` or `4w`, to microseconds.
 
     A date without a time is the beginning of that day, or its end with `end_of_day`.
     """
-    if age := _AGE.fullmatch(text):
-        moment = datetime.now().astimezone() - timedelta(**{_AGE_UNITS[age[2]]: int(age[1])})
-        return _to_micros(moment)
     try:
-        moment = datetime.fromisoformat(text).astimezone()
-        next_day = moment + timedelta(days=1)
+        if age := _AGE.fullmatch(text):
+            moment = datetime.now().astimezone() - timedelta(**{_AGE_UNITS[age[2]]: int(age[1])})
+        else:
+            moment = datetime.fromisoformat(text).astimezone()
+            if end_of_day and len(text) <= len("2026-01-31"):
+                moment += timedelta(days=1)
+        return max(0, int(moment.timestamp() * 1_000_000))
     except (ValueError, OverflowError, OSError) as error:
         raise typer.BadParameter(f"{text!r} is no time; write 2026-01-31, 2026-01-31T14:00, 12h, 7d or 4w.") from error
-    return _to_micros(next_day) if end_of_day and len(text) <= len("2026-01-31") else _to_micros(moment)
 
 
-def _to_micros(moment: datetime) -> int:
-    return max(0, int(moment.timestamp() * 1_000_000))
+def parse_since(text: str) -> int:
+    return parse_time(text, end_of_day=False)
 
 
-def command(
+def parse_until(text: str) -> int:
+    return parse_time(text, end_of_day=True)
+
+
+async def command(
     query: Annotated[str, typer.Argument(help="The search words.")],
-    *,
-    conversation: Annotated[
+    conversations: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ID", help="Search only this conversation; repeatable.", autocompletion=complete_conversation_ids
+        typer.Argument(
+            metavar="[CONVERSATION]...",
+            help="Ids, beginnings of them, or titles; default: all conversations.",
+            autocompletion=complete_conversation_ids,
         ),
     ] = None,
+    *,
     project: Annotated[str | None, typer.Option(help="Only conversations of this project, such as its folder.")] = None,
     source: Annotated[str | None, typer.Option(help="Only conversations of this client, such as claude-code.")] = None,
     role: Annotated[
@@ -76,64 +67,43 @@ def command(
     ] = None,
     since: Annotated[
         int | None,
-        typer.Option(metavar="TIME", parser=_parse_since, help="Only messages from this date, time or age (7d) on."),
+        typer.Option(metavar="TIME", parser=parse_since, help="Only messages from this date, time or age (7d) on."),
     ] = None,
     until: Annotated[
         int | None,
         typer.Option(
-            metavar="TIME", parser=_parse_until, help="Only messages before this time or age, or up to this date."
+            metavar="TIME", parser=parse_until, help="Only messages before this time or age, or up to this date."
         ),
     ] = None,
     newest: Annotated[bool, typer.Option("--newest", help="The newest first, not the most relevant.")] = False,
     oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first, not the most relevant.")] = False,
     min_score: Annotated[float, typer.Option(min=0, max=1, help="Omit messages with a lower score, from 0 to 1.")] = 0,
     limit: Limit = 10,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Search the messages of all conversations, archived or not, the most relevant first.
 
     Messages that are not in the index yet are indexed first.
     """
-    from quire.engine.search import MessageFilter
-    from quire.schemas.search import MessageHitSchema
+    from quire.cli.engine_setup import open_engine_from_settings
+    from quire.engine.message_index import BULK_BATCH_ENTRIES, iter_indexing
+    from quire.engine.search import MessageFilter, search_messages
+    from quire.schemas.search import FoundMessagesSchema, MessageHitSchema
 
     if newest and oldest:
         raise typer.BadParameter("--newest and --oldest exclude each other.")
-    where = MessageFilter(
-        conversations=tuple(conversation) if conversation else None,
-        project=project,
-        source=source,
-        role=role,
-        person=person,
-        since=since,
-        until=until,
-    )
     order = "newest" if newest else "oldest" if oldest else "relevance"
-    result = run_async(_search(overrides or (), query, where=where, order=order, min_score=min_score, limit=limit))
-    if not result.complete:
-        print_note("Some messages are still being indexed; search again for all results.")
-
-    def draw(_: Any) -> "Iterable[RenderableType]":
-        if not result.messages:
-            yield make_text("No message matches.")
-        for hit in result.messages:
-            yield from _draw_hit(hit)
-
-    rows = [MessageHitSchema.from_hit(each).model_dump(mode="json") for each in result.messages]
-    print_result({"query": query, "messages": rows, "complete": result.complete}, draw, as_json=as_json)
-
-
-async def _search(
-    overrides: Sequence[str], query: str, *, where: "MessageFilter", order: "SearchOrder", min_score: float, limit: int
-) -> "MessageSearchResult":
-    from quire.cli.engine_setup import open_engine_from_settings, to_overrides
-    from quire.engine.message_index import BULK_BATCH_ENTRIES, iter_indexing
-    from quire.engine.search import search_messages
-
-    async with open_engine_from_settings(to_overrides(overrides)) as engine:
-        for each in where.conversations or ():
-            await resolve_conversation_id(engine.store, each)
+    async with open_engine_from_settings(overrides) as engine:
+        ids = [await resolve_conversation_id(engine.store, each) for each in conversations or ()]
+        where = MessageFilter(
+            conversations=tuple(ids) if ids else None,
+            project=project,
+            source=source,
+            role=role,
+            person=person,
+            since=since,
+            until=until,
+        )
         with show_progress("Indexing messages") as progress:
             done = 0
             async for count in iter_indexing(
@@ -141,7 +111,18 @@ async def _search(
             ):
                 done += count
                 progress.update(done)
-        return await search_messages(engine, query, where=where, order=order, min_score=min_score, limit=limit)
+        result = await search_messages(engine, query, where=where, order=order, min_score=min_score, limit=limit)
+    if not result.complete:
+        print_note("Some messages are still being indexed; search again for all results.")
+
+    def draw(_: "Console") -> "Iterable[RenderableType]":
+        if not result.messages:
+            yield make_text("No message matches.")
+        for hit in result.messages:
+            yield from _draw_hit(hit)
+
+    hits = [MessageHitSchema.from_hit(each) for each in result.messages]
+    return Result(FoundMessagesSchema(query=query, messages=hits, complete=result.complete), draw)
 
 
 def _draw_hit(hit: "MessageHit") -> "Iterable[RenderableType]":

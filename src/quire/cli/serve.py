@@ -1,29 +1,42 @@
 """`quire serve`: runs the server, for the local user with a token or for many users with API keys."""
 
+import asyncio
+import logging
+import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
+from pydantic import ValidationError
 
 from quire.cli.chat import AgentOption, VaultOption
 from quire.cli.common import EXIT_FAILED, SetOptions, enable_garbage_collection, run_async
+from quire.cli.engine_setup import wait_for_database
 from quire.cli.output import print_note
+from quire.cli.paths import get_servers_folder
 from quire.cli.platforms import IS_WINDOWS
-from quire.errors import InvalidConfiguration, MissingExtra
+from quire.errors import InvalidConfiguration, MissingExtra, QuireError
+from quire.model.base import FrozenModel
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
-    from contextlib import AbstractContextManager
 
-    from quire.cli.local_servers import LocalServer
     from quire.errors import StoreUnavailable
     from quire.model.agents import Agent
     from quire.server.telemetry.logs import LogLineFormat
     from quire.settings import Settings
+
+PROBE_SECONDS = 20.0
+"""Seconds that a server has to answer before it counts as not running. One that starts on a busy machine takes several;
+a port that nothing listens on refuses at once."""
 
 
 class LogFormat(StrEnum):
@@ -76,25 +89,74 @@ def command(
     """
     check_server_extra("Serving")
     from quire.cli.chat.runtime import build_overrides
-    from quire.server.addresses import bind_socket
-    from quire.server.telemetry.logs import configure_logging
+    from quire.db.database_url import is_postgres
+    from quire.server.addresses import bind_socket, check_loopback
+    from quire.server.telemetry.logs import configure_logging, log_server_event
 
+    # A server for the local user only must listen on loopback.
+    is_local = not keys
+    if is_local:
+        try:
+            check_loopback(host)
+        except InvalidConfiguration:
+            if keys is not None:
+                raise
+            is_local = False
     as_text = log_format is LogFormat.text or (log_format is None and sys.stderr.isatty())
     options = build_options(
-        build_overrides(overrides or (), agent=agent, vault=vault),
-        local=_is_local(host, keys=keys),
+        build_overrides(overrides, agent=agent, vault=vault),
+        local=is_local,
         grace_seconds=grace,
         log_format="text" if as_text else "json",
     )
-    _check_workers(options, workers)
+    if workers > 1 and IS_WINDOWS:
+        raise InvalidConfiguration("Several workers need Linux or macOS; on Windows use --workers 1.")
+    if workers > 1 and not is_postgres(options.database_url):
+        raise InvalidConfiguration(
+            "Several workers need PostgreSQL, not SQLite: use --workers 1, or set `database_url` to postgresql://…"
+        )
     configure_logging(options.log_format)
+
+    def report_wait(error: "StoreUnavailable", pause_seconds: float) -> None:
+        kind = type(error).__name__
+        log_server_event("waiting for the database", level=logging.WARNING, error_kind=kind, retry_in=pause_seconds)
+
     # Before the address is printed: an unusable database is reported here, once, and not by every process.
-    run_async(check_database(options.database_url))
-    with bind_socket(host, port) as listener, _register(options, host, listener.getsockname()[1]):
-        _print_address(options, host, listener.getsockname()[1], open_browser=open_)
-        succeeded = _run_server(options, listener, workers)
-    if not succeeded:
-        raise typer.Exit(EXIT_FAILED)
+    run_async(wait_for_database(options.database_url, report=report_wait))
+    with bind_socket(host, port) as listener:
+        if not _serve_on(listener, options, host, workers=workers, opens_browser=open_):
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _serve_on(
+    listener: "socket.socket", options: "ServeOptions", host: str, *, workers: int, opens_browser: bool
+) -> bool:
+    """Prints the address and serves until a signal; returns whether all processes ended as they should."""
+    import webbrowser
+
+    from quire.server.addresses import server_url
+    from quire.server.lifecycle import Supervisor
+
+    port = listener.getsockname()[1]
+    url, is_local = server_url(host, port, options.local_token), options.local_token is not None
+    # Only a server of the local user is registered for `quire run`.
+    with register_server(make_local_server(options, host, port)) if is_local else nullcontext():
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        if is_local:
+            print_note(f"Open this address. For OpenAI clients: {server_url(host, port)}v1, with the token as API key.")
+        else:
+            print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
+            uses_host = options.agent is not None or options.settings.vault is not None
+            if uses_host and not options.settings.trusted_tenants:
+                print_note("Vault and agent are off for API keys: name the tenants that use them in `trusted_tenants`.")
+        if opens_browser:
+            webbrowser.open(url)
+        if workers == 1:
+            run_async(serve_app(options, listener))
+            return True
+        grace_seconds = options.grace_seconds
+        return Supervisor(serve_in_process, options, listener, workers=workers, grace_seconds=grace_seconds).run()
 
 
 def check_server_extra(feature: str) -> None:
@@ -105,24 +167,9 @@ def check_server_extra(feature: str) -> None:
         raise MissingExtra(extra="server", feature=feature)
 
 
-def _is_local(host: str, *, keys: bool | None) -> bool:
-    """Whether the server is for the local user only; it must then listen on loopback."""
-    from quire.server.addresses import check_loopback
-
-    if keys:
-        return False
-    try:
-        check_loopback(host)
-    except InvalidConfiguration:
-        if keys is not None:
-            raise
-        return False
-    return True
-
-
-def build_options(overrides: Any, *, local: bool, grace_seconds: float, log_format: "LogLineFormat") -> ServeOptions:
-    from pathlib import Path
-
+def build_options(
+    overrides: Sequence[str] | None, *, local: bool, grace_seconds: float, log_format: "LogLineFormat"
+) -> ServeOptions:
     from quire.cli.engine_setup import load_cli_settings, resolve_database_url
     from quire.server.addresses import generate_token
     from quire.settings.sources import parse_options
@@ -132,7 +179,7 @@ def build_options(overrides: Any, *, local: bool, grace_seconds: float, log_form
         from quire.context.agent_loader import load_agent
 
         agent = load_agent(Path(settings.agent))
-        values = {**settings.model_dump(), **agent.setting_overrides, **parse_options(overrides.pairs).values}
+        values = {**settings.model_dump(), **agent.setting_overrides, **parse_options(overrides or ()).values}
         settings = type(settings).model_validate(values)
     return ServeOptions(
         settings=settings,
@@ -144,44 +191,8 @@ def build_options(overrides: Any, *, local: bool, grace_seconds: float, log_form
     )
 
 
-def _check_workers(options: ServeOptions, workers: int) -> None:
-    from quire.log.database_url import is_postgres
-
-    if workers > 1 and IS_WINDOWS:
-        raise InvalidConfiguration("Several workers need Linux or macOS; on Windows use --workers 1.")
-    if workers > 1 and not is_postgres(options.database_url):
-        raise InvalidConfiguration(
-            "Several workers need PostgreSQL, not SQLite: use --workers 1, or set `database_url` to postgresql://…"
-        )
-
-
-async def check_database(url: str) -> None:
-    """Waits for the database, with a log line before each retry; raises if it stays away or cannot be used."""
-    import logging
-
-    from quire.cli.database_wait import wait_for_database
-    from quire.server.telemetry.logs import log_server_event
-
-    def report(error: "StoreUnavailable", pause_seconds: float) -> None:
-        log_server_event(
-            "waiting for the database", level=logging.WARNING, error_kind=type(error).__name__, retry_in=pause_seconds
-        )
-
-    await wait_for_database(url, report=report)
-
-
-def _register(options: ServeOptions, host: str, port: int) -> "AbstractContextManager[None]":
-    """Registers a local server for `quire run`."""
-    from quire.cli.local_servers import register_server
-
-    return register_server(make_local_server(options, host, port)) if options.local_token is not None else nullcontext()
-
-
 def make_local_server(options: ServeOptions, host: str, port: int) -> "LocalServer":
     """Describes a server with a token."""
-    import os
-
-    from quire.cli.local_servers import LocalServer, digest_configuration
     from quire.server.addresses import server_url
 
     return LocalServer(
@@ -191,36 +202,8 @@ def make_local_server(options: ServeOptions, host: str, port: int) -> "LocalServ
     )
 
 
-def _print_address(options: ServeOptions, host: str, port: int, *, open_browser: bool) -> None:
-    from quire.server.addresses import server_url
-
-    url = server_url(host, port, options.local_token)
-    sys.stdout.write(f"{url}\n")
-    sys.stdout.flush()
-    if options.local_token is None:
-        print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
-        uses_host = options.agent is not None or options.settings.vault is not None
-        if uses_host and not options.settings.host_access_tenants:
-            print_note("Vault and agent are off for API keys: name the tenants that use them in `host_access_tenants`.")
-    else:
-        print_note(f"Open this address. For OpenAI clients: {server_url(host, port)}v1, with the token as API key.")
-    if open_browser:
-        import webbrowser
-
-        webbrowser.open(url)
-
-
-def _run_server(options: ServeOptions, listener: "socket.socket", workers: int) -> bool:
-    if workers == 1:
-        run_async(serve_app(options, listener))
-        return True
-    from quire.server.supervisor import Supervisor
-
-    return Supervisor(serve_in_process, options, listener, workers=workers, grace_seconds=options.grace_seconds).run()
-
-
 def serve_in_process(options: ServeOptions, listener: "socket.socket", *, is_preloaded: bool = True) -> None:
-    """Entry point of a server process of its own."""
+    """Entry point of a spawned server process."""
     from quire.server.telemetry.logs import configure_logging
 
     configure_logging(options.log_format)
@@ -229,9 +212,6 @@ def serve_in_process(options: ServeOptions, listener: "socket.socket", *, is_pre
 
 async def serve_app(options: ServeOptions, listener: "socket.socket", *, is_preloaded: bool = True) -> None:
     """Serves until a signal. Without `is_preloaded`, the first requests are served while modules are still imported."""
-    import asyncio
-    import os
-
     from quire.cli.engine_setup import build_embedder, build_summarizer
     from quire.server.app import create_app
     from quire.server.lifecycle import run_server
@@ -257,10 +237,10 @@ async def serve_app(options: ServeOptions, listener: "socket.socket", *, is_prel
 
 def _preload_modules(settings: "Settings") -> None:
     """Imports what would otherwise block the event loop for a second or two when a request first needs it."""
-    from contextlib import suppress
     from importlib import import_module
 
-    from quire.view.tokens import counter_for
+    from quire.llm import get_model
+    from quire.wire.tokens import counter_for
 
     # First the tokenizer of the default model, which every request needs.
     counter_for(settings.model, tokenizer=settings.tokenizer).count(" ")
@@ -271,27 +251,81 @@ def _preload_modules(settings: "Settings") -> None:
     ):
         with suppress(ImportError):
             import_module(module)
-    _preload_provider(settings)
+    # The SDK of the model's provider, by building a model that is never called.
+    with suppress(ImportError, QuireError):
+        get_model(settings.model, base_url=settings.base_url, api_key="unused")
     enable_garbage_collection()
 
 
-def _preload_provider(settings: "Settings") -> None:
-    """Imports the SDK of the model's provider, by building a model that is never called."""
-    from contextlib import suppress
-
-    from quire.errors import QuireError
-    from quire.llm import get_model
-
-    with suppress(ImportError, QuireError):
-        get_model(settings.model, base_url=settings.base_url, api_key="unused")
-
-
-def _save_settings(changes: "Mapping[str, Any]") -> None:
+def _save_settings(changes: Mapping[str, Any]) -> None:
     """Saves settings changed in the web interface to the user's file, like `quire config set`."""
-    import os
-
     from quire.cli import paths
     from quire.cli.config import write_setting
 
     for name, value in changes.items():
         write_setting(paths.get_user_settings_path(os.environ), name, value)
+
+
+class LocalServer(FrozenModel):
+    """A server on loopback with a token."""
+
+    url: str
+    """Base URL, without a path and without the token."""
+    token: str
+    configuration: str
+    """Digest of its settings, its database and its API keys of upstreams."""
+
+    def is_running(self) -> bool:
+        """Whether this server answers: another program on its port does not know the token."""
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=PROBE_SECONDS)
+        try:
+            connection.request("GET", "/api/conversations?limit=1", headers={"X-Quire-Key": self.token})
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def digest_configuration(settings: "Settings", database_url: str, environ: Mapping[str, str]) -> str:
+    """Computes a digest that is equal for servers with the same settings, database and API keys of upstreams."""
+    if database_url.startswith("sqlite:///"):
+        database_url = str(Path(database_url.removeprefix("sqlite:///")).absolute())
+    variables = [each.api_key_env for each in settings.upstreams.values()]
+    api_keys = [environ.get(name) for name in variables if name is not None]
+    return sha256(f"{database_url}\n{api_keys}\n{settings.model_dump_json()}".encode()).hexdigest()
+
+
+@contextmanager
+def register_server(server: LocalServer) -> Generator[None]:
+    """Lets `find_server` find the server while the context is open. Only the user can read the file.
+
+    Where the data folder is read-only, the server runs unregistered.
+    """
+    path = get_servers_folder() / f"{os.getpid()}.json"
+    with suppress(OSError):
+        create_servers_folder()
+        path.unlink(missing_ok=True)
+        with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(server.model_dump_json())
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def create_servers_folder() -> Path:
+    folder = get_servers_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def find_server(configuration: str) -> LocalServer | None:
+    """Finds a running server with this configuration. Files of servers that have crashed are ignored."""
+    for path in sorted(get_servers_folder().glob("*.json")):
+        with suppress(OSError, ValidationError):
+            server = LocalServer.model_validate_json(path.read_bytes())
+            if server.configuration == configuration and server.is_running():
+                return server
+    return None

@@ -1,29 +1,38 @@
-"""`quire stats`: usage of all conversations from the roll-up: tokens, cost, cache, recall, documents, rules, turns."""
+"""`quire stats`: usage of all conversations from the roll-up, or the statistics of one conversation from its log."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from quire.cli.common import AsJson, Limit, SetOptions, make_target, open_store, run_async
+from quire.cli.common import (
+    MAIN_BRANCH,
+    BranchNumber,
+    Limit,
+    SetOptions,
+    complete_conversation_ids,
+    open_store,
+    resolve_conversation_id,
+)
 from quire.cli.output import (
+    Result,
+    format_local_time,
     make_field_table,
     make_table,
     make_text,
     pluralize,
-    print_result,
     show_progress,
     to_one_line,
 )
-from quire.cli.search import parse_time
+from quire.cli.search import parse_since
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from quire.log import SqlStore
-    from quire.log.usage.report import UsageGrouping
-    from quire.log.usage.rollup import RecountResult
-    from quire.schemas.stats import StatsSchema, UsageCountsSchema, UsageGroupSchema
+    from quire.log import Branch
+    from quire.schemas.stats import ConversationStatsSchema, StatsSchema, UsageCountsSchema, UsageGroupSchema
+    from quire.store import SqlStore
 
 BAR_COLUMNS = 20
 """Width of a bar."""
@@ -39,12 +48,22 @@ ADVICE = {
 }
 
 
-def _parse_since(text: str) -> int:
-    return parse_time(text, end_of_day=False)
+ENTRY_BATCH_SIZE = 2_000
+"""Entries of a conversation that one read returns."""
 
 
-def command(
+async def command(
+    conversation: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CONVERSATION]",
+            help="The conversation's id, the beginning of it, or its title; default: all conversations.",
+            show_default=False,
+            autocompletion=complete_conversation_ids,
+        ),
+    ] = None,
     *,
+    branch: BranchNumber = MAIN_BRANCH,
     by: Annotated[
         Literal["day", "model", "project", "source", "slot", "tool"] | None,
         typer.Option(help="Print the rows of one dimension instead of the overview.", show_default=False),
@@ -53,7 +72,7 @@ def command(
         int | None,
         typer.Option(
             metavar="TIME",
-            parser=_parse_since,
+            parser=parse_since,
             help="From this date, time or age (7d) on, in whole days of UTC; default: 30d.",
             show_default=False,
         ),
@@ -62,71 +81,135 @@ def command(
     recount: Annotated[
         bool, typer.Option("--recount", help="Compare the roll-up with the whole log first, and correct it.")
     ] = False,
-    as_json: AsJson = False,
     overrides: SetOptions = None,
-) -> None:
+) -> Result:
     """Print usage of all conversations: tokens, cost, cache share, compactions, recall, and what is used most.
 
-    Entries that are not counted yet are counted first.
+    Entries that are not counted yet are counted first. With a conversation, print its own statistics: messages, tokens,
+    compactions, usage and cost of its replies.
     """
-    stats, corrections = run_async(_read_stats(overrides or (), by=by, since=since, limit=limit, recount=recount))
-    document = stats.model_dump(mode="json")
+    from quire.schemas.stats import RecountedStatsSchema, RecountSchema, StatsSchema
+    from quire.usage.insights import read_insights
+    from quire.usage.report import USAGE_GROUPINGS
+
+    if conversation is not None and (by is not None or since is not None or recount):
+        raise typer.BadParameter("--by, --since and --recount are for all conversations, not for one.")
+    async with open_store(overrides) as store:
+        if conversation is not None:
+            conversation_id = await resolve_conversation_id(store, conversation)
+            counted = await _count_conversation(store, await store.get_branch(conversation_id, branch))
+            return Result(counted, lambda _: _draw_conversation(counted))
+        with show_progress("Counting messages") as progress:
+            done = 0
+            while count := await store.usage.count():
+                done += count
+                progress.update(done)
+        corrections = await store.usage.recount() if recount else None
+        insights = await read_insights(
+            store.usage, since=since, groupings=USAGE_GROUPINGS if by is None else (by,), limit=limit
+        )
+        ids = sorted({turn.conversation for turn in insights.report.turns})
+        records = await store.fill_titles(*[await store.get_conversation(each) for each in ids])
+    stats = StatsSchema.from_insights(insights, records)
+    document = stats
     if corrections is not None:
-        document["recount"] = corrections._asdict()
+        document = RecountedStatsSchema(**dict(stats), recount=RecountSchema(**corrections._asdict()))
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         if corrections is not None:
-            yield make_text(_format_recount(corrections))
+            checked = pluralize(corrections.conversations, "conversation")
+            wrong, totals = corrections.corrected_conversations, corrections.corrected_totals
+            yield make_text(
+                f"Of {checked}, {wrong:,} differed from the log, and {pluralize(totals, 'total')}; all were corrected."
+                if wrong or totals
+                else f"The roll-up equals the log of {checked}."
+            )
         if by is None:
             yield from _draw_overview(stats)
         else:
             yield _draw_groups(by, stats.groups[by])
 
-    print_result(document, draw, as_json=as_json)
+    return Result(document, draw)
 
 
-async def _read_stats(
-    overrides: Sequence[str], *, by: "UsageGrouping | None", since: int | None, limit: int, recount: bool
-) -> "tuple[StatsSchema, RecountResult | None]":
-    from quire.log.usage.insights import read_insights
-    from quire.log.usage.report import USAGE_GROUPINGS
-    from quire.schemas.stats import StatsSchema
+async def _count_conversation(store: "SqlStore", branch: "Branch") -> "ConversationStatsSchema":
+    from quire.schemas.stats import ConversationStatsSchema
 
-    async with open_store(make_target(overrides=overrides)) as store:
-        await _count_pending(store)
-        corrections = await store.recount_usage() if recount else None
-        groupings = USAGE_GROUPINGS if by is None else (by,)
-        insights = await read_insights(store, since=since, groupings=groupings, limit=limit)
-        ids = sorted({turn.conversation for turn in insights.report.turns})
-        records = await store.fill_titles(*[await store.get_conversation(each) for each in ids])
-        return StatsSchema.from_insights(insights, records), corrections
+    kinds, roles, tokens = Counter[str](), Counter[str](), Counter[str](stored=0, input=0, output=0, cache_read=0)
+    purged = replies = 0
+    last_entry_at = None
+    with show_progress("Reading the log") as progress:
+        for first in range(1, branch.head_seq + 1, ENTRY_BATCH_SIZE):
+            last = min(branch.head_seq, first + ENTRY_BATCH_SIZE - 1)
+            for entry in await store.read_range(branch.conversation, branch=branch.number, first=first, last=last):
+                last_entry_at = entry.created_at
+                kinds[entry.kind] += 1
+                purged += entry.purged_at is not None
+                if entry.kind != "message":
+                    continue
+                roles[entry.role or ""] += 1
+                tokens["stored"] += entry.tokens or 0
+                if (usage := entry.metadata.usage if entry.raw_metadata else None) is not None:
+                    replies += 1
+                    tokens["input"] += usage.input_tokens
+                    tokens["output"] += usage.output_tokens
+                    tokens["cache_read"] += usage.cache_read_tokens
+            progress.update(last, branch.head_seq)
+    active = branch.state.active_compaction
+    return ConversationStatsSchema(
+        conversation=branch.conversation,
+        branch=branch.number,
+        created_at=(await store.get_conversation(branch.conversation)).created_at,
+        last_entry_at=last_entry_at,
+        entries=dict(sorted(kinds.items())),
+        messages=dict(sorted(roles.items())),
+        archived_up_to=active.covers.last if active is not None and active.covers is not None else None,
+        compactions=branch.state.compaction_count,
+        pins=len(branch.state.pins),
+        branches=len(await store.list_branches(branch.conversation)),
+        purged=purged,
+        replies=replies,
+        tokens=dict(tokens),
+        cost_usd=await store.spending.get_cost(branch.conversation),
+    )
 
 
-async def _count_pending(store: "SqlStore") -> None:
-    with show_progress("Counting messages") as progress:
-        done = 0
-        while counted := await store.count_usage():
-            done += counted
-            progress.update(done)
-
-
-def _format_recount(corrections: "RecountResult") -> str:
-    checked = pluralize(corrections.conversations, "conversation")
-    wrong, totals = corrections.corrected_conversations, corrections.corrected_totals
-    if not wrong and not totals:
-        return f"The roll-up equals the log of {checked}."
-    return f"Of {checked}, {wrong:,} differed from the log, and {pluralize(totals, 'total')}; all were corrected."
+def _draw_conversation(stats: "ConversationStatsSchema") -> "Iterable[RenderableType]":
+    yield make_text(f"{stats.conversation}, branch {stats.branch}", style="bold")
+    yield make_field_table(
+        [
+            ("created", format_local_time(stats.created_at)),
+            ("last entry", format_local_time(stats.last_entry_at)),
+            ("entries", sum(stats.entries.values())),
+            ("messages", ", ".join(f"{count:,} {role}" for role, count in stats.messages.items()) or "none"),
+            ("archived", f"entries up to #{stats.archived_up_to:,}" if stats.archived_up_to else "nothing"),
+            ("compactions", stats.compactions),
+            ("pins", stats.pins),
+            ("branches", stats.branches),
+            ("purged", stats.purged or None),
+            ("tokens of all messages", stats.tokens["stored"]),
+            ("replies with usage", stats.replies),
+            ("input tokens", stats.tokens["input"]),
+            ("of these from cache", stats.tokens["cache_read"]),
+            ("output tokens", stats.tokens["output"]),
+            ("cost", f"${stats.cost_usd:.4f}" if stats.cost_usd else "not known"),
+        ]
+    )
 
 
 def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
     totals = stats.totals
+    cost = _format_cost(totals)
+    if totals.unpriced_turns:
+        unpriced = f"{pluralize(totals.unpriced_turns, 'turn')} without a known price"
+        cost = f"${totals.cost_usd:,.2f}, and {unpriced}" if totals.cost_usd else f"not known: {unpriced}"
     yield make_text(f"Usage since {stats.since}", style="bold")
     yield make_field_table(
         [
             ("turns", f"{totals.turns:,} in {pluralize(totals.requests, 'request')}"),
             ("input tokens", f"{totals.input_tokens:,}, {totals.cache_share:.0%} from cache"),
             ("output tokens", totals.output_tokens),
-            ("cost", _describe_cost(totals)),
+            ("cost", cost),
             ("compactions", f"{totals.compactions:,}, {totals.compacted_tokens:,} tokens freed"),
             ("recall", f"{pluralize(totals.recalled_messages, 'message')}, {totals.recalled_tokens:,} tokens"),
         ]
@@ -140,91 +223,62 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
         yield make_text("")
         rows = [(_shorten(each.name), each.counts.uses, each.counts.tokens) for each in stats.documents]
         yield make_table("document", "messages", "tokens", rows=rows, right_aligned=("messages", "tokens"))
-    yield from _draw_unused(stats)
+    unused = stats.unused
+    for kind, names in {"rules": unused.rules, "tools": unused.tools, "documents": unused.documents}.items():
+        if names:
+            more = unused.document_count - len(names) if kind == "documents" else 0
+            listed = ", ".join(map(_shorten, names)) + (f" and {more:,} more" if more else "")
+            yield make_text(f"{kind} never used: {listed}")
     if stats.turns:
         yield make_text("")
-        yield _draw_turns(stats)
+        turns = [
+            (
+                "–" if each.cost_usd is None else f"${each.cost_usd:,.4f}",
+                each.tokens,
+                f"{each.conversation}{f' --branch {each.branch}' if each.branch else ''} --reply {each.seq}",
+                _shorten(each.title),
+            )
+            for each in stats.turns
+        ]
+        columns = ("cost", "tokens", "quire context show …", "title")
+        yield make_table(*columns, rows=turns, right_aligned=("cost", "tokens"), wrapped=("quire context show …",))
     for each in stats.suggestions:
         advice = ADVICE[each.action].format(share=each.share, tokens=each.tokens)
         yield make_text(f"{each.kind} {_shorten(each.name)}: {advice}")
 
 
-def _draw_unused(stats: "StatsSchema") -> "Iterable[RenderableType]":
-    unused = stats.unused
-    lists = {"rules": unused.rules, "tools": unused.tools, "documents": unused.documents}
-    for kind, names in lists.items():
-        if names:
-            more = unused.document_count - len(names) if kind == "documents" else 0
-            listed = ", ".join(map(_shorten, names)) + (f" and {more:,} more" if more else "")
-            yield make_text(f"{kind} never used: {listed}")
-
-
 def _draw_groups(dimension: str, groups: "Sequence[UsageGroupSchema]") -> "RenderableType":
-    """A table with a bar: of cost, or of tokens where no price is known."""
-    if dimension in ("slot", "tool"):
-        return _draw_items(dimension, groups)
-    has_cost = any(each.counts.cost_usd for each in groups)
-    sizes = [each.counts.cost_usd if has_cost else float(each.counts.input_tokens) for each in groups]
-    largest = max(sizes, default=0.0)
-    rows = [
-        (
-            _shorten(each.name or UNNAMED.get(dimension, "")),
-            _draw_bar(size, largest),
-            _format_cost(each.counts),
-            each.counts.input_tokens,
-            f"{each.counts.cache_share:.0%}",
-            each.counts.output_tokens,
-            each.counts.turns,
-        )
-        for each, size in zip(groups, sizes, strict=True)
-    ]
-    numbers = ("cost", "input", "cached", "output", "turns")
-    return make_table(dimension, "", *numbers, rows=rows, right_aligned=numbers)
-
-
-def _draw_items(dimension: str, groups: "Sequence[UsageGroupSchema]") -> "RenderableType":
-    largest = max((each.counts.tokens for each in groups), default=0)
+    """A table with a bar: of tokens for slots and tools, else of cost, or of input tokens where no price is known."""
+    is_item, has_cost = dimension in ("slot", "tool"), any(each.counts.cost_usd for each in groups)
     numbers = ("tokens", "requests", "calls") if dimension == "tool" else ("tokens", "requests")
-    rows = [
-        (
-            _shorten(each.name),
-            _draw_bar(each.counts.tokens, largest),
-            each.counts.tokens,
-            each.counts.requests,
-            each.counts.uses,
-        )[: len(numbers) + 2]
+    if not is_item:
+        numbers = ("cost", "input", "cached", "output", "turns")
+    sizes = [
+        float(each.counts.tokens if is_item else each.counts.cost_usd if has_cost else each.counts.input_tokens)
         for each in groups
     ]
-    return make_table(dimension, "", *numbers, rows=rows, right_aligned=numbers)
-
-
-def _draw_turns(stats: "StatsSchema") -> "RenderableType":
-    rows: list[tuple[Any, ...]] = [
-        (
-            "–" if each.cost_usd is None else f"${each.cost_usd:,.4f}",
-            each.tokens,
-            f"{each.conversation}{f' --branch {each.branch}' if each.branch else ''} --reply {each.seq}",
-            to_one_line(each.title, NAME_CHARS),
+    largest = max(sizes, default=0.0)
+    rows: list[Sequence[Any]] = []
+    for each, size in zip(groups, sizes, strict=True):
+        counts = each.counts
+        bar = "█" * max(1, round(BAR_COLUMNS * size / largest)) if size else ""
+        values = (
+            (counts.tokens, counts.requests, counts.uses)[: len(numbers)]
+            if is_item
+            else (
+                _format_cost(counts),
+                counts.input_tokens,
+                f"{counts.cache_share:.0%}",
+                counts.output_tokens,
+                counts.turns,
+            )
         )
-        for each in stats.turns
-    ]
-    columns = ("cost", "tokens", "quire context show …", "title")
-    return make_table(*columns, rows=rows, right_aligned=("cost", "tokens"), wrapped=("quire context show …",))
-
-
-def _describe_cost(totals: "UsageCountsSchema") -> str:
-    if not totals.unpriced_turns:
-        return _format_cost(totals)
-    unpriced = f"{pluralize(totals.unpriced_turns, 'turn')} without a known price"
-    return f"${totals.cost_usd:,.2f}, and {unpriced}" if totals.cost_usd else f"not known: {unpriced}"
+        rows.append((_shorten(each.name or UNNAMED.get(dimension, "")), bar, *values))
+    return make_table(dimension, "", *numbers, rows=rows, right_aligned=numbers)
 
 
 def _format_cost(counts: "UsageCountsSchema") -> str:
     return "–" if counts.unpriced_turns and not counts.cost_usd else f"${counts.cost_usd:,.2f}"
-
-
-def _draw_bar(size: float, largest: float) -> str:
-    return "█" * max(1, round(BAR_COLUMNS * size / largest)) if size and largest else ""
 
 
 def _shorten(name: str) -> str:

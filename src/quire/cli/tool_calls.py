@@ -42,7 +42,10 @@ def format_tool_call(call: ToolCallPart, *, max_chars: int = 120) -> str:
     arguments = parse_arguments(call)
     if arguments is None:
         return to_one_line(f"{call.name}({call.arguments})", max_chars)
-    pairs = [f"{name}={to_one_line(_to_json(value), _MAX_ARGUMENT_CHARS)}" for name, value in arguments.items()]
+    pairs = [
+        f"{name}={to_one_line(json.dumps(value, ensure_ascii=False), _MAX_ARGUMENT_CHARS)}"
+        for name, value in arguments.items()
+    ]
     return to_one_line(f"{call.name}({', '.join(pairs)})", max_chars)
 
 
@@ -60,7 +63,11 @@ def render_tool_result(call: ToolCallPart, result: ToolResultPart, *, width: int
     sign, style = ("✗", "red") if result.is_error else ("✓", "green")
     room = width - len(prefix) - len("✓  ")
     # An error and its call share the line; the size of a result takes only what it needs.
-    size = "" if result.is_error else _format_result_size(result)
+    size = ""
+    if not result.is_error:
+        others = sum(part.type != "text" for part in result.content)
+        length = pluralize(len(result.text), "character") if result.text or not others else ""
+        size = " and ".join(filter(None, (length, pluralize(others, "file") if others else "")))
     head = format_tool_call(call, max_chars=max(20, width // 2 if result.is_error else room - len(size)))
     tail = size or to_one_line(result.text, max(20, room - len(head)))
     return Text.assemble((prefix, "dim"), (f"{sign} ", style), (head, "cyan"), (f" {tail}", "dim"))
@@ -73,14 +80,3 @@ def format_folded_calls(counts: Mapping[str, int], *, detail: str = "") -> str:
     if others := len(ranked) - len(names):
         names.append(pluralize(others, "other tool"))
     return f"{pluralize(sum(counts.values()), 'more call')}{detail}: {', '.join(names)}"
-
-
-def _format_result_size(result: ToolResultPart) -> str:
-    others = len(result.content) - sum(part.type == "text" for part in result.content)
-    size = pluralize(len(result.text), "character") if result.text or not others else ""
-    files = pluralize(others, "file") if others else ""
-    return " and ".join(filter(None, (size, files)))
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

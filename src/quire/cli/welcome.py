@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,16 +44,23 @@ def find_first_run(environ: Mapping[str, str]) -> FirstRun | None:
 
 def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
     agent = first_run.agents[0] if first_run.agents else AGENT_PROGRAM_NAMES[0]
+    found = f"{', '.join(first_run.agents)} found" if first_run.agents else "Claude Code, Codex, opencode"
+    first_steps = [("quire init", f"use the key in {first_run.key_variable}")]
+    if first_run.key_variable is None:
+        first_steps = [
+            (f"{'set' if is_windows else 'export'} OPENAI_API_KEY=…", "or ANTHROPIC_API_KEY, or start Ollama"),
+            ("quire init", "choose a model, write the settings"),
+        ]
     lines: list[str | tuple[str, str]] = [
         "Quire stores every message of your chats and agents, fits each request into the",
         "model's context window, and records what the model was sent and why.",
         "",
         "Get a first answer:",
-        *_list_first_steps(first_run, is_windows=is_windows),
+        *first_steps,
         ('quire ask "What can you do?"', "one answer"),
         ("quire chat", "a conversation in the terminal"),
         "",
-        f"Or put it between an agent and its model{_name_agents(first_run.agents)}:",
+        f"Or put it between an agent and its model ({found}):",
         (f"quire run {agent}", "record its sessions, nothing else to set up"),
         ("quire import claude-code", "past sessions, to search and continue"),
         "",
@@ -64,19 +71,6 @@ def format_welcome(first_run: FirstRun, *, is_windows: bool = False) -> str:
         ("quire --help", "all commands"),
     ]
     return "\n".join(line if isinstance(line, str) else f"  {line[0]:{COMMAND_COLUMNS}}{line[1]}" for line in lines)
-
-
-def _list_first_steps(first_run: FirstRun, *, is_windows: bool) -> list[tuple[str, str]]:
-    if first_run.key_variable is None:
-        return [
-            (f"{'set' if is_windows else 'export'} OPENAI_API_KEY=…", "or ANTHROPIC_API_KEY, or start Ollama"),
-            ("quire init", "choose a model, write the settings"),
-        ]
-    return [("quire init", f"use the key in {first_run.key_variable}")]
-
-
-def _name_agents(agents: Sequence[str]) -> str:
-    return f" ({', '.join(agents)} found)" if agents else " (Claude Code, Codex, opencode)"
 
 
 def print_welcome() -> bool:

@@ -5,45 +5,36 @@ import logging
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.common import EXIT_FAILED, AsJson, SetOptions, run_async
-from quire.cli.output import make_table, print_result
+from quire.cli.common import EXIT_FAILED, SetOptions
+from quire.cli.output import Result, make_table
 from quire.cli.platforms import call_on_signals
 
 if TYPE_CHECKING:
-    from quire.engine.tenants import TenantEngines
     from quire.errors import StoreUnavailable
     from quire.jobs import JobCounts
-    from quire.log import SqlStore
-    from quire.settings import Settings
-
-OnceOption = Annotated[bool, typer.Option("--once", help="Exit when no job is pending, for cron.")]
-AllOption = Annotated[
-    bool, typer.Option("--all", help="Sweep every conversation first, not only those used since the last sweep.")
-]
-ConcurrencyOption = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent jobs.")]
-PollOption = Annotated[
-    float,
-    typer.Option("--poll", min=0.1, metavar="SECONDS", help="Polling interval, in addition to notifications."),
-]
-GraceOption = Annotated[
-    float, typer.Option("--grace", min=0, metavar="SECONDS", help="Graceful shutdown: time for running jobs.")
-]
 
 
-def command(
+async def command(
     *,
-    once: OnceOption = False,
-    sweep_all: AllOption = False,
-    concurrency: ConcurrencyOption = 4,
-    poll: PollOption = 5.0,
-    grace: GraceOption = 30.0,
+    once: Annotated[bool, typer.Option("--once", help="Exit when no job is pending, for cron.")] = False,
+    sweep_all: Annotated[
+        bool, typer.Option("--all", help="Sweep every conversation first, not only those used since the last sweep.")
+    ] = False,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent jobs.")] = 4,
+    poll: Annotated[
+        float,
+        typer.Option("--poll", min=0.1, metavar="SECONDS", help="Polling interval, in addition to notifications."),
+    ] = 5.0,
+    grace: Annotated[
+        float, typer.Option("--grace", min=0, metavar="SECONDS", help="Graceful shutdown: time for running jobs.")
+    ] = 30.0,
     overrides: SetOptions = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result | None:
     """Run background jobs: compaction, the recall index, embeddings, the vault's index and summaries, retention.
 
     On PostgreSQL any number of workers share the job queue of the servers. Each job logs one line of JSON to standard
@@ -52,67 +43,61 @@ def command(
     """
     options = {"concurrency": concurrency, "poll_seconds": poll, "shutdown_seconds": grace}
     with _log_jobs_to(sys.stderr):
-        counts = run_async(_run_worker(tuple(overrides or ()), once=once, sweep_all=sweep_all, options=options))
-    if once:
-        _print_report(counts, as_json=as_json)
-        if counts.failed.total():
-            raise typer.Exit(EXIT_FAILED)
-
-
-def _print_report(counts: "JobCounts", *, as_json: bool) -> None:
+        counts = await _run_worker(overrides, once=once, sweep_all=sweep_all, options=options)
+    if not once:
+        return None
     from quire.jobs import JOB_KINDS
+    from quire.schemas.setup import JobCountSchema, JobCountsSchema
 
-    jobs = [{"kind": kind, "done": counts.done[kind], "failed": counts.failed[kind]} for kind in JOB_KINDS]
-    rows = [tuple(each.values()) for each in jobs]
-    print_result(
-        {"jobs": jobs},
+    jobs = [JobCountSchema(kind=kind, done=counts.done[kind], failed=counts.failed[kind]) for kind in JOB_KINDS]
+    rows = [(each.kind, each.done, each.failed) for each in jobs]
+    return Result(
+        JobCountsSchema(jobs=jobs),
         lambda _: [make_table("kind", "done", "failed", rows=rows, right_aligned=("done", "failed"))],
-        as_json=as_json,
+        exit_code=EXIT_FAILED if counts.failed.total() else 0,
     )
 
 
-async def _run_worker(overrides: Sequence[str], *, once: bool, sweep_all: bool, options: dict[str, Any]) -> "JobCounts":
-    from quire.cli.database_wait import wait_for_database
-    from quire.cli.engine_setup import load_cli_settings, resolve_database_url, to_overrides
-    from quire.jobs import JobRunner, Sweeper
-    from quire.log import SqlStore
-    from quire.log.database_url import is_postgres
-
-    settings = load_cli_settings(to_overrides(overrides)).settings
-    url = resolve_database_url(settings)
-    await wait_for_database(url, report=_report_wait)
-    async with SqlStore.open(url) as store:
-        engines = await _build_engines(store, settings)
-        sweeper, runner = Sweeper(store, engines), JobRunner(store, engines)
-        if sweep_all:
-            await sweeper.reset()
-        run = _run_with_queue if is_postgres(url) else _run_locally
-        return await run(url, runner, sweeper, once=once, options=options)
-
-
-def _report_wait(error: "StoreUnavailable", pause_seconds: float) -> None:
-    from quire.jobs.base import log_event
-
-    log_event("waiting_for_database", error=error, retry_in_seconds=pause_seconds)
-
-
-async def _build_engines(store: "SqlStore", settings: "Settings") -> "TenantEngines":
-    from pathlib import Path
-
-    from quire.cli.engine_setup import build_embedder, build_summarizer
+async def _run_worker(
+    overrides: Sequence[str] | None, *, once: bool, sweep_all: bool, options: dict[str, Any]
+) -> "JobCounts":
+    from quire.cli.engine_setup import (
+        build_embedder,
+        build_summarizer,
+        load_cli_settings,
+        resolve_database_url,
+        wait_for_database,
+    )
     from quire.context.agent_loader import load_agent
+    from quire.db.database_url import is_postgres
     from quire.engine.tenants import TenantEngines
+    from quire.jobs import JobRunner, Sweeper
+    from quire.jobs.base import log_event
+    from quire.store import SqlStore
 
+    def report(error: "StoreUnavailable", pause_seconds: float) -> None:
+        log_event("waiting_for_database", error=error, retry_in_seconds=pause_seconds)
+
+    settings = load_cli_settings(overrides).settings
+    url = resolve_database_url(settings)
+    await wait_for_database(url, report=report)
     agent = load_agent(Path(settings.agent)) if settings.agent is not None else None
     if agent is not None:
         settings = settings.model_validate({**settings.model_dump(), **agent.setting_overrides})
-    return TenantEngines(
-        store,
-        settings,
-        agent=agent,
-        summarizer=build_summarizer(settings),
-        embedder=await build_embedder(settings),
-    )
+    async with SqlStore.open(url) as store:
+        engines = TenantEngines(
+            store,
+            settings,
+            agent=agent,
+            summarizer=build_summarizer(settings),
+            embedder=await build_embedder(settings),
+        )
+        sweeper, runner = Sweeper(store, engines), JobRunner(store, engines)
+        if sweep_all:
+            await sweeper.reset()
+        if is_postgres(url):
+            return await _run_with_queue(url, runner, sweeper, once=once, options=options)
+        return await _run_locally(runner, sweeper, once=once, concurrency=options["concurrency"])
 
 
 async def _run_with_queue(url: str, runner: Any, sweeper: Any, *, once: bool, options: dict[str, Any]) -> "JobCounts":
@@ -128,16 +113,16 @@ async def _run_with_queue(url: str, runner: Any, sweeper: Any, *, once: bool, op
         return worker.counts
 
 
-async def _run_locally(_url: str, runner: Any, sweeper: Any, *, once: bool, options: dict[str, Any]) -> "JobCounts":
+async def _run_locally(runner: Any, sweeper: Any, *, once: bool, concurrency: int) -> "JobCounts":
     from quire.jobs import LocalJobs
     from quire.jobs.base import log_event
 
-    concurrency, stop = options["concurrency"], asyncio.Event()
     if once:
         jobs = LocalJobs(runner, max_concurrent=concurrency)
         await sweeper.sweep(jobs.defer)
         await jobs.wait_until_idle()
         return jobs.counts
+    stop = asyncio.Event()
     with call_on_signals(stop.set):
         async with LocalJobs(runner, sweeper, max_concurrent=concurrency) as jobs:
             log_event("worker_started", concurrency=concurrency)

@@ -5,7 +5,7 @@ A citation of an unknown entry is removed from the text and counted. The others 
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _DASH = "[-–—]"
@@ -70,7 +70,11 @@ def _filter_known(citation: str, numbers: Sequence[int], cited: bytearray) -> tu
     """Known items of a citation, and the number of dropped ones; sets the flags in `cited`."""
     items: list[str] = []
     lost_count = 0
-    for first, last in _parse_ranges(citation):
+    for numeral, other in _RANGE.findall(citation):
+        if max(len(numeral), len(other)) > _MAX_NUMBER_DIGITS:
+            lost_count += 1
+            continue
+        first, last = sorted((int(numeral), int(other or numeral)))
         start, end = bisect_left(numbers, first), bisect_right(numbers, last)
         if start >= end:
             lost_count += 1
@@ -80,16 +84,6 @@ def _filter_known(citation: str, numbers: Sequence[int], cited: bytearray) -> tu
         lost_count += (low, high) != (first, last)
         items.append(f"#{low}" if low == high else f"#{low}-#{high}")
     return items, lost_count
-
-
-def _parse_ranges(citation: str) -> Iterator[tuple[int, int]]:
-    """Lower and upper end of each number or range; (1, 0), an empty range, for numbers that are too long."""
-    for first, last in _RANGE.findall(citation):
-        if max(len(first), len(last)) > _MAX_NUMBER_DIGITS:
-            yield 1, 0
-        else:
-            ends = int(first), int(last or first)
-            yield min(ends), max(ends)
 
 
 def _close_gap(pieces: list[str], following: re.Match[str] | None) -> None:

@@ -11,7 +11,7 @@ from quire.compaction.summary_validation import clean_reply
 from quire.errors import ModelError, SummaryFailed
 from quire.llm import Model, Prompt
 from quire.model import Message
-from quire.view.labels import label_text
+from quire.wire.labels import label_text
 
 MAX_SUMMARY_CHARS = 300
 MAX_PROMPT_CHARS = 6_000
@@ -76,14 +76,9 @@ def _strip_front_matter(text: str) -> str:
 
 def _iter_paragraphs(text: str) -> Iterator[str]:
     for block in _BLANK_LINE.split(_CODE_BLOCK.sub("\n", _strip_front_matter(text))):
-        paragraph = _strip_headings(block.strip("\n"))
+        paragraph, start = block.strip("\n"), 0
+        while heading := _HEADING.match(paragraph, start):
+            start = heading.end()
+        paragraph = paragraph[start:]
         if paragraph.strip() and not _NON_PROSE.match(paragraph):
             yield collapse_whitespace(paragraph)
-
-
-def _strip_headings(block: str) -> str:
-    """Removes headings and rules at the start of a block."""
-    start = 0
-    while match := _HEADING.match(block, start):
-        start = match.end()
-    return block[start:]

@@ -1,29 +1,48 @@
 """Executes a compaction plan: writes the summary and appends one entry to the log.
 
-The model writes the summary; if that fails, the fallback extracts it. The single append is the only change to the log.
+The model writes the summary; if that fails, the fallback extracts it. Single messages that are too large to stay whole
+get summaries too, stored with their truncations, so that they replay: the view shows the beginning and the end of such
+a message, and the summary between them. The single append is the only change to the log.
 Optimistic concurrency: if another compaction was appended first, this one is refused and nothing changes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from quire.compaction.citations import find_cited_entries
-from quire.compaction.message_summaries import MessageSummaries, carry_summaries, summarize_messages
 from quire.compaction.summarizer import Summarizer
+from quire.concurrency.worker_threads import run_in_worker
 from quire.errors import StaleCompaction, SummaryFailed
-from quire.log import LogStore, Window
-from quire.log.worker_threads import run_in_worker
+from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Policy, Truncation, Usage
+from quire.store import SqlStore
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens
 from quire.view.counted_input import count_summary
+from quire.view.excerpts import measure_longest_text
 from quire.view.rendered import MessageCounter
 from quire.view.strategies import get_strategy
-from quire.view.tokens import TokenCounter
+from quire.wire.tokens import TokenCounter
+
+if TYPE_CHECKING:
+    from quire.compaction.model_summary import ModelSummary
 
 SHORT_SUMMARY_TOKENS = 300
 """Tokens of the short level of a summary. A summary of up to twice as many has no short level."""
+MAX_MESSAGE_SUMMARIES = 4
+"""Messages that one compaction summarizes; the others are excerpted."""
+MIN_SUMMARIZED_CHARS = 400
+"""Limit in characters below which a message is excerpted: there is no room for a summary."""
+SUMMARY_CHARS_SHARE = 0.5
+"""Share of a truncated message that its summary may use."""
+CHARS_PER_TOKEN = 4
+"""Estimate of the characters in one token of a summary."""
+
+_MESSAGE_PROMPT = """\
+You summarize one long message of a conversation. The model that continues it sees your summary between the beginning \
+and the end of the message. Say what the message contains and what it asks for, in the order of the message: names, \
+numbers, dates, paths, commands and errors verbatim."""
 
 CompactionTrigger = Literal["threshold", "background", "manual", "overflow", "edit", "model"]
 
@@ -57,7 +76,7 @@ class _WrittenSummary:
 
 
 async def execute_compaction(
-    store: LogStore,
+    store: SqlStore,
     job: CompactionJob,
     *,
     message_counter: MessageCounter,
@@ -91,18 +110,27 @@ async def execute_compaction(
 
 
 async def _write_summary(
-    store: LogStore,
+    store: SqlStore,
     job: CompactionJob,
     message_counter: MessageCounter,
     summarizer: Summarizer | None,
     on_failure: Callable[[SummaryFailed], None],
 ) -> _WrittenSummary:
-    previous = _previous_summary(job.window)
-    entries = await _load_messages(store, job) if job.plan.needs_summary else []
+    active, covers, branch = _active_compaction(job.window), job.plan.covers, job.window.branch
+    previous = active.summary if active is not None else None
+    entries: list[Entry] = []
+    if job.plan.needs_summary and covers is not None:
+        # Messages that the plan covers and the active compaction does not.
+        head = branch.state.active_compaction
+        covered = head.covers if head is not None else None
+        first = covers.first if covered is None or covers.first < covered.first else covered.last + 1
+        entries = await store.read_range(
+            branch.conversation, branch=branch.number, first=first, last=covers.last, kinds=["message"]
+        )
     if not entries:
         return _WrittenSummary(
             text=previous,
-            sources=tuple(sorted(find_cited_entries(previous or "", last_entry=job.window.branch.head_seq))),
+            sources=tuple(sorted(find_cited_entries(previous or "", last_entry=branch.head_seq))),
         )
     max_tokens = max_summary_tokens(job.plan.target_tokens)
     failures: tuple[str, ...] = ()
@@ -133,8 +161,69 @@ async def _write_summary(
         counter=message_counter.token_counter,
         instructions=job.instructions,
     )
-    sources = tuple(sorted(find_cited_entries(text, last_entry=job.window.branch.head_seq)))
+    sources = tuple(sorted(find_cited_entries(text, last_entry=branch.head_seq)))
     return _WrittenSummary(text=text, sources=sources, failures=failures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSummaries:
+    """Truncations with their summaries, and what these cost."""
+
+    truncations: tuple[Truncation, ...]
+    written: "tuple[ModelSummary, ...]" = ()
+
+    @property
+    def usages(self) -> list[tuple[Usage, str]]:
+        return [(each.usage, each.model) for each in self.written if each.usage is not None]
+
+
+async def summarize_messages(
+    truncations: Sequence[Truncation],
+    entries: Sequence[Entry],
+    *,
+    summarizer: Summarizer,
+    counter: TokenCounter,
+    on_failure: Callable[[SummaryFailed], None],
+) -> MessageSummaries:
+    """Adds a summary to each truncation of a message of the user or the assistant. `entries` are their messages.
+
+    Tool results are excerpted: a tool can be called again, and the model can read them by number.
+    """
+    # Most commands summarize nothing, and the import takes long.
+    from quire.compaction.model_summary import summarize
+
+    by_seq = {entry.seq: entry for entry in entries}
+    finished: list[Truncation] = []
+    written: list[ModelSummary] = []
+    for truncation in truncations:
+        entry = by_seq.get(truncation.message)
+        if (
+            entry is None
+            or entry.kind != "message"
+            or entry.role not in ("user", "assistant")
+            or truncation.summary is not None
+            or len(written) >= MAX_MESSAGE_SUMMARIES
+            or not MIN_SUMMARIZED_CHARS <= truncation.max_chars < measure_longest_text(entry.message)
+        ):
+            finished.append(truncation)
+            continue
+        try:
+            summary = await summarize(
+                replace(summarizer, prompt=_MESSAGE_PROMPT),
+                [entry],
+                previous=None,
+                instructions=None,
+                target_tokens=int(truncation.max_chars * SUMMARY_CHARS_SHARE) // CHARS_PER_TOKEN,
+                counter=counter,
+            )
+        except SummaryFailed as failure:
+            on_failure(failure)
+            finished.append(truncation)
+            continue
+        written.append(summary)
+        fits = len(summary.text) <= truncation.max_chars * SUMMARY_CHARS_SHARE * 1.5
+        finished.append(truncation.model_copy(update={"summary": summary.text}) if fits else truncation)
+    return MessageSummaries(truncations=tuple(finished), written=tuple(written))
 
 
 async def _summarize_large_messages(
@@ -145,7 +234,9 @@ async def _summarize_large_messages(
 ) -> MessageSummaries:
     """Adds summaries to the plan's truncations, where the strategy and a model allow it."""
     active = _active_compaction(job.window)
-    truncations = carry_summaries(job.plan.truncations, active.truncations if active is not None else None)
+    # The active compaction may have summaries of the same messages at the same length.
+    known = {(each.message, each.max_chars): each for each in (active and active.truncations) or ()}
+    truncations = tuple(known.get((each.message, each.max_chars), each) for each in job.plan.truncations)
     if summarizer is None or not truncations or not get_strategy(job.policy.strategy).summarizes:
         return MessageSummaries(truncations=truncations)
     return await summarize_messages(
@@ -154,19 +245,6 @@ async def _summarize_large_messages(
         summarizer=summarizer,
         counter=message_counter.token_counter,
         on_failure=on_failure,
-    )
-
-
-async def _load_messages(store: LogStore, job: CompactionJob) -> list[Entry]:
-    """Messages that the plan covers and the active compaction does not."""
-    covers, active = job.plan.covers, job.window.branch.state.active_compaction
-    if covers is None:
-        return []
-    covered = active.covers if active is not None else None
-    first = covers.first if covered is None or covers.first < covered.first else covered.last + 1
-    branch = job.window.branch
-    return await store.read_range(
-        branch.conversation, branch=branch.number, first=first, last=covers.last, kinds=["message"]
     )
 
 
@@ -182,11 +260,6 @@ def _shorten_summary(summary: str | None, counter: TokenCounter) -> str | None:
 def _active_compaction(window: Window) -> Compaction | None:
     body = window.compaction.body if window.compaction is not None else None
     return body if isinstance(body, Compaction) else None
-
-
-def _previous_summary(window: Window) -> str | None:
-    active = _active_compaction(window)
-    return active.summary if active is not None else None
 
 
 def _build_compaction(

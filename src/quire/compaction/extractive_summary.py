@@ -7,7 +7,7 @@ in their values are merged: the template once, then the values. The next compact
 import heapq
 import re
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from quire.compaction.citations import CITATION, escape_citations
@@ -21,8 +21,8 @@ from quire.compaction.line_scorer import (
     collapse_whitespace,
     split_clauses,
 )
-from quire.model import Entry, Message
-from quire.view.tokens import TokenCounter
+from quire.model import Entry
+from quire.wire.tokens import TokenCounter
 
 EXTRACT_HEADING = (
     "Extract, not a summary: selected lines of archived messages, some of them shortened. Read a message by its number."
@@ -63,17 +63,32 @@ def extract_summary(
     messages = [(entry.seq, entry.message) for entry in entries if entry.kind == "message"]
     scorer = LineScorer(instructions)
     required, lines = _parse_previous(previous or "", scorer)
-    requests = dict(
-        _pick_requests(
-            messages, include_first=not previous, max_chars=max(0, max_tokens) // _REQUEST_TOKENS_DIVISOR * 4
-        )
-    )
+    # The user's newest request, and the first one unless the previous summary contains it.
+    asked = [(seq, message) for seq, message in messages if message.role == "user" and message.text.strip()]
+    chosen = [(FIRST_REQUEST_PREFIX, *asked[0])] if asked and not previous else []
+    if asked and (not chosen or len(asked) > 1):
+        chosen.append((NEWEST_REQUEST_PREFIX, *asked[-1]))
+    max_chars = max(0, max_tokens) // _REQUEST_TOKENS_DIVISOR * 4
+    requests: dict[int, str] = {}
+    for label, seq, message in chosen:
+        text = escape_citations(collapse_whitespace(message.text))
+        shortened = text if len(text) <= max_chars else f"{text[:max_chars].rsplit(' ', 1)[0]} {ELLIPSIS}"
+        requests[seq] = label + shortened
     required += [scorer.score_line(text, f"[#{seq}]", (seq, -1), seq, role="user") for seq, text in requests.items()]
     for seq, message in messages:
         if requests.get(seq, ELLIPSIS).endswith(ELLIPSIS):
             lines += scorer.score_message(seq, message)
-    distinct = _deduplicate(lines)
-    _estimate_tokens(distinct)
+    # The first of equal lines stays, with its citation.
+    by_text: dict[str, ScoredLine] = {}
+    for line in lines:
+        by_text.setdefault(line.text.lower(), line)
+    distinct = list(by_text.values())
+    # A line whose template others share costs only its values.
+    template_counts = Tally(line.template.lower() for line in distinct if line.template and line.citation)
+    for line in distinct:
+        if template_counts[line.template.lower()] < _MIN_TEMPLATE_LINES or not line.citation:
+            line.template = ""
+        line.estimated_tokens = len(", ".join(line.template_values) if line.template else line.text) // 3 + 8
     return _fit_to_limit(required, distinct, max_tokens, counter)
 
 
@@ -81,19 +96,6 @@ def shorten_summary(summary: str, *, max_tokens: int, counter: TokenCounter) -> 
     """The best lines of a summary within `max_tokens`, under a heading of their own."""
     text = extract_summary((), previous=summary, max_tokens=max_tokens, counter=counter)
     return text.replace(EXTRACT_HEADING, SHORT_HEADING, 1) if EXTRACT_HEADING not in summary else text
-
-
-def _pick_requests(
-    messages: Sequence[tuple[int, Message]], *, include_first: bool, max_chars: int
-) -> Iterator[tuple[int, str]]:
-    """The user's newest request, and the first one unless the previous summary contains it."""
-    requests = [(seq, message) for seq, message in messages if message.role == "user" and message.text.strip()]
-    chosen = [(FIRST_REQUEST_PREFIX, *requests[0])] if include_first and requests else []
-    if requests and (not chosen or len(requests) > 1):
-        chosen.append((NEWEST_REQUEST_PREFIX, *requests[-1]))
-    for label, seq, message in chosen:
-        text = escape_citations(collapse_whitespace(message.text))
-        yield seq, label + (text if len(text) <= max_chars else f"{text[:max_chars].rsplit(' ', 1)[0]} {ELLIPSIS}")
 
 
 def _parse_previous(previous: str, scorer: LineScorer) -> tuple[list[ScoredLine], list[ScoredLine]]:
@@ -142,23 +144,6 @@ def _split_citation(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _deduplicate(lines: Iterable[ScoredLine]) -> list[ScoredLine]:
-    """Deduplicates lines, ignoring case; the first occurrence and its citation stay."""
-    seen: dict[str, ScoredLine] = {}
-    for line in lines:
-        seen.setdefault(line.text.lower(), line)
-    return list(seen.values())
-
-
-def _estimate_tokens(lines: Iterable[ScoredLine]) -> None:
-    """Estimates the tokens of each line; a line whose template others share costs only its values."""
-    template_counts = Tally(line.template.lower() for line in lines if line.template and line.citation)
-    for line in lines:
-        if template_counts[line.template.lower()] < _MIN_TEMPLATE_LINES or not line.citation:
-            line.template = ""
-        line.estimated_tokens = len(", ".join(line.template_values) if line.template else line.text) // 3 + 8
-
-
 def _fit_to_limit(
     required: Sequence[ScoredLine], lines: Sequence[ScoredLine], max_tokens: int, counter: TokenCounter
 ) -> str:
@@ -172,13 +157,9 @@ def _fit_to_limit(
         if not tokens or max_tokens * _MIN_FILL_SHARE < tokens <= max_tokens or tokens < max_tokens / 2:
             break
         budget *= 0.985 * max_tokens / tokens
-    return best or _pick_single_line(required, lines, max_tokens, counter)
-
-
-def _pick_single_line(
-    required: Sequence[ScoredLine], lines: Sequence[ScoredLine], max_tokens: int, counter: TokenCounter
-) -> str:
-    """For very small limits: one line without the heading, a request if one fits."""
+    if best:
+        return best
+    # For very small limits: one line without the heading, a request if one fits.
     for line in (*required, *heapq.nsmallest(20, lines, key=lambda line: line.estimated_tokens)):
         if counter.count(line.bullet) <= max_tokens:
             return line.bullet
@@ -255,15 +236,14 @@ def _render_lines(lines: Sequence[ScoredLine]) -> str:
     groups: dict[str, list[ScoredLine]] = {}
     for index, line in enumerate(sorted(lines, key=lambda line: line.order)):
         groups.setdefault(line.template.lower() or f"{ELLIPSIS}{index}", []).append(line)
-    return "\n".join([EXTRACT_HEADING, *(text for group in groups.values() for text in _merge_lines(group))])
-
-
-def _merge_lines(lines: Sequence[ScoredLine]) -> Iterator[str]:
-    """Merges lines with one template, if there are enough: the template, then the values and citation of each line."""
-    if len(lines) < _MIN_TEMPLATE_LINES:
-        yield from (line.bullet for line in lines)
-        return
-    yield f"- {lines[0].template}:{';'.join(map(_format_values, lines))}"
+    written = [EXTRACT_HEADING]
+    for group in groups.values():
+        if len(group) < _MIN_TEMPLATE_LINES:
+            written += [line.bullet for line in group]
+        else:
+            # Lines with one template: the template, then the values and citation of each line.
+            written.append(f"- {group[0].template}:{';'.join(map(_format_values, group))}")
+    return "\n".join(written)
 
 
 def _format_values(line: ScoredLine) -> str:
@@ -271,7 +251,7 @@ def _format_values(line: ScoredLine) -> str:
 
 
 def _expand_merged_line(line: str) -> list[str] | None:
-    """Expands a line that `_merge_lines` wrote; None for any other line."""
+    """Expands lines with one template that were merged; None for any other line."""
     head, gap, rest = line.rpartition(ELLIPSIS)
     tail, colon, items = rest.partition(": ")
     if not gap or not colon:

@@ -4,7 +4,7 @@ Pure and deterministic: the same messages give the same text, which never exceed
 extracted and cite them; a summary by a model takes the place of state and decisions.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from quire.compaction.citations import escape_citations
@@ -26,7 +26,7 @@ from quire.log.titles import remove_context_blocks
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.model import Entry, TextPart, ToolResultPart
 from quire.view.excerpts import find_largest_limit
-from quire.view.tokens import TokenCounter
+from quire.wire.tokens import TokenCounter
 
 MAX_OPEN_END_MESSAGES = 20
 """Newest messages that are searched for open ends."""
@@ -84,20 +84,36 @@ def _write_text(material: HandoverMaterial, summary: str | None, max_tokens: int
 
     def add(heading: str, lines: Iterable[str], share: float) -> None:
         nonlocal left
-        fitted = _take_lines(lines, int(left * share), counter)
+        room = int(left * share)
+        fitted: list[str] = []
+        for line in lines:
+            room -= counter.count(f"{line}\n") + 1
+            if room < 0:
+                break
+            fitted.append(line)
         if fitted:
             sections[heading] = fitted
             left -= counter.count(_render((), [(heading, fitted)]))
 
-    requests_tokens = int(left * _REQUESTS_SHARE)
-    add("## Task", _write_requests(material, requests_tokens // 2, counter), _REQUESTS_SHARE)
+    request_tokens = int(left * _REQUESTS_SHARE) // 2
+    first, newest = material.first_request, next(filter(find_request, reversed(material.newest)), None)
+    requests: list[str] = []
+    if first is not None:
+        requests.append(_write_request("First request", first, request_tokens, counter))
+    if newest is not None and (first is None or newest.seq != first.seq):
+        requests.append(_write_request("Newest request", newest, request_tokens, counter))
+    add("## Task", requests, _REQUESTS_SHARE)
     add("## Last turns", _write_last_turns(material.newest, int(left * _TURNS_SHARE), counter), _TURNS_SHARE)
     add("## Open ends", _find_open_ends(material.newest[-MAX_OPEN_END_MESSAGES:]), _OPEN_ENDS_SHARE)
     if summary is None:
         add("## Decisions", _find_decisions(material.unsummarized), _DECISIONS_SHARE)
         known = {line for lines in sections.values() for line in lines}
-        state = _extract_state(material, left - counter.count("## State\n\n"), counter)
-        add("## State", (line for line in state if line not in known), 1.0)
+        room = max(0, left - counter.count("## State\n\n"))
+        state = extract_summary(material.unsummarized, previous=material.summary, max_tokens=room, counter=counter)
+        # The requests are the task, which has its own section.
+        task = (f"- {FIRST_REQUEST_PREFIX}", f"- {NEWEST_REQUEST_PREFIX}")
+        lines = (line for line in state.splitlines() if line != EXTRACT_HEADING and not line.startswith(task))
+        add("## State", (line for line in lines if line not in known), 1.0)
     else:
         add("## Summary", summary.splitlines(), 1.0)
     order = ("## Task", "## Summary", "## State", "## Decisions", "## Open ends", "## Last turns")
@@ -107,16 +123,6 @@ def _write_text(material: HandoverMaterial, summary: str | None, max_tokens: int
 def _render(header: Sequence[str], sections: Iterable[Section]) -> str:
     blocks = ["\n".join(header)] if header else []
     return "\n\n".join([*blocks, *("\n".join([heading, *lines]) for heading, lines in sections)])
-
-
-def _take_lines(lines: Iterable[str], max_tokens: int, counter: TokenCounter) -> list[str]:
-    taken: list[str] = []
-    for line in lines:
-        max_tokens -= counter.count(f"{line}\n") + 1
-        if max_tokens < 0:
-            break
-        taken.append(line)
-    return taken
 
 
 def _write_header(material: HandoverMaterial) -> list[str]:
@@ -151,15 +157,6 @@ def _write_reading_hints(material: HandoverMaterial) -> list[str]:
     elif oldest > 1:
         hints.append(f"- Messages before #{oldest} are in the log, and only the first request of them is here.")
     return hints
-
-
-def _write_requests(material: HandoverMaterial, max_tokens: int, counter: TokenCounter) -> Iterator[str]:
-    newest = next((entry for entry in reversed(material.newest) if find_request(entry)), None)
-    first = material.first_request
-    if first is not None:
-        yield _write_request("First request", first, max_tokens, counter)
-    if newest is not None and (first is None or newest.seq != first.seq):
-        yield _write_request("Newest request", newest, max_tokens, counter)
 
 
 def _write_request(label: str, entry: Entry, max_tokens: int, counter: TokenCounter) -> str:
@@ -241,23 +238,11 @@ def _find_open_ends(newest: Sequence[Entry]) -> list[str]:
             if call.id not in answered
         ]
         if entry.role == "assistant":
+            written = map(collapse_whitespace, entry.message.text[:MAX_SEARCHED_CHARS].splitlines())
             lines += [
                 f"- {escape_citations(sentence[:MAX_LINE_CHARS])} [#{entry.seq}]"
-                for sentence in _split_sentences(entry)
+                for line in written
+                for sentence in SENTENCE_BOUNDARY.split(line)
                 if (is_last and sentence.endswith("?")) or any(mark in sentence.lower() for mark in _UNFINISHED_MARKS)
             ]
     return list(dict.fromkeys(lines))[-MAX_OPEN_ENDS:]
-
-
-def _split_sentences(entry: Entry) -> Iterator[str]:
-    for line in entry.message.text[:MAX_SEARCHED_CHARS].splitlines():
-        yield from SENTENCE_BOUNDARY.split(collapse_whitespace(line))
-
-
-def _extract_state(material: HandoverMaterial, max_tokens: int, counter: TokenCounter) -> list[str]:
-    text = extract_summary(
-        material.unsummarized, previous=material.summary, max_tokens=max(0, max_tokens), counter=counter
-    )
-    # The requests are the task, which has a section of its own.
-    requests = (f"- {FIRST_REQUEST_PREFIX}", f"- {NEWEST_REQUEST_PREFIX}")
-    return [line for line in text.splitlines() if line != EXTRACT_HEADING and not line.startswith(requests)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quire.compaction.citations import escape_citations
 from quire.model import FilePart, ImagePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from quire.view.wire_formats.media import describe_media
+from quire.wire.media import describe_media
 
 ELLIPSIS = "…"
 MAX_LINE_CHARS = 240
@@ -135,12 +135,22 @@ class LineScorer:
                 line_values.append(word.value)
                 end = start + len(word.value)
         fragments.append(text[end:])
+        keywords = frozenset[str]()
+        if self._keywords:
+            keywords = self._keywords & {_score_word(word).value.lower() for word in _WORD.findall(text)}
         base = (
             PLAIN_LINE_SCORE
             + decision_weight
             + (_REQUEST_WEIGHT if is_request and role == "user" else 0)
-            + self._keyword_score(text)
+            + _KEYWORD_WEIGHT * len(keywords)
         )
+        # The template, if the line can be restored from it and if it is longer than its values.
+        template = "".join(fragments)
+        is_reversible = (
+            template.count(ELLIPSIS) == len(line_values) and ": " not in fragments[-1] and "[" not in template
+        )
+        if not line_values or not is_reversible or len(template) <= 4 * len(line_values):
+            template = ""
         return ScoredLine(
             text,
             citation,
@@ -149,22 +159,10 @@ class LineScorer:
             ROLE_WEIGHTS.get(role, 1.0),
             base,
             values,
-            _build_template(fragments, line_values),
+            template,
             tuple(line_values),
             decision_weight,
         )
-
-    def _keyword_score(self, text: str) -> float:
-        if not self._keywords:
-            return 0
-        return _KEYWORD_WEIGHT * len(self._keywords & {_score_word(word).value.lower() for word in _WORD.findall(text)})
-
-
-def _build_template(fragments: list[str], values: list[str]) -> str:
-    """The template, if the line can be restored from it and if it is longer than its values."""
-    joined = "".join(fragments)
-    is_reversible = joined.count(ELLIPSIS) == len(values) and ": " not in fragments[-1] and "[" not in joined
-    return joined if values and is_reversible and len(joined) > 4 * len(values) else ""
 
 
 def _score_word(word: str) -> ScoredWord:
@@ -207,40 +205,34 @@ def split_clauses(text: str) -> Iterator[str]:
     """Splits a text into clauses that can be read alone."""
     for line in text.splitlines():
         for sentence in SENTENCE_BOUNDARY.split(collapse_whitespace(line)):
-            yield from _split_sentence(sentence)
-
-
-def _split_sentence(sentence: str) -> Iterator[str]:
-    """The sentence from its first informative clause to its last, split if it is too long for one line."""
-    lead = _FILLER_PREFIX.match(sentence)
-    sentence = sentence[lead.end() :] if lead else sentence
-    sentence = _trim_uninformative(sentence).rstrip(".")
-    while len(sentence) > MAX_LINE_CHARS:
-        cut = max(sentence.rfind(sign, 1, MAX_LINE_CHARS) for sign in (", ", " "))
-        cut = cut if cut > 0 else MAX_LINE_CHARS
-        yield sentence[:cut]
-        sentence = sentence[cut:].lstrip(", ")
-    if len(sentence) > 1:
-        yield sentence
+            lead = _FILLER_PREFIX.match(sentence)
+            rest = _trim_uninformative(sentence[lead.end() :] if lead else sentence).rstrip(".")
+            while len(rest) > MAX_LINE_CHARS:
+                cut = max(rest.rfind(sign, 1, MAX_LINE_CHARS) for sign in (", ", " "))
+                cut = cut if cut > 0 else MAX_LINE_CHARS
+                yield rest[:cut]
+                rest = rest[cut:].lstrip(", ")
+            if len(rest) > 1:
+                yield rest
 
 
 def _trim_uninformative(sentence: str) -> str:
+    """The sentence from its first informative clause to its last."""
     cuts = [0, *(match.end() for match in _CLAUSE_BOUNDARY.finditer(sentence)), len(sentence)]
     if len(cuts) == 2:
         return sentence
     clauses = [sentence[start:end] for start, end in pairwise(cuts)]
-    informative = [index for index, clause in enumerate(clauses) if _is_informative(clause)]
+    informative: list[int] = []
+    for index, clause in enumerate(clauses):
+        words = map(_score_word, _WORD.findall(clause))
+        if any(word.weight or word.decision_weight or word.is_request for word in words):
+            informative.append(index)
     if not informative:
         return sentence
     first, last = informative[0], informative[-1]
     if first and _DEPENDENT_CLAUSE.match(clauses[first]):
         first -= 1
     return sentence[cuts[first] : cuts[last + 1]].rstrip(" ,:–—-")
-
-
-def _is_informative(clause: str) -> bool:
-    words = map(_score_word, _WORD.findall(clause))
-    return any(word.weight or word.decision_weight or word.is_request for word in words)
 
 
 def _message_texts(message: Message) -> Iterator[tuple[str, str]]:

@@ -9,20 +9,22 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from math import ceil
+from typing import NamedTuple, Self
 
 from quire.compaction.citations import check_citations, find_cited_entries
 from quire.compaction.summarizer import Summarizer
-from quire.compaction.summary_calls import SummaryCalls
-from quire.compaction.summary_prompt import TranscriptMessage
-from quire.compaction.summary_validation import validate_summary
-from quire.compaction.transcript_chunks import (
+from quire.compaction.summary_prompt import (
     MAX_PARTS_PER_MESSAGE,
     TranscriptChunk,
+    TranscriptMessage,
+    build_summary_prompt,
     chunk_transcript,
     split_summary,
     to_transcript,
 )
+from quire.compaction.summary_validation import validate_summary
+from quire.concurrency.worker_threads import run_in_worker
 from quire.errors import (
     ModelContextOverflow,
     ModelError,
@@ -33,15 +35,116 @@ from quire.errors import (
     SummaryFailureReason,
 )
 from quire.llm import Prompt, Reply
-from quire.log.worker_threads import run_in_worker
 from quire.model import Entry, Usage
-from quire.view.labels import label_text
-from quire.view.tokens import TokenCounter
+from quire.model.base import lazy_property
+from quire.wire.labels import label_text
+from quire.wire.tokens import TokenCounter
 
 MAX_SUMMARY_CALLS = 64
 """Calls of one summary. A history that needs more of them is extracted."""
 MAX_HALVINGS = 4
 """How often the remaining chunks are halved because the provider rejects one as too long."""
+SUMMARY_LENGTH_TOLERANCE = 1.25
+"""Accepted length of a summary, relative to the requested length."""
+ESTIMATE_MARGIN = 1.6
+"""Tokens of the summarizer for one token of another counter: tokenizers of vendors differ by up to this factor."""
+PROMPT_OVERHEAD_TOKENS = 32
+"""Maximum tokens that a provider adds around a system text and one message, and that joining texts may add."""
+MAX_ANSWER_WINDOW_SHARE = 0.25
+"""Share of the context window that the answer may use, with its thinking."""
+MIN_TARGET_TOKENS = 40
+"""A model that cannot write a summary of this length within its window is not called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryCalls:
+    """Limits of all calls of one summary. Tokens are the summarizer's, unless they are said to be the reader's."""
+
+    summarizer: Summarizer
+    counter: TokenCounter
+    """The summarizer's counter."""
+    reader_counter: TokenCounter
+    """The counter of the model that reads the summary."""
+    instructions: str | None
+    target_tokens: int
+    """Requested length of the summary, in the reader's tokens."""
+    answer_tokens: int
+    """Maximum tokens of an answer, with its thinking: the `max_tokens` of each call."""
+
+    @classmethod
+    def create(
+        cls, summarizer: Summarizer, *, target_tokens: int, instructions: str | None, reader_counter: TokenCounter
+    ) -> Self:
+        """Shortens the summary to what the summarizer can write in one answer, and read again in the next prompt."""
+        counter = summarizer.token_counter
+        answer_limit = min(summarizer.max_output_tokens, int(summarizer.window * MAX_ANSWER_WINDOW_SHARE))
+        thinking_tokens = min(summarizer.max_thinking_tokens, answer_limit // 2)
+        longest = cls(
+            summarizer=summarizer,
+            counter=counter,
+            reader_counter=reader_counter,
+            instructions=instructions,
+            target_tokens=target_tokens,
+            answer_tokens=answer_limit,
+        )
+        tokens_per_target = SUMMARY_LENGTH_TOLERANCE * longest.margin
+        summary_limit = min(answer_limit - thinking_tokens, longest.free_prompt_tokens // 2)
+        largest_target = int(summary_limit / tokens_per_target)
+        if largest_target < min(target_tokens, MIN_TARGET_TOKENS):
+            raise SummaryFailed(
+                "overflow",
+                f"The context window of {summarizer.model.name}, {summarizer.window:,} tokens, is too small for a "
+                "summary.",
+            )
+        target_tokens = min(target_tokens, largest_target)
+        answer_tokens = min(answer_limit, ceil(target_tokens * tokens_per_target) + thinking_tokens)
+        return cls(
+            summarizer=summarizer,
+            counter=counter,
+            reader_counter=reader_counter,
+            instructions=instructions,
+            target_tokens=target_tokens,
+            answer_tokens=answer_tokens,
+        )
+
+    @property
+    def margin(self) -> float:
+        """Maximum tokens of the summarizer for one token of the reader."""
+        return 1.0 if self.counter.exact and self.counter.name == self.reader_counter.name else ESTIMATE_MARGIN
+
+    @property
+    def max_summary_tokens(self) -> int:
+        """Maximum length of an accepted summary, in the reader's tokens."""
+        return ceil(self.target_tokens * SUMMARY_LENGTH_TOLERANCE)
+
+    @property
+    def max_running_tokens(self) -> int:
+        """Maximum length of an accepted summary as a part of the next prompt."""
+        return ceil(self.max_summary_tokens * self.margin)
+
+    @lazy_property
+    def max_prompt_tokens(self) -> int:
+        margin = max(1.0 if self.counter.exact else ESTIMATE_MARGIN, self.summarizer.ratio)
+        return int((self.summarizer.window - self.answer_tokens) / margin)
+
+    @lazy_property
+    def free_prompt_tokens(self) -> int:
+        """Tokens of a prompt without its fixed text: for the transcript and the summary so far."""
+        return self.max_prompt_tokens - self.count_prompt(self.build_prompt((), None))
+
+    def build_prompt(self, transcript: Sequence[TranscriptMessage], previous: str | None) -> Prompt:
+        return build_summary_prompt(
+            transcript,
+            previous=previous,
+            instructions=self.instructions,
+            target_tokens=self.target_tokens,
+            max_tokens=self.answer_tokens,
+            template=self.summarizer.prompt,
+        )
+
+    def count_prompt(self, prompt: Prompt) -> int:
+        texts = [prompt.system or "", *(message.text for message in prompt.messages)]
+        return PROMPT_OVERHEAD_TOKENS + sum(map(self.counter.count, texts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +210,8 @@ async def summarize(
 ) -> ModelSummary:
     """Folds the entries into the previous summary.
 
-    `target_tokens` are counted by `counter`, which is that of the model that reads the summary. The summary is shorter
-    if the summarizer's window or output limit demands it.
+    `target_tokens` are counted by `counter`, the counter of the model that reads the summary. The summary is shorter if
+    the summarizer's window or output limit demands it.
     """
     calls = SummaryCalls.create(
         summarizer, target_tokens=target_tokens, instructions=instructions, reader_counter=counter
@@ -158,16 +261,13 @@ class _SummaryRun:
                 if halvings == MAX_HALVINGS:
                     raise self._build_failure("overflow", str(exc)) from exc
                 halvings += 1
-                remaining = self._halve_chunks(remaining)
-
-    def _halve_chunks(self, chunks: Sequence[TranscriptChunk]) -> list[TranscriptChunk]:
-        messages = [message for chunk in chunks for message in chunk.messages]
-        try:
-            smaller = chunk_transcript(messages, max_tokens=chunks[0].tokens // 2, counter=self.calls.counter)
-        except SummaryFailed as exc:
-            raise self._build_failure(exc.reason, exc.detail) from exc
-        self.excerpted_seqs.update(seq for chunk in smaller for seq in chunk.excerpted_seqs)
-        return smaller
+                messages = [message for chunk in remaining for message in chunk.messages]
+                half = remaining[0].tokens // 2
+                try:
+                    remaining = chunk_transcript(messages, max_tokens=half, counter=self.calls.counter)
+                except SummaryFailed as failure:
+                    raise self._build_failure(failure.reason, failure.detail) from failure
+                self.excerpted_seqs.update(seq for chunk in remaining for seq in chunk.excerpted_seqs)
 
     async def _fold(self, transcript: Sequence[TranscriptMessage]) -> None:
         reply = await self._call_model(self.calls.build_prompt(transcript, self.text))
@@ -186,7 +286,8 @@ class _SummaryRun:
         self.dropped_citations += checked.dropped_count
 
     async def _call_model(self, prompt: Prompt) -> Reply:
-        tokens, limit, name = self.calls.count_prompt(prompt), self.calls.max_prompt_tokens, self._model_name
+        tokens, limit = self.calls.count_prompt(prompt), self.calls.max_prompt_tokens
+        name = self.calls.summarizer.model.name
         if tokens > limit:
             # The running summary has more tokens than its margin; like a rejected prompt, with smaller chunks it fits.
             raise ModelContextOverflow(f"The prompt has {tokens:,} tokens, and the limit of {name} is {limit:,}.")
@@ -214,10 +315,6 @@ class _SummaryRun:
                 raise
             self.sends_temperature = False
         return await self._complete(prompt)
-
-    @property
-    def _model_name(self) -> str:
-        return self.calls.summarizer.model.name
 
     def _build_failure(self, reason: SummaryFailureReason, message: str) -> SummaryFailed:
         spent = self.usage or Usage()

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 
 from quire.llm import Model
 from quire.view.output_limits import output_limit_for, thinking_tokens_for
-from quire.view.tokens import TokenCounter, counter_for
+from quire.wire.tokens import TokenCounter, counter_for
+
+SUMMARY_TEMPERATURE = 0.3
+"""Temperature of the summarizer; omitted for a model that rejects it."""
+SUMMARY_TIMEOUT_SECONDS = 60.0
+"""Time for one call of the summarizer, after which an extract replaces the summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,7 @@ class Summarizer:
     prompt: str | None = None
     """Replaces the built-in text on what a summary contains."""
     temperature: float | None = None
-    timeout: float | None = 60.0
+    timeout: float | None = SUMMARY_TIMEOUT_SECONDS
     """Seconds, for each call."""
 
     @property

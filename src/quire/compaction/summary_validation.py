@@ -9,14 +9,9 @@ from quire.compaction.citations import CITATION
 from quire.compaction.summary_prompt import TranscriptMessage
 from quire.errors import SummaryFailed
 from quire.llm import Reply
-from quire.view.tokens import TokenCounter
+from quire.model.finish_reasons import is_truncated, normalize_finish_reason
+from quire.wire.tokens import TokenCounter
 
-_TRUNCATED_FINISH_REASONS = frozenset(
-    ["length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"]
-)
-_REFUSED_FINISH_REASONS = frozenset(
-    ["content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"]
-)
 _SENTENCE_END = re.compile(r"[.!?…。！？)\]}>\"'`*|:;]\Z")
 _THINKING_BLOCK = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _CODE_FENCE = re.compile(r"\A\s*```[a-z]*\n(.*)\n```\s*\Z", re.DOTALL)
@@ -45,17 +40,16 @@ def validate_summary(
 
 def clean_reply(reply: Reply) -> str:
     """Strips thinking, fences and labels; raises if the answer is a refusal, empty, truncated or noise."""
-    finish = (reply.finish_reason or "").lower()
     text = _THINKING_BLOCK.sub("", reply.message.text)
     fenced = _CODE_FENCE.match(text)
     text = _LABEL_LINE.sub("", fenced[1] if fenced else text).strip()
-    if finish in _REFUSED_FINISH_REASONS or _is_refusal(text):
-        raise SummaryFailed("refused", f"The model declined: {text[:200] or finish}")
-    if finish in _TRUNCATED_FINISH_REASONS:
+    if normalize_finish_reason(reply.finish_reason) == "content_filter" or _is_refusal(text):
+        raise SummaryFailed("refused", f"The model declined: {text[:200] or reply.finish_reason}")
+    if is_truncated(reply.finish_reason):
         raise SummaryFailed("truncated", "The answer was truncated at the token limit.")
     if not text:
         raise SummaryFailed("empty", "The answer was empty.")
-    if not finish and not _SENTENCE_END.search(text):
+    if not reply.finish_reason and not _SENTENCE_END.search(text):
         raise SummaryFailed(
             "truncated", "The answer ends in the middle of a sentence, and the provider gave no finish reason."
         )

@@ -18,7 +18,7 @@ from quire.context.front_matter import parse_front_matter
 from quire.context.mcp_config import describe_first_error, parse_server_table, parse_servers
 from quire.context.vault.paths import Root, TextFile
 from quire.errors import DocumentNotFound, InvalidConfiguration, PathRefused
-from quire.model.agents import Agent, AgentMemory, Reference, Rule, ToolServer
+from quire.model.agents import Agent, AgentMemory, Reference, Rule
 from quire.settings import Settings
 
 _KNOWN_KEYS = (
@@ -29,6 +29,7 @@ _OVERRIDE_KEYS = ("description", "include", "priority", "enabled")
 _SOURCE_KEYS = ("text", "path")
 
 _ItemType = TypeVar("_ItemType", Rule, Reference)
+_Model = TypeVar("_Model", Settings, AgentMemory)
 TomlTable = Mapping[str, object]
 
 
@@ -49,61 +50,47 @@ class _AgentLoader:
         self._folder = home.relative_to(project.resolve()).as_posix()
 
     def load(self) -> Agent:
-        given = self._read_toml()
+        try:
+            given: dict[str, object] = tomllib.loads(self._path.read_text(encoding="utf-8-sig"))
+        except FileNotFoundError as exc:
+            raise DocumentNotFound(f"There is no agent {self._path}; create it, or check the path.") from exc
+        except (OSError, ValueError) as exc:
+            raise self._error(f"the file cannot be read: {exc}") from exc
         self._reject_unknown_keys(given, _KNOWN_KEYS, "")
+        instructions = given.get("instructions", "")
+        if "instructions_file" in given:
+            if "instructions" in given:
+                raise self._error("`instructions` and `instructions_file` are both set; remove one.")
+            instructions = self._read_file(given["instructions_file"], "instructions_file").text
+        self._validate_table(given, "settings", Settings)
+        servers = parse_server_table(self._get_table(given, "servers"), source=str(self._path))
+        if "servers_file" in given:
+            file = self._read_file(given["servers_file"], "servers_file")
+            servers = (*servers, *parse_servers(file.text, source=file.path))
         fields: dict[str, object] = {key: given[key] for key in ("description", "model") if key in given}
         try:
             return Agent.model_validate(
                 {
                     **fields,
                     "name": given.get("name", self._path.stem),
-                    "instructions": self._load_instructions(given),
-                    "settings": self._validate_settings(self._get_table(given, "settings")),
+                    "instructions": instructions,
+                    "settings": self._get_table(given, "settings"),
                     "rules": self._load_items(given, Rule, "rules"),
                     "references": self._load_items(given, Reference, "references"),
-                    "servers": self._load_servers(given),
-                    "memory": self._load_memory(self._get_table(given, "memory")),
+                    "servers": servers,
+                    "memory": self._validate_table(given, "memory", AgentMemory),
                 }
             )
         except ValidationError as exc:
             raise self._error(describe_first_error(exc)) from exc
 
-    def _read_toml(self) -> dict[str, object]:
+    def _validate_table(self, given: TomlTable, key: str, model: type[_Model]) -> _Model:
+        table = self._get_table(given, key)
+        self._reject_unknown_keys(table, tuple(model.model_fields), f"{key}.")
         try:
-            return tomllib.loads(self._path.read_text(encoding="utf-8-sig"))
-        except FileNotFoundError as exc:
-            raise DocumentNotFound(f"There is no agent {self._path}; create it, or check the path.") from exc
-        except (OSError, ValueError) as exc:
-            raise self._error(f"the file cannot be read: {exc}") from exc
-
-    def _load_instructions(self, given: TomlTable) -> object:
-        if "instructions_file" not in given:
-            return given.get("instructions", "")
-        if "instructions" in given:
-            raise self._error("`instructions` and `instructions_file` are both set; remove one.")
-        return self._read_file(given["instructions_file"], "instructions_file").text
-
-    def _validate_settings(self, given: TomlTable) -> TomlTable:
-        self._reject_unknown_keys(given, tuple(Settings.model_fields), "settings.")
-        try:
-            Settings.model_validate(given)
+            return model.model_validate(table)
         except ValidationError as exc:
-            raise self._error(f"`settings`: {describe_first_error(exc)}") from exc
-        return given
-
-    def _load_memory(self, given: TomlTable) -> AgentMemory:
-        self._reject_unknown_keys(given, tuple(AgentMemory.model_fields), "memory.")
-        try:
-            return AgentMemory.model_validate(given)
-        except ValidationError as exc:
-            raise self._error(f"`memory`: {describe_first_error(exc)}") from exc
-
-    def _load_servers(self, given: TomlTable) -> tuple[ToolServer, ...]:
-        servers = parse_server_table(self._get_table(given, "servers"), source=str(self._path))
-        if "servers_file" in given:
-            file = self._read_file(given["servers_file"], "servers_file")
-            servers = (*servers, *parse_servers(file.text, source=file.path))
-        return servers
+            raise self._error(f"`{key}`: {describe_first_error(exc)}") from exc
 
     def _load_items(self, given: TomlTable, kind: type[_ItemType], key: str) -> tuple[_ItemType, ...]:
         """Items of the folder with the overrides of the agent's table, and the items that the table adds."""
@@ -111,46 +98,39 @@ class _AgentLoader:
         for name, table in self._get_table(given, key).items():
             fields = self._get_table({name: table}, name, within=f"{key}.")
             self._reject_unknown_keys(fields, (*_OVERRIDE_KEYS, *_SOURCE_KEYS), f"{key}.{name}.")
-            items[name] = self._merge_item(kind, key, name, fields, items.get(name))
+            known = items.get(name)
+            sources = [source for source in _SOURCE_KEYS if source in fields]
+            if known is not None and sources:
+                raise self._error(f"`{key}.{name}.{sources[0]}`: the folder has an item of this name; rename one.")
+            if known is None and len(sources) != 1:
+                raise self._error(f"`{key}.{name}` is not in the folder, so it needs either `text` or `path`.")
+            if "path" in fields:
+                known = self._parse_item(kind, self._read_file(fields["path"], f"{key}.{name}.path"))
+            overrides = {field: value for field, value in fields.items() if field != "path"}
+            try:
+                items[name] = kind.model_validate({**(known.model_dump() if known else {}), **overrides, "name": name})
+            except ValidationError as exc:
+                raise self._error(f"`{key}.{name}`: {describe_first_error(exc)}") from exc
         return tuple(items[name] for name in sorted(items))
-
-    def _merge_item(
-        self, kind: type[_ItemType], key: str, name: str, fields: TomlTable, known: _ItemType | None
-    ) -> _ItemType:
-        sources = [source for source in _SOURCE_KEYS if source in fields]
-        if known is not None and sources:
-            raise self._error(f"`{key}.{name}.{sources[0]}`: the folder has an item of this name; rename one.")
-        if known is None and len(sources) != 1:
-            raise self._error(f"`{key}.{name}` is not in the folder, so it needs either `text` or `path`.")
-        if "path" in fields:
-            known = self._parse_item(kind, self._read_file(fields["path"], f"{key}.{name}.path"))
-        given: dict[str, Any] = {field: value for field, value in fields.items() if field != "path"}
-        try:
-            return kind.model_validate({**(known.model_dump() if known else {}), **given, "name": name})
-        except ValidationError as exc:
-            raise self._error(f"`{key}.{name}`: {describe_first_error(exc)}") from exc
 
     def _load_folder(self, given: TomlTable, kind: type[_ItemType], key: str) -> dict[str, _ItemType]:
         folder = given.get(f"{key}_folder", key)
+        if not isinstance(folder, str):
+            raise self._error(f"`{key}_folder` must be the path of a folder, not {folder!r}.")
+        try:
+            files = self._root.list_files(f"{self._folder}/{folder}" if self._folder != "." else folder)
+        except (DocumentNotFound, PathRefused) as exc:
+            raise self._error(f"`{key}_folder`: {exc}") from exc
+        paths = [file.path for file in files if file.path.endswith(".md")]
+        if f"{key}_folder" in given and not paths:
+            raise self._error(f"`{key}_folder`: there are no Markdown files in {folder!r}; check the path.")
         items: dict[str, _ItemType] = {}
-        for path in self._list_markdown(folder, f"{key}_folder", required=f"{key}_folder" in given):
+        for path in paths:
             item = self._parse_item(kind, self._root.read(path))
             if item.name in items:
                 raise self._error(f"two files in {folder!r} have the name {item.name!r}; rename one.")
             items[item.name] = item
         return items
-
-    def _list_markdown(self, folder: object, key: str, *, required: bool) -> list[str]:
-        if not isinstance(folder, str):
-            raise self._error(f"`{key}` must be the path of a folder, not {folder!r}.")
-        try:
-            files = self._root.list_files(f"{self._folder}/{folder}" if self._folder != "." else folder)
-        except (DocumentNotFound, PathRefused) as exc:
-            raise self._error(f"`{key}`: {exc}") from exc
-        paths = [file.path for file in files if file.path.endswith(".md")]
-        if required and not paths:
-            raise self._error(f"`{key}`: there are no Markdown files in {folder!r}; check the path.")
-        return paths
 
     def _parse_item(self, kind: type[_ItemType], file: TextFile) -> _ItemType:
         front, body = parse_front_matter(file.text)

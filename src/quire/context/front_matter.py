@@ -14,8 +14,7 @@ from pydantic import Field, JsonValue
 
 from quire.errors import MissingExtra
 from quire.model.agents import IncludeMode
-from quire.model.base import FrozenModel, JsonObject
-from quire.model.text import replace_lone_surrogates
+from quire.model.base import FrozenModel, JsonObject, replace_lone_surrogates
 
 MAX_FRONT_MATTER_CHARS = 64_000
 MAX_NESTING_DEPTH = 20
@@ -71,10 +70,14 @@ def _parse_fields(text: str) -> tuple[dict[str, object] | None, str]:
     """The fields and an error, or ""; None as fields if the block is not front matter."""
     if len(text) > MAX_FRONT_MATTER_CHARS:
         return {}, f"the front matter has {len(text):,} characters; the maximum is {MAX_FRONT_MATTER_CHARS:,}"
-    yaml = _import_yaml()
+    try:
+        yaml: Any = import_module("yaml")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(extra="vault", feature="front matter") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if _POSSIBLE_ANCHOR.search(text) and any(map(_has_anchor, yaml.parse(text, Loader=loader))):
+        events = yaml.parse(text, Loader=loader) if _POSSIBLE_ANCHOR.search(text) else ()
+        if any(getattr(event, "anchor", None) is not None for event in events):
             return {}, "the front matter uses YAML anchors (& and *), which are not supported; write the value out"
         loaded: object = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
@@ -88,17 +91,6 @@ def _parse_fields(text: str) -> tuple[dict[str, object] | None, str]:
     return ({}, "") if loaded is None else (None, "the block between the first two `---` lines is text, not fields")
 
 
-def _import_yaml() -> Any:
-    try:
-        return import_module("yaml")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(extra="vault", feature="front matter") from error
-
-
-def _has_anchor(event: Any) -> bool:
-    return getattr(event, "anchor", None) is not None
-
-
 class _FieldReader:
     """Converts field by field and collects the errors."""
 
@@ -107,6 +99,14 @@ class _FieldReader:
         self._errors: list[str] = []
 
     def read(self) -> FrontMatter:
+        extra: JsonObject = {}
+        for key, value in self._fields.items():
+            if key not in _KNOWN_KEYS:
+                try:
+                    extra[key] = _to_json(value)
+                except ValueError as error:
+                    self._errors.append(f"{key}: {error}; ignored")
+                    extra[key] = None
         front_matter = FrontMatter(
             name=self._read_field("name", _to_line, None),
             description=self._read_field("description", _to_line, None),
@@ -115,7 +115,7 @@ class _FieldReader:
             enabled=self._read_field("enabled", _to_bool, True),
             aliases=(*self._read_field("aliases", _to_names, ()), *self._read_field("alias", _to_names, ())),
             tags=(*self._read_field("tags", _to_tags, ()), *self._read_field("tag", _to_tags, ())),
-            extra={key: self._read_extra(key, value) for key, value in self._fields.items() if key not in _KNOWN_KEYS},
+            extra=extra,
         )
         return front_matter.model_copy(update={"errors": tuple(self._errors)})
 
@@ -128,13 +128,6 @@ class _FieldReader:
         except ValueError as error:
             self._errors.append(f"{key}: {error}; {default!r} is used")
             return default
-
-    def _read_extra(self, key: str, value: object) -> JsonValue:
-        try:
-            return _to_json(value)
-        except ValueError as error:
-            self._errors.append(f"{key}: {error}; ignored")
-            return None
 
 
 def _to_line(value: object) -> str:

@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
 from quire.context.selection import ScoredItem
-from quire.context.tool_names import wire_name
+from quire.errors import InvalidConfiguration
 from quire.model import BranchState, ContextChange, ContextItem, Decision, SessionItem, Slot
 from quire.model.agents import Agent, AgentTool, IncludeMode, Reference, Rule
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import SessionIncludeMode
 from quire.model.manifest import DecisionReason
 from quire.view.inputs import ContextBlock
+from quire.wire.fields import add_name_digest, is_valid_name
 
 AgentItem = Rule | Reference | AgentTool
 InclusionReason = Literal["always", "manual", "agent", "carried"]
 
+SERVER_SEPARATOR = "__"
 _TYPE_ORDER = ("rule", "reference", "tool")
 _INCLUSION_ORDER: tuple[InclusionReason, ...] = ("always", "manual", "carried", "agent")
 
@@ -83,8 +85,10 @@ def collect_request_items(
     *,
     removed: Collection[ContextItem] = (),
 ) -> RequestItems:
-    """Combines the session's items with those selected for the message; every other item of the agent is excluded with
-    a reason. `removed` were removed from the session."""
+    """Combines the session's items with those selected for the message.
+
+    Every other item of the agent is excluded with a reason. `removed` were removed from the session.
+    """
     definitions = index_agent_items(agent)
     included: dict[ContextItem, RequestItem] = {}
     excluded: dict[ContextItem, Decision] = {}
@@ -103,21 +107,21 @@ def collect_request_items(
             included[each.item] = RequestItem(item=each.item, include="agent", score=each.score)
     for item, each in definitions.items():
         if item not in included and item not in excluded:
-            excluded[item] = _exclude_absent(agent, each, removed=item in removed)
-    return RequestItems(_sort_items(agent, included.values()), tuple(excluded.values()))
-
-
-def _exclude_absent(agent: Agent, definition: AgentItem, *, removed: bool) -> Decision:
-    """The decision on an item that is neither in the session nor a candidate of the selection."""
-    item = definition.item
-    if not definition.enabled:
-        return build_exclusion(item, "disabled")
-    if removed:
-        return build_exclusion(item, "removed")
-    if get_include_mode(agent, definition) == "agent":
-        # Without a question there is nothing to match.
-        return build_exclusion(item, "below_score", score=0.0)
-    return build_exclusion(item, "not_added")
+            if not each.enabled:
+                excluded[item] = build_exclusion(item, "disabled")
+            elif item in removed:
+                excluded[item] = build_exclusion(item, "removed")
+            elif get_include_mode(agent, each) == "agent":
+                # Without a question there is nothing to match.
+                excluded[item] = build_exclusion(item, "below_score", score=0.0)
+            else:
+                excluded[item] = build_exclusion(item, "not_added")
+    priority = _priority_key(agent)
+    ordered = sorted(
+        included.values(),
+        key=lambda each: (_INCLUSION_ORDER.index(each.include), -(each.score or 0), priority(each.item)),
+    )
+    return RequestItems(tuple(ordered), tuple(excluded.values()))
 
 
 def build_blocks(agent: Agent, items: Iterable[RequestItem], *, read: Callable[[str], str]) -> list[ContextBlock]:
@@ -195,13 +199,6 @@ def _unusable_reason(definition: AgentItem | None) -> DecisionReason | None:
     return None if definition.enabled else "disabled"
 
 
-def _sort_items(agent: Agent, items: Iterable[RequestItem]) -> tuple[RequestItem, ...]:
-    priority = _priority_key(agent)
-    return tuple(
-        sorted(items, key=lambda each: (_INCLUSION_ORDER.index(each.include), -(each.score or 0), priority(each.item)))
-    )
-
-
 def _priority_key(agent: Agent) -> Callable[[ContextItem], tuple[int, str, int, str]]:
     """Sort key: highest priority first, then name."""
     definitions = index_agent_items(agent)
@@ -211,3 +208,26 @@ def _priority_key(agent: Agent) -> Callable[[ContextItem], tuple[int, str, int, 
         return -priority, item.name, _TYPE_ORDER.index(item.type), item.server or ""
 
     return sort_key
+
+
+def wire_name(item: ContextItem) -> str:
+    """Name of a tool in requests: `server__tool`, or the bare name of a tool without a server.
+
+    A name that a provider would reject, or that is ambiguous, gets a digest. It depends on the tool and its server
+    alone, so it is stable whatever other tools a request has.
+    """
+    server, name = item.server or "", item.name
+    joined = f"{server}{SERVER_SEPARATOR}{name}" if server else name
+    # The first separator must split server and tool, or `a__b` of `c` and `b__c` of `a` would collide.
+    unambiguous = joined.find(SERVER_SEPARATOR) == (len(server) if server else -1)
+    return joined if unambiguous and is_valid_name(joined) else add_name_digest(joined, key=f"{server}\0{name}")
+
+
+def index_by_wire_name(items: Iterable[ContextItem]) -> dict[str, ContextItem]:
+    """Maps each wire name to its tool; raises `InvalidConfiguration` where two collide."""
+    tools: dict[str, ContextItem] = {}
+    for item in items:
+        name = wire_name(item)
+        if tools.setdefault(name, item) != item:
+            raise InvalidConfiguration(f"Two tools would be called {name!r}: {tools[name]} and {item}; rename one.")
+    return tools

@@ -57,7 +57,26 @@ def expand_variables(server: ToolServer, variables: Mapping[str, str]) -> ToolSe
     """Replaces `${NAME}` with the variable; `${NAME:-default}` falls back to the default if it is not set."""
 
     def expand(text: str, field: str) -> str:
-        return _PLACEHOLDER.sub(lambda match: _substitute_variable(match, variables, server.name, field), text)
+        def substitute(match: re.Match[str]) -> str:
+            content, end = match[1], match[2]
+            if end is None:
+                return match[0]
+            if end == "${":
+                raise InvalidConfiguration(
+                    f"The server {server.name!r}: `{field}` has a nested placeholder; write the default without one."
+                )
+            name, separator, given_default = content.removeprefix("env:").partition(":-")
+            default = given_default if separator else None
+            value = variables.get(name)
+            if value or (value is not None and default is None):
+                return value
+            if default is None:
+                raise InvalidConfiguration(
+                    f"The server {server.name!r}: `{field}` needs the variable {name}, which is not set; set it."
+                )
+            return default
+
+        return _PLACEHOLDER.sub(substitute, text)
 
     return server.model_copy(
         update={
@@ -71,42 +90,36 @@ def expand_variables(server: ToolServer, variables: Mapping[str, str]) -> ToolSe
     )
 
 
-def _substitute_variable(match: re.Match[str], variables: Mapping[str, str], server: str, field: str) -> str:
-    content, end = match[1], match[2]
-    if end is None:
-        return match[0]
-    if end == "${":
-        raise InvalidConfiguration(
-            f"The server {server!r}: `{field}` has a nested placeholder; write the default without one."
-        )
-    name, separator, given_default = content.removeprefix("env:").partition(":-")
-    default = given_default if separator else None
-    value = variables.get(name)
-    if value or (value is not None and default is None):
-        return value
-    if default is None:
-        raise InvalidConfiguration(
-            f"The server {server!r}: `{field}` needs the variable {name}, which is not set; set it."
-        )
-    return default
-
-
 def _parse_server(name: str, fields: Mapping[str, object]) -> ToolServer:
-    _reject_typos(name, fields)
+    # The unknown fields of other programs are allowed, but one that is nearly a known field is a typo.
+    extra = {key: value for key, value in fields.items() if key not in _KNOWN_FIELDS}
+    for key in extra:
+        if matches := get_close_matches(key, _KNOWN_FIELDS, n=1, cutoff=_TYPO_CUTOFF):
+            raise InvalidConfiguration(f"The server {name!r} has no field `{key}`; did you mean `{matches[0]}`?")
     given: dict[str, Any] = {key: fields[key] for key in _KNOWN_FIELDS if fields.get(key) is not None}
     disabled, tools = given.pop("disabled", None), given.pop("tools", None)
     if disabled is not None:
         if not isinstance(disabled, bool):
             raise InvalidConfiguration(f"The server {name!r}: `disabled` must be true or false, not {disabled!r}.")
         given.setdefault("enabled", not disabled)
-    extra = {key: value for key, value in fields.items() if key not in _KNOWN_FIELDS}
+    alias, kind = given.pop("transport", None), given.pop("type", None)
+    written = alias if kind is None else kind
+    transport = "http" if "url" in given else "stdio"
+    if written is not None:
+        if not isinstance(written, str) or written not in _TRANSPORTS:
+            raise InvalidConfiguration(f"The server {name!r}: `type` must be stdio, http or sse, not {written!r}.")
+        transport = _TRANSPORTS[written]
+        if (transport == "stdio") != ("url" not in given):
+            needed = "a `command`" if transport == "stdio" else "a `url`"
+            raise InvalidConfiguration(f"The server {name!r}: a server of type {written} needs {needed}.")
+    overrides = {} if tools is None else _parse_overrides(name, tools)
     try:
         server = ToolServer.model_validate(
             {
-                **_drop_transport_fields(given),
+                **given,
                 "name": name,
-                "transport": _parse_transport(name, given),
-                "tools": {} if tools is None else _parse_overrides(name, tools),
+                "transport": transport,
+                "tools": overrides,
                 "extra": cast(JsonObject, extra) or None,
             }
         )
@@ -115,22 +128,6 @@ def _parse_server(name: str, fields: Mapping[str, object]) -> ToolServer:
     if (server.command is None) == (server.url is None):
         raise InvalidConfiguration(f"The server {name!r} needs either `command`, to start it, or `url`, to reach it.")
     return server
-
-
-def _drop_transport_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key not in ("type", "transport")}
-
-
-def _parse_transport(name: str, given: Mapping[str, Any]) -> Literal["stdio", "http", "sse"]:
-    transport = given.get("type", given.get("transport"))
-    if transport is None:
-        return "http" if "url" in given else "stdio"
-    if not isinstance(transport, str) or transport not in _TRANSPORTS:
-        raise InvalidConfiguration(f"The server {name!r}: `type` must be stdio, http or sse, not {transport!r}.")
-    if (_TRANSPORTS[transport] == "stdio") != ("url" not in given):
-        needed = "a `command`" if _TRANSPORTS[transport] == "stdio" else "a `url`"
-        raise InvalidConfiguration(f"The server {name!r}: a server of type {transport} needs {needed}.")
-    return _TRANSPORTS[transport]
 
 
 def _parse_overrides(server: str, tools: object) -> dict[str, ToolOverride]:
@@ -147,13 +144,6 @@ def _parse_overrides(server: str, tools: object) -> dict[str, ToolOverride]:
         except ValidationError as exc:
             raise InvalidConfiguration(f"The server {server!r}: `tools.{name}`: {describe_first_error(exc)}") from exc
     return overrides
-
-
-def _reject_typos(name: str, fields: Mapping[str, object]) -> None:
-    """Allows the unknown fields of other programs, but rejects one that is nearly a known field as a typo."""
-    for key in fields:
-        if key not in _KNOWN_FIELDS and (matches := get_close_matches(key, _KNOWN_FIELDS, n=1, cutoff=_TYPO_CUTOFF)):
-            raise InvalidConfiguration(f"The server {name!r} has no field `{key}`; did you mean `{matches[0]}`?")
 
 
 def _require_object(given: object, what: str) -> dict[str, object]:

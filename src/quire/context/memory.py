@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportLimits, SkippedImport, resolve_nested_imports
+from quire.context.file_imports import DEFAULT_IMPORT_LIMITS, ImportLimits, resolve_nested_imports
 from quire.context.vault.paths import Root
 from quire.errors import DocumentNotFound, InvalidRequest, PathRefused
-from quire.log.search_types import SearchHit
+from quire.index.types import SearchHit
 from quire.log.types import Memory
 from quire.model.manifest import Decision
 from quire.view.inputs import ContextBlock
@@ -41,43 +41,36 @@ def load_project_memory(
     decisions: dict[str, Decision] = {}
     for path in files:
         try:
-            file = root.read(path)
+            text = root.read(path).text
         except DocumentNotFound:
             continue
         except PathRefused:
-            decisions[path] = _exclude_file(path)
+            decisions[path] = Decision(slot="memory", kind="memory", included=False, reason="not_found", name=path)
             continue
-        blocks[path] = _build_file_block(path, _truncate(file.text, path, max_chars), imported=False)
-        imports = resolve_nested_imports(file.text, root, path=path, limits=limits)
+        imports = resolve_nested_imports(text, root, path=path, limits=limits)
+        if (omitted := len(text) - max_chars) > 0:
+            text = f"{text[:max_chars]}\n[… {omitted} of {len(text)} characters left out; read {path} …]"
+        blocks[path] = ContextBlock(slot="memory", kind="memory", name=path, text=text, reason="memory")
         for each in imports.imported:
-            blocks.setdefault(each.path, _build_file_block(each.path, each.text, imported=True))
-        decisions |= {skipped.link: _exclude_import(skipped) for skipped in imports.skipped}
+            block = ContextBlock(
+                slot="memory", kind="memory", name=each.path, text=each.text, reason="imported", is_required=False
+            )
+            blocks.setdefault(each.path, block)
+        for skipped in imports.skipped:
+            reason = "over_budget" if skipped.reason in ("too_large", "too_many", "too_deep") else "not_found"
+            decision = Decision(slot="memory", kind="memory", included=False, reason=reason, name=skipped.link)
+            decisions[skipped.link] = decision
     return ProjectMemory(tuple(blocks.values()), tuple(decisions.values()))
-
-
-def _build_file_block(path: str, text: str, *, imported: bool) -> ContextBlock:
-    reason = "imported" if imported else "memory"
-    return ContextBlock(slot="memory", kind="memory", name=path, text=text, reason=reason, is_required=not imported)
-
-
-def _truncate(text: str, path: str, max_chars: int) -> str:
-    if len(text) <= max_chars:
-        return text
-    return f"{text[:max_chars]}\n[… {len(text) - max_chars} of {len(text)} characters left out; read {path} …]"
-
-
-def _exclude_file(name: str) -> Decision:
-    return Decision(slot="memory", kind="memory", included=False, reason="not_found", name=name)
-
-
-def _exclude_import(skipped: SkippedImport) -> Decision:
-    reason = "over_budget" if skipped.reason in ("too_large", "too_many", "too_deep") else "not_found"
-    return Decision(slot="memory", kind="memory", included=False, reason=reason, name=skipped.link)
 
 
 def build_memory_blocks(memories: Iterable[Memory]) -> tuple[ContextBlock, ...]:
     """One block with an agent's memory entries, oldest first; none without entries."""
-    lines = [_format_memory(memory) for memory in sorted(memories, key=lambda each: each.id)]
+    lines: list[str] = []
+    for memory in sorted(memories, key=lambda each: each.id):
+        # One line per entry, so that no entry can look like two. The id is for `remember`, which can replace the
+        # entry; the number of the cited message is left out, because it belongs to another conversation.
+        source = f", from {memory.source}" if memory.source is not None else ""
+        lines.append(f"- {_to_single_line(memory.text)} [{memory.id}{_to_single_line(source)}]")
     if not lines:
         return ()
     return (
@@ -90,13 +83,6 @@ def build_memory_blocks(memories: Iterable[Memory]) -> tuple[ContextBlock, ...]:
             is_required=False,
         ),
     )
-
-
-def _format_memory(memory: Memory) -> str:
-    """One line per entry, so that no entry can look like two. The id is for `remember`, which can replace the entry;
-    the number of the cited message is left out, because it belongs to another conversation."""
-    source = f", from {memory.source}" if memory.source is not None else ""
-    return f"- {_to_single_line(memory.text)} [{memory.id}{_to_single_line(source)}]"
 
 
 def build_recalled_blocks(hits: Iterable[SearchHit], *, included_ids: Iterable[str] = ()) -> list[ContextBlock]:

@@ -79,11 +79,16 @@ def score_keywords(message: str, texts: Sequence[SearchableText], *, recent: Seq
     """Share of the message's term weight that each text covers. `recent` are earlier turns, the latest first."""
     fields = [_term_weights(text) for text in texts]
     frequencies = Counter(term for field_weights in fields for term in field_weights)
-    query = _query_weights(message, recent)
-    weights = {term: weight * _idf(frequencies[term], len(texts)) for term, weight in query.items()}
-    total = _sum_top_weights(
-        weights[term] if frequencies[term] else UNKNOWN_TERM_WEIGHT * weights[term] for term in weights
-    )
+    query = dict.fromkeys(_extract_query_keywords(message), 1.0)
+    for age, turn in enumerate(recent):
+        for term in _extract_query_keywords(turn):
+            query.setdefault(term, RECENT_TURN_WEIGHT / 2**age)
+    weights: dict[str, float] = {}
+    for term, weight in query.items():
+        frequency = frequencies[term]
+        weights[term] = weight * log(1 + (len(texts) - frequency + 0.5) / (frequency + 0.5))
+    known = [weight if frequencies[term] else UNKNOWN_TERM_WEIGHT * weight for term, weight in weights.items()]
+    total = sum(sorted(known, reverse=True)[:MAX_SCORED_TERMS])
     if not total:
         return [0.0] * len(texts)
     return [
@@ -98,22 +103,6 @@ def _term_weights(text: SearchableText) -> dict[str, float]:
     weights = dict.fromkeys(extract_keywords(text.text), TEXT_WEIGHT)
     weights |= dict.fromkeys(extract_keywords(text.description), DESCRIPTION_WEIGHT)
     return weights | dict.fromkeys(extract_keywords(text.name), NAME_WEIGHT)
-
-
-def _query_weights(message: str, recent: Sequence[str]) -> dict[str, float]:
-    weights = dict.fromkeys(_extract_query_keywords(message), 1.0)
-    for age, turn in enumerate(recent):
-        for term in _extract_query_keywords(turn):
-            weights.setdefault(term, RECENT_TURN_WEIGHT / 2**age)
-    return weights
-
-
-def _idf(matching_texts: int, total_texts: int) -> float:
-    return log(1 + (total_texts - matching_texts + 0.5) / (matching_texts + 0.5))
-
-
-def _sum_top_weights(weights: Iterable[float]) -> float:
-    return sum(sorted(weights, reverse=True)[:MAX_SCORED_TERMS])
 
 
 SCORE_DECIMALS = 4
@@ -197,7 +186,9 @@ def select_items(scores: Mapping[ContextItem, float], settings: SelectionSetting
     """All items by descending score, each selected or with the reason for its exclusion."""
     selected: Counter[str] = Counter()
     results: list[ScoredItem] = []
-    for item, score in sorted(scores.items(), key=lambda scored: (-scored[1], *_name_key(scored[0]))):
+    ordered = sorted(scores, key=lambda item: (-scores[item], item.name, item.server or "", item.type))
+    for item in ordered:
+        score = scores[item]
         reason = min_score = None
         if score < settings.min_score:
             reason, min_score = "below_score", settings.min_score
@@ -207,10 +198,6 @@ def select_items(scores: Mapping[ContextItem, float], settings: SelectionSetting
             selected[item.type] += 1
         results.append(ScoredItem(item=item, score=score, exclusion_reason=reason, min_score=min_score))
     return tuple(results)
-
-
-def _name_key(item: ContextItem) -> tuple[str, str, str]:
-    return item.name, item.server or "", item.type
 
 
 def score_outlier(similarities: Sequence[float]) -> list[float]:
@@ -278,25 +265,21 @@ class Selector:
             return None
         import numpy as np
 
+        name, texts = self.embedder.name, [each.embedding_text for each in items]
+        keys = [sha256(f"{name}\n{text}".encode("utf-8", "surrogatepass")).hexdigest() for text in texts]
+        vectors = {key: self._vectors[key] for key in keys if key in self._vectors}
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
         try:
-            rows = await self._item_vectors(self.embedder, [each.embedding_text for each in items])
+            if missing:
+                embedded = dict(zip(missing, await embed_texts(self.embedder, list(missing.values())), strict=True))
+                self._vectors.update(embedded)
+                vectors |= embedded
             turns = await embed_texts(self.embedder, [turn[:MAX_MESSAGE_CHARS] for turn in (message, *recent)])
         except ModelError:
             return None
+        rows = np.stack([vectors[key] for key in keys])
         weights = np.array([1.0, *(RECENT_TURN_WEIGHT / 2**age for age in range(len(recent)))])
         query = weights @ turns.astype(np.float64)
         length = float(np.linalg.norm(query))
         similarities = rows.astype(np.float64) @ query / (length or 1.0)
         return [float(each) for each in np.clip(similarities, 0.0, 1.0)]
-
-    async def _item_vectors(self, embedder: Embedder, texts: Sequence[str]) -> "Vectors":
-        import numpy as np
-
-        keys = [sha256(f"{embedder.name}\n{text}".encode("utf-8", "surrogatepass")).hexdigest() for text in texts]
-        vectors = {key: self._vectors[key] for key in keys if key in self._vectors}
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors}
-        if missing:
-            embedded = dict(zip(missing, await embed_texts(embedder, list(missing.values())), strict=True))
-            self._vectors.update(embedded)
-            vectors |= embedded
-        return np.stack([vectors[key] for key in keys])

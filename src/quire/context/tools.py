@@ -1,24 +1,50 @@
-"""Fits tool definitions into the token budget of the tools slot.
+"""Fits tool definitions into the token budget of the tools slot, and searches the tools without room.
 
 Within a session the list only grows, and only at its end, for prefix stability: any other change would invalidate the
-provider's prompt cache for everything after it. A tool without room is excluded with a decision, and `tool_search` can
-find it.
+provider's prompt cache for everything after it. A tool without room is excluded with a decision. With the tool
+`tool_search` a model finds it, and can call it from the next request on. A hit is added to the session only if it fits
+into the slot; one that does not is marked "no room", so that the model does not wait for it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from quire.context.items import InclusionReason, RequestItem, build_exclusion
-from quire.context.tool_names import wire_name
-from quire.context.tool_search import TOOL_SEARCH
+from quire.context.items import InclusionReason, RequestItem, build_exclusion, wire_name
 from quire.model import ContextItem, Decision, ToolDefinition
 from quire.model.agents import Agent, AgentTool, IncludeMode
+from quire.model.base import FrozenModel
+from quire.model.json_values import parse_object
 
 ALWAYS_SHARE = 0.75
 """Share of the slot for `always` tools where they exceed it; the rest is for tools that are selected or searched."""
 
+DEFAULT_TOOL_RESULTS, MAX_TOOL_RESULTS = 5, 20
+MIN_TOOL_SCORE = 0.15
+"""Lower than for a message: a search by name or purpose should return the nearest tools."""
+
+TOOL_SEARCH = ToolDefinition(
+    name="tool_search",
+    description=(
+        "Find tools that are not listed here, by name or by what they do. "
+        "The tools that it finds can be called from your next step on."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "What the tool should do, in a few words, or its name."},
+            "limit": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_TOOL_RESULTS,
+                "description": f"Maximum number of results; default {DEFAULT_TOOL_RESULTS}.",
+            },
+        },
+        "required": ["query"],
+    },
+)
 TOOL_SEARCH_ITEM = ContextItem(type="tool", name=TOOL_SEARCH.name)
 
 ToolTokenCounter = Callable[[ToolDefinition], int]
@@ -76,8 +102,9 @@ def fit_tools(
     # Decided by what the agent has, not by what is sent, so that the decision is stable within a session.
     if always_tokens > max_tokens or any(tool.include == "agent" for tool in measured.values()):
         filler.add(TOOL_SEARCH, RequestItem(item=TOOL_SEARCH_ITEM, include="always"), count_tokens(TOOL_SEARCH))
-    for each in _sort_by_session([each for each in items if each.item.type == "tool"], session_order):
-        filler.add(measured[each.item].definition, each, measured[each.item].tokens)
+    by_item = {each.item: each for each in items if each.item.type == "tool"}
+    for item in dict.fromkeys(chain((item for item in session_order if item in by_item), by_item)):
+        filler.add(measured[item].definition, by_item[item], measured[item].tokens)
     included = frozenset(tool.item for tool in filler.included)
     selectable = (item for item, tool in measured.items() if tool.include == "agent")
     findable = frozenset(chain(filler.rejected, selectable))
@@ -125,7 +152,76 @@ def to_wire_definition(tool: AgentTool) -> ToolDefinition:
     return tool.definition.model_copy(update={"name": wire_name(tool.item)})
 
 
-def _sort_by_session(items: Sequence[RequestItem], order: Sequence[ContextItem]) -> list[RequestItem]:
-    by_item = {each.item: each for each in items}
-    ordered = dict.fromkeys(chain((item for item in order if item in by_item), by_item))
-    return [by_item[item] for item in ordered]
+class ToolSearchCall(NamedTuple):
+    query: str
+    limit: int = DEFAULT_TOOL_RESULTS
+
+
+class ToolHit(FrozenModel):
+    """A search hit under its wire name; `fits` is false if the slot has no room for it."""
+
+    name: str
+    server: str | None = None
+    description: str = ""
+    score: float
+    fits: bool = True
+    item: ContextItem
+
+
+def parse_tool_search(arguments: str) -> ToolSearchCall | None:
+    """The arguments of a call; None without a query."""
+    fields = parse_object(arguments) or {}
+    query, limit = fields.get("query"), fields.get("limit")
+    if not isinstance(query, str) or not query.strip():
+        return None
+    requested = limit if isinstance(limit, int) and not isinstance(limit, bool) else DEFAULT_TOOL_RESULTS
+    return ToolSearchCall(query, min(MAX_TOOL_RESULTS, max(1, requested)))
+
+
+def find_tools(
+    scores: Mapping[ContextItem, float],
+    omitted: Sequence[AgentTool],
+    *,
+    free_tokens: int,
+    count_tokens: Callable[[ToolDefinition], int],
+    limit: int = DEFAULT_TOOL_RESULTS,
+) -> list[ToolHit]:
+    """The omitted tools with the best scores for the query; each fits if it has room after those before it."""
+    ranked = sorted(omitted, key=lambda tool: (-scores.get(tool.item, 0.0), tool.name, tool.server or ""))
+    hits: list[ToolHit] = []
+    for tool in ranked[:limit]:
+        score = scores.get(tool.item, 0.0)
+        if score < MIN_TOOL_SCORE:
+            break
+        name = wire_name(tool.item)
+        tokens = count_tokens(tool.definition.model_copy(update={"name": name}))
+        fits = tokens <= free_tokens
+        free_tokens -= tokens if fits else 0
+        description = tool.definition.description
+        hits.append(
+            ToolHit(name=name, server=tool.server, description=description, score=score, fits=fits, item=tool.item)
+        )
+    return hits
+
+
+def list_fitting_items(hits: Sequence[ToolHit]) -> tuple[ContextItem, ...]:
+    """Items that a search adds to the session."""
+    return tuple(hit.item for hit in hits if hit.fits)
+
+
+def format_tool_hits(hits: Sequence[ToolHit]) -> str:
+    """Tool result text for the model."""
+    if not hits:
+        return "No tool was found. Try other words, or continue without one."
+    lines: list[str] = []
+    for hit in hits:
+        fields = {"name": hit.name, "description": hit.description}
+        if hit.server is not None:
+            fields["server"] = hit.server
+        if not hit.fits:
+            fields["note"] = "no room"
+        lines.append(json.dumps(fields, ensure_ascii=False))
+    note = "These tools can be called from your next step on."
+    if not all(hit.fits for hit in hits):
+        note += " Those with a `note` have no room in this conversation."
+    return "\n".join([note, *lines])

@@ -9,15 +9,13 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from quire.agent.approvals import ApprovalFunction, Approvals, to_approval_callback
-from quire.agent.function_tools import FunctionTool
+from quire.agent.function_tools import FunctionTool, FunctionToolRunner
 from quire.agent.limits import build_turn_limits
 from quire.agent.protocols import TurnHost
-from quire.agent.tool_runners import FunctionToolRunner
 from quire.agent.turn import run_turn
-from quire.engine.builtin_tools import deduplicate_references
 from quire.engine.context import EngineContext
 from quire.engine.request import Request
-from quire.engine.turn_totals import read_turn_steps
+from quire.engine.turn_totals import deduplicate_references, read_turn_steps
 from quire.llm import Model
 from quire.model import Entry, Message, Usage
 from quire.model.entry_metadata import DocumentReference

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
+from quire.concurrency.worker_threads import measure_messages, run_sized
 from quire.context.tools import ToolSet
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import ContextGatherer, RequestContext
@@ -13,7 +14,6 @@ from quire.engine.recall import Recall
 from quire.engine.request import Document, PendingMessage
 from quire.errors import EntryNotFound, InvalidRequest
 from quire.log import Window
-from quire.log.worker_threads import measure_messages, run_sized
 from quire.model import Entry, Message
 from quire.model.manifest import Decision
 from quire.view.assembly import ViewAssembly, assemble
@@ -30,11 +30,16 @@ MAX_BATCH_ENTRIES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledRequest:
-    """An assembly with the window and the context that it was built from."""
+    """An assembly with what it was built from: the window of the log, and the context around its messages."""
 
     assembly: ViewAssembly
     window: Window
     context: RequestContext
+    pending: tuple[PendingMessage, ...]
+    pinned: tuple[Entry, ...]
+    """Archived messages that stay in the view."""
+    fixed_recall: tuple[FittedCandidate, ...] | None
+    """Recalled messages that the turn keeps from its earlier request; None if they are still to be chosen."""
 
     @property
     def quoted_texts(self) -> tuple[str, ...]:
@@ -45,7 +50,7 @@ class AssembledRequest:
 
 
 class Assembler:
-    """Assembles requests for one branch."""
+    """Assembles requests for one branch: `draft` reads and counts, `recount` counts again, `add_recalled` ends it."""
 
     def __init__(
         self, engine: EngineContext, conversation: str, branch: int, *, gatherer: ContextGatherer, recall: Recall
@@ -54,7 +59,11 @@ class Assembler:
         self._gatherer, self._recall = gatherer, recall
         self._reading_tools = ReadingTools(engine, count_tokens=gatherer.count_tool_tokens)
 
-    async def assemble(
+    async def assemble(self, pending: Sequence[PendingMessage] = ()) -> AssembledRequest:
+        """The request for the log as it is, with these messages."""
+        return await self.add_recalled(await self.draft(pending))
+
+    async def draft(
         self,
         pending: Sequence[PendingMessage] = (),
         *,
@@ -62,29 +71,59 @@ class Assembler:
         context: RequestContext | None = None,
         document_decisions: Sequence[Decision] = (),
     ) -> AssembledRequest:
-        """Builds the request. Pass `context` to reuse what was gathered for the same question before."""
-        engine, policy = self._engine, self._engine.policy
+        """Reads the window and counts the request, without recalled messages: they need no tokens that would have to be
+        freed. Pass `context` to reuse what was gathered for the same question before."""
+        engine, pending = self._engine, tuple(pending)
         window = await engine.read_window(self._conversation, self._branch)
-        question = find_question(pending, window)
         if context is None:
             base_context = await self._gatherer.gather(
-                window.branch, question, recent=partial(_recent_texts, window, pending)
+                window.branch, find_question(pending, window), recent=partial(_recent_texts, window, pending)
             )
             context = base_context.with_blocks(*map(_to_block, documents))
-        listed = lists_documents(window.messages, pending)
-        tools = self._reading_tools.offer(context.tools, archived=window.compaction is not None, listed=listed)
-        context = replace(context, tools=tools)
         pinned = await self._load_pinned(window)
-        continues_turn = not pending and bool(window.messages) and window.messages[-1].role != "user"
-        fixed_recall = await self._load_fixed_recall(window) if continues_turn else None
-        if fixed_recall is None:
-            in_request = [entry.seq for entry in (*pinned, *filter(None, [window.question]))]
-            recall_candidates = await self._recall.find_candidates(window, question, exclude=in_request)
-        else:
-            recall_candidates = tuple(fitted.candidate for fitted in fixed_recall)
+        fixed_recall = await self._load_fixed_recall(window) if _continues_turn(window, pending) else None
         attached = [digest for each in pending for digest in each.blob_digests()]
         await engine.load_blobs([*window.messages, *pinned], digests=attached)
-        counter = engine.message_counter
+        return await self._count(window, context, pending, tuple(pinned), fixed_recall, document_decisions)
+
+    async def recount(
+        self,
+        draft: AssembledRequest,
+        *,
+        pending: tuple[PendingMessage, ...],
+        context: RequestContext | None = None,
+        document_decisions: Sequence[Decision] = (),
+    ) -> AssembledRequest:
+        """Counts a draft again with other pending messages or another context, on the same window."""
+        context = context or draft.context
+        return await self._count(draft.window, context, pending, draft.pinned, draft.fixed_recall, document_decisions)
+
+    async def add_recalled(self, draft: AssembledRequest) -> AssembledRequest:
+        """Ends a request: adds the archived messages that are relevant to its question, as far as tokens are free."""
+        if draft.fixed_recall is not None:
+            return draft
+        window = draft.window
+        in_request = [entry.seq for entry in (*draft.pinned, *filter(None, [window.question]))]
+        candidates = await self._recall.find_candidates(
+            window, find_question(draft.pending, window), exclude=in_request
+        )
+        if not candidates:
+            return draft
+        size = sum([len(candidate.entry.raw) for candidate in candidates])
+        return replace(draft, assembly=await run_sized(size, draft.assembly.with_recalled, candidates))
+
+    async def _count(
+        self,
+        window: Window,
+        context: RequestContext,
+        pending: tuple[PendingMessage, ...],
+        pinned: tuple[Entry, ...],
+        fixed_recall: tuple[FittedCandidate, ...] | None,
+        document_decisions: Sequence[Decision],
+    ) -> AssembledRequest:
+        engine, policy, counter = self._engine, self._engine.policy, self._engine.message_counter
+        listed = lists_documents(window.messages, pending)
+        tools = self._reading_tools.offer(context.tools, archived=window.compaction is not None, listed=listed)
         augmented = tuple(inline_documents(each.message, each.references, counter.load_text) for each in pending)
         view_input = ViewInput(
             conversation=self._conversation,
@@ -94,7 +133,7 @@ class Assembler:
             tools=_to_tools(tools),
             tools_after_compaction=_to_tools(self._reading_tools.offer(tools, archived=True, listed=listed)),
             compaction=window.compaction,
-            pinned=tuple(pinned),
+            pinned=pinned,
             not_loaded=window.not_loaded,
             history=_add_question(window),
             question=window.question.seq if window.question is not None else None,
@@ -107,27 +146,30 @@ class Assembler:
                 if each.references
             ),
             document_decisions=tuple(document_decisions),
-            recall_candidates=recall_candidates,
-            continues_turn=continues_turn,
+            recall_candidates=tuple(fitted.candidate for fitted in fixed_recall or ()),
+            continues_turn=_continues_turn(window, pending),
             fixed_recall=fixed_recall,
             earlier_decisions=context.decisions,
         )
         calibration = await engine.load_calibration(policy.model)
         size = sum([len(entry.raw) for entry in window.messages]) + measure_messages(view_input.pending)
         assembly = await run_sized(size, assemble, view_input, policy, counter, calibration=calibration)
-        return AssembledRequest(assembly=assembly, window=window, context=context)
+        return AssembledRequest(
+            assembly=assembly,
+            window=window,
+            context=replace(context, tools=tools),
+            pending=pending,
+            pinned=pinned,
+            fixed_recall=fixed_recall,
+        )
 
-    async def assemble_current(self) -> AssembledRequest:
-        """The request for the log as it is: answers its newest message if that is unanswered, else has an empty
+    async def draft_current(self) -> AssembledRequest:
+        """The draft for the log as it is: answers its newest message if that is unanswered, else has an empty
         question."""
         try:
-            return await self.assemble()
+            return await self.draft()
         except InvalidRequest:
-            return await self.assemble_empty()
-
-    async def assemble_empty(self) -> AssembledRequest:
-        """The request with an empty question, which shows what is used before the user writes."""
-        return await self.assemble((PendingMessage(Message.user("")),))
+            return await self.draft((PendingMessage(Message.user("")),))
 
     async def _load_fixed_recall(self, window: Window) -> tuple[FittedCandidate, ...] | None:
         """The recalled messages of the turn's request before this one; None if they are to be chosen again, because
@@ -194,6 +236,11 @@ def find_question(pending: Sequence[PendingMessage], window: Window) -> str:
         return pending[-1].message.text
     newest = next((entry for entry in reversed(window.messages) if entry.role == "user"), window.question)
     return newest.message.text if newest is not None else ""
+
+
+def _continues_turn(window: Window, pending: Sequence[PendingMessage]) -> bool:
+    """Whether the request goes on inside a turn, after results of its tools."""
+    return not pending and bool(window.messages) and window.messages[-1].role != "user"
 
 
 def _add_question(window: Window) -> tuple[Entry, ...]:

@@ -19,7 +19,7 @@ class BranchRecord:
 
     async def cost(self) -> float:
         """Cost of the conversation so far, with its summaries, in US dollars; model calls without a price count 0."""
-        return await self.engine.store.get_cost(self.id)
+        return await self.engine.store.spending.get_cost(self.id)
 
     async def pin(self, number: int) -> None:
         """Pins a message: it stays in every request verbatim, whatever is compacted."""

@@ -21,14 +21,15 @@ from quire.context.builtin_tool_schemas import (
     parse_builtin_call,
 )
 from quire.engine.context import EngineContext
-from quire.engine.embeddings import embed_query
+from quire.engine.embeddings import search_passages
 from quire.engine.memory_writer import MemoryWriter
-from quire.engine.recall import Recall
+from quire.engine.recall import make_candidate
+from quire.engine.search import search_messages
 from quire.errors import InvalidRequest, QuireError
-from quire.log.search_types import SearchHit, vault_scope
+from quire.index.types import SearchHit, vault_scope
 from quire.model.entry_metadata import DocumentReference
-from quire.view.labels import label_text
 from quire.view.recalled_messages import RecallCandidate, render_recalled
+from quire.wire.labels import label_text
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
@@ -50,9 +51,9 @@ class BuiltinToolResult(NamedTuple):
 class BuiltinTools:
     """Runs built-in tool calls for one branch."""
 
-    def __init__(self, engine: EngineContext, conversation: str, branch: int, *, recall: Recall) -> None:
-        self._engine, self._conversation, self._branch, self._recall = engine, conversation, branch, recall
-        self._memory_writer = MemoryWriter(engine, conversation, branch, recall=recall)
+    def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
+        self._engine, self._conversation, self._branch = engine, conversation, branch
+        self._memory_writer = MemoryWriter(engine, conversation, branch)
 
     async def run(self, name: str, arguments: str, *, recalled_texts: Callable[[], Iterable[str]]) -> BuiltinToolResult:
         """Runs one call. `recalled_texts` returns what the current request recalled, which must not be remembered
@@ -84,11 +85,12 @@ class BuiltinTools:
         assert_never(call)
 
     async def _search_history(self, query: str, limit: int) -> BuiltinToolResult:
-        window = await self._engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
-        candidates = await self._recall.search(window.branch, query, limit=limit)
-        if not candidates:
+        branch = await self._engine.store.get_branch(self._conversation, self._branch)
+        found = await search_messages(self._engine, query, branch=branch, limit=limit)
+        if not found.messages:
             return BuiltinToolResult("No earlier message matches. Try other words.")
-        return BuiltinToolResult(_truncate(render_recalled(candidates), "search with a smaller limit"))
+        text = render_recalled(make_candidate(hit.entry, hit.score, query=query) for hit in found.messages)
+        return BuiltinToolResult(_truncate(text, "search with a smaller limit"))
 
     async def _read_history(self, first: int, last: int) -> BuiltinToolResult:
         entries = await self._engine.store.read_range(
@@ -121,12 +123,12 @@ class BuiltinTools:
         return BuiltinToolResult(text, (_to_reference(file.path, rest),))
 
     async def _search_vault(self, query: str, limit: int) -> list[SearchHit]:
-        embedding = await embed_query(query, self._engine.embedder)
-        return await self._engine.store.search(query, scopes=[vault_scope(self._vault.name)], limit=limit, **embedding)
+        engine, scope = self._engine, vault_scope(self._vault.name)
+        return await search_passages(engine.store, engine.embedder, query, scope=scope, limit=limit)
 
     async def _find_documents(self, query: str, limit: int) -> BuiltinToolResult:
         paths = list(dict.fromkeys(hit.key for hit in await self._search_vault(query, 4 * limit)))[:limit]
-        by_path = {each.path: each for each in await self._engine.store.list_documents(self._vault.name, paths=paths)}
+        by_path = {each.path: each for each in await self._engine.store.documents.list(self._vault.name, paths=paths)}
         documents = [by_path[path] for path in paths if path in by_path]
         if not documents:
             return BuiltinToolResult("No document matches. Try other words.")
@@ -155,11 +157,6 @@ class BuiltinTools:
             case BrokenLink(reason=reason):
                 return BuiltinToolResult(f"The link is broken: {reason}.", is_error=True)
         assert_never(destination)
-
-
-def deduplicate_references(references: Sequence[DocumentReference]) -> tuple[DocumentReference, ...]:
-    """Each document once, as the first call referred to it."""
-    return tuple({each.path: each for each in reversed(references)}.values())[::-1]
 
 
 def _render_excerpts(hits: Sequence[SearchHit]) -> str:

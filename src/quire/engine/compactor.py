@@ -5,16 +5,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from quire.agent.cancellation import run_shielded
 from quire.compaction.citations import check_citations
-from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction
-from quire.compaction.message_summaries import summarize_messages
+from quire.compaction.execution import CompactionJob, CompactionTrigger, execute_compaction, summarize_messages
 from quire.compaction.summarizer import Summarizer
+from quire.concurrency.cancellation import run_shielded
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.assembler import AssembledRequest
 from quire.engine.context import EngineContext
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
-from quire.log.worker_threads import run_in_worker
 from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Truncation, Usage
 from quire.model.context_events import CompactionFailed, CompactionStarted, ContextCompacted
 from quire.view.assembly import ViewAssembly
@@ -170,13 +169,13 @@ class Compactor:
             cost = 0.0
         finally:
             if reservation is not None:
-                await run_shielded(engine.store.settle_spend(reservation.id, cost))
+                await run_shielded(engine.store.spending.settle(reservation.id, cost))
 
     async def _record_cost(self, usage: Usage, model: str | None) -> None:
         """Adds the cost of the summary to the conversation's spending, which spend caps limit."""
         cost = self._engine.config.estimate_cost(usage, model or self._engine.policy.model)
         if cost:
-            await self._engine.store.add_cost(self._conversation, cost, key_id=self._engine.config.key_id)
+            await self._engine.store.spending.add_cost(self._conversation, cost, key_id=self._engine.config.key_id)
 
     async def _report_failure(self, failure: SummaryFailed) -> None:
         """Emits `CompactionFailed` and records the cost, since a rejected summary is billed too."""

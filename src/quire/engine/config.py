@@ -5,24 +5,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.compaction.summarizer import Summarizer
+from quire.access.spending import NO_KEY, SpendingKey
+from quire.compaction.summarizer import SUMMARY_TEMPERATURE, Summarizer
 from quire.context.builtin_tool_schemas import build_builtin_tools
 from quire.engine.reported_windows import ModelEndpoint
 from quire.errors import UnknownPrice
 from quire.llm import Model
-from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
-from quire.log.costs import NO_KEY, SpendingKey
-from quire.log.ids import now
-from quire.model import Policy, ToolDefinition, Usage
+from quire.llm.protocol import ModelBuilder
+from quire.model import Policy, Slot, ToolDefinition, Usage
 from quire.model.agents import Agent, AgentMemory, AgentTool
-from quire.model.lazy import lazy_property
+from quire.model.base import lazy_property
+from quire.model.ids import now
 from quire.settings import Settings
 from quire.settings.schema import upstream_for
 from quire.view.model_specs import ModelSpec, is_local_model
 from quire.view.model_table import PUBLIC_SOURCES, SpecLayer, find_layers, merge_layers, to_price_spec
 from quire.view.output_limits import output_limit_for, thinking_tokens_for
-from quire.view.tokens import counter_for
+from quire.view.strategies import get_strategy
+from quire.wire.tokens import counter_for
 
 if TYPE_CHECKING:
     from quire.context.vault import Root, Vault
@@ -120,6 +121,12 @@ class EngineConfig:
     @lazy_property
     def policy(self) -> Policy:
         return _build_policy(self.settings, self.model_spec)
+
+    @property
+    def client_shares(self) -> dict[Slot, float]:
+        """Shares for requests of a client or framework: it has chosen its tools, so they may take the whole budget."""
+        shares = self.settings.shares or get_strategy(self.settings.strategy).shares
+        return {**shares, "tools": 1.0}
 
     @lazy_property
     def summarizer(self) -> Summarizer | None:
@@ -253,7 +260,7 @@ def _open_vault(vault: "Vault | Path | str | None", settings: Settings) -> "Vaul
         return None
     from quire.context.vault import Vault
 
-    return vault if isinstance(vault, Vault) else Vault(vault, on_ambiguous=settings.ambiguous_links)
+    return vault if isinstance(vault, Vault) else Vault(vault)
 
 
 def _make_summarizer(summarizer: Model | Summarizer | ModelBuilder | None, settings: Settings) -> Summarizer | None:
@@ -276,8 +283,7 @@ def _make_summarizer(summarizer: Model | Summarizer | ModelBuilder | None, setti
         thinking_tokens=thinking_tokens_for(served),
         counter=counter_for(served, tokenizer=tokenizer or spec.tokenizer),
         prompt=settings.summary_prompt,
-        temperature=settings.summary_temperature,
-        timeout=settings.summary_timeout,
+        temperature=SUMMARY_TEMPERATURE,
     )
 
 
@@ -295,19 +301,18 @@ DEFAULT_CONTEXT_WINDOW = 8_192
 def resolve_window(settings: Settings, spec: ModelSpec) -> int:
     """The model's own window, bounded by `context_limit`, which is the window of a model that no table lists."""
     window = spec.window or settings.context_limit or DEFAULT_CONTEXT_WINDOW
-    return min(window, settings.context_limit or window, settings.max_prompt_tokens or window)
+    return min(window, settings.context_limit or window)
 
 
 def _build_policy(settings: Settings, spec: ModelSpec) -> Policy:
     reserved = settings.reserved_response_tokens
     return Policy(
         model=settings.model,
-        provider=settings.provider or spec.provider or "openai",
+        wire_format=settings.wire_format or spec.wire_format or "chat",
         strategy=settings.strategy,
         window=resolve_window(settings, spec),
         reserved_response_tokens=reserved if spec.output_limit is None else min(reserved, spec.output_limit),
         context_threshold=settings.context_threshold,
-        context_target=settings.context_target,
         recent_messages_to_keep=settings.recent_messages_to_keep,
         min_recent_messages_to_keep=settings.min_recent_messages_to_keep,
         context_management_enabled=settings.context_management_enabled,

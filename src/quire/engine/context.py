@@ -6,23 +6,24 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from quire.access.spending import SpendCaps, SpendingKey, SpendReservation
 from quire.compaction.summarizer import Summarizer
 from quire.engine.config import EngineConfig
 from quire.engine.reported_windows import is_credible
 from quire.engine.runtime import BlobCache, CompactionHooks, EngineRuntime
 from quire.errors import ModelContextOverflow
 from quire.llm.embeddings import Embedder
-from quire.log import Store, Window
-from quire.log.costs import SpendCaps, SpendingKey, SpendReservation
+from quire.log import Window
 from quire.model import Entry, Policy, Usage
 from quire.model.agents import Agent
-from quire.model.lazy import lazy_property
+from quire.model.base import lazy_property
 from quire.settings import Settings
 from quire.settings.schema import tenant_spend_cap_for
+from quire.store import SqlStore
 from quire.view.assembly import Assembly
 from quire.view.calibration import MAX_RATIO, Calibration
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import warn_once
+from quire.wire.tokens import warn_once
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
@@ -48,7 +49,7 @@ def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) 
 class EngineContext:
     """What the conversations of an engine share. It never changes: `with_changes` returns another."""
 
-    store: Store
+    store: SqlStore
     config: EngineConfig
     runtime: EngineRuntime = field(default_factory=EngineRuntime)
 
@@ -152,7 +153,7 @@ class EngineContext:
         caps = self.spend_caps
         if caps.exist:
             self.config.require_prices()
-            await self.store.check_spend(conversation, caps, key_id=self.config.key_id)
+            await self.store.spending.check(conversation, caps, key_id=self.config.key_id)
 
     async def reserve_spend(
         self, conversation: str, *, model: str, input_tokens: int, output_tokens: int
@@ -165,10 +166,11 @@ class EngineContext:
         if not caps.exist:
             return None
         input_usd = self.config.estimate_cost(Usage(input_tokens=input_tokens), model)
-        amount_usd = input_usd + self.config.estimate_cost(Usage(output_tokens=output_tokens), model)
+        usage = Usage(input_tokens=input_tokens, output_tokens=output_tokens)
+        amount_usd = self.config.estimate_cost(usage, model)
         # Otherwise the calls of one tenant that wait for the same cap would hold all connections of the pool.
         async with self.runtime.spend_lock:
-            reservation = await self.store.reserve_spend(conversation, amount_usd, caps, key_id=self.config.key_id)
+            reservation = await self.store.spending.reserve(conversation, amount_usd, caps, key_id=self.config.key_id)
         return SpendReservation(reservation, input_usd)
 
     async def load_calibration(self, model: str) -> Calibration:

@@ -11,10 +11,10 @@ from quire.context.items import RequestItems, build_blocks, collect_request_item
 from quire.context.selection import SelectionSettings, list_candidates
 from quire.context.tools import NO_TOOLS, ToolSet, fit_tools
 from quire.engine.context import EngineContext
-from quire.engine.embeddings import embed_query
+from quire.engine.embeddings import search_passages
 from quire.errors import DocumentNotFound, PathRefused
+from quire.index.types import memory_scope
 from quire.log import Branch
-from quire.log.search_types import memory_scope
 from quire.model import ContextItem, SessionItem, ToolDefinition
 from quire.model.agents import Agent
 from quire.model.manifest import Decision
@@ -90,7 +90,6 @@ class ContextGatherer:
             settings = self._engine.settings
             selection = SelectionSettings(
                 top_k=settings.selection_top_k,
-                top_k_per_type=settings.selection_top_k_per_type,
                 min_score=settings.selection_min_score,
             )
             selector = self._engine.runtime.selector_for(self._engine.embedder)
@@ -145,7 +144,7 @@ class ContextGatherer:
         """Memories older than the conversation are always included, so that the prefix is stable; newer ones by
         relevance."""
         store, namespace = self._engine.store, memory_namespace(agent)
-        memories = await store.list_memories(namespace, limit=MAX_STABLE_MEMORIES)
+        memories = await store.memories.list(namespace, limit=MAX_STABLE_MEMORIES)
         if not memories:
             return []
         from quire.context.memory import build_memory_blocks, build_recalled_blocks
@@ -154,9 +153,8 @@ class ContextGatherer:
         older = [each for each in memories if each.created_at <= started_at]
         blocks = list(build_memory_blocks(older))
         if question and len(older) < len(memories):
-            embedding = await embed_query(question, self._engine.embedder)
-            hits = await store.search(
-                question, scopes=[memory_scope(namespace)], limit=MAX_RECALLED_MEMORIES, **embedding
+            hits = await search_passages(
+                store, self._engine.embedder, question, scope=memory_scope(namespace), limit=MAX_RECALLED_MEMORIES
             )
             blocks += build_recalled_blocks(hits, included_ids=[each.id for each in older])
         return blocks

@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quire.agent.protocols import ToolOutcome
 from quire.compaction.execution import CompactionTrigger
 from quire.context.items import ResolvedSessionItem
-from quire.context.tool_search import TOOL_SEARCH, parse_tool_search
+from quire.context.tools import TOOL_SEARCH, parse_tool_search
 from quire.engine.assembler import Assembler
 from quire.engine.branch_record import BranchRecord
-from quire.engine.builtin_tools import BuiltinTools, deduplicate_references
+from quire.engine.builtin_tools import BuiltinTools
 from quire.engine.compactor import Compactor
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import ContextGatherer
@@ -18,16 +19,16 @@ from quire.engine.message_index import index_messages, schedule_indexing
 from quire.engine.recall import Recall
 from quire.engine.recorder import Recorder
 from quire.engine.reference_memory import ReferenceMemory
-from quire.engine.request import Document, PendingMessage, Request, ToolOutcome, parse_reply, to_message
+from quire.engine.request import Document, PendingMessage, Request, parse_reply, to_message
 from quire.engine.request_builder import RequestBuilder
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.engine.session_items import SessionItems
-from quire.engine.turn_totals import read_turn_steps
 from quire.errors import ContextOverflow, ModelContextOverflow
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
 from quire.log.types import TurnLease
 from quire.model import ContextItem, Entry, Manifest, Message, ToolCallPart, Usage
+from quire.model.base import lazy_property
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import UsageReport
@@ -49,14 +50,25 @@ class Conversation(BranchRecord):
     ) -> None:
         super().__init__(engine, id, branch)
         self._lease = lease
-        gatherer, self._recall = ContextGatherer(engine), Recall(engine)
-        self._compactor = Compactor(engine, id, branch)
-        self._assembler = Assembler(engine, id, branch, gatherer=gatherer, recall=self._recall)
-        self._request_builder = RequestBuilder(engine, id, branch, assembler=self._assembler, compactor=self._compactor)
         self._recorder = Recorder(engine, id, branch, lease=lease)
-        self._reference_memory = ReferenceMemory(engine, id, branch)
-        self._session_items = SessionItems(engine, id, branch, count_tokens=gatherer.count_tool_tokens)
-        self._builtin_tools = BuiltinTools(engine, id, branch, recall=self._recall)
+
+    # What a conversation that only records never builds.
+
+    @lazy_property
+    def _gatherer(self) -> ContextGatherer:
+        return ContextGatherer(self.engine)
+
+    @lazy_property
+    def _compactor(self) -> Compactor:
+        return Compactor(self.engine, self.id, self.branch)
+
+    @lazy_property
+    def _assembler(self) -> Assembler:
+        return Assembler(self.engine, self.id, self.branch, gatherer=self._gatherer, recall=Recall(self.engine))
+
+    @lazy_property
+    def _session_items(self) -> SessionItems:
+        return SessionItems(self.engine, self.id, self.branch, count_tokens=self._gatherer.count_tool_tokens)
 
     def with_lease(self, lease: TurnLease) -> "Conversation":
         """The same branch for the turn that has this lease; its messages are recorded only while the turn has it."""
@@ -131,12 +143,7 @@ class Conversation(BranchRecord):
         With `after`, the path of the head that the caller read, it raises `StaleHead` if the branch has moved on
         (optimistic concurrency).
         """
-        pending = [PendingMessage(message) for message in map(to_message, messages)]
-        await self.engine.load_blobs([], digests=[digest for each in pending for digest in each.blob_digests()])
-        drafts = await self._recorder.make_drafts(pending)
-        entries = await self.engine.store.append(self.id, *drafts, branch=self.branch, after=after, lease=self._lease)
-        schedule_indexing(self.engine)
-        return entries
+        return await self._recorder.append(*map(to_message, messages), after=after)
 
     async def prepare(
         self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
@@ -149,7 +156,10 @@ class Conversation(BranchRecord):
         """
         await self.engine.check_spend_cap(self.id)
         pending = await self._to_pending(message)
-        return await self._request_builder.build(pending, documents)
+        builder = RequestBuilder(
+            self.engine, self.id, self.branch, assembler=self._assembler, compactor=self._compactor
+        )
+        return await builder.build(pending, documents)
 
     async def _to_pending(self, message: Message | str | Sequence[Message | str] | None) -> tuple[PendingMessage, ...]:
         """The messages to store with the reply. A sequence is stored at once, so nothing of it is pending."""
@@ -175,42 +185,23 @@ class Conversation(BranchRecord):
         the documents that built-in tools read for this reply (`run_tool`). Pass `incomplete` for a reply that was
         interrupted. A reply that calls no tools ends its turn: it gets the references and totals of all steps.
         """
-        reply = parse_reply(response)
-        totals = None
-        if not reply.message.tool_calls:
-            steps = await read_turn_steps(
-                self.engine.store, self.id, self.branch, last=request.assembly.head, request=request
-            )
-            totals = steps.add_up(self.engine.config, reply_usages=[reply.usage])
-            references = [*steps.references, *references]
-        answer = PendingMessage(reply.message, deduplicate_references(references))
-        stored = await self._recorder.record_reply(request, answer, reply, incomplete=incomplete, turn=totals)
-        await self._session_items.add_tools(request.tools.added_items if request.tools is not None else ())
-        await self._reference_memory.update(stored)
-        schedule_indexing(self.engine)
-        self._defer_compaction(request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored))
+        stored = await self._recorder.record(
+            parse_reply(response), request=request, references=references, incomplete=incomplete
+        )
+        if request.tools is not None and request.tools.added_items:
+            await self._session_items.add_tools(request.tools.added_items)
+        await ReferenceMemory(self.engine, self.id, self.branch).update(stored)
+        self._recorder.defer_compaction(request, stored, self.compact_if_needed)
         return stored[-1]
 
     async def reserve_spend(self, request: Request, *, choices: int = 1) -> Request:
         """Reserves the request's estimated cost under the spend caps; `record` settles the reservation."""
-        policy, tokens = self.engine.policy, request.manifest.total_tokens
-        reservation = await self.engine.reserve_spend(
-            self.id,
-            model=policy.model,
-            input_tokens=tokens,
-            output_tokens=policy.reserved_response_tokens * choices,
-        )
-        return replace(request, reservation=reservation)
+        return await self._recorder.reserve_spend(request, choices=choices)
 
     async def settle_spend(self, request: Request, *, is_billed: bool, usage: Usage | None = None) -> None:
         """Settles the reservation of a request without a recorded reply. A billed call costs what its `usage` says,
         else its input."""
-        if request.reservation is None:
-            return
-        cost = request.reservation.input_usd if is_billed else 0.0
-        if usage is not None:
-            cost = self.engine.config.estimate_cost(usage, self.engine.policy.model)
-        await self.engine.store.settle_spend(request.reservation.id, cost)
+        await self._recorder.settle_spend(request, is_billed=is_billed, usage=usage)
 
     async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
         """Stores the request's question before it is sent, so that it is not lost if no reply comes.
@@ -220,41 +211,29 @@ class Conversation(BranchRecord):
         """
         entries, recorded = await self._recorder.record_question(request)
         schedule_indexing(self.engine)
-        await self._reference_memory.update(entries)
+        await ReferenceMemory(self.engine, self.id, self.branch).update(entries)
         assembly = request.assembly
         is_excerpted = isinstance(assembly, ViewAssembly) and assembly.selection.excerpt_chars is not None
         if len(entries) != 1 or not is_excerpted or self.engine.settings.compact_when == "ask":
             return entries, recorded
-        compaction = await self._compactor.summarize_question(entries[0], await self._assembler.assemble_current())
+        compaction = await self._compactor.summarize_question(entries[0], await self._assembler.draft_current())
         if compaction is None:
             return entries, recorded
         await self.settle_spend(request, is_billed=False)
         rebuilt = await self.prepare()
         return entries, replace(rebuilt, compactions=(*request.compactions, compaction, *rebuilt.compactions))
 
-    def _defer_compaction(self, tokens: int) -> None:
-        """Starts a background compaction above the lower threshold, so that the next request need not wait for a
-        summary."""
-        if self._exceeds_background_threshold(tokens):
-            self.engine.runtime.jobs.enqueue("compact", self.id, self.branch, self.compact_if_needed)
-
-    def _exceeds_background_threshold(self, tokens: int) -> bool:
-        policy, threshold = self.engine.policy, self.engine.settings.context_background_threshold
-        if threshold is None or not self.engine.config.has_background_compaction:
-            return False
-        return tokens > min(policy.trigger_tokens, int(policy.window * threshold))
-
     async def compact_if_needed(self) -> Entry | None:
         """The background job "compact"; returns None if the branch is below the background threshold."""
-        current = await self._assembler.assemble_current()
-        if not self._exceeds_background_threshold(current.assembly.full_history_tokens):
+        current = await self._assembler.draft_current()
+        if not self._recorder.exceeds_background_threshold(current.assembly.full_history_tokens):
             return None
         await self.engine.check_spend_cap(self.id)
         return await self._compact_now("background")
 
     async def plan_compaction(self) -> CompactionPlan | None:
         """What a manual compaction would do now. Changes nothing."""
-        return (await self._assembler.assemble_current()).assembly.plan_manually()
+        return (await self._assembler.draft_current()).assembly.plan_manually()
 
     async def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
         """Compacts now, regardless of usage; `instructions` name what the summary must contain.
@@ -288,7 +267,7 @@ class Conversation(BranchRecord):
 
     async def _compact_now(self, trigger: CompactionTrigger, instructions: str | None = None) -> Entry | None:
         try:
-            current = await self._assembler.assemble_current()
+            current = await self._assembler.draft_current()
         except ContextOverflow:
             shortened = await self.shorten_summary()
             if shortened is None:
@@ -357,7 +336,9 @@ class Conversation(BranchRecord):
             if search is None:
                 return ToolOutcome(Message.tool(call.id, "tool_search needs a `query`.", is_error=True))
             return ToolOutcome(Message.tool(call.id, await self._session_items.search_tools(search, request.tools)))
-        result = await self._builtin_tools.run(call.name, call.arguments, recalled_texts=request.list_recalled_texts)
+        result = await BuiltinTools(self.engine, self.id, self.branch).run(
+            call.name, call.arguments, recalled_texts=request.list_recalled_texts
+        )
         return ToolOutcome(Message.tool(call.id, result.text, is_error=result.is_error), result.references)
 
     async def preview(self, message: Message | str = "") -> Manifest:

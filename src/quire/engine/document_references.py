@@ -13,10 +13,13 @@ from quire.engine.request import PendingMessage
 from quire.model import Message
 from quire.model.entry_metadata import DocumentReference
 from quire.model.manifest import Decision
-from quire.view.labels import label_text
+from quire.wire.labels import label_text
 
 if TYPE_CHECKING:
     from quire.context.vault import ReferencedDocument, Vault
+
+IMPORT_SHARE = 0.5
+"""Share of the remaining tokens up to which a file that a message imports with @path is included in full."""
 
 
 class ResolvedReferences(NamedTuple):
@@ -53,7 +56,7 @@ class ReferenceResolver:
     async def _load_summaries(self, vault: "Vault", documents: "Sequence[ReferencedDocument]") -> dict[str, str]:
         """Summaries in the index by the digest of the document's text: a section or a changed file has none."""
         paths = [each.reference.path for each in documents if each.reference.path is not None]
-        stored = await self._engine.store.list_documents(vault.name, paths=paths) if paths else []
+        stored = await self._engine.store.documents.list(vault.name, paths=paths) if paths else []
         return {each.digest.hex(): each.summary for each in stored}
 
     def resolve(
@@ -65,8 +68,9 @@ class ReferenceResolver:
         texts: list[str] = []
         for each in documents:
             reference = each.reference
-            share = self._engine.settings.import_share if reference.link.startswith("@") else None
-            share = self._engine.settings.document_share if share is None else share
+            share = self._engine.settings.document_share
+            if reference.link.startswith("@"):
+                share = max(share, IMPORT_SHARE)
             tokens = self._count_tokens(each)
             injected = each.text is not None and tokens <= share * remaining_tokens
             if injected and each.text is not None and each.digest is not None:

@@ -1,12 +1,16 @@
 """Embeddings of stored passages and of search queries. Without an embedder, search uses words alone (BM25)."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quire.engine.context import EngineContext
 from quire.errors import ModelError
+from quire.index.types import PassageVector, SearchHit
+from quire.index.vectors import pack_vector
 from quire.llm.embeddings import Embedder, embed_texts
-from quire.log.search.vectors import pack_vector
-from quire.log.search_types import PassageVector
+from quire.store import SqlStore
+
+if TYPE_CHECKING:
+    from quire.search.vectors import FloatArray
 
 EMBED_BATCH_SIZE = 256
 """Passages embedded and stored at once."""
@@ -17,7 +21,9 @@ async def embed_scope(engine: EngineContext, scope: str) -> int:
     embedder, count = engine.embedder, 0
     if embedder is None:
         return count
-    while passages := await engine.store.list_unembedded(scope, embedder=embedder.name, limit=EMBED_BATCH_SIZE):
+    while passages := await engine.store.passages.list_unembedded(
+        scope, embedder=embedder.name, limit=EMBED_BATCH_SIZE
+    ):
         rows = await embed_texts(
             embedder, [f"{each.title}\n{each.text}" if each.title else each.text for each in passages]
         )
@@ -25,17 +31,27 @@ async def embed_scope(engine: EngineContext, scope: str) -> int:
             PassageVector(each.key, each.part, each.digest, pack_vector(row))
             for each, row in zip(passages, rows, strict=True)
         ]
-        await engine.store.put_vectors(scope, vectors, embedder=embedder.name)
+        await engine.store.passages.put_vectors(scope, vectors, embedder=embedder.name)
         count += len(vectors)
     return count
 
 
-async def embed_query(query: str, embedder: Embedder | None) -> dict[str, Any]:
-    """Vector arguments for a search; empty without an embedder or if it fails, so that words alone are searched."""
-    if embedder is None:
-        return {}
+async def embed_query(embedder: Embedder | None, query: str) -> "FloatArray | None":
+    """Vector of a query. None without an embedder or without words, or if the embedder fails: words alone are searched
+    then."""
+    if embedder is None or not query.strip():
+        return None
     try:
         [row] = await embed_texts(embedder, [query])
     except ModelError:
-        return {}
-    return {"vector": row, "embedder": embedder.name}
+        return None
+    return row
+
+
+async def search_passages(
+    store: SqlStore, embedder: Embedder | None, query: str, *, scope: str, limit: int
+) -> list[SearchHit]:
+    """Searches the passages of a scope, documents or memories, by words and by meaning."""
+    vector = await embed_query(embedder, query)
+    name = embedder.name if embedder is not None else None
+    return await store.passages.search(query, scopes=[scope], limit=limit, vector=vector, embedder=name)

@@ -13,18 +13,17 @@ from quire.engine.config import EngineConfig
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import list_application_tools
 from quire.engine.conversation import Conversation
-from quire.engine.recall import Recall
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.errors import ConversationNotFound, InvalidRequest
 from quire.llm import Model, get_model
-from quire.llm.deferred_model import DeferredModel, ModelBuilder
 from quire.llm.embeddings import Embedder
-from quire.log import DEFAULT_TENANT, MAIN_BRANCH, SqlStore
+from quire.llm.protocol import DeferredModel, ModelBuilder
+from quire.log import MAIN_BRANCH
 from quire.model import ToolDefinition
 from quire.model.agents import Agent
-from quire.model.lazy import lazy_property
 from quire.settings import Settings
 from quire.settings.schema import EXTRACT_SUMMARIZER
+from quire.store import DEFAULT_TENANT, SqlStore
 
 if TYPE_CHECKING:
     from quire.context.vault import Vault
@@ -78,10 +77,6 @@ async def open_engine(
 @dataclass(frozen=True, eq=False)
 class Engine(EngineContext):
     """Opens conversations on a store. Built from a store and an `EngineConfig`, or by `quire.open`."""
-
-    @lazy_property
-    def recall(self) -> Recall:
-        return Recall(self)
 
     async def conversation(self, id: str | None = None, *, branch: int = MAIN_BRANCH) -> Conversation:
         """Opens the conversation with this id, or creates it; without an id, creates a new one."""

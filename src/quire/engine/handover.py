@@ -8,11 +8,11 @@ the same conversation always gives the same text.
 from typing import TYPE_CHECKING
 
 from quire.compaction.citations import find_cited_entries
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.compactor import Compactor
 from quire.engine.context import EngineContext
 from quire.errors import InvalidRequest, ModelError, SpendCapReached, SpendReserved, SummaryFailed, UnknownPrice
 from quire.log import MAIN_BRANCH
-from quire.log.worker_threads import run_in_worker
 from quire.model import Compaction, Entry
 from quire.model.base import FrozenModel
 from quire.view.secrets import mask_message, mask_secrets

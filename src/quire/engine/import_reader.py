@@ -9,12 +9,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from quire.db.dialects import sanitize_text
 from quire.importers.base import Source, SourceConversation, SourceError
 from quire.importers.items import build_item, measure_item
-from quire.log.dialects import sanitize_text
-from quire.log.ids import now
 from quire.log.imports import ImportItem, ImportLedger, Position
 from quire.log.types import ConversationRecord
+from quire.model.ids import now
 
 BATCH_MESSAGES = 1_000
 """Messages of one transaction."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.context import EngineContext
 from quire.engine.import_reader import BatchPart, ImportedConversation, ImportOptions, ReadBatch, read_in_processes
 from quire.engine.message_index import schedule_indexing
 from quire.importers.base import Source, SourceError
-from quire.log import ImportStore
 from quire.log.imports import ImportBatch, ImportItem
-from quire.log.worker_threads import run_in_worker
+from quire.store import SqlStore
 
 MAX_LISTED_ERRORS = 1_000
 """Errors that a report lists; more are counted."""
@@ -75,7 +75,7 @@ async def import_files(
 class _BatchWriter:
     """Writes batches, without the items that are imported already."""
 
-    def __init__(self, store: ImportStore, source: str, options: ImportOptions, report: ImportReport) -> None:
+    def __init__(self, store: SqlStore, source: str, options: ImportOptions, report: ImportReport) -> None:
         self._store, self._source, self._options, self._report = store, source, options, report
 
     async def write(self, batch: ReadBatch) -> bool:
@@ -85,7 +85,7 @@ class _BatchWriter:
         new_parts = [part for part in new_parts if part.items]
         is_written = bool(new_parts) and not self._options.dry_run
         if is_written:
-            added = await self._store.import_items(
+            added = await self._store.imports.append(
                 [ImportBatch(each.make_record(), items, each.positions) for each, items in new_parts]
             )
             for (conversation, _), positions in zip(new_parts, added, strict=True):
@@ -97,9 +97,9 @@ class _BatchWriter:
         unread = [each for each in conversations if each.ledger is None]
         if not unread:
             return
-        ledgers = await self._store.list_imported({each.id for each in unread})
+        ledgers = await self._store.imports.read_ledgers({each.id for each in unread})
         sessions = {each.origin.session for each in unread if each.origin.session is not None}
-        live = await self._store.find_live_sessions(self._source, sessions) if sessions else set[str]()
+        live = await self._store.imports.find_live_sessions(self._source, sessions) if sessions else set[str]()
         for each in unread:
             each.ledger = ledgers.get(each.id, {})
             each.is_live = each.origin.session in live and not each.ledger

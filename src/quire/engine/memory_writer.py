@@ -7,13 +7,13 @@ existing memory, or text that was recalled for the request, is refused: memories
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import memory_namespace
-from quire.engine.recall import Recall
+from quire.engine.search import search_messages
 from quire.errors import BlobNotFound, InvalidRequest, MemoryNotFound
 from quire.log import Branch
 from quire.log.types import Citation, Memory
-from quire.log.worker_threads import run_in_worker
 from quire.model import Entry
 from quire.view.recalled_messages import message_to_text
 
@@ -21,8 +21,8 @@ MAX_COMPARED_MEMORIES = 1_000
 """Newest memories that a new one is compared with."""
 MAX_SOURCE_MESSAGES = 100
 """Newest messages of the user and of tools among which the source of a memory is searched."""
-MAX_RECALLED_SOURCES = 5
-"""Older messages, found by recall, among which the source of a memory is searched."""
+MAX_FOUND_SOURCES = 5
+"""Older messages, found by search, among which the source of a memory is searched."""
 MAX_SOURCE_DOCUMENTS = 20
 """Documents quoted in these messages among which the source of a memory is searched."""
 MAX_SOURCE_CHARS = 20_000
@@ -47,8 +47,8 @@ class MemorySource(NamedTuple):
 class MemoryWriter:
     """Writes the memories of an agent, from what one branch says."""
 
-    def __init__(self, engine: EngineContext, conversation: str, branch: int, *, recall: Recall) -> None:
-        self._engine, self._conversation, self._branch, self._recall = engine, conversation, branch, recall
+    def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
+        self._engine, self._conversation, self._branch = engine, conversation, branch
 
     async def remember(self, text: str, *, replaces: str | None, recalled_texts: Iterable[str]) -> str:
         """Stores a memory, or the correction of the memory `replaces`; returns the answer for the model."""
@@ -57,7 +57,7 @@ class MemoryWriter:
         engine, namespace = self._engine, memory_namespace(self._engine.agent)
         if not engine.agent.memory.enabled:
             raise InvalidRequest("This agent has no memory; enable it in the agent's configuration.")
-        memories = await engine.store.list_memories(namespace, limit=MAX_COMPARED_MEMORIES)
+        memories = await engine.store.memories.list(namespace, limit=MAX_COMPARED_MEMORIES)
         fact = validate_new_memory(text, existing=[each.text for each in memories])
         if replaces is not None:
             await self._check_namespace(replaces, namespace)
@@ -69,22 +69,22 @@ class MemoryWriter:
             await run_in_worker(_check_recalled, fact, _list_new_texts(sources), recalled_texts)
         citation = Citation(source.entry.conversation, source.entry.branch, source.entry.seq)
         if replaces is None:
-            memory = await engine.store.add_memory(namespace, fact, citation=citation, source=source.document)
+            memory = await engine.store.memories.add(namespace, fact, citation=citation, source=source.document)
             return f"Remembered as {memory.id}, from {source.description}."
-        memory = await engine.store.replace_memory(replaces, fact, citation=citation, source=source.document)
+        memory = await engine.store.memories.replace(replaces, fact, citation=citation, source=source.document)
         return f"Remembered as {memory.id} in place of {replaces}, from {source.description}."
 
     async def _check_namespace(self, id: str, namespace: str) -> None:
         """Refuses the memories of other agents, as if there were none."""
         try:
-            memory = await self._engine.store.get_memory(id)
+            memory = await self._engine.store.memories.get(id)
         except MemoryNotFound:
             memory = None
         if memory is None or memory.namespace != namespace:
             raise InvalidRequest(f"There is no memory {id!r}; the id of each memory is in brackets after it.")
 
     async def _list_sources(self, fact: str, branch: Branch) -> list[MemorySource]:
-        """Texts that may state the fact: new messages, older ones that recall finds, and the documents they quote."""
+        """Texts that may state the fact: new messages, older ones that a search finds, and the documents they quote."""
         store = self._engine.store
         entries = await store.read_tail(
             self._conversation, MAX_SOURCE_MESSAGES, branch=self._branch, kinds=["message"], roles=["user", "tool"]
@@ -93,9 +93,9 @@ class MemoryWriter:
             entries += await store.read_tail(
                 self._conversation, 1, branch=self._branch, kinds=["message"], roles=["user"]
             )
-        found = await self._recall.search(branch, fact[:MAX_SOURCE_CHARS], limit=MAX_RECALLED_SOURCES)
+        found = await search_messages(self._engine, fact, branch=branch, limit=MAX_FOUND_SOURCES)
         present = {entry.seq for entry in entries}
-        entries += [each.entry for each in found if each.entry.seq not in present]
+        entries += [hit.entry for hit in found.messages if hit.entry.seq not in present]
         entries = [each for each in entries if each.role in ("user", "tool") and each.purged_at is None]
         if not any(entry.role == "user" for entry in entries):
             raise InvalidRequest("There is no user message yet that a memory could cite.")
@@ -127,7 +127,7 @@ async def write_cited_memory(engine: EngineContext, text: str, *, citation: Cita
     from quire.context.memory import is_repeated_in, measure_overlap, validate_new_memory
 
     namespace = memory_namespace(engine.agent)
-    memories = await engine.store.list_memories(namespace, limit=MAX_COMPARED_MEMORIES)
+    memories = await engine.store.memories.list(namespace, limit=MAX_COMPARED_MEMORIES)
     fact = validate_new_memory(text, existing=[each.text for each in memories])
     entry = await engine.store.get_entry(citation.conversation, citation.seq, branch=citation.branch)
     stated = message_to_text(entry.message)[:MAX_SOURCE_CHARS] if entry.kind == "message" else ""
@@ -136,7 +136,7 @@ async def write_cited_memory(engine: EngineContext, text: str, *, citation: Cita
     for memory in memories:
         if is_repeated_in(fact, memory.text):
             raise InvalidRequest(f"The memory {memory.id} says nearly the same: {memory.text!r}.")
-    return await engine.store.add_memory(namespace, fact, citation=citation)
+    return await engine.store.memories.add(namespace, fact, citation=citation)
 
 
 def _choose_source(fact: str, sources: Sequence[MemorySource]) -> MemorySource:

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.context import EngineContext
 from quire.errors import ModelError, UnreadableSegment
+from quire.index.types import IndexedBranch, IndexingBatch, SegmentData, SegmentTask, SegmentUpdate
 from quire.llm.embeddings import AsyncEmbedder, Embedder
-from quire.log import IndexedBranch, IndexingBatch, SegmentData, SegmentTask, SegmentUpdate
-from quire.log.worker_threads import run_in_worker
 from quire.model import Entry
 from quire.search.postings import ENTRIES_PER_SEGMENT
 from quire.view.recalled_messages import message_to_text
@@ -58,7 +58,7 @@ async def index_inline(engine: EngineContext, *, conversations: Collection[str] 
 
     Vectors of a slow embedder are left to the background: a request does not wait for them.
     """
-    if not await engine.store.has_unindexed(conversations=conversations):
+    if not await engine.store.message_index.has_unindexed(conversations=conversations):
         return True
     count = 0
     embedder = None if isinstance(engine.embedder, AsyncEmbedder) else engine.embedder
@@ -66,7 +66,7 @@ async def index_inline(engine: EngineContext, *, conversations: Collection[str] 
         count += batch_count
         if count >= MAX_INLINE_ENTRIES:
             break
-    is_complete = not await engine.store.has_unindexed(conversations=conversations)
+    is_complete = not await engine.store.message_index.has_unindexed(conversations=conversations)
     if not is_complete:
         schedule_indexing(engine)
     return is_complete
@@ -86,7 +86,7 @@ async def _iter_batches(
     """Without `embedder` only words are indexed, and branches that lack vectors stay unindexed for a later run."""
     idle = 0
     while idle < MAX_BATCHES_WITHOUT_PROGRESS:
-        batch = await engine.store.read_indexing_batch(
+        batch = await engine.store.message_index.read_batch(
             max_entries=batch_entries,
             embedder=embedder.name if embedder is not None else None,
             conversations=conversations,
@@ -100,7 +100,7 @@ async def _iter_batches(
             # The embedder is not available: index the words now. A later run embeds the messages.
             embedder = None
             continue
-        refused = await engine.store.put_segments(updates, indexed=_list_complete(engine, batch, updates))
+        refused = await engine.store.message_index.put_segments(updates, indexed=_list_complete(engine, batch, updates))
         idle = idle + 1 if updates and len(refused) == len(updates) else 0
         yield sum(len(task.entries) for task in batch.tasks)
 

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.context import EngineContext
+from quire.engine.embeddings import embed_query
 from quire.engine.recall_index import RecallIndexCache
-from quire.errors import ModelError, StaleSegment, UnreadableSegment
-from quire.llm.embeddings import embed_texts
+from quire.errors import StaleSegment, UnreadableSegment
 from quire.log import Branch, Window
-from quire.log.worker_threads import run_in_worker
 from quire.model import Entry
 from quire.model.state import ActiveCompaction
 from quire.view.budget import allocate_budget
@@ -17,9 +17,7 @@ from quire.view.strategies import get_strategy
 
 if TYPE_CHECKING:
     from quire.search.index import RecallIndex
-    from quire.search.query import RecallQuery
     from quire.search.ranker import RankedMessage
-    from quire.search.vectors import FloatArray
 
 MIN_RECALL_TOKENS = 256
 """Below this budget, recall is skipped: too little fits to justify tokens that no prompt cache serves."""
@@ -34,7 +32,7 @@ THREAD_MIN_MESSAGES = 20_000
 
 
 class Recall:
-    """Recall and message search for the conversations of one engine."""
+    """Recall for the conversations of one engine."""
 
     def __init__(self, engine: EngineContext) -> None:
         self._engine = engine
@@ -63,60 +61,49 @@ class Recall:
         ranked = await self._rank(index, question, ranges=_list_ranges(active), exclude=[*exclude, *whole])
         return await self._load_candidates(window.branch, _take_within_budget(ranked, index, budget), query=question)
 
-    async def search(self, branch: Branch, query: str, *, limit: int) -> tuple[RecallCandidate, ...]:
-        """Messages of the branch that are relevant to a query, archived or not, best first."""
-        index = await self.index_cache.load(branch, upto=branch.head_seq)
-        ranked = await self._rank(index, query)
-        best = sorted(ranked, key=lambda each: -each.score)[:limit]
-        return await self._load_candidates(branch, best, query=query)
-
     async def _rank(
         self,
         index: "RecallIndex",
         text: str,
         *,
-        ranges: Sequence[tuple[int, int]] | None = None,
-        exclude: Collection[int] = (),
+        ranges: Sequence[tuple[int, int]],
+        exclude: Collection[int],
     ) -> list["RankedMessage"]:
         from quire.search.query import parse_query
         from quire.search.ranker import rank_messages
 
         question = parse_query(text, at=self._engine.config.clock(), speakers=index.speaker_names)
-        vector = await self._embed_topic(index, question)
-        allowed = index.select_rows(ranges, excluded=exclude) if ranges is not None else None
+        embedder = self._engine.embedder
+        # Vectors of different embedders cannot be compared.
+        is_comparable = embedder is not None and embedder.name == index.embedder
+        vector = await embed_query(embedder if is_comparable else None, question.topic)
+        allowed = index.select_rows(ranges, excluded=exclude)
 
         def rank() -> list["RankedMessage"]:
             return rank_messages(index, question, vector=vector, allowed=allowed, limit=MAX_CANDIDATES)
 
         return rank() if len(index) < THREAD_MIN_MESSAGES else await run_in_worker(rank)
 
-    async def _embed_topic(self, index: "RecallIndex", question: "RecallQuery") -> "FloatArray | None":
-        embedder = self._engine.embedder
-        if embedder is None or index.embedder != embedder.name or not question.topic:
-            return None
-        try:
-            return (await embed_texts(embedder, [question.topic]))[0]
-        except ModelError:
-            return None
-
     async def _load_candidates(
         self, branch: Branch, ranked: Sequence["RankedMessage"], *, query: str
     ) -> tuple[RecallCandidate, ...]:
-        from quire.search.passages import find_excerpts
-
         entries = await self._engine.store.get_entries(
             branch.conversation, [each.seq for each in ranked], branch=branch.number
         )
         by_seq = {entry.seq: entry for entry in entries if entry.purged_at is None}
         return tuple(
-            RecallCandidate(
-                entry,
-                round(each.score, 4),
-                find_excerpts(message_to_text(entry.message), query) if _is_long(entry) else None,
-            )
+            make_candidate(entry, round(each.score, 4), query=query)
             for each in ranked
             if (entry := by_seq.get(each.seq)) is not None
         )
+
+
+def make_candidate(entry: Entry, score: float, *, query: str) -> RecallCandidate:
+    """A message for `render_recalled`; a long one with excerpts that are relevant to the query."""
+    from quire.search.passages import find_excerpts
+
+    is_long = len(entry.raw) > MAX_WHOLE_MESSAGE_CHARS
+    return RecallCandidate(entry, score, find_excerpts(message_to_text(entry.message), query) if is_long else None)
 
 
 def _list_ranges(active: ActiveCompaction) -> list[tuple[int, int]]:
@@ -125,10 +112,6 @@ def _list_ranges(active: ActiveCompaction) -> list[tuple[int, int]]:
     last_covered = covers.last if covers is not None else 0
     ranges = [(covers.first, covers.last)] if covers is not None else []
     return [*ranges, (last_covered + 1, cleared_through)] if cleared_through > last_covered else ranges
-
-
-def _is_long(entry: Entry) -> bool:
-    return len(entry.raw) > MAX_WHOLE_MESSAGE_CHARS
 
 
 def _take_within_budget(ranked: Sequence["RankedMessage"], index: "RecallIndex", budget: int) -> list["RankedMessage"]:

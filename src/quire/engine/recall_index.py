@@ -7,12 +7,13 @@ or until one of its messages is purged: appends alone do not make it stale.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.context import EngineContext
 from quire.engine.message_index import index_inline
 from quire.engine.runtime import CachedIndex
 from quire.errors import StaleSegment
-from quire.log import Branch, SegmentRef
-from quire.log.worker_threads import run_in_worker
+from quire.index.types import SegmentRef
+from quire.log import Branch
 from quire.search.format import FORMAT_VERSION
 from quire.search.postings import ENTRIES_PER_SEGMENT
 
@@ -39,11 +40,11 @@ class RecallIndexCache:
             return await self._merge(branch, await self._list_segments(branch), upto=upto)
 
     async def _list_segments(self, branch: Branch) -> list[SegmentRef]:
-        return await self._engine.store.list_segments(branch.conversation, branch=branch.number)
+        return await self._engine.store.message_index.list_segments(branch.conversation, branch=branch.number)
 
     async def _index(self, branch: Branch, refs: Sequence[SegmentRef]) -> None:
         if any(ref.format != FORMAT_VERSION for ref in refs):
-            await self._engine.store.reset_index_format()
+            await self._engine.store.message_index.reset_format()
         await index_inline(self._engine, conversations=[branch.conversation])
 
     async def _merge(self, branch: Branch, refs: Sequence[SegmentRef], *, upto: int) -> "RecallIndex":
@@ -70,7 +71,7 @@ class RecallIndexCache:
             {ref.revision: segment for ref, segment in zip(cached.refs, cached.segments, strict=True)} if cached else {}
         )
         unread = [ref for ref in refs if ref.revision not in by_revision]
-        data = await self._engine.store.read_segments(branch.conversation, unread)
+        data = await self._engine.store.message_index.read_segments(branch.conversation, unread)
         decoded = await run_in_worker(lambda: [decode_segment(*each) for each in data])
         by_revision |= {ref.revision: segment for ref, segment in zip(unread, decoded, strict=True)}
         return [by_revision[ref.revision] for ref in refs]

@@ -5,17 +5,21 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
+from quire.concurrency.worker_threads import measure_messages, run_sized
+from quire.engine.background_jobs import Work
 from quire.engine.context import EngineContext
+from quire.engine.message_index import schedule_indexing
 from quire.engine.request import PendingMessage, Request
+from quire.engine.turn_totals import deduplicate_references, read_turn_steps
 from quire.errors import StaleHead
 from quire.log import ReplyRecord
 from quire.log.types import TurnLease
-from quire.log.worker_threads import measure_messages, run_sized
-from quire.model import Draft, Entry, Manifest, Span, TokenCount, TurnTotals
+from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
+from quire.model.entry_metadata import DocumentReference
 from quire.view.calibration import update_calibration
 from quire.view.decisions import set_pending_span
 from quire.view.references import inline_documents
-from quire.view.wire_formats import Reply
+from quire.wire import Reply
 
 CALIBRATION_MIN_SAMPLES = 8
 """Reports of a model after which the calibration counts as settled."""
@@ -31,7 +35,7 @@ class Recorder:
     def __init__(
         self, engine: EngineContext, conversation: str, branch: int, *, lease: TurnLease | None = None
     ) -> None:
-        self._engine, self._conversation, self._branch, self._lease = engine, conversation, branch, lease
+        self.engine, self.conversation, self.branch, self._lease = engine, conversation, branch, lease
 
     def make_draft(
         self,
@@ -41,7 +45,7 @@ class Recorder:
         incomplete: bool = False,
         turn: TurnTotals | None = None,
     ) -> Draft:
-        counter = self._engine.message_counter
+        counter = self.engine.message_counter
         tokens = counter.count(inline_documents(pending.message, pending.references, counter.load_text))
         return Draft(
             body=pending.message,
@@ -58,22 +62,84 @@ class Recorder:
         size = measure_messages(each.message for each in pending)
         return await run_sized(size, lambda: [self.make_draft(each) for each in pending])
 
+    async def append(self, *messages: Message, after: bytes | None = None) -> list[Entry]:
+        """Stores messages with their token counts; raises `StaleHead` if `after` is not the path of the head."""
+        pending = [PendingMessage(message) for message in messages]
+        await self.engine.load_blobs([], digests=[digest for each in pending for digest in each.blob_digests()])
+        drafts = await self.make_drafts(pending)
+        entries = await self.engine.store.append(
+            self.conversation, *drafts, branch=self.branch, after=after, lease=self._lease
+        )
+        schedule_indexing(self.engine)
+        return entries
+
+    async def record(
+        self, reply: Reply, *, request: Request, references: Sequence[DocumentReference] = (), incomplete: bool = False
+    ) -> list[Entry]:
+        """Stores the reply, its question and the manifest; a reply that calls no tools gets the totals of its turn."""
+        totals = None
+        if not reply.message.tool_calls:
+            steps = await read_turn_steps(
+                self.engine.store, self.conversation, self.branch, last=request.assembly.head, request=request
+            )
+            totals = steps.add_up(self.engine.config, reply_usages=[reply.usage])
+            references = [*steps.references, *references]
+        answer = PendingMessage(reply.message, deduplicate_references(references))
+        stored = await self.record_reply(request, answer, reply, incomplete=incomplete, turn=totals)
+        schedule_indexing(self.engine)
+        return stored
+
+    async def reserve_spend(self, request: Request, *, choices: int = 1) -> Request:
+        """Reserves the request's estimated cost under the spend caps; `record` settles the reservation."""
+        policy = self.engine.policy
+        reservation = await self.engine.reserve_spend(
+            self.conversation,
+            model=policy.model,
+            input_tokens=request.manifest.total_tokens,
+            output_tokens=policy.reserved_response_tokens * choices,
+        )
+        return replace(request, reservation=reservation)
+
+    async def settle_spend(self, request: Request, *, is_billed: bool, usage: Usage | None = None) -> None:
+        """Settles the reservation of a request without a recorded reply. A billed call costs what its `usage` says,
+        else its input."""
+        if request.reservation is None:
+            return
+        cost = request.reservation.input_usd if is_billed else 0.0
+        if usage is not None:
+            cost = self.engine.config.estimate_cost(usage, self.engine.policy.model)
+        await self.engine.store.spending.settle(request.reservation.id, cost)
+
+    def defer_compaction(self, request: Request, stored: Sequence[Entry], compact: Work) -> None:
+        """Starts a background compaction above the lower threshold, so that the next request need not wait for a
+        summary."""
+        if self.exceeds_background_threshold(
+            request.assembly.full_history_tokens + sum(entry.tokens or 0 for entry in stored)
+        ):
+            self.engine.runtime.jobs.enqueue("compact", self.conversation, self.branch, compact)
+
+    def exceeds_background_threshold(self, tokens: int) -> bool:
+        policy, threshold = self.engine.policy, self.engine.settings.context_background_threshold
+        if threshold is None or not self.engine.config.has_background_compaction:
+            return False
+        return tokens > min(policy.trigger_tokens, int(policy.window * threshold))
+
     async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
         """Stores the pending messages before the request is sent; returns the request with nothing pending."""
         if not request.pending:
             return [], request
-        store, drafts, lease = self._engine.store, await self.make_drafts(request.pending), self._lease
+        store, drafts, lease = self.engine.store, await self.make_drafts(request.pending), self._lease
         referenced = {digest for draft in drafts for digest in draft.blob_digests()}
         for blob in request.blobs:
             if sha256(blob.data).hexdigest() in referenced:
                 await store.put_blob(blob.data, media_type=blob.media_type)
         try:
             stored = await store.append(
-                self._conversation, *drafts, branch=self._branch, after=request.after, lease=lease
+                self.conversation, *drafts, branch=self.branch, after=request.after, lease=lease
             )
         except StaleHead:
-            stored = await store.append(self._conversation, *drafts, branch=self._branch, lease=lease)
-        assembly = replace(request.assembly, question_span=Span(first=stored[0].seq, last=stored[-1].seq))
+            stored = await store.append(self.conversation, *drafts, branch=self.branch, lease=lease)
+        assembly = request.assembly.with_record(question_span=Span(first=stored[0].seq, last=stored[-1].seq))
         return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly)
 
     async def record_reply(
@@ -90,8 +156,8 @@ class Recorder:
             build_manifest=partial(_finalize_manifest, request),
             blobs=request.blobs,
             calibration=await self._update_calibration(request, reply),
-            cost=self._engine.config.estimate_cost(reply.usage, request.manifest.policy.model),
-            key_id=self._engine.config.key_id,
+            cost=self.engine.config.estimate_cost(reply.usage, request.manifest.policy.model),
+            key_id=self.engine.config.key_id,
             reservation_id=request.reservation.id if request.reservation is not None else None,
             request_id=request.id,
             response_id=request.response_id,
@@ -100,14 +166,14 @@ class Recorder:
             lease=self._lease,
             ends_turn=turn is not None,
         )
-        store = self._engine.store
+        store = self.engine.store
         try:
-            return await store.record_reply(self._conversation, record, branch=self._branch, after=request.after)
+            return await store.record_reply(self.conversation, record, branch=self.branch, after=request.after)
         except StaleHead:
             if request.strict_head:
                 raise
             # A concurrent append moved the head: record the reply after it, so that nothing is lost.
-            return await store.record_reply(self._conversation, record, branch=self._branch)
+            return await store.record_reply(self.conversation, record, branch=self.branch)
 
     async def _update_calibration(self, request: Request, reply: Reply) -> tuple[str, str] | None:
         """Adds the reported usage of a request; returns (model, JSON) if it is to be stored.
@@ -117,14 +183,14 @@ class Recorder:
         if reply.usage is None or not reply.usage.input_tokens or reply.usage.estimated:
             return None
         model = request.manifest.policy.model
-        previous = await self._engine.load_calibration(model)
+        previous = await self.engine.load_calibration(model)
         current = update_calibration(
             previous,
             predicted=request.tokens,
             reported=reply.usage.input_tokens,
             messages=len(request.assembly.rendered.messages),
         )
-        self._engine.set_calibration(model, current)
+        self.engine.set_calibration(model, current)
         # Each tenant has one row per model: if every reply wrote it, concurrent turns would wait for its lock.
         drift = abs(current.ratio - previous.ratio)
         settled = current.samples > CALIBRATION_MIN_SAMPLES and drift < CALIBRATION_MAX_DRIFT

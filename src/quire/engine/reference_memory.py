@@ -49,12 +49,12 @@ class ReferenceMemory:
         if not references:
             return
         store, namespace = self._engine.store, memory_namespace(self._engine.agent)
-        memories = await store.list_memories(namespace, include_retired=True, limit=MAX_COMPARED_MEMORIES)
+        memories = await store.memories.list(namespace, include_retired=True, limit=MAX_COMPARED_MEMORIES)
         known = {memory.source for memory in memories if memory.text.startswith(_MEMORY_PREFIX)}
         for each in references:
             if each.path not in known:
                 citation = Citation(entry.conversation, entry.branch, entry.seq)
-                await store.add_memory(namespace, _format_memory(each), citation=citation, source=each.path)
+                await store.memories.add(namespace, _format_memory(each), citation=citation, source=each.path)
 
 
 def _list_direct(entry: Entry) -> list[DocumentReference]:

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from quire.access.spending import SpendReservation
 from quire.context.tools import ToolSet
 from quire.log import Blob, ConversationRecord
-from quire.log.costs import SpendReservation
-from quire.model import Entry, Manifest, Message, Provider
+from quire.model import Entry, Manifest, Message, WireFormatName
 from quire.model.entries import referenced_blobs
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import Assembly
-from quire.view.labels import LABEL_PREFIX
-from quire.view.wire_formats import BlobLoader, Reply, wire_format_for
+from quire.wire import BlobLoader, Reply, wire_format_for
+from quire.wire.labels import LABEL_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,6 @@ class PendingMessage(NamedTuple):
     def blob_digests(self) -> set[str]:
         """Digests of its images, files and injected documents."""
         return referenced_blobs(self.message, self.references)
-
-
-class ToolOutcome(NamedTuple):
-    """Result of a built-in tool: the message to append, and the documents that the tool read or found."""
-
-    message: Message
-    references: tuple[DocumentReference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +78,19 @@ class Request:
         texts = [each.message.text for each in rendered.messages[rendered.stable_messages :]]
         return [text for text in texts if text.startswith(f"<{LABEL_PREFIX}:")]
 
-    def to_openai(self, **options: Any) -> dict[str, Any]:
+    def to_chat(self, **options: Any) -> dict[str, Any]:
         """Keyword arguments for `client.chat.completions.create`; `options` are added to them."""
-        return self.assembly.rendered.to_payload("openai", load_blob=self.load_blob) | options
+        return self.assembly.rendered.to_payload("chat", load_blob=self.load_blob) | options
 
-    def to_openai_responses(self, **options: Any) -> dict[str, Any]:
+    def to_responses(self, **options: Any) -> dict[str, Any]:
         """Keyword arguments for `client.responses.create`; `options` are added to them."""
-        return self.assembly.rendered.to_payload("openai_responses", load_blob=self.load_blob) | options
+        return self.assembly.rendered.to_payload("responses", load_blob=self.load_blob) | options
 
-    def to_anthropic(self, *, max_tokens: int | None = None, **options: Any) -> dict[str, Any]:
+    def to_messages(self, *, max_tokens: int | None = None, **options: Any) -> dict[str, Any]:
         """Keyword arguments for `client.messages.create`; `max_tokens` defaults to the reserved response tokens."""
         reserved = self.assembly.policy.reserved_response_tokens
         payload = self.assembly.rendered.to_payload(
-            "anthropic", max_tokens=max_tokens or max(1, reserved), load_blob=self.load_blob
+            "messages", max_tokens=max_tokens or max(1, reserved), load_blob=self.load_blob
         )
         return payload | options
 
@@ -118,7 +111,7 @@ def parse_reply(response: object) -> Reply:
     return wire_format_for(_find_provider(fields)).parse_reply(cast(object, response))
 
 
-def _find_provider(response: Mapping[str, Any]) -> Provider:
+def _find_provider(response: Mapping[str, Any]) -> WireFormatName:
     if "choices" in response:
-        return "openai"
-    return "openai_responses" if "output" in response else "anthropic"
+        return "chat"
+    return "responses" if "output" in response else "messages"

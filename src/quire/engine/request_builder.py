@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from quire.concurrency.worker_threads import run_sized
 from quire.engine.assembler import AssembledRequest, Assembler
 from quire.engine.compactor import Compactor
 from quire.engine.context import EngineContext
@@ -29,87 +30,84 @@ class RequestBuilder:
         self._reference_resolver = ReferenceResolver(engine)
 
     async def build(self, pending: tuple[PendingMessage, ...], documents: Sequence[Document]) -> Request:
-        draft, compactions = await self._assemble_with_summary(pending, documents)
+        """Plans on counts: documents, references and compactions change what is counted. What is recalled and how it
+        is laid out is decided once, at the end."""
+        draft, compactions = await self._draft_with_summary(pending, documents)
         whole_documents = draft.context.blocks[len(draft.context.blocks) - len(documents) :]
-        draft = await self._fit_documents(draft, whole_documents, pending)
-        references = await self._resolve_references(pending, draft)
+        draft = await self._fit_documents(draft, whole_documents)
+        references = await self._resolve_references(draft)
         decisions = references.decisions if references is not None else ()
         if references is not None:
             pending = (references.pending,)
-            draft = await self._assembler.assemble(pending, context=draft.context, document_decisions=decisions)
-            draft = await self._fit_documents(draft, whole_documents, pending, decisions)
+            draft = await self._assembler.recount(draft, pending=pending, document_decisions=decisions)
+            draft = await self._fit_documents(draft, whole_documents, decisions)
         for _ in range(MAX_COMPACTIONS_PER_REQUEST):
             plan = draft.assembly.plan
             if plan is None or self._engine.settings.compact_when == "ask":
                 break
             entry = await self._compactor.execute(plan, draft.assembly, draft.window, trigger="threshold")
             compactions += [entry] if entry is not None else []
-            draft = await self._assembler.assemble(pending, context=draft.context, document_decisions=decisions)
-            draft = await self._fit_documents(draft, whole_documents, pending, decisions)
+            draft = await self._assembler.draft(pending, context=draft.context, document_decisions=decisions)
+            draft = await self._fit_documents(draft, whole_documents, decisions)
         draft.assembly.check_overflow()
-        self._emit_usage(draft)
-        quoted_texts = (*draft.quoted_texts, *(references.texts if references is not None else ()))
+        final = await self._assembler.add_recalled(draft)
+        assembly = final.assembly
+        self._engine.emit(
+            ContextUsageUpdated(
+                conversation=self._conversation,
+                branch=self._branch,
+                tokens=assembly.full_history_tokens,
+                trigger_tokens=assembly.budget.trigger_tokens,
+                window=self._engine.policy.window,
+            )
+        )
+        size = sum([len(entry.raw) for entry in final.window.messages])
+        await run_sized(size, lambda: assembly.rendered)
+        quoted_texts = (*final.quoted_texts, *(references.texts if references is not None else ()))
         return Request(
-            assembly=draft.assembly,
+            assembly=assembly,
             pending=pending,
-            after=draft.window.branch.head_path,
+            after=final.window.branch.head_path,
             blobs=tuple(Blob("text/plain", text.encode()) for text in quoted_texts),
-            tools=draft.context.tools,
+            tools=final.context.tools,
             compactions=tuple(compactions),
             load_blob=self._engine.blobs.get,
         )
 
-    async def _assemble_with_summary(
+    async def _draft_with_summary(
         self, pending: tuple[PendingMessage, ...], documents: Sequence[Document]
     ) -> tuple[AssembledRequest, list[Entry]]:
-        """Assembles the request. A summary that was written for a larger window and does not fit is shortened first;
+        """Drafts the request. A summary that was written for a larger window and does not fit is shortened first;
         returns the entry of that, too."""
         try:
-            return await self._assembler.assemble(pending, documents=documents), []
+            return await self._assembler.draft(pending, documents=documents), []
         except ContextOverflow:
             is_enabled = self._engine.policy.context_management_enabled
             shortened = await self._compactor.shorten_summary() if is_enabled else None
             if shortened is None:
                 raise
-            return await self._assembler.assemble(pending, documents=documents), [shortened]
+            return await self._assembler.draft(pending, documents=documents), [shortened]
 
     async def _fit_documents(
-        self,
-        draft: AssembledRequest,
-        documents: Sequence[ContextBlock],
-        pending: tuple[PendingMessage, ...],
-        decisions: Sequence[Decision] = (),
+        self, draft: AssembledRequest, documents: Sequence[ContextBlock], decisions: Sequence[Decision] = ()
     ) -> AssembledRequest:
-        """Assembles the request again with trimmed documents, if it leaves out some of the application's."""
+        """Trims those of the application's documents that the draft leaves out."""
         context = trim_documents(draft.assembly, draft.context, documents)
         if context is None:
             return draft
-        return await self._assembler.assemble(pending, context=context, document_decisions=decisions)
+        return await self._assembler.recount(
+            draft, pending=draft.pending, context=context, document_decisions=decisions
+        )
 
-    async def _resolve_references(
-        self, pending: tuple[PendingMessage, ...], draft: AssembledRequest
-    ) -> ResolvedReferences | None:
+    async def _resolve_references(self, draft: AssembledRequest) -> ResolvedReferences | None:
         """Resolves the documents that the question names; None if it names none."""
+        pending, assembly, budget = draft.pending, draft.assembly, draft.assembly.budget
         documents = await self._reference_resolver.find_references(pending[0].message) if pending else []
         if not documents:
             return None
-        assembly, budget = draft.assembly, draft.assembly.budget
-        used = (
-            min(assembly.full_history_tokens, budget.target_tokens)
-            if assembly.needs_compaction
-            else assembly.full_history_tokens
-        )
+        used = assembly.full_history_tokens
+        if assembly.needs_compaction:
+            used = min(used, budget.target_tokens)
         return self._reference_resolver.resolve(
             pending[0].message, documents, remaining_tokens=max(0, budget.trigger_tokens - used)
-        )
-
-    def _emit_usage(self, draft: AssembledRequest) -> None:
-        self._engine.emit(
-            ContextUsageUpdated(
-                conversation=self._conversation,
-                branch=self._branch,
-                tokens=draft.assembly.full_history_tokens,
-                trigger_tokens=draft.assembly.budget.trigger_tokens,
-                window=self._engine.policy.window,
-            )
         )

@@ -16,15 +16,17 @@ from quire.context.selection import Selector
 from quire.engine.background_jobs import BackgroundJobs, InProcessJobs
 from quire.engine.reported_windows import ReportedWindows
 from quire.errors import BlobNotFound
+from quire.index.types import SegmentRef
 from quire.llm import get_model
 from quire.llm.embeddings import Embedder
-from quire.log import LogStore, SegmentRef, Window
+from quire.log import Window
 from quire.model import Entry, Policy
+from quire.store import SqlStore
 from quire.view.calibration import Calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.rendered import MessageCounter
-from quire.view.tokens import counter_for
-from quire.view.wire_formats import wire_format_for
+from quire.wire import wire_format_for
+from quire.wire.tokens import counter_for
 
 if TYPE_CHECKING:
     from quire.llm.pydantic_ai_model import PydanticAIModel
@@ -130,10 +132,10 @@ class EngineRuntime:
 
     def message_counter_for(self, policy: Policy, tokenizer: str | None) -> MessageCounter:
         """The counter of a model, with its cache of rendered messages."""
-        key = (policy.provider, policy.model, tokenizer)
+        key = (policy.wire_format, policy.model, tokenizer)
         counter = self._message_counters.get(key)
         if counter is None:
-            wire_format = wire_format_for(policy.provider, model=policy.model)
+            wire_format = wire_format_for(policy.wire_format, model=policy.model)
             tokens = counter_for(policy.model, tokenizer=tokenizer)
             counter = self._message_counters[key] = MessageCounter(tokens, wire_format, load_blob=self.blobs.get)
         return counter
@@ -193,7 +195,7 @@ class BlobCache:
         """Caches a blob that the next request includes but the store does not hold yet."""
         self._cache[digest] = base64.b64encode(data).decode()
 
-    async def load(self, store: LogStore, entries: Sequence[Entry], digests: Collection[str] = ()) -> None:
+    async def load(self, store: SqlStore, entries: Sequence[Entry], digests: Collection[str] = ()) -> None:
         """Loads the blobs that these entries reference, and those with these digests; missing ones are skipped.
 
         A full cache is cleared first, except for the blobs to load: the store may not hold them yet.

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
+from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import memory_namespace
-from quire.engine.embeddings import embed_query
+from quire.engine.embeddings import embed_query, search_passages
 from quire.engine.message_index import index_inline, schedule_indexing
-from quire.errors import ModelError
-from quire.llm.embeddings import embed_texts
-from quire.log import ConversationRecord, MessageKey, SearchHit, memory_scope, vault_scope
-from quire.log.worker_threads import run_in_worker
+from quire.index.types import SearchHit, memory_scope, vault_scope
+from quire.log import Branch, ConversationRecord, MessageKey
 from quire.model import Entry, Role
 from quire.model.base import FrozenModel
 from quire.search.format import FORMAT_VERSION
@@ -72,25 +71,26 @@ async def search_messages(
     query: str,
     *,
     where: MessageFilter = EVERY_MESSAGE,
+    branch: Branch | None = None,
     order: "SearchOrder" = "relevance",
     min_score: float = 0.0,
     limit: int = 20,
 ) -> MessageSearchResult:
-    """Searches the messages of all conversations that meet the conditions.
+    """Searches the messages of all conversations that meet the conditions, or of one branch with what it shares.
 
     `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
     no hit.
     """
     from quire.search.query_words import find_query_words
 
-    ids = await _list_conversations(engine, where)
+    ids = [branch.conversation] if branch is not None else await _list_conversations(engine, where)
     if ids is not None and not ids:
         return MessageSearchResult([], complete=True)
     complete = await index_inline(engine, conversations=ids)
     words = find_query_words(query)
-    vector = await _embed_query(engine, query)
+    vector = await embed_query(engine.embedder, query)
     hits, is_current = await _search_catalog(
-        engine, words, vector, where=where, conversations=ids, order=order, min_score=min_score,
+        engine, words, vector, where=where, conversations=ids, branch=branch, order=order, min_score=min_score,
         limit=min(limit, MAX_RESULTS),
     )  # fmt: skip
     terms = frozenset(term for word in words for term in word)
@@ -101,17 +101,14 @@ async def search_documents(engine: EngineContext, query: str, *, limit: int) -> 
     """Searches the indexed passages of vault documents; a hit's key is the document's path."""
     if engine.vault is None:
         return []
-    return await _search_scopes(engine, query, scopes=[vault_scope(engine.vault.name)], limit=limit)
+    scope = vault_scope(engine.vault.name)
+    return await search_passages(engine.store, engine.embedder, query, scope=scope, limit=limit)
 
 
 async def search_memories(engine: EngineContext, query: str, *, limit: int) -> list[SearchHit]:
     """Searches the agent's memories; a hit's key is the memory's id."""
-    return await _search_scopes(engine, query, scopes=[memory_scope(memory_namespace(engine.agent))], limit=limit)
-
-
-async def _search_scopes(engine: EngineContext, query: str, *, scopes: Sequence[str], limit: int) -> list[SearchHit]:
-    embedding = await embed_query(query, engine.embedder)
-    return await engine.store.search(query, scopes=scopes, limit=limit, **embedding)
+    scope = memory_scope(memory_namespace(engine.agent))
+    return await search_passages(engine.store, engine.embedder, query, scope=scope, limit=limit)
 
 
 async def _list_conversations(engine: EngineContext, where: MessageFilter) -> Collection[str] | None:
@@ -122,16 +119,6 @@ async def _list_conversations(engine: EngineContext, where: MessageFilter) -> Co
     return ids if where.conversations is None else [each for each in ids if each in frozenset(where.conversations)]
 
 
-async def _embed_query(engine: EngineContext, query: str) -> "FloatArray | None":
-    if engine.embedder is None or not query.strip():
-        return None
-    try:
-        [row] = await embed_texts(engine.embedder, [query])
-    except ModelError:
-        return None
-    return row
-
-
 async def _search_catalog(
     engine: EngineContext,
     words: Sequence[tuple[str, ...]],
@@ -139,6 +126,7 @@ async def _search_catalog(
     *,
     where: MessageFilter,
     conversations: Collection[str] | None,
+    branch: Branch | None,
     order: "SearchOrder",
     min_score: float,
     limit: int,
@@ -146,7 +134,8 @@ async def _search_catalog(
     """The hits, and whether the index had the current format and all vectors."""
     from quire.search.catalog import QueryWord, RowFilter
 
-    rows = RowFilter(conversations, where.role, where.person, where.since, where.until)
+    ranges = tuple(branch.split_ranges()) if branch is not None else None
+    rows = RowFilter(conversations, where.role, where.person, where.since, where.until, ranges)
     embedder = engine.embedder.name if engine.embedder is not None else None
     lock, catalog = engine.runtime.catalogs.get(engine.store.tenant, embedder)
     async with lock:
@@ -158,9 +147,9 @@ async def _search_catalog(
         is_embedded = catalog.is_embedded
     engine.runtime.catalogs.evict()
     if not is_current:
-        await engine.store.reset_index_format()
+        await engine.store.message_index.reset_format()
     if embedder is not None and not is_embedded:
-        await engine.store.mark_unembedded(embedder)
+        await engine.store.message_index.mark_unembedded(embedder)
     if not is_current or not is_embedded:
         schedule_indexing(engine)
     return hits, is_current and is_embedded
@@ -174,7 +163,7 @@ async def _refresh(
     from quire.search.catalog import SegmentChange
 
     for _ in range(MAX_REFRESH_READS):
-        read = await engine.store.read_message_index(terms, after_revision=catalog.revision)
+        read = await engine.store.message_index.read_changes(terms, after_revision=catalog.revision)
         changes = [
             SegmentChange(each.number, each.conversation, each.branch, each.columns)
             for each in read.changes
@@ -192,7 +181,7 @@ async def _load_hits(engine: EngineContext, hits: Sequence["CatalogHit"], terms:
     from quire.search.highlights import make_excerpt
 
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
-    entries, records = await engine.store.read_messages(keys)
+    entries, records = await engine.store.message_index.read_messages(keys)
     records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
     found: list[MessageHit] = []
     for hit, entry in zip(hits, entries, strict=True):

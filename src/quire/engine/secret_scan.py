@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
-from quire.log import LogStore
-from quire.log.export_import import EXPORT_BATCH_SIZE
 from quire.model import Entry
+from quire.store import SqlStore
+from quire.store.export_import import EXPORT_BATCH_SIZE
 from quire.view.secrets import find_secrets
 
 MAX_ATTACHMENT_BYTES = 10_000_000
@@ -21,7 +21,7 @@ class SecretLocation(NamedTuple):
     """Public start of the secret and its kind; never the secret."""
 
 
-async def find_conversation_secrets(store: LogStore, conversation: str) -> AsyncIterator[SecretLocation]:
+async def find_conversation_secrets(store: SqlStore, conversation: str) -> AsyncIterator[SecretLocation]:
     """Secrets in order of branches and entries; each secret of an entry once."""
     for branch in await store.list_branches(conversation):
         for first in range(branch.fork_seq + 1, branch.head_seq + 1, EXPORT_BATCH_SIZE):
@@ -42,7 +42,7 @@ def _list_masks(texts: list[str]) -> Iterator[tuple[str, str]]:
                 yield match.kind, match.mask
 
 
-async def _read_attachments(store: LogStore, entry: Entry) -> list[str]:
+async def _read_attachments(store: SqlStore, entry: Entry) -> list[str]:
     """The attachments of a message that are text."""
     if entry.kind != "message" or '"blob":"' not in entry.raw:
         return []

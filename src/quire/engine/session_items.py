@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 
-from quire.context.items import ResolvedSessionItem, index_agent_items, list_session_items
+from quire.context.items import ResolvedSessionItem, index_agent_items, list_session_items, wire_name
 from quire.context.selection import to_candidate
-from quire.context.tool_names import wire_name
-from quire.context.tool_search import ToolSearchCall, find_tools, format_tool_hits, list_fitting_items
-from quire.context.tools import ToolSet, ToolTokenCounter
+from quire.context.tools import (
+    ToolSearchCall,
+    ToolSet,
+    ToolTokenCounter,
+    find_tools,
+    format_tool_hits,
+    list_fitting_items,
+)
 from quire.engine.context import EngineContext
 from quire.errors import InvalidRequest
 from quire.model import ContextChange, ContextItem

@@ -5,9 +5,8 @@ agent's context, and what of it is relevant to the prompt is given back, labelle
 """
 
 from quire.engine.context import EngineContext
-from quire.engine.recall import MAX_WHOLE_MESSAGE_CHARS, Recall
+from quire.engine.recall import Recall, make_candidate
 from quire.log import Branch
-from quire.search.passages import find_excerpts
 from quire.view.budget import allocate_budget
 from quire.view.recalled_messages import (
     FittedCandidate,
@@ -74,9 +73,7 @@ def _mask_candidate(candidate: RecallCandidate, question: str) -> RecallCandidat
         return candidate
     # Without a digest, the entry is not compared with what the log recorded.
     entry = candidate.entry._replace(raw=masked.canonical_json(), content_digest=None)
-    text = message_to_text(masked)
-    ranges = find_excerpts(text, question) if len(entry.raw) > MAX_WHOLE_MESSAGE_CHARS else None
-    return RecallCandidate(entry, candidate.score, ranges)
+    return make_candidate(entry, candidate.score, query=question)
 
 
 def _render(fitted: list[FittedCandidate], preface: str) -> str:

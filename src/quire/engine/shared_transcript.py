@@ -10,8 +10,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Literal
 
-from quire.log import Branch, ConversationRecord, LogStore
-from quire.log.export_import import EXPORT_BATCH_SIZE
+from quire.log import Branch, ConversationRecord
 from quire.model import (
     Compaction,
     Entry,
@@ -24,6 +23,8 @@ from quire.model import (
     ToolCallPart,
     ToolResultPart,
 )
+from quire.store import SqlStore
+from quire.store.export_import import EXPORT_BATCH_SIZE
 from quire.view.secrets import find_secrets, mask_secrets
 
 ShareFormat = Literal["markdown", "json"]
@@ -35,7 +36,7 @@ _MASK_NOTE = "Secrets of known formats are masked; thinking and attachments are 
 class SharedTranscript:
     """Writes one branch in pieces; `masked_count` is complete after the last one."""
 
-    def __init__(self, store: LogStore, record: ConversationRecord, branch: Branch, *, format: ShareFormat) -> None:
+    def __init__(self, store: SqlStore, record: ConversationRecord, branch: Branch, *, format: ShareFormat) -> None:
         self._store, self._record, self._branch, self._format = store, record, branch, format
         self.masked_count = 0
 

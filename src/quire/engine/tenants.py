@@ -11,12 +11,12 @@ from quire.engine.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.runtime import EngineRuntime
 from quire.llm import Model
-from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
-from quire.log import DEFAULT_TENANT, SqlStore
+from quire.llm.protocol import ModelBuilder
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.settings import Settings
+from quire.store import DEFAULT_TENANT, SqlStore
 
 MAX_CACHED_ENGINES = 1_000
 """Maximum tenants with a cached engine; creating one takes about a millisecond."""
@@ -28,7 +28,7 @@ class TenantEngines:
     `jobs_for` returns the background jobs of a tenant's engine, and `on_event` receives its events. Both are called
     after this object is created, so that they may depend on it.
 
-    Vault and agent are those of the host. The tenants in `host_access_tenants` have them, and if `is_local`, the
+    Vault and agent are those of the host. The tenants in `trusted_tenants` have them, and if `is_local`, the
     default tenant, which is then the user of this machine.
     """
 
@@ -48,9 +48,7 @@ class TenantEngines:
         self.settings, self._agent, self._is_local = settings, agent, is_local
         self._store, self._summarizer, self._embedder = store, summarizer, embedder
         self._instrument_model, self._jobs_for, self._on_event = instrument_model, jobs_for, on_event
-        self._vault = (
-            Vault(settings.vault, on_ambiguous=settings.ambiguous_links) if settings.vault is not None else None
-        )
+        self._vault = Vault(settings.vault) if settings.vault is not None else None
         self._engines: LRUCache[str, Engine] = LRUCache(MAX_CACHED_ENGINES)
         self._observes_connections = False
 
@@ -84,7 +82,7 @@ class TenantEngines:
 
     def _has_host_access(self, tenant: str) -> bool:
         """Whether the tenant uses the vault, the agent and the MCP servers of the host."""
-        return tenant in self.settings.host_access_tenants or (self._is_local and tenant == DEFAULT_TENANT)
+        return tenant in self.settings.trusted_tenants or (self._is_local and tenant == DEFAULT_TENANT)
 
     def _clear_log_caches(self) -> None:
         for engine in self._engines.values():

@@ -3,14 +3,14 @@
 A turn may consist of many steps, each recorded by its own request. The reply that ends it carries the totals.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from quire.engine.config import EngineConfig
 from quire.engine.request import Request
-from quire.log import LogStore
 from quire.model import Compaction, Entry, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference, sum_usage
+from quire.store import SqlStore
 
 _MAX_COMPACTIONS_BEFORE_QUESTION = 8
 """Entries before a question that are searched for the compactions made for its first request."""
@@ -43,8 +43,13 @@ class TurnSteps(NamedTuple):
         )
 
 
+def deduplicate_references(references: Sequence[DocumentReference]) -> tuple[DocumentReference, ...]:
+    """Each document once, as the first call referred to it."""
+    return tuple({each.path: each for each in reversed(references)}.values())[::-1]
+
+
 async def read_turn_steps(
-    store: LogStore, conversation: str, branch: int, *, last: int | None = None, request: Request | None = None
+    store: SqlStore, conversation: str, branch: int, *, last: int | None = None, request: Request | None = None
 ) -> TurnSteps:
     """Reads the steps since the newest question, up to entry `last`. Of a `request` that sends the question, it needs
     no read."""

@@ -11,7 +11,7 @@ from quire.compaction.document_summaries import summarize_document
 from quire.context.vault import KnownFile, Note, ScanBatch, ScanStep, Vault
 from quire.engine.context import EngineContext
 from quire.engine.embeddings import embed_scope
-from quire.log.search_types import IndexedDocument, Passage, VaultDocument, vault_scope
+from quire.index.types import IndexedDocument, Passage, VaultDocument, vault_scope
 
 
 class IndexProgress(NamedTuple):
@@ -26,7 +26,7 @@ async def index_vault(engine: EngineContext, vault: Vault) -> AsyncGenerator[Ind
     """Updates the index, and yields the progress after every note."""
     indexed = {
         document.path: KnownFile(document.digest.hex(), document.size, document.modified_ns, document.aliases)
-        for document in await engine.store.list_documents(vault.name)
+        for document in await engine.store.documents.list(vault.name)
     }
     steps = vault.scan(indexed)
     while batch := await asyncio.to_thread(_take_batch, steps):
@@ -50,13 +50,13 @@ def _take_batch(steps: Iterator[ScanStep]) -> list[ScanStep]:
 async def _store_batch(engine: EngineContext, vault: Vault, batch: ScanBatch) -> None:
     indexed = [await _to_indexed_document(note) for note in batch.notes]
     if indexed:
-        await engine.store.put_documents(vault.name, indexed)
+        await engine.store.documents.put(vault.name, indexed)
     if batch.touched:
-        await engine.store.touch_documents(
+        await engine.store.documents.touch(
             vault.name, [(file.path, file.size, file.modified) for file, _ in batch.touched]
         )
     if batch.deleted:
-        await engine.store.delete_documents(vault.name, batch.deleted)
+        await engine.store.documents.delete(vault.name, batch.deleted)
 
 
 async def _to_indexed_document(note: Note) -> IndexedDocument:

@@ -1,9 +1,10 @@
 """What a source of conversations yields: conversations, their messages as a tree, and errors of single items.
 
 A source reads files of another program and writes nothing. It yields the items in a stable order and under stable ids,
-so that a second import recognizes every message.
+so that a second import recognizes every message. A new source is one module here and one line in `registry`.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -14,6 +15,8 @@ from quire.model import Message, Usage
 MAX_ERROR_ITEM_CHARS = 200
 MAX_ERROR_REASON_CHARS = 500
 """Maximum lengths of the texts of a `SourceError`, which may quote a file."""
+HOLD_BACK_SECONDS = 10
+"""A reply at the end of a file that changed since then may lack parts that the agent has yet to write."""
 
 
 class SourceCompaction(NamedTuple):
@@ -106,3 +109,46 @@ class Source(Protocol):
         With `since` (microseconds since 1970), conversations whose last change is earlier may be skipped.
         """
         ...
+
+
+def list_files(folder: Path, *suffixes: str) -> Iterator[Path]:
+    """The files below a folder whose names have one of these endings, sorted."""
+    return iter(sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes) and path.is_file()))
+
+
+def is_growing(path: Path) -> bool:
+    """Whether the file was written to within `HOLD_BACK_SECONDS`."""
+    return time.time() - path.stat().st_mtime < HOLD_BACK_SECONDS
+
+
+def is_older(path: Path, since: int | None) -> bool:
+    """Whether the file was last changed before `since` (microseconds since 1970)."""
+    return since is not None and path.stat().st_mtime_ns // 1_000 < since
+
+
+def is_before(changed_at: int | None, since: int | None) -> bool:
+    """Whether a conversation was last changed before `since`; False if one of the times is unknown."""
+    return since is not None and changed_at is not None and changed_at < since
+
+
+class FileWatcher:
+    """Finds the files of a source below some paths that changed since the last look, by size and time."""
+
+    def __init__(self, source: Source, paths: Iterable[Path]) -> None:
+        self._source, self._paths = source, tuple(paths)
+        self._fingerprints: dict[Path, tuple[int, int, bool]] = {}
+
+    def find_changed(self) -> list[Path]:
+        """Files that are new or changed, or have ceased to grow: a reader holds back the end of a growing one."""
+        changed: list[Path] = []
+        for path in self._paths:
+            for file in self._source.find_files(path):
+                try:
+                    status = file.stat()
+                    fingerprint = (status.st_size, status.st_mtime_ns, is_growing(file))
+                except OSError:
+                    continue
+                if self._fingerprints.get(file) != fingerprint:
+                    self._fingerprints[file] = fingerprint
+                    changed.append(file)
+        return changed

@@ -8,69 +8,63 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from quire.importers.attachments import make_media_part
 from quire.importers.base import SourceConversation
-from quire.importers.export_files import AttachmentReader, ExportFiles
-from quire.importers.exports import ExportSource
-from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
-from quire.importers.source_fields import read_id, read_title, read_usage
-from quire.importers.times import parse_time
-from quire.importers.tool_turns import ToolTurn
+from quire.importers.exports import AttachmentReader, ExportFiles, ExportSource
+from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
+from quire.importers.source_fields import make_media_part, parse_time, read_id, read_title, read_usage
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart
+from quire.model.json_values import filter_objects, get_object, get_text
 from quire.model.messages import ToolResultContent
-from quire.view.labels import label_text
-from quire.view.wire_formats.fields import filter_objects, get_object, get_text
+from quire.wire.labels import label_text
 
 ROOT_PARENT = "00000000-0000-4000-8000-000000000000"
 """Parent of a first message."""
 NAME = "claude"
-_FILES = re.compile(r"conversations[^/\\]{0,40}\.json")
 _SKIPPED_BLOCKS = frozenset({"token_budget", "flag"})
 """Blocks about the account or the window, not of the conversation."""
 
 
-def _read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
-    id_ = read_id(raw.get("uuid"))
-    if id_ is None or not isinstance(raw.get("chat_messages"), list):
-        raise ValueError("it has no uuid or no chat_messages")
-    project = get_object(raw, "project")
-    nodes = list(_read_nodes(filter_objects(raw["chat_messages"]), AttachmentReader(files), model=raw.get("model")))
-    leaf = read_id(raw.get("current_leaf_message_uuid")) or (nodes[-1].id if nodes else None)
-    return SourceConversation(
-        id=id_,
-        messages=order_nodes(nodes, leaf=leaf),
-        title=read_title(raw.get("name")),
-        origin=ConversationOrigin(
-            client=NAME, session=id_, project=get_text(project, "name") or get_text(raw, "project_uuid")
-        ),
-        created_at=parse_time(raw.get("created_at")),
-        dropped=("summary",) if raw.get("summary") else (),
-    )
+class ClaudeSource(ExportSource):
+    name = NAME
+    title = "Claude.ai export"
+    pattern = re.compile(r"conversations[^/\\]{0,40}\.json")
 
-
-def _read_nodes(
-    raw_messages: list[dict[str, Any]], attachments: AttachmentReader, *, model: object
-) -> Iterator[MessageNode]:
-    """Messages in order; in an export without parents, each follows the one before it."""
-    is_tree = any(raw.get("parent_message_uuid") for raw in raw_messages)
-    previous: str | None = None
-    for index, raw in enumerate(raw_messages):
-        id_ = read_id(raw.get("uuid")) or f"message:{index}"
-        parent = read_id(raw.get("parent_message_uuid")) if is_tree else previous
-        dropped: list[str] = []
-        messages = tuple(_read_messages(id_, raw, attachments, dropped))
-        is_reply = raw.get("sender") == "assistant"
-        messages = mark_missing(messages, role="assistant" if is_reply else "user", dropped=dropped)
-        yield MessageNode(
-            id_,
-            None if parent == ROOT_PARENT else parent,
-            messages,
-            at=parse_time(raw.get("created_at")),
-            usage=read_usage({}, model=raw.get("model") or model) if is_reply else None,
-            dropped=tuple(dropped),
+    def read_conversation(self, raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
+        id_ = read_id(raw.get("uuid"))
+        if id_ is None or not isinstance(raw.get("chat_messages"), list):
+            raise ValueError("it has no uuid or no chat_messages")
+        raw_messages = filter_objects(raw["chat_messages"])
+        attachments = AttachmentReader(files)
+        # In an export without parents, each message follows the one before it.
+        is_tree = any(each.get("parent_message_uuid") for each in raw_messages)
+        nodes: list[MessageNode] = []
+        for index, each in enumerate(raw_messages):
+            node_id = read_id(each.get("uuid")) or f"message:{index}"
+            previous = nodes[-1].id if nodes else None
+            parent = read_id(each.get("parent_message_uuid")) if is_tree else previous
+            dropped: list[str] = []
+            messages = tuple(_read_messages(node_id, each, attachments, dropped))
+            is_reply = each.get("sender") == "assistant"
+            node = MessageNode(
+                node_id,
+                None if parent == ROOT_PARENT else parent,
+                mark_missing(messages, role="assistant" if is_reply else "user", dropped=dropped),
+                at=parse_time(each.get("created_at")),
+                usage=read_usage({}, model=each.get("model") or raw.get("model")) if is_reply else None,
+                dropped=tuple(dropped),
+            )
+            nodes.append(node)
+        leaf = read_id(raw.get("current_leaf_message_uuid")) or (nodes[-1].id if nodes else None)
+        project = get_text(get_object(raw, "project"), "name") or get_text(raw, "project_uuid")
+        return SourceConversation(
+            id=id_,
+            messages=order_nodes(nodes, leaf=leaf),
+            title=read_title(raw.get("name")),
+            origin=ConversationOrigin(client=NAME, session=id_, project=project),
+            created_at=parse_time(raw.get("created_at")),
+            dropped=("summary",) if raw.get("summary") else (),
         )
-        previous = id_
 
 
 def _read_messages(
@@ -106,30 +100,21 @@ def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> Non
         case {"type": "tool_use", "name": str(name)}:
             turn.call(name, block.get("input"), call_id=read_id(block.get("id")))
         case {"type": "tool_result"}:
-            turn.answer(
-                _read_result(block.get("content")),
-                call_id=read_id(block.get("tool_use_id")),
-                is_error=block.get("is_error") is True,
-            )
+            result: list[ToolResultContent] = []
+            if (whole := get_text(block, "content")) is not None:
+                result = [TextPart(text=whole)]
+            for piece in filter_objects(block.get("content")):
+                if (text := get_text(piece, "text")) is not None:
+                    result.append(TextPart(text=text))
+                else:
+                    title = " ".join(part for name in ("title", "url") if (part := get_text(piece, name)))
+                    result.append(TextPart(text=title or f"[{piece.get('type')}]", provider_fields={NAME: piece}))
+            is_error = block.get("is_error") is True
+            turn.answer(result, call_id=read_id(block.get("tool_use_id")), is_error=is_error)
         case {"type": str(kind)} if kind not in _SKIPPED_BLOCKS:
             dropped.append(f"block {kind}")
         case _:
             return
-
-
-def _read_result(content: object) -> list[ToolResultContent]:
-    if isinstance(content, str):
-        return [TextPart(text=content)]
-    parts: list[ToolResultContent] = []
-    for piece in filter_objects(content):
-        text = get_text(piece, "text")
-        parts.append(TextPart(text=text) if text is not None else _describe_piece(piece))
-    return parts
-
-
-def _describe_piece(piece: dict[str, Any]) -> TextPart:
-    title = " ".join(text for name in ("title", "url") if (text := get_text(piece, name)))
-    return TextPart(text=title or f"[{piece.get('type')}]", provider_fields={NAME: piece})
 
 
 def _read_files(raw: dict[str, Any], attachments: AttachmentReader, dropped: list[str]) -> Iterator[Part]:
@@ -147,10 +132,3 @@ def _read_files(raw: dict[str, Any], attachments: AttachmentReader, dropped: lis
             dropped.append(f"file {name}")
         else:
             yield make_media_part(data, name=name)
-
-
-def _find_updated_at(raw: dict[str, Any]) -> int | None:
-    return parse_time(raw.get("updated_at"))
-
-
-SOURCE = ExportSource(NAME, "Claude.ai export", _FILES, _read_conversation, _find_updated_at)

@@ -5,21 +5,28 @@ links the lines to a tree, in which a compaction begins at a new root: `logicalP
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, cast
 
 from quire.errors import InvalidEntry
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
-from quire.importers.json_lines import JsonLine, parse_json, read_json_lines
-from quire.importers.times import parse_time
-from quire.importers.transcripts import is_growing, is_older, list_files
+from quire.importers.base import (
+    SourceCompaction,
+    SourceConversation,
+    SourceError,
+    SourceMessage,
+    is_growing,
+    is_older,
+    list_files,
+)
+from quire.importers.readers import JsonLine, parse_json, read_json_lines
+from quire.importers.source_fields import parse_time, read_count
 from quire.log.types import ConversationOrigin
 from quire.model import Message
-from quire.view.wire_formats.anthropic_messages_parse import parse_messages, parse_reply
-from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
+from quire.model.json_values import filter_objects, get_object, get_text, is_object
+from quire.wire.messages.parse import parse_messages, parse_reply
 
-NAME = "claude-code"
 MAX_WAITING_LINES = 1_000
 """Maximum lines after the first line of a reply that wait for its last one."""
 MAX_TITLE_LINE_BYTES = 4_000
@@ -43,7 +50,7 @@ _BOOKKEEPING_STARTS = tuple(f'{{"type":"{name}",'.encode() for name in sorted(_B
 
 
 class ClaudeCodeSource:
-    name = NAME
+    name = "claude-code"
     title = "Claude Code"
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
@@ -60,102 +67,59 @@ class ClaudeCodeSource:
     def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
         if is_older(path, since):
             return
-        head = _read_head(path)
-        if head.first is None:
+        lines = read_json_lines(path, is_skipped=_is_bookkeeping)
+        values = (line.value for line in lines if isinstance(line, JsonLine))
+        first = next((value for value in values if value.get("type") in _MESSAGE_TYPES), None)
+        if first is None:
             return
-        is_sub_agent = path.parent.name == _SUB_AGENT_FOLDER
-        yield _build_conversation(path, head.first, head.title, is_sub_agent=is_sub_agent)
-        if head.has_side_chains and not is_sub_agent:
-            yield _build_side_chains(path, head.first)
+        title, has_side_chains = _search_file(path)
+        session, created_at = get_text(first, "sessionId") or path.stem, parse_time(first.get("timestamp"))
+        origin = ConversationOrigin(client=self.name, session=session, project=get_text(first, "cwd"))
+        if path.parent.name == _SUB_AGENT_FOLDER:
+            meta: Any = None
+            with suppress(OSError, ValueError), path.with_suffix(".meta.json").open("rb") as stream:
+                meta = parse_json(stream.read(MAX_TITLE_LINE_BYTES))
+            meta = meta if is_object(meta) else {}
+            agent, parent = get_text(first, "agentId") or path.stem, get_text(meta, "parentAgentId") or session
+            yield SourceConversation(
+                id=f"{session}/{path.stem}",
+                messages=_read_messages(path, side_chains=True),
+                title=title or get_text(meta, "description") or "",
+                origin=origin.model_copy(update={"agent": agent, "parent_agent": parent, "purpose": "subagent"}),
+                created_at=created_at,
+            )
+            return
+        messages = _read_messages(path, side_chains=False)
+        yield SourceConversation(id=path.stem, messages=messages, title=title, origin=origin, created_at=created_at)
+        if has_side_chains:
+            # The sub-agents of older versions, whose lines are in the file of the session; each begins a branch.
+            names = {"agent": "side-chains", "parent_agent": session, "purpose": "subagent"}
+            yield SourceConversation(
+                id=f"{path.stem}/side-chains",
+                messages=_read_messages(path, side_chains=True),
+                origin=origin.model_copy(update=names),
+                created_at=created_at,
+            )
 
 
-class _Head(NamedTuple):
-    """What precedes the messages: the first line of the conversation, its title, and whether it has side chains."""
-
-    first: dict[str, Any] | None
-    title: str
-    has_side_chains: bool
-
-
-def _read_head(path: Path) -> _Head:
-    """Searches the file for titles, which may be anywhere in it, and for side chains, before any line is parsed."""
+def _search_file(path: Path) -> tuple[str, bool]:
+    """The title, which may be anywhere in the file, and whether there are side chains; most lines are not parsed."""
+    titles: dict[str, str] = {}
     with path.open("rb") as stream:
-        if not path.stat().st_size:
-            return _Head(None, "", has_side_chains=False)
         with mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
             has_titles = any(data.find(marker) >= 0 for marker in _TITLE_MARKERS)
             has_side_chains = data.find(b'"isSidechain":true') >= 0
-        titles = dict(_read_titles(stream)) if has_titles else {}
-    first = next((line.value for line in _read_message_lines(path)), None)
-    return _Head(first, next((titles[kind] for kind in _TITLE_FIELDS if kind in titles), ""), has_side_chains)
-
-
-def _read_titles(stream: IO[bytes]) -> Iterator[tuple[str, str]]:
-    """The kinds and texts of the titles; of two of a kind, the later counts."""
-    for line in iter(lambda: stream.readline(MAX_TITLE_LINE_BYTES), b""):
-        if any(marker in line[:_HEAD_BYTES] for marker in _TITLE_MARKERS):
-            try:
-                value: Any = parse_json(line)
-            except ValueError:
-                continue
-            kind = str(value.get("type")) if is_object(value) else ""
-            if kind in _TITLE_FIELDS and (title := get_text(value, _TITLE_FIELDS[kind])):
-                yield kind, title
-
-
-def _read_message_lines(path: Path) -> Iterator[JsonLine]:
-    for line in read_json_lines(path, is_skipped=_is_bookkeeping):
-        if isinstance(line, JsonLine) and line.value.get("type") in _MESSAGE_TYPES:
-            yield line
-
-
-def _build_conversation(path: Path, first: dict[str, Any], title: str, *, is_sub_agent: bool) -> SourceConversation:
-    session = get_text(first, "sessionId") or path.stem
-    origin = ConversationOrigin(client=NAME, session=session, project=get_text(first, "cwd"))
-    if is_sub_agent:
-        meta = _read_agent_metadata(path)
-        title = title or get_text(meta, "description") or ""
-        origin = origin.model_copy(
-            update={
-                "agent": get_text(first, "agentId") or path.stem,
-                "parent_agent": get_text(meta, "parentAgentId") or session,
-                "purpose": "subagent",
-            }
-        )
-    return SourceConversation(
-        id=f"{session}/{path.stem}" if is_sub_agent else path.stem,
-        messages=_read_messages(path, side_chains=is_sub_agent),
-        title=title,
-        origin=origin,
-        created_at=parse_time(first.get("timestamp")),
-    )
-
-
-def _build_side_chains(path: Path, first: dict[str, Any]) -> SourceConversation:
-    """The sub-agents of older versions, whose lines are in the file of the session; each begins a branch."""
-    session = get_text(first, "sessionId") or path.stem
-    return SourceConversation(
-        id=f"{path.stem}/side-chains",
-        messages=_read_messages(path, side_chains=True),
-        origin=ConversationOrigin(
-            client=NAME,
-            session=session,
-            project=get_text(first, "cwd"),
-            agent="side-chains",
-            parent_agent=session,
-            purpose="subagent",
-        ),
-        created_at=parse_time(first.get("timestamp")),
-    )
-
-
-def _read_agent_metadata(path: Path) -> dict[str, Any]:
-    try:
-        with path.with_suffix(".meta.json").open("rb") as stream:
-            value: Any = parse_json(stream.read(MAX_TITLE_LINE_BYTES))
-    except (OSError, ValueError):
-        return {}
-    return value if is_object(value) else {}
+        for line in iter(lambda: stream.readline(MAX_TITLE_LINE_BYTES), b"") if has_titles else ():
+            if any(marker in line[:_HEAD_BYTES] for marker in _TITLE_MARKERS):
+                try:
+                    value: Any = parse_json(line)
+                except ValueError:
+                    continue
+                kind = str(value.get("type")) if is_object(value) else ""
+                # Of two titles of a kind, the later counts.
+                if kind in _TITLE_FIELDS and (title := get_text(value, _TITLE_FIELDS[kind])):
+                    titles[kind] = title
+    return next((titles[kind] for kind in _TITLE_FIELDS if kind in titles), ""), has_side_chains
 
 
 def _read_messages(path: Path, *, side_chains: bool) -> Iterator[SourceMessage | SourceError]:
@@ -277,7 +241,14 @@ class _Tree:
             return
         if uuid in self._ids:
             return
-        parent = self._find_parent(value)
+        boundary = get_object(value, "compactMetadata") if value.get("subtype") == "compact_boundary" else None
+        links = (get_text(value, name) for name in ("parentUuid", "logicalParentUuid"))
+        link = next((each for each in links if each is not None and each in self._ids), None)
+        parent = self._ids[link] if link is not None else None
+        if link is None and boundary is not None:
+            # Where hooks ran, its logical parent may be a line that was never written.
+            tail = get_text(get_object(boundary, "preservedSegment"), "tailUuid")
+            parent = self._ids.get(tail or "") or next(reversed(self._ids.values()), None)
         try:
             messages = _parse_line(kind, value)
         except (InvalidEntry, ValueError, TypeError) as error:
@@ -285,38 +256,17 @@ class _Tree:
             messages = []
         if not messages:
             self._ids[uuid] = parent
-            self._note_dropped(kind, value)
+            if kind == "system" and boundary is not None:
+                self._boundaries[uuid] = boundary
+                return
+            is_attachment = kind == "attachment"
+            detail = get_text(get_object(value, "attachment"), "type") if is_attachment else get_text(value, "subtype")
+            self._dropped[f"{kind}:{detail}" if detail else kind] = None
             return
         if messages[0].message.role == "tool" and parent is not None:
             parent = self._last_of_step[self._steps[parent]]
-        yield from self._link(uuid, parent, messages, value)
-        if kind == "assistant":
-            self._ids.update((each, uuid) for each in value["uuids"] if isinstance(each, str))
-
-    def _find_parent(self, value: dict[str, Any]) -> str | None:
-        for name in ("parentUuid", "logicalParentUuid"):
-            if (parent := get_text(value, name)) is not None and parent in self._ids:
-                return self._ids[parent]
-        if value.get("subtype") == "compact_boundary":
-            # Where hooks ran, its logical parent may be a line that was never written.
-            segment = get_object(get_object(value, "compactMetadata"), "preservedSegment")
-            return self._ids.get(get_text(segment, "tailUuid") or "") or next(reversed(self._ids.values()), None)
-        return None
-
-    def _note_dropped(self, kind: str, value: dict[str, Any]) -> None:
-        if kind == "system" and value.get("subtype") == "compact_boundary":
-            self._boundaries[str(value["uuid"])] = get_object(value, "compactMetadata")
-            return
-        detail = (
-            get_text(get_object(value, "attachment"), "type") if kind == "attachment" else get_text(value, "subtype")
-        )
-        self._dropped[f"{kind}:{detail}" if detail else kind] = None
-
-    def _link(
-        self, uuid: str, parent: str | None, messages: list[SourceMessage], value: dict[str, Any]
-    ) -> Iterator[SourceMessage]:
         step = self._steps.get(parent or "")
-        if step is None or value["type"] == "assistant" or _is_prompt(value):
+        if step is None or kind == "assistant" or _is_prompt(value):
             step = messages[0].id
         dropped = (*self._dropped, *(["toolUseResult"] if "toolUseResult" in value else ()))
         self._dropped = {}
@@ -326,6 +276,8 @@ class _Tree:
             parent, dropped, compaction = message.id, (), None
             self._steps[message.id], self._last_of_step[step] = step, message.id
         self._ids[uuid] = parent
+        if kind == "assistant":
+            self._ids.update((each, uuid) for each in value["uuids"] if isinstance(each, str))
 
     def _build_compaction(self, value: dict[str, Any], message: Message) -> SourceCompaction | None:
         if not value.get("isCompactSummary"):
@@ -344,14 +296,10 @@ class _Tree:
         return SourceCompaction(
             summary=message.text,
             trigger="manual" if metadata.get("trigger") == "manual" else "threshold",
-            tokens_before=_to_count(metadata.get("preTokens")),
-            tokens_after=_to_count(metadata.get("postTokens")),
+            tokens_before=read_count(metadata.get("preTokens")),
+            tokens_after=read_count(metadata.get("postTokens")),
             preserved=tuple(ids),
         )
-
-
-def _to_count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def _parse_line(kind: str, value: dict[str, Any]) -> list[SourceMessage]:
@@ -362,17 +310,15 @@ def _parse_line(kind: str, value: dict[str, Any]) -> list[SourceMessage]:
     if kind == "assistant":
         reply = parse_reply(value.get("message"))
         return [SourceMessage(uuid, None, reply.message, at, usage=reply.usage)] if reply.message.parts else []
-    message = _read_attachment(value) if kind == "attachment" else get_object(value, "message")
+    message = get_object(value, "message")
+    if kind == "attachment":
+        # The text that the attachment adds to the request; empty if the file does not hold it.
+        attachment = get_object(value, "attachment")
+        prompt = attachment.get("prompt") if attachment.get("type") == "queued_command" else None
+        message = {"role": "user", "content": prompt} if prompt else {}
+        texts = [text for piece in filter_objects(value.get("rendered")) if (text := get_text(piece, "content"))]
+        if texts:
+            role = "system" if value.get("renderedRole") == "system" else "user"
+            message = {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
     parsed = [each for each in parse_messages([message]) if each.parts] if message else []
     return [SourceMessage(f"{uuid}#{index}" if index else uuid, None, each, at) for index, each in enumerate(parsed)]
-
-
-def _read_attachment(value: dict[str, Any]) -> dict[str, Any]:
-    """The text that an attachment adds to the request, as a message; empty if the file does not hold it."""
-    texts = [text for piece in filter_objects(value.get("rendered")) if (text := get_text(piece, "content"))]
-    if texts:
-        role = "system" if value.get("renderedRole") == "system" else "user"
-        return {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
-    attachment = get_object(value, "attachment")
-    prompt = attachment.get("prompt") if attachment.get("type") == "queued_command" else None
-    return {"role": "user", "content": prompt} if prompt else {}

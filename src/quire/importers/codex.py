@@ -6,23 +6,28 @@ that stay in the model's context. Files may be compressed with Zstandard.
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 from quire.errors import InvalidEntry
-from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
-from quire.importers.json_lines import JsonLine, parse_json_lines
-from quire.importers.times import parse_time
-from quire.importers.transcripts import is_growing, is_older, list_files
+from quire.importers.base import (
+    SourceCompaction,
+    SourceConversation,
+    SourceError,
+    SourceMessage,
+    is_growing,
+    is_older,
+    list_files,
+)
+from quire.importers.readers import JsonLine, parse_json_lines
+from quire.importers.source_fields import parse_time
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Usage
-from quire.view.wire_formats.fields import filter_objects, get_object, get_text
-from quire.view.wire_formats.openai_responses_parse import is_assistant_item, parse_messages
+from quire.model.json_values import filter_objects, get_object, get_text
+from quire.wire.responses.parse import is_assistant_item, parse_messages
 
-NAME = "codex"
 MAX_FORK_DEPTH = 50
 """Maximum rollouts that a fork continues, one from the other."""
 MAX_UNPACKED_BYTES = 4_000_000_000
@@ -39,7 +44,7 @@ _BOOKKEEPING_TYPES = frozenset({"event_msg", "session_meta", "turn_context", "wo
 
 
 class CodexSource:
-    name = NAME
+    name = "codex"
     title = "Codex"
 
     def find_default_paths(self, env: Mapping[str, str]) -> list[Path]:
@@ -67,28 +72,22 @@ class CodexSource:
             return
         meta = get_object(first.value, "payload") if first.value.get("type") == "session_meta" else {}
         thread = get_text(meta, "id") or path.name.removesuffix(".zst").removesuffix(".jsonl")
+        parent, source = get_text(meta, "parent_thread_id"), meta.get("source")
+        is_sub_agent = parent is not None or (isinstance(source, dict) and "subagent" in source)
         yield SourceConversation(
             id=thread,
-            messages=_read_messages(path, meta),
-            origin=_build_origin(meta, thread),
+            messages=_History(path).read(meta),
+            origin=ConversationOrigin(
+                client=self.name,
+                session=get_text(meta, "session_id") or thread,
+                project=get_text(meta, "cwd"),
+                agent=thread if is_sub_agent else None,
+                parent_agent=parent,
+                purpose="subagent" if is_sub_agent else None,
+            ),
             created_at=parse_time(meta.get("timestamp") or first.value.get("timestamp")),
             dropped=("base_instructions",) if "base_instructions" in meta else (),
         )
-
-
-def _build_origin(meta: dict[str, Any], thread: str) -> ConversationOrigin:
-    session = get_text(meta, "session_id") or thread
-    parent = get_text(meta, "parent_thread_id")
-    source = meta.get("source")
-    is_sub_agent = parent is not None or (isinstance(source, dict) and "subagent" in source)
-    return ConversationOrigin(
-        client=NAME,
-        session=session,
-        project=get_text(meta, "cwd"),
-        agent=thread if is_sub_agent else None,
-        parent_agent=parent,
-        purpose="subagent" if is_sub_agent else None,
-    )
 
 
 def _read_lines(path: Path) -> Iterator[JsonLine | SourceError]:
@@ -97,8 +96,13 @@ def _read_lines(path: Path) -> Iterator[JsonLine | SourceError]:
         with path.open("rb") as stream:
             yield from parse_json_lines(stream, name=path.name, is_skipped=_is_bookkeeping)
         return
+    zstd: Any
     try:
-        with _open_zstd(path) as stream:
+        try:
+            zstd = import_module("compression.zstd")
+        except ImportError:
+            zstd = import_module("backports.zstd")
+        with zstd.open(path, "rb") as stream:
             bounded = cast("IO[bytes]", _BoundedStream(stream))
             yield from parse_json_lines(bounded, name=path.name, is_skipped=_is_bookkeeping)
     except ImportError:
@@ -118,15 +122,6 @@ def _is_bookkeeping(line: bytes) -> bool:
     return b'"type":"world_state"' in start or (b'"type":"event_msg"' in start and b'"token_count"' not in start)
 
 
-def _open_zstd(path: Path) -> AbstractContextManager[IO[bytes]]:
-    zstd: Any
-    try:
-        zstd = import_module("compression.zstd")
-    except ImportError:
-        zstd = import_module("backports.zstd")
-    return zstd.open(path, "rb")
-
-
 class _BoundedStream:
     """Lines of an unpacked file, up to `MAX_UNPACKED_BYTES`."""
 
@@ -139,47 +134,6 @@ class _BoundedStream:
         if self._remaining < 0:
             raise ValueError(f"it has more than {MAX_UNPACKED_BYTES:,} bytes")
         return line
-
-
-def _read_messages(path: Path, meta: dict[str, Any]) -> Iterator[SourceMessage | SourceError]:
-    history = _History(path)
-    bases = _find_bases(path, meta)
-    if isinstance(bases, SourceError):
-        yield bases
-        bases = []
-    for base in bases:
-        yield from history.read(base.path, end=base.end)
-    yield from history.read(path, end=None)
-    yield from history.finish()
-
-
-class _Base(NamedTuple):
-    """The beginning of a rollout that a fork continues: its lines before the ordinal `end`."""
-
-    path: Path
-    end: int
-
-
-def _find_bases(path: Path, meta: dict[str, Any]) -> list[_Base] | SourceError:
-    """The rollouts that a fork continues, oldest first. Older versions copy the history into the fork instead."""
-    bases: list[_Base] = []
-    while True:
-        thread, end = get_text(meta, "forked_from_id"), meta.get("forked_from_ordinal_exclusive")
-        if thread is None or not isinstance(end, int):
-            return bases
-        base = _find_rollout(path, thread)
-        if base is None or len(bases) >= MAX_FORK_DEPTH:
-            return SourceError.of(path.name, f"The rollout of the thread {thread} that it continues was not found.")
-        bases.insert(0, _Base(base, end))
-        first = next(_read_lines(base), None)
-        meta = get_object(first.value, "payload") if isinstance(first, JsonLine) else {}
-
-
-def _find_rollout(path: Path, thread: str) -> Path | None:
-    if not thread.replace("-", "").isalnum():
-        return None
-    root = next((folder.parent for folder in path.parents if folder.name in _FOLDERS), path.parent)
-    return next(root.rglob(f"rollout-*{thread}*.jsonl*"), None)
 
 
 class _History:
@@ -197,7 +151,37 @@ class _History:
         self._summary_usage: Usage | None = None
         self._is_summarizing = False
 
-    def read(self, path: Path, *, end: int | None) -> Iterator[SourceMessage | SourceError]:
+    def read(self, meta: dict[str, Any]) -> Iterator[SourceMessage | SourceError]:
+        """The messages of the rollouts that this fork continues, oldest first, then its own.
+
+        Older versions copy the history into the fork instead.
+        """
+        bases: list[tuple[Path, int]] = []
+        """Files, and the ordinals before which the lines belong to the fork's history."""
+        root = next((folder.parent for folder in self._path.parents if folder.name in _FOLDERS), self._path.parent)
+        while True:
+            thread, end = get_text(meta, "forked_from_id"), meta.get("forked_from_ordinal_exclusive")
+            if thread is None or not isinstance(end, int):
+                break
+            # The id is part of a glob pattern.
+            is_id = thread.replace("-", "").isalnum()
+            base = next(root.rglob(f"rollout-*{thread}*.jsonl*"), None) if is_id else None
+            if base is None or len(bases) >= MAX_FORK_DEPTH:
+                reason = f"The rollout of the thread {thread} that it continues was not found."
+                yield SourceError.of(self._path.name, reason)
+                bases = []
+                break
+            bases.insert(0, (base, end))
+            first = next(_read_lines(base), None)
+            meta = get_object(first.value, "payload") if isinstance(first, JsonLine) else {}
+        for base, end in bases:
+            yield from self._read_rollout(base, end=end)
+        yield from self._read_rollout(self._path, end=None)
+        # Codex may be writing the last reply of a growing file.
+        if not is_growing(self._path):
+            yield from self._end_reply()
+
+    def _read_rollout(self, path: Path, *, end: int | None) -> Iterator[SourceMessage | SourceError]:
         for line in _read_lines(path):
             if isinstance(line, SourceError):
                 yield line
@@ -206,17 +190,12 @@ class _History:
             if end is not None and isinstance(ordinal, int) and ordinal >= end:
                 return
             try:
-                yield from self._add(line)
+                yield from self._add_line(line.value)
             except (InvalidEntry, ValueError, TypeError) as error:
                 yield SourceError.of(f"{path.name}:{line.number}", error)
 
-    def finish(self) -> Iterator[SourceMessage]:
-        """The last reply, unless Codex may be writing it."""
-        if not is_growing(self._path):
-            yield from self._end_reply()
-
-    def _add(self, line: JsonLine) -> Iterator[SourceMessage]:
-        value, payload = line.value, get_object(line.value, "payload")
+    def _add_line(self, value: dict[str, Any]) -> Iterator[SourceMessage]:
+        payload = get_object(value, "payload")
         match value.get("type"):
             case "turn_context":
                 self._model = get_text(payload, "model") or self._model
@@ -225,12 +204,30 @@ class _History:
             case "token_usage_record":
                 yield from self._end_reply(_parse_usage(get_object(payload, "usage"), self._model))
             case "event_msg" if payload.get("type") == "token_count":
-                yield from self._end_reply(
-                    _parse_usage(get_object(get_object(payload, "info"), "last_token_usage"), self._model)
-                )
+                info = get_object(payload, "info")
+                yield from self._end_reply(_parse_usage(get_object(info, "last_token_usage"), self._model))
             case "compacted":
                 yield from self._end_reply()
-                yield from self._compact(value, payload)
+                # The summary replaces all earlier messages but those that the replacement names again.
+                replacement = filter_objects(payload.get("replacement_history"))
+                summary = get_text(payload, "message")
+                if not summary:
+                    # Older versions write the summary as the last message of the user's.
+                    messages = reversed(parse_messages(replacement))
+                    summary = next((each.text for each in messages if each.role == "user"), "")
+                named = (self._ids.get(get_text(item, "id") or "") for item in replacement)
+                preserved = tuple(dict.fromkeys(id_ for id_ in named if id_ is not None))
+                usage, self._summary_usage, self._is_summarizing = self._summary_usage, None, False
+                message = SourceMessage(
+                    _make_id(value),
+                    self._parent,
+                    Message.user(summary),
+                    parse_time(value.get("timestamp")),
+                    usage=usage,
+                    compaction=SourceCompaction(summary, preserved=preserved) if self._parent is not None else None,
+                )
+                if summary:
+                    yield self._emit(message)
             case str(kind) if kind not in _BOOKKEEPING_TYPES:
                 self._dropped[kind] = None
             case _:
@@ -246,7 +243,8 @@ class _History:
             return
         id_ = get_text(item, "id") or _make_id(value)
         item.pop(_ITEM_METADATA, None)
-        if _is_reply_item(item):
+        kind = item.get("type")
+        if item.get("role") == "assistant" if kind == "message" else isinstance(kind, str) and is_assistant_item(item):
             first = self._reply[0] if self._reply else id_
             self._reply = (first, [*(self._reply[1] if self._reply else ()), item], parse_time(value.get("timestamp")))
             self._ids[id_] = first
@@ -270,36 +268,6 @@ class _History:
         self._parent = self._ids[message.id] = message.id
         dropped, self._dropped = tuple(self._dropped), {}
         return message._replace(dropped=dropped)
-
-    def _compact(self, value: dict[str, Any], payload: dict[str, Any]) -> Iterator[SourceMessage]:
-        """The summary replaces all earlier messages but those that the replacement names again."""
-        replacement = filter_objects(payload.get("replacement_history"))
-        summary = get_text(payload, "message") or _find_summary(replacement)
-        usage, self._summary_usage, self._is_summarizing = self._summary_usage, None, False
-        named = (self._ids.get(get_text(item, "id") or "") for item in replacement)
-        compaction = SourceCompaction(summary, preserved=tuple(dict.fromkeys(id_ for id_ in named if id_ is not None)))
-        message = SourceMessage(
-            _make_id(value),
-            self._parent,
-            Message.user(summary),
-            parse_time(value.get("timestamp")),
-            usage=usage,
-            compaction=compaction if self._parent is not None else None,
-        )
-        if summary:
-            yield self._emit(message)
-
-
-def _is_reply_item(item: dict[str, Any]) -> bool:
-    if item.get("type") == "message":
-        return item.get("role") == "assistant"
-    return isinstance(item.get("type"), str) and is_assistant_item(item)
-
-
-def _find_summary(replacement: list[dict[str, Any]]) -> str:
-    """The text of the last message of the user's, where older versions write the summary."""
-    users = [message for message in parse_messages(replacement) if message.role == "user"]
-    return users[-1].text if users else ""
 
 
 def _make_id(value: dict[str, Any]) -> str:

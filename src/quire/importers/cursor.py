@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.importers.base import SourceConversation, SourceError, SourceMessage
-from quire.importers.json_lines import JsonLine, read_json_lines
-from quire.importers.source_fields import read_id
-from quire.importers.times import parse_time
-from quire.importers.tool_turns import ToolTurn
+from quire.importers.base import SourceConversation, SourceError, SourceMessage, is_before
+from quire.importers.message_trees import ToolTurn
+from quire.importers.readers import read_json_lines
+from quire.importers.source_fields import parse_time, read_id
 from quire.log.types import ConversationOrigin
-from quire.model import Message, TextPart, ThinkingPart
-from quire.view.wire_formats.fields import filter_objects, get_object, get_text
+from quire.model import Message, Part, TextPart, ThinkingPart
+from quire.model.json_values import filter_objects, get_object, get_text
 
 _TRANSCRIPTS = "agent-transcripts"
 _SUBAGENTS = "subagents"
-_QUERY_TAGS = ("<user_query>", "</user_query>")
+_OPENING_TAG, _CLOSING_TAG = "<user_query>", "</user_query>"
+"""Tags that Cursor puts around what the user wrote."""
 _TIME_FIELDS = ("timestamp", "timestamp_ms", "createdAt")
 
 
@@ -43,21 +43,18 @@ class CursorSource:
         except OSError as error:
             yield SourceError.of(path.name, f"The file cannot be read: {error}.")
             return
-        if since is not None and changed_at is not None and changed_at < since:
+        if is_before(changed_at, since):
             return
+        # The project's directory in Cursor's data is named by the path of the project with its separators as dashes.
+        folders = path.parts[:-1]
+        index = folders.index(_TRANSCRIPTS) if _TRANSCRIPTS in folders else 0
         yield SourceConversation(
             id=read_id(path.stem) or path.name,
             messages=_read_messages(path),
-            origin=ConversationOrigin(client=CursorSource.name, session=path.stem, project=_find_project(path)),
-            created_at=None,
+            origin=ConversationOrigin(
+                client=self.name, session=path.stem, project=folders[index - 1] if index else None
+            ),
         )
-
-
-def _find_project(path: Path) -> str | None:
-    """Name of the project's directory in Cursor's data: the path of the project with its separators as dashes."""
-    folders = path.parts[:-1]
-    index = folders.index(_TRANSCRIPTS) if _TRANSCRIPTS in folders else 0
-    return folders[index - 1] if index else None
 
 
 def _read_messages(path: Path) -> Iterator[SourceMessage | SourceError]:
@@ -68,29 +65,24 @@ def _read_messages(path: Path) -> Iterator[SourceMessage | SourceError]:
         if isinstance(line, SourceError):
             yield line
             continue
+        raw = line.value
+        role = raw.get("role") or raw.get("type")
+        if role not in ("user", "assistant") or raw.get("isMeta") is True or raw.get("isSidechain") is True:
+            continue
+        content = get_object(raw, "message").get("content", raw.get("content"))
         dropped: list[str] = []
-        at = next((at for field in _TIME_FIELDS if (at := parse_time(line.value.get(field)))), None)
-        for index, message in enumerate(_read_line(line, open_calls, dropped)):
+        turn = ToolTurn(f"line:{line.number}", open_calls=open_calls)
+        if isinstance(content, str) and content:
+            turn.add(TextPart(text=content))
+        for block in filter_objects(content):
+            _add_block(turn, block, dropped)
+        at = next((at for field in _TIME_FIELDS if (at := parse_time(raw.get(field)))), None) or changed_at
+        for index, message in enumerate(turn.finish()):
+            if role == "user" and message.role == "assistant":
+                message = Message(role="user", parts=tuple(map(_strip_tags, message.parts)))
             id_ = f"line:{line.number}" if index == 0 else f"line:{line.number}#{index + 1}"
-            yield SourceMessage(
-                id=id_, parent=parent, message=message, at=at or changed_at, dropped=() if index else tuple(dropped)
-            )
+            yield SourceMessage(id_, parent, message, at, dropped=() if index else tuple(dropped))
             parent = id_
-
-
-def _read_line(line: JsonLine, open_calls: list[str], dropped: list[str]) -> Iterator[Message]:
-    raw = line.value
-    role = raw.get("role") or raw.get("type")
-    if role not in ("user", "assistant") or raw.get("isMeta") is True or raw.get("isSidechain") is True:
-        return
-    content = get_object(raw, "message").get("content", raw.get("content"))
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
-    turn = ToolTurn(f"line:{line.number}", open_calls=open_calls)
-    for block in blocks:
-        _add_block(turn, block, dropped)
-    for message in turn.finish():
-        is_question = role == "user" and message.role == "assistant"
-        yield Message(role="user", parts=tuple(_strip_tags(part) for part in message.parts)) if is_question else message
 
 
 def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> None:
@@ -103,21 +95,20 @@ def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> Non
         case {"type": "tool_use", "name": str(name)}:
             turn.call(name, block.get("input"), call_id=read_id(block.get("id")))
         case {"type": "tool_result"}:
-            content = block.get("content")
-            texts = (
-                [content] if isinstance(content, str) else [get_text(each, "text") for each in filter_objects(content)]
+            result = block.get("content")
+            pieces = (
+                [result] if isinstance(result, str) else [get_text(each, "text") for each in filter_objects(result)]
             )
-            turn.answer([TextPart(text=text) for text in texts if text], call_id=read_id(block.get("tool_use_id")))
+            turn.answer([TextPart(text=text) for text in pieces if text], call_id=read_id(block.get("tool_use_id")))
         case _:
             dropped.append(f"block {block.get('type')}")
 
 
-def _strip_tags(part: Any) -> Any:
+def _strip_tags(part: Part) -> Part:
     """The text that the user wrote, without the tags that Cursor puts around it."""
     if not isinstance(part, TextPart):
         return part
-    opening, closing = _QUERY_TAGS
     text = part.text.strip()
-    if not text.startswith(opening) or not text.endswith(closing):
+    if not text.startswith(_OPENING_TAG) or not text.endswith(_CLOSING_TAG):
         return part
-    return TextPart(text=text[len(opening) : -len(closing)].strip("\n"))
+    return TextPart(text=text[len(_OPENING_TAG) : -len(_CLOSING_TAG)].strip("\n"))

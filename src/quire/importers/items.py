@@ -4,11 +4,11 @@ from base64 import b64decode
 from binascii import Error as Base64Error
 from hashlib import sha256
 
-from quire.importers.base import SourceCompaction, SourceMessage
+from quire.importers.base import SourceMessage
 from quire.log.imports import ImportItem, make_item_id
 from quire.log.types import Blob
-from quire.model import Compaction, EntryMetadata, FilePart, ImagePart, Message, Part, ToolResultPart, Usage
-from quire.view.wire_formats.media import split_data_url
+from quire.model import Compaction, EntryMetadata, FilePart, ImagePart, Part, ToolResultPart
+from quire.wire.media import split_data_url
 
 COMPACTION_STRATEGY = "imported"
 """Strategy of a compaction that the source made."""
@@ -16,9 +16,31 @@ COMPACTION_STRATEGY = "imported"
 
 def build_item(source_message: SourceMessage, *, default_at: int, dropped: tuple[str, ...] = ()) -> ImportItem:
     """The item of a message. `default_at` is its time if it has none; `dropped` adds to what could not be carried."""
-    message, blobs = _extract_blobs(source_message.message)
+    message, usage = source_message.message, source_message.usage
+    blobs: dict[str, Blob] = {}
+    if any(isinstance(part, ImagePart | FilePart | ToolResultPart) for part in message.parts):
+        parts = tuple(_extract_blobs(part, blobs) for part in message.parts)
+        message = message.model_copy(update={"parts": parts}) if blobs else message
     raw = message.canonical_json()
-    compaction = source_message.compaction
+    compaction: Compaction | None = None
+    preserved: tuple[str, ...] = ()
+    if source_message.compaction is not None:
+        made = source_message.compaction
+        compaction = Compaction(
+            number=1,
+            summary=made.summary,
+            trigger=made.trigger,
+            strategy=COMPACTION_STRATEGY,
+            model=usage.model if usage else None,
+            tokens_before=made.tokens_before,
+            tokens_after=made.tokens_after,
+            usage=usage,
+        )
+        usage, preserved = None, made.preserved
+    metadata: EntryMetadata | None = None
+    dropped += source_message.dropped
+    if usage is not None or dropped or source_message.cost_usd is not None:
+        metadata = EntryMetadata(usage=usage, cost_usd=source_message.cost_usd, dropped=dropped or None)
     return ImportItem(
         id=make_item_id(source_message.id),
         parent=make_item_id(source_message.parent) if source_message.parent is not None else None,
@@ -26,46 +48,17 @@ def build_item(source_message: SourceMessage, *, default_at: int, dropped: tuple
         role=message.role,
         at=source_message.at if source_message.at is not None else default_at,
         digest=sha256(raw.encode()).digest(),
-        metadata=_build_metadata(source_message, dropped),
+        metadata=metadata.canonical_json() if metadata is not None else None,
         blobs=blobs,
-        compaction=_build_compaction(compaction, source_message.usage) if compaction else None,
-        preserved=tuple(map(make_item_id, compaction.preserved)) if compaction else (),
+        compaction=compaction,
+        preserved=tuple(map(make_item_id, preserved)),
     )
 
 
-def _build_metadata(message: SourceMessage, dropped: tuple[str, ...]) -> str | None:
-    dropped += message.dropped
-    usage = message.usage if message.compaction is None else None
-    if usage is None and not dropped and message.cost_usd is None:
-        return None
-    return EntryMetadata(usage=usage, cost_usd=message.cost_usd, dropped=dropped or None).canonical_json()
-
-
-def _build_compaction(compaction: SourceCompaction, usage: Usage | None) -> Compaction:
-    return Compaction(
-        number=1,
-        summary=compaction.summary,
-        trigger=compaction.trigger,
-        strategy=COMPACTION_STRATEGY,
-        model=usage.model if usage else None,
-        tokens_before=compaction.tokens_before,
-        tokens_after=compaction.tokens_after,
-        usage=usage,
-    )
-
-
-def _extract_blobs(message: Message) -> tuple[Message, dict[str, Blob]]:
-    """The message with blobs in place of data URLs, and the blobs by digest."""
-    if not any(isinstance(part, ImagePart | FilePart | ToolResultPart) for part in message.parts):
-        return message, {}
-    blobs: dict[str, Blob] = {}
-    parts = tuple(_replace_data(part, blobs) for part in message.parts)
-    return (message.model_copy(update={"parts": parts}), blobs) if blobs else (message, blobs)
-
-
-def _replace_data(part: Part, blobs: dict[str, Blob]) -> Part:
+def _extract_blobs(part: Part, blobs: dict[str, Blob]) -> Part:
+    """The part with a blob in place of its data URL. The blob is added to `blobs` under its digest."""
     if isinstance(part, ToolResultPart):
-        content = tuple(_replace_data(piece, blobs) for piece in part.content)
+        content = tuple(_extract_blobs(piece, blobs) for piece in part.content)
         return part.model_copy(update={"content": content}) if blobs else part
     if not isinstance(part, ImagePart | FilePart) or part.url is None:
         return part

@@ -4,91 +4,98 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from quire.importers.attachments import make_url_part
 from quire.importers.base import SourceConversation
-from quire.importers.export_files import ExportFiles
-from quire.importers.exports import ExportSource
-from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
-from quire.importers.source_fields import read_id, read_title, read_usage
-from quire.importers.times import parse_time
-from quire.importers.tool_turns import ToolTurn
+from quire.importers.exports import ExportFiles, ExportSource
+from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
+from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title, read_usage
 from quire.log.types import ConversationOrigin
-from quire.model import Message, Part, TextPart, ThinkingPart, Usage
-from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
+from quire.model import Message, Part, TextPart, ThinkingPart
+from quire.model.json_values import filter_objects, get_object, get_text, is_object
 
 ROOT_PARENT = "00000000-0000-0000-0000-000000000000"
 """Parent of a first message."""
-NAME = "librechat"
-_FILES = re.compile(r"[^/\\]{1,200}\.json")
 
 
-def _read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
-    id_ = read_id(raw.get("conversationId"))
-    raw_messages: object = raw.get("messagesTree") or raw.get("messages")
-    flat = _flatten(_list_messages(raw))
-    if id_ is None or not isinstance(raw_messages, list):
-        raise ValueError("it has no conversationId or no messages")
-    model = raw.get("model") or get_object(raw, "options").get("model")
-    nodes = [_read_node(index, parent, each, model) for index, (parent, each) in enumerate(flat)]
-    newest = max((node for node in nodes if node.at is not None), key=lambda node: node.at or 0, default=None)
-    return SourceConversation(
-        id=id_,
-        messages=order_nodes(nodes, leaf=newest.id if newest else nodes[-1].id if nodes else None),
-        title=read_title(raw.get("title")),
-        origin=ConversationOrigin(client=NAME, session=id_),
-        created_at=parse_time(raw.get("createdAt")),
-        dropped=("options",) if raw.get("options") else (),
-    )
+class LibreChatSource(ExportSource):
+    name = "librechat"
+    title = "LibreChat export"
+    pattern = re.compile(r"[^/\\]{1,200}\.json")
+
+    def find_updated_at(self, raw: dict[str, Any]) -> int | None:
+        times = [parse_time(each.get("createdAt")) for _, each in _list_messages(raw)]
+        return max((at for at in times if at is not None), default=None)
+
+    def read_conversation(self, raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
+        id_ = read_id(raw.get("conversationId"))
+        if id_ is None or not isinstance(raw.get("messagesTree") or raw.get("messages"), list):
+            raise ValueError("it has no conversationId or no messages")
+        model = raw.get("model") or get_object(raw, "options").get("model")
+        nodes: list[MessageNode] = []
+        for index, (parent, each) in enumerate(_list_messages(raw)):
+            node_id = read_id(each.get("messageId")) or f"message:{index}"
+            is_user = each.get("isCreatedByUser") is True
+            dropped = [name for name in ("error", "feedback") if each.get(name)]
+            attachments: list[Part] = []
+            """Files are on the server of LibreChat; the export has only images with their data or their address."""
+            for file in [*filter_objects(each.get("files")), *filter_objects(each.get("attachments"))]:
+                part = make_url_part(file.get("filepath"), name=file.get("filename"))
+                if part is None:
+                    dropped.append(f"file {get_text(file, 'filename') or get_text(file, 'file_id')}")
+                else:
+                    attachments.append(part)
+            turn = ToolTurn(node_id)
+            if not is_user:
+                turn.add(*attachments)
+            blocks = filter_objects(each.get("content"))
+            for block in blocks:
+                _add_block(turn, block, dropped)
+            text = get_text(each, "text")
+            if not blocks and text:
+                turn.add(TextPart(text=text))
+            messages = tuple(turn.finish())
+            if is_user:
+                parts = (*attachments, *(part for message in messages for part in message.parts))
+                messages = (Message(role="user", parts=parts),) if parts else ()
+            # LibreChat counts the tokens of each message, not of the whole prompt.
+            usage = {"output_tokens": each.get("tokenCount"), **get_object(each, "usage")}
+            node = MessageNode(
+                node_id,
+                None if parent == ROOT_PARENT else parent,
+                mark_missing(messages, role="user" if is_user else "assistant", dropped=dropped),
+                at=parse_time(each.get("createdAt")),
+                usage=None if is_user else read_usage(usage, model=each.get("model") or model),
+                dropped=tuple(dropped),
+            )
+            nodes.append(node)
+        newest = max((node for node in nodes if node.at is not None), key=lambda node: node.at or 0, default=None)
+        return SourceConversation(
+            id=id_,
+            messages=order_nodes(nodes, leaf=newest.id if newest else nodes[-1].id if nodes else None),
+            title=read_title(raw.get("title")),
+            origin=ConversationOrigin(client=self.name, session=id_),
+            created_at=parse_time(raw.get("createdAt")),
+            dropped=("options",) if raw.get("options") else (),
+        )
 
 
-def _flatten(raw_messages: list[dict[str, Any]]) -> Iterator[tuple[str | None, dict[str, Any]]]:
+def _list_messages(raw: dict[str, Any]) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """Messages with the id of the message before them; those of a tree after their parents."""
-    pending: list[tuple[str | None, dict[str, Any]]] = [(None, raw) for raw in reversed(raw_messages)]
+    roots = filter_objects(raw.get("messagesTree") or raw.get("messages"))
+    pending: list[tuple[str | None, dict[str, Any]]] = [(None, root) for root in reversed(roots)]
     while pending:
-        parent, raw = pending.pop()
-        yield parent or read_id(raw.get("parentMessageId")), raw
-        id_ = read_id(raw.get("messageId"))
-        pending += [(id_, child) for child in reversed(filter_objects(raw.get("children")))]
-
-
-def _read_node(index: int, parent: str | None, raw: dict[str, Any], model: object) -> MessageNode:
-    id_ = read_id(raw.get("messageId")) or f"message:{index}"
-    is_user = raw.get("isCreatedByUser") is True
-    dropped = [name for name in ("error", "feedback") if raw.get(name)]
-    turn = ToolTurn(id_)
-    if not is_user:
-        turn.add(*_read_files(raw, dropped))
-    blocks = filter_objects(raw.get("content"))
-    for block in blocks:
-        _add_block(turn, block, dropped)
-    text = get_text(raw, "text")
-    if not blocks and text:
-        turn.add(TextPart(text=text))
-    messages = tuple(turn.finish())
-    if is_user:
-        parts = (*_read_files(raw, dropped), *(part for message in messages for part in message.parts))
-        messages = (Message(role="user", parts=parts),) if parts else ()
-    return MessageNode(
-        id_,
-        None if parent == ROOT_PARENT else parent,
-        mark_missing(messages, role="user" if is_user else "assistant", dropped=dropped),
-        at=parse_time(raw.get("createdAt")),
-        usage=None if is_user else _read_usage(raw, model),
-        dropped=tuple(dropped),
-    )
-
-
-def _read_usage(raw: dict[str, Any], model: object) -> Usage | None:
-    """LibreChat counts the tokens of each message, not of the whole prompt."""
-    fields = {"output_tokens": raw.get("tokenCount"), **get_object(raw, "usage")}
-    return read_usage(fields, model=raw.get("model") or model)
+        parent, message = pending.pop()
+        yield parent or read_id(message.get("parentMessageId")), message
+        id_ = read_id(message.get("messageId"))
+        pending += [(id_, child) for child in reversed(filter_objects(message.get("children")))]
 
 
 def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> None:
     kind = block.get("type")
     match kind:
         case "text" | "think":
-            if text := _read_text(block.get(kind)):
+            # Older versions wrote the text as an object with a `value`.
+            text = get_text(value, "value") if is_object(value := block.get(kind)) else get_text(block, kind)
+            if text:
                 turn.add(TextPart(text=text) if kind == "text" else ThinkingPart(text=text))
         case "tool_call":
             call = get_object(block, "tool_call")
@@ -108,32 +115,3 @@ def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> Non
                 turn.add(part)
         case _:
             dropped.append(f"block {kind}")
-
-
-def _read_text(value: object) -> str | None:
-    """A text, which older versions wrote as an object with a `value`."""
-    if is_object(value):
-        return get_text(value, "value")
-    return value if isinstance(value, str) else None
-
-
-def _read_files(raw: dict[str, Any], dropped: list[str]) -> Iterator[Part]:
-    """Files are stored on the server of LibreChat; only an image with its data or its address is in the export."""
-    for file in [*filter_objects(raw.get("files")), *filter_objects(raw.get("attachments"))]:
-        part = make_url_part(file.get("filepath"), name=file.get("filename"))
-        if part is None:
-            dropped.append(f"file {get_text(file, 'filename') or get_text(file, 'file_id')}")
-        else:
-            yield part
-
-
-def _find_updated_at(raw: dict[str, Any]) -> int | None:
-    times = [parse_time(each.get("createdAt")) for _, each in _flatten(_list_messages(raw))]
-    return max((at for at in times if at is not None), default=None)
-
-
-def _list_messages(raw: dict[str, Any]) -> list[dict[str, Any]]:
-    return filter_objects(raw.get("messagesTree") or raw.get("messages"))
-
-
-SOURCE = ExportSource(NAME, "LibreChat export", _FILES, _read_conversation, _find_updated_at)

@@ -5,79 +5,77 @@ A chat is a tree of messages with a current leaf. Newer versions store a reply a
 """
 
 import re
-from collections.abc import Iterator
 from html import unescape
 from typing import Any
 
 from quire.errors import InvalidEntry
-from quire.importers.attachments import make_url_part
 from quire.importers.base import SourceConversation
-from quire.importers.export_files import ExportFiles
-from quire.importers.exports import ExportSource
-from quire.importers.message_nodes import MessageNode, mark_missing, order_nodes
-from quire.importers.source_fields import read_id, read_title, read_usage
-from quire.importers.times import parse_time
-from quire.importers.tool_turns import ToolTurn
+from quire.importers.exports import ExportFiles, ExportSource
+from quire.importers.message_trees import MessageNode, ToolTurn, mark_missing, order_nodes
+from quire.importers.source_fields import make_url_part, parse_time, read_id, read_title, read_usage
 from quire.log.types import ConversationOrigin
 from quire.model import Message, Part, TextPart, ThinkingPart
-from quire.view.labels import label_text
-from quire.view.wire_formats import openai_responses_parse
-from quire.view.wire_formats.fields import filter_objects, get_object, get_text, is_object
+from quire.model.json_values import filter_objects, get_object, get_text, is_object
+from quire.wire.labels import label_text
+from quire.wire.responses import parse as openai_responses_parse
 
-NAME = "open-webui"
-_FILES = re.compile(r"[^/\\]{1,200}\.(?:json|jsonl|ndjson)")
 _DETAILS = "<details "
 _DETAILS_END = "</details>"
 _SUMMARY_END = "</summary>"
 _ATTRIBUTE = re.compile(r'([a-z_]{1,40})="([^"]*)"')
 
 
-def _read_conversation(raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
-    chat = get_object(raw, "chat")
-    history = get_object(chat, "history")
-    id_ = read_id(raw.get("id")) or read_id(chat.get("id"))
-    raw_nodes = _list_nodes(chat, history)
-    if id_ is None or raw_nodes is None:
-        raise ValueError("it has no id or no messages")
-    nodes = [_read_node(node_id, parent, message) for node_id, parent, message in raw_nodes]
-    if isinstance(system := chat.get("system"), str) and system:
-        nodes = _put_system_first(nodes, system)
-    leaf = read_id(raw.get("current_message_id")) or read_id(history.get("currentId"))
-    return SourceConversation(
-        id=id_,
-        messages=order_nodes(nodes, leaf=leaf or (nodes[-1].id if nodes else None)),
-        title=read_title(raw.get("title") or chat.get("title")),
-        origin=ConversationOrigin(client=NAME, session=id_, project=get_text(raw, "folder_id")),
-        created_at=parse_time(raw.get("created_at")) or parse_time(chat.get("timestamp")),
-        dropped=tuple(name for name in ("params", "files") if chat.get(name)),
-    )
+class OpenWebUiSource(ExportSource):
+    name = "open-webui"
+    title = "Open WebUI export"
+    pattern = re.compile(r"[^/\\]{1,200}\.(?:json|jsonl|ndjson)")
 
-
-def _list_nodes(chat: dict[str, Any], history: dict[str, Any]) -> list[tuple[str, str | None, dict[str, Any]]] | None:
-    """Id, parent and message of each node; of a list without a tree, each follows the one before it."""
-    if is_object(messages := history.get("messages")):
-        return [
-            (id_, read_id(raw.get("parentId")), raw)
-            for key, raw in messages.items()
-            if (id_ := read_id(key)) is not None and is_object(raw)
-        ]
-    if not isinstance(chat.get("messages"), list):
-        return None
-    nodes: list[tuple[str, str | None, dict[str, Any]]] = []
-    for index, raw in enumerate(filter_objects(chat["messages"])):
-        nodes.append((read_id(raw.get("id")) or f"message:{index}", nodes[-1][0] if nodes else None, raw))
-    return nodes
-
-
-def _put_system_first(nodes: list[MessageNode], system: str) -> list[MessageNode]:
-    first = MessageNode("system", None, (Message.system(system),))
-    return [first, *(node._replace(parent=first.id) if node.parent is None else node for node in nodes)]
+    def read_conversation(self, raw: dict[str, Any], files: ExportFiles) -> SourceConversation:
+        chat = get_object(raw, "chat")
+        history = get_object(chat, "history")
+        id_ = read_id(raw.get("id")) or read_id(chat.get("id"))
+        is_tree = is_object(history.get("messages"))
+        if id_ is None or not (is_tree or isinstance(chat.get("messages"), list)):
+            raise ValueError("it has no id or no messages")
+        nodes: list[MessageNode] = []
+        if is_tree:
+            for key, message in history["messages"].items():
+                if (node_id := read_id(key)) is not None and is_object(message):
+                    nodes.append(_read_node(node_id, read_id(message.get("parentId")), message))
+        else:
+            # A list without a tree: each message follows the one before it.
+            for index, message in enumerate(filter_objects(chat["messages"])):
+                previous = nodes[-1].id if nodes else None
+                nodes.append(_read_node(read_id(message.get("id")) or f"message:{index}", previous, message))
+        if system := get_text(chat, "system"):
+            first = MessageNode("system", None, (Message.system(system),))
+            nodes = [first, *(node._replace(parent=first.id) if node.parent is None else node for node in nodes)]
+        leaf = read_id(raw.get("current_message_id")) or read_id(history.get("currentId"))
+        return SourceConversation(
+            id=id_,
+            messages=order_nodes(nodes, leaf=leaf or (nodes[-1].id if nodes else None)),
+            title=read_title(raw.get("title") or chat.get("title")),
+            origin=ConversationOrigin(client=self.name, session=id_, project=get_text(raw, "folder_id")),
+            created_at=parse_time(raw.get("created_at")) or parse_time(chat.get("timestamp")),
+            dropped=tuple(name for name in ("params", "files") if chat.get(name)),
+        )
 
 
 def _read_node(id_: str, parent: str | None, raw: dict[str, Any]) -> MessageNode:
     dropped = [name for name in ("error", "sources", "code_executions", "annotation") if raw.get(name)]
     role = raw.get("role")
-    files = list(_read_files(raw, dropped))
+    files: list[Part] = []
+    """Images with their data, and the text that Open WebUI extracted from documents."""
+    for file in filter_objects(raw.get("files")):
+        inner = get_object(file, "file")
+        name = get_text(file, "name") or get_text(inner, "filename")
+        part = make_url_part(file.get("url"), name=name) if file.get("type") == "image" else None
+        if part is not None:
+            files.append(part)
+        elif text := get_text(get_object(inner, "data"), "content"):
+            files.append(TextPart(text=label_text("document", text, name=name)))
+        else:
+            dropped.append(f"file {name or file.get('id') or file.get('type')}")
     if role == "assistant":
         messages = _read_reply(id_, raw, files)
     else:
@@ -106,19 +104,15 @@ def _read_reply(id_: str, raw: dict[str, Any], files: list[Part]) -> tuple[Messa
             return (*messages, *((Message(role="assistant", parts=tuple(files)),) if files else ()))
     turn = ToolTurn(id_)
     turn.add(*files)
-    for piece in _split_details(get_text(raw, "content") or ""):
-        _add_piece(turn, piece)
-    return tuple(turn.finish())
-
-
-def _split_details(text: str) -> Iterator[str]:
-    """The text in pieces: each `<details>` element, and what is between them."""
+    # The text in pieces: each `<details>` element, and what is between them.
+    text = get_text(raw, "content") or ""
     position = 0
     while (start := text.find(_DETAILS, position)) >= 0 and (end := text.find(_DETAILS_END, start)) >= 0:
-        yield text[position:start]
+        _add_piece(turn, text[position:start])
         position = end + len(_DETAILS_END)
-        yield text[start:position]
-    yield text[position:]
+        _add_piece(turn, text[start:position])
+    _add_piece(turn, text[position:])
+    return tuple(turn.finish())
 
 
 def _add_piece(turn: ToolTurn, piece: str) -> None:
@@ -139,25 +133,3 @@ def _add_piece(turn: ToolTurn, piece: str) -> None:
         case _:
             if text := piece.strip("\n"):
                 turn.add(TextPart(text=text))
-
-
-def _read_files(raw: dict[str, Any], dropped: list[str]) -> Iterator[Part]:
-    """Images with their data, and the text that Open WebUI extracted from documents."""
-    for file in filter_objects(raw.get("files")):
-        inner = get_object(file, "file")
-        name = get_text(file, "name") or get_text(inner, "filename")
-        text = get_text(get_object(inner, "data"), "content")
-        part = make_url_part(file.get("url"), name=name) if file.get("type") == "image" else None
-        if part is not None:
-            yield part
-        elif text:
-            yield TextPart(text=label_text("document", text, name=name))
-        else:
-            dropped.append(f"file {name or file.get('id') or file.get('type')}")
-
-
-def _find_updated_at(raw: dict[str, Any]) -> int | None:
-    return parse_time(raw.get("updated_at"))
-
-
-SOURCE = ExportSource(NAME, "Open WebUI export", _FILES, _read_conversation, _find_updated_at)

@@ -1,11 +1,14 @@
-"""All sources that can be imported, by name."""
+"""All sources that can be imported, by name. A new source is one line here."""
 
-from quire.importers import chatgpt, claude, librechat, open_webui
 from quire.importers.base import Source
+from quire.importers.chatgpt import ChatGptSource
+from quire.importers.claude import ClaudeSource
 from quire.importers.claude_code import ClaudeCodeSource
 from quire.importers.codex import CodexSource
 from quire.importers.cursor import CursorSource
+from quire.importers.librechat import LibreChatSource
 from quire.importers.llm_logs import LlmSource
+from quire.importers.open_webui import OpenWebUiSource
 from quire.importers.openai_agents import OpenAiAgentsSource
 from quire.importers.openai_jsonl import OpenAiJsonlSource
 
@@ -13,10 +16,10 @@ _SOURCES: tuple[Source, ...] = (
     ClaudeCodeSource(),
     CodexSource(),
     CursorSource(),
-    chatgpt.SOURCE,
-    claude.SOURCE,
-    librechat.SOURCE,
-    open_webui.SOURCE,
+    ChatGptSource(),
+    ClaudeSource(),
+    LibreChatSource(),
+    OpenWebUiSource(),
     LlmSource(),
     OpenAiJsonlSource(),
     OpenAiAgentsSource(),

@@ -1,18 +1,37 @@
-"""Reads single fields of an export, which may have any type and any value: ids, titles, token counts, models."""
+"""Reads single fields of other programs, which may have any type and any value: ids, titles, times, token counts,
+models, images and files.
+"""
 
+from base64 import b64encode
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from quire.model import Usage
-from quire.model.text import replace_lone_surrogates
-from quire.view.wire_formats.fields import get_object
+from quire.model import FilePart, ImagePart, Usage
+from quire.model.base import replace_lone_surrogates
+from quire.model.json_values import get_object
+from quire.wire.media import build_data_url, read_image_size, split_data_url
 
 MAX_ID_CHARS = 200
 """Longer ids are replaced by their digest: they are keys of an index."""
 MAX_TITLE_CHARS = 500
 MAX_TOKEN_COUNT = 10**9
 """Larger counts are errors of the program that wrote them."""
+MAX_SECONDS = 10**10
+"""Latest time in seconds; a larger number is in milliseconds."""
+MAX_MICROS = 253_402_300_799_000_000
+"""The year 9999, the last that `datetime` can format."""
+MAX_ATTACHMENT_BYTES = 20_000_000
+"""Maximum size of one image or file; a larger one is dropped."""
+MAX_NAME_CHARS = 200
+_DEFAULT_MEDIA_TYPE = "application/octet-stream"
+_MAGIC_NUMBERS = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+)
 
 
 def read_id(value: object) -> str | None:
@@ -29,9 +48,32 @@ def clean_text(text: str) -> str:
 
 
 def read_title(value: object) -> str:
-    return (
-        clean_text(" ".join(value[: 2 * MAX_TITLE_CHARS].split()))[:MAX_TITLE_CHARS] if isinstance(value, str) else ""
-    )
+    if not isinstance(value, str):
+        return ""
+    return clean_text(" ".join(value[: 2 * MAX_TITLE_CHARS].split()))[:MAX_TITLE_CHARS]
+
+
+def parse_time(value: object) -> int | None:
+    """Microseconds of an ISO 8601 text, or of a number of seconds or milliseconds since 1970; None for anything else.
+
+    A text without a time zone is in UTC.
+    """
+    match value:
+        case bool():
+            return None
+        case int() | float():
+            if not 0 <= value < MAX_SECONDS * 1_000:
+                return None
+            return round(value * 1_000_000 if value < MAX_SECONDS else value * 1_000)
+        case str():
+            try:
+                time = datetime.fromisoformat(value)
+            except ValueError:
+                return None
+            micros = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+            return micros if 0 <= micros <= MAX_MICROS else None
+        case _:
+            return None
 
 
 def read_count(value: object) -> int:
@@ -62,3 +104,35 @@ def read_usage(fields: Mapping[str, Any], *, model: object) -> Usage | None:
 
 def _first_count(fields: Mapping[str, Any], *names: str) -> int:
     return next((count for name in names if (count := read_count(fields.get(name)))), 0)
+
+
+def make_media_part(data: bytes, *, media_type: object = None, name: object = None) -> ImagePart | FilePart:
+    """A part with these bytes. Their own first bytes say what they are; `media_type` is what the export says."""
+    known = next((each for magic, each in _MAGIC_NUMBERS if data.startswith(magic)), None)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        known = "image/webp"
+    elif known is None and isinstance(media_type, str):
+        is_valid = len(media_type) <= MAX_NAME_CHARS and media_type.isascii() and not set(media_type) & set(" ;,")
+        known = media_type if is_valid else None
+    known = known or _DEFAULT_MEDIA_TYPE
+    url = build_data_url(known, b64encode(data).decode())
+    if known.startswith("image/"):
+        width, height = read_image_size(data) or (None, None)
+        return ImagePart(url=url, media_type=known, width=width, height=height)
+    return FilePart(url=url, media_type=known, name=clip_name(name))
+
+
+def make_url_part(url: object, *, name: object = None) -> ImagePart | FilePart | None:
+    """A part for a data URL or a web address of an image; None for a link that only the program can open."""
+    if not isinstance(url, str) or len(url) > 2 * MAX_ATTACHMENT_BYTES:
+        return None
+    if split := split_data_url(url):
+        media_type = split[0]
+        if media_type.startswith("image/"):
+            return ImagePart(url=url, media_type=media_type)
+        return FilePart(url=url, media_type=media_type or _DEFAULT_MEDIA_TYPE, name=clip_name(name))
+    return ImagePart(url=url) if url.startswith(("http://", "https://")) else None
+
+
+def clip_name(name: object) -> str | None:
+    return name[:MAX_NAME_CHARS] if isinstance(name, str) and name else None

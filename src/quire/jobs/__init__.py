@@ -16,7 +16,7 @@ from quire.jobs.queue_schema import has_queue
 from quire.jobs.runner import JobCounts, JobRunner
 from quire.jobs.sweeper import Sweeper
 from quire.jobs.worker import Worker, WorkerOptions
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 __all__ = [
     "JOB_KINDS",

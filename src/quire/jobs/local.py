@@ -80,16 +80,14 @@ class LocalJobs:
     async def _run(self, job: Job, attempt: int) -> None:
         result = await self._runner.attempt(job, attempt)
         if result.retry_after_seconds is not None:
-            self._enqueue_later(job, attempt + 1, result.retry_after_seconds)
+
+            def retry() -> None:
+                self._retry_timers.discard(timer)
+                self._enqueue(job, attempt + 1)
+
+            timer = asyncio.get_running_loop().call_later(result.retry_after_seconds, retry)
+            self._retry_timers.add(timer)
         await self.defer(result.follow_ups)
-
-    def _enqueue_later(self, job: Job, attempt: int, seconds: float) -> None:
-        def enqueue() -> None:
-            self._retry_timers.discard(timer)
-            self._enqueue(job, attempt)
-
-        timer = asyncio.get_running_loop().call_later(seconds, enqueue)
-        self._retry_timers.add(timer)
 
     async def _sweep_periodically(self, sweeper: Sweeper) -> None:
         while True:

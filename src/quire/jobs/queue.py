@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from cachetools import TTLCache
 
+from quire.db.database_url import build_conninfo
 from quire.errors import StoreUnavailable
 from quire.jobs import queue_schema
 from quire.jobs.base import Job, TenantJobs
-from quire.log.database_url import build_conninfo
 
 if TYPE_CHECKING:
     from procrastinate import App, PsycopgConnector
@@ -23,7 +23,7 @@ QUEUE_NAME = "quire"
 DEDUPLICATION_SECONDS = 5.0
 """Seconds in which an engine's repeated requests for the same job are deduplicated: it defers after every reply."""
 BACKTEST_PRIORITY = -1
-"""Below that of all other jobs, which conversations wait for."""
+"""Lower than the priority of all other jobs, which conversations wait for."""
 _MAX_RECENT_JOBS = 10_000
 """Jobs in the cache for deduplication."""
 
@@ -41,7 +41,7 @@ class JobQueue:
         queue_schema.require_procrastinate()
         from procrastinate import App, PsycopgConnector
 
-        from quire.log.deadline_connection import CONNECT_SECONDS, DeadlineConnection
+        from quire.db.deadline_connection import CONNECT_SECONDS, DeadlineConnection
 
         connector = PsycopgConnector(
             conninfo=build_conninfo(url),
@@ -68,12 +68,20 @@ class JobQueue:
 
     def for_tenant(self, tenant: str) -> TenantJobs:
         """The background jobs of this tenant's engine."""
-        return TenantJobs(self._defer_deduplicated, tenant)
+
+        async def defer_deduplicated(jobs: Sequence[Job]) -> None:
+            for job in jobs:
+                # An engine delays its indexing jobs itself, and the last of them must not be dropped.
+                if job.kind == "index_messages" or job not in self._recent_jobs:
+                    await self.enqueue(job)
+                    self._recent_jobs[job] = None
+
+        return TenantJobs(defer_deduplicated, tenant)
 
     async def is_pooled(self) -> bool:
         """Whether a connection pooler is in between. Then LISTEN/NOTIFY does not work, and the worker must poll.
 
-        The process id in the startup packet is then not that of the backend that runs the query.
+        The query then runs in another backend than the one whose process id the connection got when it started.
         """
         with map_errors():
             async with self._connector.pool.connection() as connection:
@@ -93,13 +101,6 @@ class JobQueue:
         )
         with map_errors(), suppress(AlreadyEnqueued):
             await task.defer_async(**job.to_args(), attempt=attempt)
-
-    async def _defer_deduplicated(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            # An engine delays its indexing jobs itself, and the last of them must not be dropped.
-            if job.kind == "index_messages" or job not in self._recent_jobs:
-                await self.enqueue(job)
-                self._recent_jobs[job] = None
 
 
 def task_name(kind: str) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
+from quire.db.database_url import is_postgres
+from quire.db.migrate import connect
 from quire.errors import MissingExtra, SchemaOutdated
-from quire.log.database_url import is_postgres
-from quire.log.migrate import connect
 
 _ADVISORY_LOCK_ID = 0x71756571
 """Held during an upgrade, so that concurrent upgrades run one after the other."""
@@ -35,13 +35,15 @@ def upgrade(url: str) -> str:
     Runs in one transaction, after any concurrent upgrade.
     """
     require_procrastinate()
+    from procrastinate.schema import SchemaManager
+
     migrations = list_migrations()
     with connect(url) as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK_ID})
         applied = _applied_migrations(connection)
         if applied is None and not _has_jobs(connection):
             connection.exec_driver_sql(f"CREATE TABLE {_MIGRATIONS_TABLE} (migration text PRIMARY KEY)")
-            _run_script(connection, _full_schema())
+            _run_script(connection, SchemaManager.get_schema())
             _record_migrations(connection, [path.name for path in migrations])
         elif applied is not None:
             missing = [path for path in migrations if path.name not in applied]
@@ -103,12 +105,6 @@ def _run_script(connection: Connection, script: str) -> None:
         cursor.execute(script)
     finally:
         cursor.close()
-
-
-def _full_schema() -> str:
-    from procrastinate.schema import SchemaManager
-
-    return SchemaManager.get_schema()
 
 
 def list_migrations() -> list[Path]:

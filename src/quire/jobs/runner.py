@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
-from quire.backtest.shards import run_shard
+from quire.backtest.runner import run_shard
 from quire.compaction.document_summaries import (
     MAX_SUMMARY_CHARS,
     extract_first_paragraph,
@@ -27,12 +27,12 @@ from quire.errors import (
     SpendCapReached,
     UnknownPrice,
 )
+from quire.index.types import IndexedDocument, vault_scope
 from quire.jobs.base import NO_WORK, EngineProvider, Job, JobKind, JobOutcome, log_event
 from quire.llm import Model
-from quire.log import SqlStore
-from quire.log.ids import now
-from quire.log.search_types import IndexedDocument, Passage, VaultDocument, vault_scope
-from quire.log.usage.insights import count_usage
+from quire.model.ids import now
+from quire.store import SqlStore
+from quire.usage.insights import count_usage
 
 DAY_MICROSECONDS = 86_400_000_000
 MAX_ATTEMPTS = 5
@@ -60,76 +60,52 @@ class JobRunner:
             return NO_WORK
 
     async def _dispatch(self, job: Job) -> JobOutcome:
+        engine, store = self._engines(job.tenant, None), self._store.for_tenant(job.tenant)
         match job.kind:
             case "compact":
-                return await self._compact(job)
+                return await self._compact(job, store)
             case "index_messages":
-                return JobOutcome(await index_messages(self._engines(job.tenant, None)))
+                return JobOutcome(await index_messages(engine))
             case "count_usage":
-                return JobOutcome(await count_usage(self._store.for_tenant(job.tenant)))
+                return JobOutcome(await count_usage(store.usage))
             case "embed":
-                return await self._embed(job)
+                if engine.embedder is None:
+                    return NO_WORK
+                scopes = await store.passages.list_unembedded_scopes(embedder=engine.embedder.name)
+                return JobOutcome(sum([await embed_scope(engine, scope) for scope in scopes]))
             case "index_vault":
-                return await self._index_vault(job)
+                if engine.vault is None:
+                    return NO_WORK
+                count = 0
+                async for progress in engine.index_vault():
+                    count = progress.done
+                needs_summaries = count > 0 and engine.document_summarizer is not None
+                return JobOutcome(count, (Job("summarize_documents", job.tenant),) if needs_summaries else ())
             case "summarize_documents":
-                return await self._summarize_documents(job)
+                if engine.vault is None or engine.document_summarizer is None:
+                    return NO_WORK
+                return JobOutcome(await summarize_documents(engine, engine.vault, engine.document_summarizer.model))
             case "purge":
-                return await self._purge(job)
+                days = engine.settings.retention_days
+                record = await store.get_conversation(job.conversation)
+                if days is None or record.updated_at > self._clock() - days * DAY_MICROSECONDS:
+                    return NO_WORK
+                if await store.is_purged(job.conversation):
+                    return NO_WORK
+                return JobOutcome(len(await store.purge(job.conversation)))
             case "backtest":
-                return await self._run_backtest_shard(job)
+                return JobOutcome(await run_shard(engine, store, job.conversation, job.branch))
         assert_never(job.kind)
 
-    async def _compact(self, job: Job) -> JobOutcome:
-        engine = await self._find_engine(job)
-        key = await self._store.for_tenant(job.tenant).find_spending_key(job.conversation)
-        paying = engine.with_changes(spending_key=key)
+    async def _compact(self, job: Job, store: SqlStore) -> JobOutcome:
+        # The engine for the model of the last reply, because its context window is the one to stay within.
+        manifests = await store.list_manifests(job.conversation, branch=job.branch, limit=1)
+        engine = self._engines(job.tenant, manifests[-1][1].policy.model if manifests else None)
+        paying = engine.with_changes(spending_key=await store.spending.find_key(job.conversation))
         entry = await Conversation(paying, job.conversation, job.branch).compact_if_needed()
         # Assembling the window may have started background tasks; they are part of the job.
         await engine.wait_for_background()
         return NO_WORK if entry is None else JobOutcome(1)
-
-    async def _find_engine(self, job: Job) -> Engine:
-        """The engine for the model of the last reply, because its context window is the one to stay within."""
-        store = self._store.for_tenant(job.tenant)
-        manifests = await store.list_manifests(job.conversation, branch=job.branch, limit=1)
-        return self._engines(job.tenant, manifests[-1][1].policy.model if manifests else None)
-
-    async def _embed(self, job: Job) -> JobOutcome:
-        engine = self._engines(job.tenant, None)
-        if engine.embedder is None:
-            return NO_WORK
-        store = self._store.for_tenant(job.tenant)
-        scopes = await store.list_unembedded_scopes(embedder=engine.embedder.name)
-        return JobOutcome(sum([await embed_scope(engine, scope) for scope in scopes]))
-
-    async def _index_vault(self, job: Job) -> JobOutcome:
-        engine = self._engines(job.tenant, None)
-        if engine.vault is None:
-            return NO_WORK
-        count = 0
-        async for progress in engine.index_vault():
-            count = progress.done
-        needs_summaries = count > 0 and engine.document_summarizer is not None
-        return JobOutcome(count, (Job("summarize_documents", job.tenant),) if needs_summaries else ())
-
-    async def _summarize_documents(self, job: Job) -> JobOutcome:
-        engine = self._engines(job.tenant, None)
-        if engine.vault is None or engine.document_summarizer is None:
-            return NO_WORK
-        return JobOutcome(await summarize_documents(engine, engine.vault, engine.document_summarizer.model))
-
-    async def _purge(self, job: Job) -> JobOutcome:
-        store, days = self._store.for_tenant(job.tenant), self._engines(job.tenant, None).settings.retention_days
-        record = await store.get_conversation(job.conversation)
-        if days is None or record.updated_at > self._clock() - days * DAY_MICROSECONDS:
-            return NO_WORK
-        if await store.is_purged(job.conversation):
-            return NO_WORK
-        return JobOutcome(len(await store.purge(job.conversation)))
-
-    async def _run_backtest_shard(self, job: Job) -> JobOutcome:
-        engine, store = self._engines(job.tenant, None), self._store.for_tenant(job.tenant)
-        return JobOutcome(await run_shard(engine, store, job.conversation, job.branch))
 
 
 class AttemptResult(NamedTuple):
@@ -191,14 +167,16 @@ def backoff_seconds(attempt: int) -> float:
 async def summarize_documents(engine: Engine, vault: Vault, model: Model) -> int:
     """Writes a sentence by the model for documents whose first paragraph says too little; returns their number.
 
-    The index is built without a model, so that it never waits for one; such a document then has its leading sentences
-    as its summary. Those are looked for here, so that each document is summarized once, and again after a change.
+    The index is built without a model, so that it never waits for one. Such a document then has its leading sentences
+    as its summary. This function looks for those, so that each document is summarized once, and again after a change.
     """
-    count = failures = 0
-    for document in await engine.store.list_documents(vault.name):
-        passages = await engine.store.get_passages(vault_scope(vault.name), document.path)
+    store, count, failures = engine.store, 0, 0
+    for document in await store.documents.list(vault.name):
+        passages = await store.passages.get(vault_scope(vault.name), document.path)
         text = "\n\n".join(passage.text for passage in passages)
-        if _has_good_summary(document, text):
+        leading = extract_leading_sentences(text, MAX_SUMMARY_CHARS)
+        if document.summary != leading or leading == extract_first_paragraph(text):
+            # A model wrote the summary, or it is a first paragraph that says enough.
             continue
         summary = await summarize_document(text, model=model)
         if summary == document.summary:
@@ -207,21 +185,11 @@ async def summarize_documents(engine: Engine, vault: Vault, model: Model) -> int
                 break
             continue
         failures = 0
-        count += await _store_summary(engine, vault, document._replace(summary=summary), passages)
+        stored = await store.documents.list(vault.name, paths=[document.path])
+        # Not if the document has changed since it was read. The vectors of its passages stay.
+        if [each.digest for each in stored] == [document.digest]:
+            unchanged = tuple(passage._replace(embedder=None) for passage in passages)
+            indexed = IndexedDocument(document._replace(summary=summary), unchanged)
+            await store.documents.put(vault.name, [indexed])
+            count += 1
     return count
-
-
-def _has_good_summary(document: VaultDocument, text: str) -> bool:
-    """Whether the summary is a sufficient first paragraph or was written by a model, not just the leading sentences."""
-    leading = extract_leading_sentences(text, MAX_SUMMARY_CHARS)
-    return document.summary != leading or leading == extract_first_paragraph(text)
-
-
-async def _store_summary(engine: Engine, vault: Vault, document: VaultDocument, passages: list[Passage]) -> bool:
-    """Stores the summary unless the document has changed since it was read; its passages' vectors stay."""
-    stored = await engine.store.list_documents(vault.name, paths=[document.path])
-    if [each.digest for each in stored] != [document.digest]:
-        return False
-    unchanged = tuple(passage._replace(embedder=None) for passage in passages)
-    await engine.store.put_documents(vault.name, [IndexedDocument(document, unchanged)])
-    return True

@@ -6,14 +6,14 @@ cost depends on the conversations used since, not on all of them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import NamedTuple
 
 from quire.errors import NotFound
 from quire.jobs.base import Defer, EngineProvider, Job, JobKind
-from quire.log import DEFAULT_TENANT, Branch, SqlStore, WorklistStore
-from quire.log.ids import now
-from quire.log.worklist import ConversationActivity
+from quire.model.ids import now
+from quire.store import DEFAULT_TENANT, SqlStore
+from quire.store.all_tenants import ConversationActivity
 
 SECOND_MICROSECONDS = 1_000_000
 DAY_MICROSECONDS = 86_400 * SECOND_MICROSECONDS
@@ -50,7 +50,7 @@ class Sweeper:
     """Finds missing work of all tenants."""
 
     def __init__(self, store: SqlStore, engines: EngineProvider, *, clock: Callable[[], int] = now) -> None:
-        self._worklist: WorklistStore = store
+        self._all_tenants = store.all_tenants
         self._store_for, self._engines, self._clock = store.for_tenant, engines, clock
 
     async def sweep(self, defer: Defer) -> int:
@@ -59,9 +59,14 @@ class Sweeper:
         count = await self._sweep_vault(defer)
         for interval in SWEEP_INTERVALS:
             async for page in self._iter_idle(interval):
-                jobs = await self._find_jobs(page)
-                await defer(jobs)
-                count += len(jobs)
+                found: list[Job] = []
+                for start in range(0, len(page), CONVERSATION_BATCH_SIZE):
+                    batch = page[start : start + CONVERSATION_BATCH_SIZE]
+                    for jobs in await asyncio.gather(*map(self._find_jobs, batch)):
+                        found += jobs
+                found = list(dict.fromkeys(found))
+                await defer(found)
+                count += len(found)
         for interval in self._retention_intervals():
             async for page in self._iter_idle(interval):
                 jobs = [Job("purge", each.tenant, each.conversation) for each in page]
@@ -72,7 +77,7 @@ class Sweeper:
     async def reset(self) -> None:
         """Makes the next sweep check every conversation, however long ago it was used."""
         for interval in (*SWEEP_INTERVALS[:1], *self._retention_intervals()):
-            await self._worklist.record_sweep(interval.name, 0)
+            await self._all_tenants.record_sweep(interval.name, 0)
 
     def _retention_intervals(self) -> Iterable[SweepInterval]:
         days = self._engines(DEFAULT_TENANT, None).settings.retention_days
@@ -83,69 +88,55 @@ class Sweeper:
     async def _iter_idle(self, interval: SweepInterval) -> AsyncGenerator[list[ConversationActivity]]:
         """Yields pages of idle conversations; a page is recorded as swept when the next one is requested."""
         until = self._clock() - interval.idle_microseconds
-        since = await self._worklist.get_sweep_time(interval.name)
+        since = await self._all_tenants.get_sweep_time(interval.name)
         if since is None:
             since = 0 if interval.backlog else until
         last: ConversationActivity | None = None
-        while page := await self._worklist.list_updated_conversations(
+        while page := await self._all_tenants.list_updated_conversations(
             since=since, until=until, limit=PAGE_SIZE, after=last
         ):
             yield page
             last = page[-1]
-            await self._worklist.record_sweep(interval.name, last.updated_at)
+            await self._all_tenants.record_sweep(interval.name, last.updated_at)
         if until >= since:
-            await self._worklist.record_sweep(interval.name, until + 1)
+            await self._all_tenants.record_sweep(interval.name, until + 1)
 
-    async def _find_jobs(self, page: Sequence[ConversationActivity]) -> list[Job]:
-        found: list[Job] = []
-        for start in range(0, len(page), CONVERSATION_BATCH_SIZE):
-            batch = page[start : start + CONVERSATION_BATCH_SIZE]
-            for jobs in await asyncio.gather(*map(self._find_conversation_jobs, batch)):
-                found += jobs
-        return list(dict.fromkeys(found))
-
-    async def _find_conversation_jobs(self, activity: ConversationActivity) -> list[Job]:
+    async def _find_jobs(self, activity: ConversationActivity) -> list[Job]:
         """The jobs that a conversation may need, read as its tenant (row-level security)."""
         tenant, conversation = activity.tenant, activity.conversation
         engine, store = self._engines(tenant, None), self._store_for(tenant)
         try:
-            branches = sorted(await store.list_branches(conversation), key=lambda branch: -branch.updated_at)[
-                :MAX_BRANCHES
-            ]
+            branches = await store.list_branches(conversation)
         except NotFound:
             return []
         jobs: list[Job] = []
         if engine.config.has_background_compaction:
-            # The job itself checks the threshold, since that needs the window and the model of the last reply.
-            jobs += [
-                Job("compact", tenant, conversation, each.number) for each in branches if _has_uncompacted_entries(each)
-            ]
-        if await store.has_unindexed(conversations=[conversation]):
+            for branch in sorted(branches, key=lambda branch: -branch.updated_at)[:MAX_BRANCHES]:
+                active = branch.state.active_compaction
+                covered = active.covers.last if active is not None and active.covers is not None else 0
+                # Entries that no compaction covers, other than the compaction's own. The job itself checks the
+                # threshold, since that needs the window and the model of the last reply.
+                if branch.head_seq - covered > 2:
+                    jobs.append(Job("compact", tenant, conversation, branch.number))
+        if await store.message_index.has_unindexed(conversations=[conversation]):
             jobs.append(Job("index_messages", tenant))
-        if await store.has_uncounted():
+        if await store.usage.has_uncounted():
             jobs.append(Job("count_usage", tenant))
         embedder = engine.embedder
-        if embedder is not None and await store.list_unembedded_scopes(embedder=embedder.name):
+        if embedder is not None and await store.passages.list_unembedded_scopes(embedder=embedder.name):
             jobs.append(Job("embed", tenant))
         return jobs
 
     async def _sweep_vault(self, defer: Defer) -> int:
-        named = self._engines(DEFAULT_TENANT, None).settings.host_access_tenants
+        named = self._engines(DEFAULT_TENANT, None).settings.trusted_tenants
         tenants = [each for each in {DEFAULT_TENANT, *named} if self._engines(each, None).vault is not None]
         if not tenants:
             return 0
         count = 0
         for kind, interval in VAULT_INTERVALS.items():
             name, current = f"vault_{kind}", self._clock()
-            if current - (await self._worklist.get_sweep_time(name) or 0) >= interval:
+            if current - (await self._all_tenants.get_sweep_time(name) or 0) >= interval:
                 await defer([Job(kind, tenant) for tenant in sorted(tenants)])
-                await self._worklist.record_sweep(name, current)
+                await self._all_tenants.record_sweep(name, current)
                 count += len(tenants)
         return count
-
-
-def _has_uncompacted_entries(branch: Branch) -> bool:
-    """Whether the branch has entries that no compaction covers, other than the compaction's own."""
-    active = branch.state.active_compaction
-    covered = active.covers.last if active is not None and active.covers is not None else 0
-    return branch.head_seq - covered > 2

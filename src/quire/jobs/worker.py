@@ -63,17 +63,33 @@ class Worker:
 
     async def run(self) -> None:
         """Runs jobs until `stop` is called, and reconnects after failures, with exponential backoff."""
-        self._register_sweep()
+
+        async def sweep(timestamp: int) -> None:
+            try:
+                log_event("sweep_done", found=await self._sweeper.sweep(self._queue.defer))
+            except Exception as error:  # noqa: BLE001 (the next sweep covers what this one missed)
+                log_event("sweep_failed", error=error)
+
+        task = self._register_task(task_name(SWEEP_TASK), sweep, queueing_lock=SWEEP_TASK)
+        self._queue.app.periodic(cron=self._options.sweep_cron)(task)
         log_event("worker_started", concurrency=self._options.concurrency)
         delay = 1.0
         while not self._stop.is_set():
             started = asyncio.get_running_loop().time()
-            await self._run_until_failure()
+            recovery = asyncio.create_task(self._recover_periodically())
+            try:
+                await self._run_until_stopped(self._run_worker(wait=True))
+            except StoreError as error:
+                log_event("worker_failed", error=error)
+            finally:
+                recovery.cancel()
+                await asyncio.wait([recovery])
             if not self._stop.is_set():
                 was_stable = asyncio.get_running_loop().time() - started > MAX_RESTART_SECONDS
                 delay = 1.0 if was_stable else min(2 * delay, MAX_RESTART_SECONDS)
                 log_event("worker_restarting", wait_seconds=delay)
-                await _wait_for_stop(self._stop, delay)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), delay)
         log_event("worker_stopped", done=self.counts.done.total(), failed=self.counts.failed.total())
 
     async def run_once(self) -> JobCounts:
@@ -85,17 +101,6 @@ class Worker:
             before = self.counts.total
             await self._run_until_stopped(self._run_worker(wait=False))
         return self.counts
-
-    async def _run_until_failure(self) -> None:
-        """Runs jobs until `stop` is called or the database connection fails."""
-        recovery = asyncio.create_task(self._recover_periodically())
-        try:
-            await self._run_until_stopped(self._run_worker(wait=True))
-        except StoreError as error:
-            log_event("worker_failed", error=error)
-        finally:
-            recovery.cancel()
-            await asyncio.wait([recovery])
 
     async def _run_until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Cancels the work when `stop` is called: Procrastinate treats cancellation as the start of a graceful
@@ -137,33 +142,29 @@ class Worker:
 
     async def _recover_stalled_jobs(self) -> None:
         """Requeues the jobs of workers whose heartbeat stopped."""
+        from procrastinate.exceptions import ConnectorException, UniqueViolation
+        from procrastinate.jobs import Status
+
         manager = self._queue.app.job_manager
         with map_errors():
             stalled = await manager.get_stalled_jobs(
                 queue=QUEUE_NAME, seconds_since_heartbeat=self._options.stalled_seconds
             )
         for job in stalled:
-            await self._requeue(job)
-
-    async def _requeue(self, job: "QueuedJob") -> None:
-        from procrastinate.exceptions import ConnectorException, UniqueViolation
-        from procrastinate.jobs import Status
-
-        manager = self._queue.app.job_manager
-        is_dropped = job.attempts + 1 >= MAX_ATTEMPTS
-        try:
-            if not is_dropped:
-                await manager.retry_job(job)
-        except UniqueViolation:
-            # A job with the same lock waits already and replaces this one.
-            is_dropped = True
-        except ConnectorException:
-            # Another worker requeued it first, or the database is gone, which the next query reports.
-            return
-        if is_dropped:
-            with map_errors():
-                await manager.finish_job(job, status=Status.FAILED, delete_job=True)
-        log_event("job_recovered", name=job.task_name, abandoned=is_dropped)
+            is_dropped = job.attempts + 1 >= MAX_ATTEMPTS
+            try:
+                if not is_dropped:
+                    await manager.retry_job(job)
+            except UniqueViolation:
+                # A job with the same lock waits already and replaces this one.
+                is_dropped = True
+            except ConnectorException:
+                # Another worker requeued it first, or the database is gone, which the next query reports.
+                continue
+            if is_dropped:
+                with map_errors():
+                    await manager.finish_job(job, status=Status.FAILED, delete_job=True)
+            log_event("job_recovered", name=job.task_name, abandoned=is_dropped)
 
     def _make_task(self, kind: JobKind) -> Callable[..., Coroutine[Any, Any, None]]:
         async def perform(tenant: str, conversation: str, branch: int, attempt: int = 1) -> None:
@@ -174,16 +175,6 @@ class Worker:
             await self._queue.defer(result.follow_ups)
 
         return perform
-
-    def _register_sweep(self) -> None:
-        async def sweep(timestamp: int) -> None:
-            try:
-                log_event("sweep_done", found=await self._sweeper.sweep(self._queue.defer))
-            except Exception as error:  # noqa: BLE001 (the next sweep covers what this one missed)
-                log_event("sweep_failed", error=error)
-
-        task = self._register_task(task_name(SWEEP_TASK), sweep, queueing_lock=SWEEP_TASK)
-        self._queue.app.periodic(cron=self._options.sweep_cron)(task)
 
     def _register_task(self, name: str, function: Callable[..., Coroutine[Any, Any, None]], **options: Any) -> Any:
         from procrastinate.retry import BaseRetryStrategy, RetryDecision
@@ -196,8 +187,3 @@ class Worker:
 
         app = cast("Any", self._queue.app)
         return app.task(name=name, queue=QUEUE_NAME, retry=RequeueOnCancel(), **options)(function)
-
-
-async def _wait_for_stop(stop: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)

@@ -1,14 +1,11 @@
 """Compares the manifests of two requests, and finds the decision about one message or item."""
 
-from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from quire.errors import EntryNotFound
 from quire.model import Decision, Manifest, Span
 
-_SpanChange = tuple[int, int, Decision | None, Decision | None]
-"""First and last entry number, decision before, decision after."""
 _NO_DECISION = Decision(slot="messages", kind="message", included=False, reason="archived")
 
 
@@ -24,7 +21,32 @@ class ManifestChange(NamedTuple):
 
 def diff_manifests(before: Manifest, after: Manifest) -> list[ManifestChange]:
     """Every item or message whose decision or text differs between the two requests."""
-    return [*_diff_items(before, after), *_diff_messages(before, after)]
+    changes: list[ManifestChange] = []
+    old_by_name, new_by_name = _decisions_by_name(before), _decisions_by_name(after)
+    for kind, name in {**old_by_name, **new_by_name}:
+        old, new = old_by_name.get((kind, name)), new_by_name.get((kind, name))
+        if _comparison_key(old) != _comparison_key(new):
+            changes.append(ManifestChange(kind, name, None, old, new))
+    # The entries are split where a row of either manifest starts or ends, so that each piece has one decision in both.
+    edges = {0}
+    for decision in (*before.decisions, *after.decisions):
+        if decision.span is not None:
+            edges |= {decision.span.first, decision.span.last + 1}
+    last_key: object = None
+    for first, end in pairwise(sorted(edges)):
+        old, new = _decision_at(before, first), _decision_at(after, first)
+        key = _comparison_key(old), _comparison_key(new)
+        if key[0] == key[1]:
+            continue
+        previous = changes[-1] if changes else None
+        if previous and previous.span is not None and previous.span.last == first - 1 and key == last_key:
+            # Adjacent pieces with the same decisions are one change.
+            changes[-1] = previous._replace(span=Span(first=previous.span.first, last=end - 1))
+        else:
+            kind = (new or old or _NO_DECISION).kind
+            changes.append(ManifestChange(kind, None, Span(first=first, last=end - 1), old, new))
+        last_key = key
+    return changes
 
 
 def find_decision(manifest: Manifest, item: int | str) -> Decision:
@@ -39,45 +61,8 @@ def find_decision(manifest: Manifest, item: int | str) -> Decision:
     raise EntryNotFound(f"{item!r} was not a candidate for the request; its manifest lists the candidates.")
 
 
-def _diff_items(before: Manifest, after: Manifest) -> Iterator[ManifestChange]:
-    old_by_name, new_by_name = _decisions_by_name(before), _decisions_by_name(after)
-    for key in [*old_by_name, *(key for key in new_by_name if key not in old_by_name)]:
-        old, new = old_by_name.get(key), new_by_name.get(key)
-        if _comparison_key(old) != _comparison_key(new):
-            yield ManifestChange(key[0], key[1], None, old, new)
-
-
 def _decisions_by_name(manifest: Manifest) -> dict[tuple[str, str], Decision]:
     return {(each.kind, each.name): each for each in manifest.decisions if each.name is not None}
-
-
-def _diff_messages(before: Manifest, after: Manifest) -> Iterator[ManifestChange]:
-    """Splits the entries where a row of either manifest starts or ends, so that each piece has one decision in both."""
-    edges = {0}
-    for decision in (*before.decisions, *after.decisions):
-        if decision.span is not None:
-            edges |= {decision.span.first, decision.span.last + 1}
-    pieces = [
-        (first, end - 1, _decision_at(before, first), _decision_at(after, first))
-        for first, end in pairwise(sorted(edges))
-    ]
-    changed = [piece for piece in pieces if _comparison_key(piece[2]) != _comparison_key(piece[3])]
-    for _, run in groupby(changed, key=lambda piece: (_comparison_key(piece[2]), _comparison_key(piece[3]))):
-        for first, last, old, new in _merge_adjacent(list(run)):
-            kind = (new or old or _NO_DECISION).kind
-            yield ManifestChange(kind, None, Span(first=first, last=last), old, new)
-
-
-def _merge_adjacent(run: list[_SpanChange]) -> Iterator[_SpanChange]:
-    """Merges spans that touch."""
-    start, end, old, new = run[0]
-    for first, last, next_old, next_new in run[1:]:
-        if first == end + 1:
-            end = last
-        else:
-            yield start, end, old, new
-            start, end, old, new = first, last, next_old, next_new
-    yield start, end, old, new
 
 
 def _decision_at(manifest: Manifest, seq: int) -> Decision | None:

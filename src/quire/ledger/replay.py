@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.errors import BlobNotFound, QuireError
-from quire.log import LogStore
 from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
 from quire.model.entry_bodies import Compaction
+from quire.store import SqlStore
 from quire.view.batches import MessageBatch, group_batches
 from quire.view.counted_input import build_block_text, build_summary_text, join_system_texts
 from quire.view.layout import RENDERER_VERSION, RenderedRequest, RequestContents, lay_out
@@ -14,7 +14,7 @@ from quire.view.recalled_messages import RecallCandidate, render_recalled
 from quire.view.rendered import MessageCounter
 from quire.view.selection import excerpt_batches
 from quire.view.tool_call_repair import repair_tool_calls
-from quire.view.wire_formats import BlobLoader, wire_format_for
+from quire.wire import BlobLoader, wire_format_for
 
 _MessageRow = tuple[Decision, Span]
 """The decision on a range of messages, and that range."""
@@ -55,21 +55,11 @@ class _NullCounter:
         return 0
 
 
-async def replay(store: LogStore, manifest: Manifest, *, load_blob: BlobLoader | None = None) -> Replay:
+async def replay(store: SqlStore, manifest: Manifest, *, load_blob: BlobLoader | None = None) -> Replay:
     """Rebuilds the request that the manifest describes."""
-    counter = MessageCounter(_NullCounter(), wire_format_for(manifest.policy.provider), load_blob=load_blob)
-    texts, missing = await _load_texts(store, manifest)
-    entries = await _load_entries(store, manifest)
-    missing += [f"#{entry.seq}" for entry in entries.values() if entry.purged_at is not None]
-    if any(name.startswith("blob") for name in missing):
-        return Replay(manifest=manifest, rendered=None, missing=tuple(missing))
-    contents = _RecordedContents(manifest.included, texts, entries, counter).rebuild()
-    rendered = lay_out(contents, counter, model=manifest.policy.model, tokens=manifest.total_tokens)
-    return Replay(manifest=manifest, rendered=rendered, missing=tuple(missing))
-
-
-async def _load_texts(store: LogStore, manifest: Manifest) -> tuple[dict[str, str], list[str]]:
+    counter = MessageCounter(_NullCounter(), wire_format_for(manifest.policy.wire_format), load_blob=load_blob)
     texts: dict[str, str] = {}
+    entries: dict[int, Entry] = {}
     missing: list[str] = []
     for row in manifest.included:
         if row.blob is not None and row.blob not in texts:
@@ -77,23 +67,20 @@ async def _load_texts(store: LogStore, manifest: Manifest) -> tuple[dict[str, st
                 texts[row.blob] = (await store.get_blob(row.blob)).data.decode()
             except BlobNotFound:
                 missing.append(f"blob of {row.kind} {row.name!r}")
-    return texts, missing
-
-
-async def _load_entries(store: LogStore, manifest: Manifest) -> dict[int, Entry]:
-    entries: dict[int, Entry] = {}
-    for row in manifest.included:
-        if row.span is not None:
-            span_entries = await store.read_range(
-                manifest.conversation, branch=manifest.branch, first=row.span.first, last=row.span.last
-            )
-            entries.update((entry.seq, entry) for entry in span_entries)
+        spans = [row.span] if row.span is not None else []
         if row.summarized_by is not None and row.summarized_by not in entries:
-            compactions = await store.read_range(
-                manifest.conversation, branch=manifest.branch, first=row.summarized_by, last=row.summarized_by
+            spans.append(Span(first=row.summarized_by, last=row.summarized_by))
+        for span in spans:
+            read = await store.read_range(
+                manifest.conversation, branch=manifest.branch, first=span.first, last=span.last
             )
-            entries.update((entry.seq, entry) for entry in compactions)
-    return entries
+            entries.update((entry.seq, entry) for entry in read)
+    missing += [f"#{entry.seq}" for entry in entries.values() if entry.purged_at is not None]
+    if any(name.startswith("blob") for name in missing):
+        return Replay(manifest=manifest, rendered=None, missing=tuple(missing))
+    contents = _RecordedContents(manifest.included, texts, entries, counter).rebuild()
+    rendered = lay_out(contents, counter, model=manifest.policy.model, tokens=manifest.total_tokens)
+    return Replay(manifest=manifest, rendered=rendered, missing=tuple(missing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +95,16 @@ class _RecordedContents:
     def rebuild(self) -> RequestContents:
         summary = self._find_summary()
         stored, newest = self._list_messages("messages"), self._list_messages("newest")
+        recalled = [
+            RecallCandidate(self.entries[span.first], row.score or 0.0, row.excerpt_spans)
+            for row, span in self._list_messages("recall")
+            if span.first in self.entries
+        ]
+        newest_batches = self._render_batches(newest)
+        # The whole turn was excerpted when it alone exceeded the budget.
+        limit = next((row.turn_excerpt_chars for row, _ in newest if row.turn_excerpt_chars is not None), None)
+        if limit is not None:
+            newest_batches = excerpt_batches(newest_batches, limit, self.message_counter)
         return RequestContents(
             system=join_system_texts([self.texts[blob] for _, blob in self._list_blobs("system")]),
             tools=tuple(ToolDefinition.parse(self.texts[blob]) for _, blob in self._list_blobs("tools")),
@@ -118,8 +115,11 @@ class _RecordedContents:
                 "pinned": self._render_batches([row for row in stored if _is_covered(row, summary)]),
                 "summary": self._render_summary(summary),
                 "history": self._render_batches([row for row in stored if not _is_covered(row, summary)]),
-                "recall": [*self._render_blocks("recall"), *self._render_recalled()],
-                "newest": self._excerpt_newest(newest, self._render_batches(newest)),
+                "recall": [
+                    *self._render_blocks("recall"),
+                    *([self._render_data(render_recalled(recalled))] if recalled else ()),
+                ],
+                "newest": newest_batches,
             },
         )
 
@@ -154,14 +154,6 @@ class _RecordedContents:
         row = next(row for row in self.rows if row.kind == "summary")
         return [self._render_data(build_summary_text(summary, summary.covers, level=row.summary_level))]
 
-    def _render_recalled(self) -> list[MessageBatch]:
-        candidates = [
-            RecallCandidate(self.entries[span.first], row.score or 0.0, row.excerpt_spans)
-            for row, span in self._list_messages("recall")
-            if span.first in self.entries
-        ]
-        return [self._render_data(render_recalled(candidates))] if candidates else []
-
     def _render_data(self, text: str) -> MessageBatch:
         return MessageBatch.from_messages(self.message_counter.render_data(text))
 
@@ -178,24 +170,15 @@ class _RecordedContents:
                 reductions.update(dict.fromkeys(seqs, row.excerpt_chars))
             if row.pending:
                 pending.update(seqs)
-        rendered = self.message_counter.render_reduced(entries, reductions, self._message_summaries())
-        # A pending message was not in the log yet, so it was sent without a number.
-        messages = [each._replace(seq=None) if each.seq in pending else each for each in rendered]
-        return group_batches(repair_tool_calls(messages, self.message_counter).messages)
-
-    def _message_summaries(self) -> dict[int, str]:
-        """Summaries of shortened messages, from the compactions that hold them."""
+        # Summaries of shortened messages, from the compactions that hold them.
         numbers = {row.summarized_by for row in self.rows if row.summarized_by is not None}
         bodies = [self.entries[number].body for number in numbers if number in self.entries]
         truncations = [each for body in bodies if isinstance(body, Compaction) for each in body.truncations or ()]
-        return {each.message: each.summary for each in truncations if each.summary is not None}
-
-    def _excerpt_newest(
-        self, rows: Iterable[_MessageRow], batches: tuple[MessageBatch, ...]
-    ) -> tuple[MessageBatch, ...]:
-        """Excerpts the whole turn, as it was when it alone exceeded the budget."""
-        limit = next((row.turn_excerpt_chars for row, _ in rows if row.turn_excerpt_chars is not None), None)
-        return batches if limit is None else excerpt_batches(batches, limit, self.message_counter)
+        summaries = {each.message: each.summary for each in truncations if each.summary is not None}
+        rendered = self.message_counter.render_reduced(entries, reductions, summaries)
+        # A pending message was not in the log yet, so it was sent without a number.
+        messages = [each._replace(seq=None) if each.seq in pending else each for each in rendered]
+        return group_batches(repair_tool_calls(messages, self.message_counter).messages)
 
 
 def _is_covered(message_row: _MessageRow, summary: Compaction | None) -> bool:

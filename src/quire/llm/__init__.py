@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from quire.errors import MissingExtra, ModelRequestRejected
 from quire.llm.protocol import Model, ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.settings.schema import Settings, upstream_for
-from quire.view.wire_formats import Reply
+from quire.wire import Reply
 
 if TYPE_CHECKING:
     from quire.llm.pydantic_ai_model import PydanticAIModel

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -17,9 +17,8 @@ import numpy as np
 
 from quire.errors import MissingExtra, ModelRateLimited, ModelRequestRejected, ModelUnavailable
 from quire.llm.embeddings import normalize_rows
-from quire.llm.error_mapping import classify_error
-from quire.llm.transport_errors import map_transport_errors
-from quire.model.text import replace_lone_surrogates
+from quire.llm.error_mapping import classify_error, map_transport_errors
+from quire.model.base import replace_lone_surrogates
 
 if TYPE_CHECKING:
     import httpx2
@@ -55,41 +54,32 @@ class EndpointEmbedder:
     ) -> None:
         self.name, self.dimensions = f"{model}-{dimensions}", dimensions
         self.stored_dimensions = dimensions
-        self._endpoint = _EmbeddingEndpoint(
-            url, model, api_key, timeout=timeout, attempts=attempts, backoff_seconds=backoff_seconds
-        )
-        self._max_text_chars = max_text_chars
+        self._url = url if url.rstrip("/").endswith("/embeddings") else f"{url.rstrip('/')}/embeddings"
+        self._model, self._api_key, self._max_text_chars = model, api_key, max_text_chars
+        self._timeout, self._attempts, self._backoff_seconds = timeout, attempts, backoff_seconds
         self._client: httpx2.AsyncClient | None = None
 
     async def embed_async(self, texts: Sequence[str]) -> Vectors:
-        async with self._get_client() as client:
+        async with self._make_client() if self._client is None else nullcontext(self._client) as client:
             return await self._embed(client, texts)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Like `embed_async`, for a thread without an event loop."""
 
         async def embed() -> Vectors:
-            async with self._endpoint.make_client() as client:
+            async with self._make_client() as client:
                 return await self._embed(client, texts)
 
         return asyncio.run(embed())
 
-    async def _embed(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> Vectors:
-        rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        # Servers reject a batch that contains an empty text.
-        inputs = {
-            index: replace_lone_surrogates(text[: self._max_text_chars])
-            for index, text in enumerate(texts)
-            if text.strip()
-        }
-        for batch in _split_batches({index: len(text) for index, text in inputs.items()}):
-            rows[batch] = await self._endpoint.fetch_vectors(
-                client, [inputs[index] for index in batch], dimensions=self.dimensions
-            )
-        return rows
+    async def fetch_dimensions(self) -> int:
+        """Asks the endpoint for the length of its vectors, whatever `dimensions` says."""
+        async with self._make_client() as client:
+            row = await self._fetch_vectors(client, ["How long is a vector?"], None)
+        return row.shape[1]
 
     async def __aenter__(self) -> Self:
-        self._client = self._endpoint.make_client()
+        self._client = self._make_client()
         return self
 
     async def __aexit__(
@@ -99,45 +89,7 @@ class EndpointEmbedder:
         if client is not None:
             await client.aclose()
 
-    @asynccontextmanager
-    async def _get_client(self) -> AsyncGenerator[httpx2.AsyncClient, None]:
-        if self._client is not None:
-            yield self._client
-        else:
-            async with self._endpoint.make_client() as client:
-                yield client
-
-
-async def connect_endpoint_embedder(
-    url: str, model: str, api_key: str | None = None, **options: Any
-) -> EndpointEmbedder:
-    """Makes an embedder for this endpoint, with the dimensions found by one request. `options` are those of
-    `EndpointEmbedder`."""
-    call_options = {name: options[name] for name in ("timeout", "attempts", "backoff_seconds") if name in options}
-    endpoint = _EmbeddingEndpoint(url, model, api_key, **call_options)
-    async with endpoint.make_client() as client:
-        row = await endpoint.fetch_vectors(client, ["How long is a vector?"], dimensions=None)
-    return EndpointEmbedder(url, model, api_key, dimensions=row.shape[1], **options)
-
-
-class _EmbeddingEndpoint:
-    """Calls one model at one endpoint, with retries of transient errors."""
-
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        api_key: str | None,
-        *,
-        timeout: float = 30.0,
-        attempts: int = 3,
-        backoff_seconds: float = 0.5,
-    ) -> None:
-        self._url = url if url.rstrip("/").endswith("/embeddings") else f"{url.rstrip('/')}/embeddings"
-        self._model, self._api_key = model, api_key
-        self._timeout, self._attempts, self._backoff_seconds = timeout, attempts, backoff_seconds
-
-    def make_client(self) -> httpx2.AsyncClient:
+    def _make_client(self) -> httpx2.AsyncClient:
         try:
             import httpx2
         except ImportError as exc:
@@ -145,7 +97,28 @@ class _EmbeddingEndpoint:
         headers = {} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"}
         return httpx2.AsyncClient(headers=headers, timeout=self._timeout)
 
-    async def fetch_vectors(self, client: httpx2.AsyncClient, texts: list[str], *, dimensions: int | None) -> Vectors:
+    async def _embed(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> Vectors:
+        """Sends the texts in batches. An empty text is not sent, because servers reject a batch that contains one."""
+        rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        inputs = {
+            index: replace_lone_surrogates(text[: self._max_text_chars])
+            for index, text in enumerate(texts)
+            if text.strip()
+        }
+        batches: list[list[int]] = [[]]
+        batch_chars = 0
+        for index, text in inputs.items():
+            if len(batches[-1]) == MAX_BATCH_TEXTS or (batches[-1] and batch_chars + len(text) > MAX_BATCH_CHARS):
+                batches.append([])
+                batch_chars = 0
+            batches[-1].append(index)
+            batch_chars += len(text)
+        for batch in filter(None, batches):
+            rows[batch] = await self._fetch_vectors(client, [inputs[index] for index in batch], self.dimensions)
+        return rows
+
+    async def _fetch_vectors(self, client: httpx2.AsyncClient, texts: list[str], dimensions: int | None) -> Vectors:
+        """Returns a row for each text, of any length if `dimensions` is None. Transient errors are retried."""
         for attempt in range(1, self._attempts + 1):
             try:
                 return _parse_rows(await self._post(client, texts), len(texts), dimensions, self._model)
@@ -169,21 +142,25 @@ class _EmbeddingEndpoint:
             async with asyncio.timeout(self._timeout):
                 response = await client.post(self._url, json=body)
         if response.status_code >= 300:
-            raise classify_error(
-                response.status_code, response.text, model=self._model, retry_after=_parse_retry_after(response)
-            )
+            try:
+                delay = float(response.headers.get("retry-after", ""))
+            except ValueError:
+                delay = math.nan
+            retry_after = delay if math.isfinite(delay) and delay >= 0 else None
+            raise classify_error(response.status_code, response.text, model=self._model, retry_after=retry_after)
         try:
             return cast(object, response.json())
         except ValueError as exc:
             raise ModelUnavailable(f"{self._model} returned a response that is not JSON; check the URL.") from exc
 
 
-def _parse_retry_after(response: httpx2.Response) -> float | None:
-    try:
-        seconds = float(response.headers.get("retry-after", ""))
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+async def connect_endpoint_embedder(
+    url: str, model: str, api_key: str | None = None, **options: Any
+) -> EndpointEmbedder:
+    """Makes an embedder for this endpoint, with the dimensions found by one request. `options` are those of
+    `EndpointEmbedder`."""
+    dimensions = await EndpointEmbedder(url, model, api_key, dimensions=0, **options).fetch_dimensions()
+    return EndpointEmbedder(url, model, api_key, dimensions=dimensions, **options)
 
 
 def _parse_rows(response: object, count: int, dimensions: int | None, model: str) -> Vectors:
@@ -208,16 +185,3 @@ def _parse_rows(response: object, count: int, dimensions: int | None, model: str
             "correct its dimensions, and rebuild indexes made with others."
         )
     return normalize_rows(rows)
-
-
-def _split_batches(lengths: dict[int, int]) -> Iterator[list[int]]:
-    batch: list[int] = []
-    batch_chars = 0
-    for index, length in lengths.items():
-        if batch and (len(batch) == MAX_BATCH_TEXTS or batch_chars + length > MAX_BATCH_CHARS):
-            yield batch
-            batch, batch_chars = [], 0
-        batch.append(index)
-        batch_chars += length
-    if batch:
-        yield batch

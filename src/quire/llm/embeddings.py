@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -18,7 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from quire.errors import MissingExtra
-from quire.model.text import replace_lone_surrogates
+from quire.model.base import replace_lone_surrogates
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,17 +89,16 @@ class LocalEmbedder:
 
         rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         for index, text in enumerate(texts):
-            ids = self._find_token_ids(replace_lone_surrogates(text[:MAX_LOCAL_TEXT_CHARS]))
+            text = replace_lone_surrogates(text[:MAX_LOCAL_TEXT_CHARS])
+            if not text or text[0] == " " or text[-1] == " " or any(map(text.__contains__, _UNSPLITTABLE)):
+                ids = self._encode(text)
+            else:
+                # The ids of the words in order: no token of the model spans a single space.
+                ids = list(chain.from_iterable(map(self._word_ids.__getitem__, text.split(" "))))
             if ids:
                 # The sum has the direction of the mean, and every row gets unit length below.
                 rows[index] = np.add.reduce(self._table.take(ids, axis=0), axis=0)
         return normalize_rows(rows)
-
-    def _find_token_ids(self, text: str) -> list[int]:
-        """The ids of a text, those of its words in order: no token of the model spans a single space."""
-        if not text or text[0] == " " or text[-1] == " " or any(map(text.__contains__, _UNSPLITTABLE)):
-            return self._encode(text)
-        return list(chain.from_iterable(map(self._word_ids.__getitem__, text.split(" "))))
 
     def _encode(self, text: str) -> list[int]:
         # One text at a time: a batch pads each text to the longest, and makes the tokenizer start threads.
@@ -138,26 +136,19 @@ def load_local_embedder() -> LocalEmbedder:
 
 @cache
 def _load_wordllama() -> LocalEmbedder:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
     try:
-        with _preserve_logging():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             import wordllama  # pyright: ignore[reportMissingTypeStubs]
 
             cache_dir = Path(wordllama.__file__).parent
             model: Any = cast(Any, wordllama.WordLlama).load(cache_dir=cache_dir, disable_download=True)
     except ImportError as exc:
         raise MissingExtra(extra="embeddings", feature="Embedding text on this machine") from exc
-    return LocalEmbedder(model.tokenizer, model.embedding)
-
-
-@contextmanager
-def _preserve_logging() -> Generator[None, None, None]:
-    """Undoes wordllama's logging setup at import: configuring logging is up to the application."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
     finally:
+        # Undoes wordllama's logging setup at import: configuring logging is up to the application.
         root.handlers[:] = handlers
         root.setLevel(level)
+    return LocalEmbedder(model.tokenizer, model.embedding)

@@ -1,15 +1,22 @@
-"""Maps provider errors to `ModelError` classes: context overflow, rate limit, refusal, rejected, unavailable.
+"""Maps errors of providers and of the HTTP client to `ModelError` classes.
 
-Owns the error codes and phrases that distinguish them; `tests/llm/error_bodies.json` has examples and marks those that
-were recorded. Only an overflow may lead to compaction, so an error counts as one only if the prompt is to blame.
+Provider errors are context overflow, rate limit, refusal, rejected, unavailable. This module owns the error codes and
+phrases that distinguish them; `tests/llm/error_bodies.json` has examples and marks those that were recorded. Only an
+overflow may lead to compaction, so an error counts as one only if the prompt is to blame.
+
+Transport errors are DNS, connection, TLS, timeout, protocol, reset. Their message says what happened, to which host,
+and what to do next. It has no URL and no header, because both can contain an API key. The HTTP client is imported only
+to map an error: this module works without an extra.
 """
 
 import json
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+import socket
+import ssl
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from quire.errors import (
     ModelContextOverflow,
@@ -17,9 +24,10 @@ from quire.errors import (
     ModelRateLimited,
     ModelRefused,
     ModelRequestRejected,
+    ModelTimeout,
     ModelUnavailable,
+    QuireError,
 )
-from quire.llm.transport_errors import map_transport_error
 
 _CODE_FIELDS = ("code", "type", "status", "reason", "error_code", "finish_reason")
 _MESSAGE_FIELDS = ("message", "msg", "error", "detail", "raw", "error_description", "title")
@@ -32,6 +40,10 @@ MAX_CLASSIFIED_CHARS = 4_096
 """Maximum characters of a provider's messages that are searched for phrases; a provider may repeat a client's text."""
 MAX_BODY_DEPTH = 32
 """Maximum depth of an error body in which codes and messages are collected."""
+_MAX_CAUSES = 20
+"""Maximum length of a chain of causes that is followed."""
+_MAX_REASON_CHARS = 300
+"""Maximum characters of a transport error's reason, which may quote what the server sent."""
 
 _REFUSED_CODES = {
     "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "moderation_blocked", "safety",
@@ -166,7 +178,12 @@ def _classify_details(status: int | None, details: _ErrorDetails) -> type[ModelE
         return ModelRateLimited
     if (length_error := _classify_length(details)) is not None:
         return length_error
-    return _classify_by_status(status, details)
+    if status is not None and 400 <= status < 500 and status not in _TRANSIENT_CLIENT_STATUSES:
+        return ModelRequestRejected
+    if status is None or status < 400:
+        unavailable = codes & _UNAVAILABLE_CODES or _UNAVAILABLE_TEXT.search(text)
+        return ModelRequestRejected if codes & _REJECTED_CODES and not unavailable else ModelUnavailable
+    return ModelUnavailable
 
 
 def _classify_length(details: _ErrorDetails) -> type[ModelError] | None:
@@ -180,15 +197,6 @@ def _classify_length(details: _ErrorDetails) -> type[ModelError] | None:
     if prompt is None and _MAX_TOKENS_TOO_LARGE_TEXT.search(details.text):
         return ModelRequestRejected
     return ModelContextOverflow if details.codes & _OVERFLOW_CODES or _OVERFLOW_TEXT.search(details.text) else None
-
-
-def _classify_by_status(status: int | None, details: _ErrorDetails) -> type[ModelError]:
-    if status is not None and 400 <= status < 500 and status not in _TRANSIENT_CLIENT_STATUSES:
-        return ModelRequestRejected
-    if status is None or status < 400:
-        unavailable = details.codes & _UNAVAILABLE_CODES or _UNAVAILABLE_TEXT.search(details.text)
-        return ModelRequestRejected if details.codes & _REJECTED_CODES and not unavailable else ModelUnavailable
-    return ModelUnavailable
 
 
 def _parse_token_counts(details: _ErrorDetails) -> tuple[int | None, int | None, int | None]:
@@ -225,12 +233,9 @@ def _parse_retry_after(text: str) -> float | None:
     if match is None:
         return None
     return sum(
-        float(number) * _UNIT_SECONDS[_normalize_unit(unit)] for number, unit in _DURATION_PATTERN.findall(match[1])
+        float(number) * _UNIT_SECONDS[unit if unit in _UNIT_SECONDS else unit[0]]
+        for number, unit in _DURATION_PATTERN.findall(match[1])
     )
-
-
-def _normalize_unit(word: str) -> str:
-    return word if word in _UNIT_SECONDS else word[0]
 
 
 def _collect_details(body: object, details: _ErrorDetails, *, depth: int = 0) -> None:
@@ -240,46 +245,34 @@ def _collect_details(body: object, details: _ErrorDetails, *, depth: int = 0) ->
     if isinstance(body, bytes):
         body = body.decode(errors="replace")
     if isinstance(body, str):
-        inner = _find_json(body)
-        if inner is None:
-            details.messages.append(body.strip())
+        # The text may contain JSON, with other words before it.
+        start = min((at for at in (body.find("{"), body.find("[{")) if at >= 0), default=-1)
+        inner: object = None
+        if start >= 0:
+            with suppress(ValueError, RecursionError):
+                inner = json.JSONDecoder().raw_decode(body[start:])[0]
+        if isinstance(inner, dict | list):
+            _collect_details(cast("object", inner), details, depth=depth + 1)
         else:
-            _collect_details(inner, details, depth=depth + 1)
+            details.messages.append(body.strip())
     elif isinstance(body, Mapping):
         for key, value in cast("Mapping[str, object]", body).items():
-            _collect_field(key, value, details, depth=depth + 1)
+            if isinstance(value, Mapping | list) or (isinstance(value, str) and key in _MESSAGE_FIELDS):
+                _collect_details(cast("object", value), details, depth=depth + 1)
+            elif isinstance(value, str) and key in _CODE_FIELDS:
+                details.codes.add(value.lower())
+            elif isinstance(value, str) and key == "retryDelay":
+                details.retry_after = _parse_retry_after(f"retry in {value[:_MAX_MESSAGE_CHARS]}")
+            elif isinstance(value, int) and key in _COUNT_FIELDS:
+                details.numbers[key] = value
     elif isinstance(body, list):
         for item in cast("list[object]", body):
             _collect_details(item, details, depth=depth + 1)
 
 
-def _collect_field(key: str, value: object, details: _ErrorDetails, *, depth: int) -> None:
-    if isinstance(value, Mapping | list):
-        _collect_details(cast("object", value), details, depth=depth)
-    elif isinstance(value, str):
-        if key in _CODE_FIELDS:
-            details.codes.add(value.lower())
-        elif key in _MESSAGE_FIELDS:
-            _collect_details(value, details, depth=depth)
-        elif key == "retryDelay":
-            details.retry_after = _parse_retry_after(f"retry in {value[:_MAX_MESSAGE_CHARS]}")
-    elif isinstance(value, int) and key in _COUNT_FIELDS:
-        details.numbers[key] = value
-
-
-def _find_json(text: str) -> object:
-    """Returns the JSON value in a text, which may have other words before it; None if there is none."""
-    start = min((at for at in (text.find("{"), text.find("[{")) if at >= 0), default=-1)
-    if start < 0:
-        return None
-    with suppress(ValueError, RecursionError):
-        value, _ = json.JSONDecoder().raw_decode(text[start:])
-        return cast("object", value) if isinstance(value, dict | list) else None
-    return None
-
-
 def classify_exception(exc: BaseException, *, model: str | None = None) -> ModelError | None:
     """Maps an exception of pydantic-ai or the HTTP client; None for one that the provider did not cause."""
+    import httpx2
     from pydantic_ai import exceptions as pai_errors
 
     target = model or "the model"
@@ -298,16 +291,10 @@ def classify_exception(exc: BaseException, *, model: str | None = None) -> Model
             return ModelUnavailable(f"{model or 'The model'} returned an unreadable response: {exc.message}")
         case pai_errors.UserError():
             return ModelRequestRejected(exc.message)
+        case httpx2.HTTPStatusError():
+            return classify_error(exc.response.status_code, exc.response.text, model=model)
         case _:
-            return _classify_http_error(exc, model=model) or map_transport_error(exc, target=target)
-
-
-def _classify_http_error(exc: BaseException, *, model: str | None) -> ModelError | None:
-    import httpx2
-
-    if not isinstance(exc, httpx2.HTTPStatusError):
-        return None
-    return classify_error(exc.response.status_code, exc.response.text, model=model)
+            return map_transport_error(exc, target=target)
 
 
 def explain_unusable_model(model: str, error: ModelRequestRejected) -> ModelRequestRejected:
@@ -318,3 +305,135 @@ def explain_unusable_model(model: str, error: ModelRequestRejected) -> ModelRequ
         f"The model {model} cannot be used: {reason}. Set its provider's API key in the environment, or choose another "
         "model; `quire init` detects API keys and local servers."
     )
+
+
+@contextmanager
+def map_transport_errors(
+    *, target: str = "the server", url_name: str = "`base_url`", timeout_name: str = "the timeout"
+) -> Generator[None]:
+    """Raises transport errors as `ModelError`; others pass unchanged. Parameters as in `map_transport_error`."""
+    try:
+        yield
+    except Exception as exc:
+        error = map_transport_error(exc, target=target, url_name=url_name, timeout_name=timeout_name)
+        if error is None:
+            raise
+        raise error from exc
+
+
+def map_transport_error(
+    exc: BaseException,
+    *,
+    target: str = "the server",
+    url_name: str = "`base_url`",
+    timeout_name: str = "the timeout",
+) -> ModelError | None:
+    """Maps an exception that is a transport error or is caused by one; None for any other.
+
+    `target` is what was called, for errors that name no host. `url_name` and `timeout_name` are what the user can
+    change: the setting that holds the URL, and the one that allows more time.
+    """
+    import httpx2
+
+    if isinstance(exc, QuireError):
+        return None
+    transport_classes = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError)
+    found = next((each for each in _iter_causes(exc) if isinstance(each, transport_classes)), None)
+    try:
+        host = cast(Any, found).request.url.netloc.decode()
+    except (AttributeError, RuntimeError):
+        # Not every exception knows the request that failed.
+        host = None
+    build = TransportErrorBuilder(host or target, url_name, timeout_name)
+    match found:
+        case None | httpx2.HTTPStatusError():
+            return None
+        case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
+            return build.invalid_url(str(found))
+        case httpx2.LocalProtocolError():
+            return build.invalid_request()
+        case httpx2.ConnectTimeout():
+            return build.connect_timeout()
+        case httpx2.TimeoutException() | TimeoutError():
+            return build.timeout()
+        case httpx2.ConnectError():
+            return build.failed_connection(found)
+        case httpx2.RemoteProtocolError():
+            return build.invalid_response(found)
+        case httpx2.NetworkError() | ConnectionError():
+            return build.lost_connection(found)
+        case _:
+            return build.failed_call(found)
+
+
+class TransportErrorBuilder(NamedTuple):
+    """Builds the error of each kind of transport failure; the same one whichever HTTP client met it."""
+
+    host: str
+    url_name: str
+    timeout_name: str
+
+    def invalid_url(self, reason: str) -> ModelError:
+        return ModelRequestRejected(f"Cannot call {self.host}: {reason.rstrip('.')}; check {self.url_name}.")
+
+    def invalid_request(self) -> ModelError:
+        # Without the reason, which quotes the invalid header.
+        return ModelRequestRejected(
+            f"Cannot call {self.host}: the request is not valid HTTP; check the API key and headers for line breaks."
+        )
+
+    def connect_timeout(self) -> ModelError:
+        return ModelTimeout(f"Cannot connect to {self.host} in time: check {self.url_name} and the network.")
+
+    def timeout(self) -> ModelError:
+        return ModelTimeout(f"No answer from {self.host} in time: retry later, or raise {self.timeout_name}.")
+
+    def failed_connection(self, exc: BaseException) -> ModelError:
+        host, url_name = self.host, self.url_name
+        text = f"Cannot connect to {host}: {_get_reason(exc)}; check {url_name} and the network."
+        for cause in _iter_causes(exc, follow_hidden=True):
+            match cause:
+                case socket.gaierror():
+                    text = f"Cannot find {host}: check {url_name} and the network."
+                case ssl.SSLCertVerificationError():
+                    text = f"Cannot verify the TLS certificate of {host}: {cause.verify_message}; check {url_name}."
+                case ssl.SSLError():
+                    reason = (cause.reason or "unknown reason").replace("_", " ").lower()
+                    text = f"Cannot open a TLS connection to {host}: {reason}; check {url_name}: `http` or `https`?"
+                case ConnectionRefusedError():
+                    refused = f"connection refused; check {url_name} and that the server is running"
+                    text = f"Cannot connect to {host}: {refused}."
+                case _:
+                    continue
+            break
+        return ModelUnavailable(text)
+
+    def invalid_response(self, exc: BaseException) -> ModelError:
+        problem = f"The response of {self.host} is incomplete or not HTTP: {_get_reason(exc)}"
+        return ModelUnavailable(f"{problem}; retry later, or check {self.url_name}.")
+
+    def lost_connection(self, exc: BaseException) -> ModelError:
+        return ModelUnavailable(f"The connection to {self.host} was lost: {_get_reason(exc)}; retry later.")
+
+    def failed_call(self, exc: BaseException) -> ModelError:
+        return ModelUnavailable(f"The call of {self.host} failed: {_get_reason(exc)}; retry later.")
+
+
+def _iter_causes(exc: BaseException, *, follow_hidden: bool = False) -> Iterator[BaseException]:
+    """Yields the exception and its causes; of an exception group, the first. With `follow_hidden` also those that the
+    HTTP client hides by `raise … from None`: the error of the socket is among them."""
+    current: BaseException | None = exc
+    for _ in range(_MAX_CAUSES):
+        if current is None:
+            return
+        if isinstance(current, BaseExceptionGroup):
+            current = cast("tuple[BaseException, ...]", cast(Any, current).exceptions)[0]
+        yield current
+        hidden = current.__context__ if current.__suppress_context__ and follow_hidden else None
+        current = current.__cause__ or hidden
+
+
+def _get_reason(exc: BaseException) -> str:
+    """Returns the message of the root cause: outer exceptions often have none, or say only `connection error`."""
+    *_, root = _iter_causes(exc, follow_hidden=True)
+    return (getattr(root, "strerror", None) or str(root) or type(root).__name__)[:_MAX_REASON_CHARS].rstrip(".")

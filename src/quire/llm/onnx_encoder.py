@@ -7,7 +7,7 @@ A contextual encoder finds paraphrases that a static model misses, and takes abo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.errors import InvalidConfiguration, MissingExtra
 from quire.llm.embeddings import normalize_rows
-from quire.model.text import replace_lone_surrogates
+from quire.model.base import replace_lone_surrogates
 
 if TYPE_CHECKING:
     from quire.llm.embeddings import Vectors
@@ -55,16 +55,22 @@ class OnnxEncoder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         import numpy as np
 
-        ids = [self._tokenize(text) for text in texts]
+        ids: list[list[int]] = []
+        for text in texts:
+            text = replace_lone_surrogates(text[:MAX_ENCODED_CHARS])
+            # The vector of an empty text is zero, without the tokens that the tokenizer adds around it.
+            ids.append(self._tokenizer.encode(text).ids if text.strip() else [])
+        # Texts that are not empty, by length, so that a batch has little padding.
+        batches: list[list[int]] = [[]]
+        for index in sorted((index for index, each in enumerate(ids) if each), key=lambda index: len(ids[index])):
+            size = len(batches[-1])
+            if size == MAX_BATCH_TEXTS or (size and (size + 1) * len(ids[index]) > MAX_BATCH_TOKENS):
+                batches.append([])
+            batches[-1].append(index)
         rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        for batch in _split_batches([len(each) for each in ids]):
+        for batch in filter(None, batches):
             rows[batch] = self._run([ids[index] for index in batch])
         return normalize_rows(rows)
-
-    def _tokenize(self, text: str) -> list[int]:
-        text = replace_lone_surrogates(text[:MAX_ENCODED_CHARS])
-        # The vector of an empty text is zero, not that of the tokens around it.
-        return self._tokenizer.encode(text).ids if text.strip() else []
 
     def _run(self, ids: Sequence[Sequence[int]]) -> Vectors:
         import numpy as np
@@ -82,18 +88,6 @@ class OnnxEncoder:
             return output
         weights = mask[..., np.newaxis].astype(np.float32)
         return (output * weights).sum(axis=1) / weights.sum(axis=1)
-
-
-def _split_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions of the texts that are not empty, by length, so that a batch has little padding."""
-    batch: list[int] = []
-    for position in sorted((each for each, length in enumerate(lengths) if length), key=lengths.__getitem__):
-        if batch and (len(batch) == MAX_BATCH_TEXTS or (len(batch) + 1) * lengths[position] > MAX_BATCH_TOKENS):
-            yield batch
-            batch = []
-        batch.append(position)
-    if batch:
-        yield batch
 
 
 _load_lock = Lock()
@@ -127,15 +121,12 @@ def _load_folder(folder: Path) -> OnnxEncoder:
         tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.enable_truncation(MAX_ENCODED_TOKENS)
         tokenizer.no_padding()
-        return OnnxEncoder(session, tokenizer, name=f"{folder.name}-{_digest(model)}")
+        # A model is identified by its size, its beginning and its end: vectors of two models are never compared.
+        size = model.stat().st_size
+        with model.open("rb") as file:
+            head = file.read(_DIGEST_BYTES)
+            file.seek(max(0, size - _DIGEST_BYTES))
+            digest = sha256(str(size).encode() + head + file.read()).hexdigest()[:8]
+        return OnnxEncoder(session, tokenizer, name=f"{folder.name}-{digest}")
     except Exception as exc:
         raise InvalidConfiguration(f"The encoder in {folder} cannot be used: {exc}") from exc
-
-
-def _digest(model: Path) -> str:
-    """Identifies a model by its size, its beginning and its end, so that vectors of another are never compared."""
-    size = model.stat().st_size
-    with model.open("rb") as file:
-        head = file.read(_DIGEST_BYTES)
-        file.seek(max(0, size - _DIGEST_BYTES))
-        return sha256(str(size).encode() + head + file.read()).hexdigest()[:8]

@@ -4,12 +4,13 @@ A call takes a `Prompt` and yields `ModelChunk`s. It ends in exactly one `Reply`
 once: retries are the caller's decision.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from quire.errors import MissingExtra, ModelRequestRejected
 from quire.model import Message, ToolDefinition
-from quire.view.wire_formats import BlobLoader, Reply
+from quire.wire import BlobLoader, Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +63,34 @@ class Model(Protocol):
     def stream(self, prompt: Prompt) -> AsyncGenerator[ModelChunk, None]:
         """Yields deltas as they arrive, then the complete reply. Closing the stream early aborts the request."""
         ...
+
+
+ModelBuilder = Callable[[str], Model]
+"""Returns the model of a name."""
+
+
+@dataclass(slots=True)
+class DeferredModel:
+    """A model that is built when it is first called: naming one needs no API key, no package and no server.
+
+    An error of `build` is the error of that call.
+    """
+
+    name: str
+    build: Callable[[], Model]
+    _model: Model | None = field(default=None, init=False)
+
+    async def complete(self, prompt: Prompt) -> Reply:
+        return await self._get_model().complete(prompt)
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[ModelChunk, None]:
+        async for chunk in self._get_model().stream(prompt):
+            yield chunk
+
+    def _get_model(self) -> Model:
+        if self._model is None:
+            try:
+                self._model = self.build()
+            except MissingExtra as exc:
+                raise ModelRequestRejected(str(exc)) from exc
+        return self._model

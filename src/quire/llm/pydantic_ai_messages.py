@@ -27,10 +27,11 @@ from quire.model import (
     Usage,
 )
 from quire.model.base import JsonObject
+from quire.model.json_values import dump_json
 from quire.model.messages import ToolResultContent
-from quire.view.wire_formats import BlobLoader, Reply
-from quire.view.wire_formats.fields import build_parameters_schema, dump_json, to_safe_name
-from quire.view.wire_formats.media import PDF_MEDIA_TYPE, build_data_url, describe_media, resolve_url, split_data_url
+from quire.wire import BlobLoader, Reply
+from quire.wire.fields import build_parameters_schema, to_safe_name
+from quire.wire.media import PDF_MEDIA_TYPE, build_data_url, describe_media, resolve_url, split_data_url
 
 PROVIDER_KEY = "pydantic_ai"
 _PROVIDER_FIELDS = ("id", "provider_name", "provider_details")
@@ -71,10 +72,48 @@ def to_pydantic_ai_tool(tool: ToolDefinition) -> PydanticAITool:
 
 def to_reply(response: pai.ModelResponse) -> Reply:
     """Returns the reply in a response; `finish_reason` is the provider's own word, None if it gave none."""
-    details = response.provider_details or {}
-    finish_reason = details.get("finish_reason")
-    message = Message(role="assistant", parts=tuple(_to_parts(response)))
-    return Reply(message, _to_usage(response), finish_reason if isinstance(finish_reason, str) else None)
+    parts: list[Part] = []
+    for part in response.parts:
+        # The fields that pydantic-ai needs to send the part back: its id, its provider, and details.
+        own = {name: value for name in _PROVIDER_FIELDS if (value := getattr(part, name, None))}
+        fields: JsonObject | None = {PROVIDER_KEY: to_jsonable_python(own, fallback=str)} if own else None
+        match part:
+            case pai.TextPart():
+                if part.content:
+                    parts.append(TextPart(text=part.content, provider_fields=fields))
+            case pai.ThinkingPart(id=id_, signature=str(signature)) if id_ == _REDACTED_ID:
+                parts.append(ThinkingPart(redacted=signature, provider_fields=fields))
+            case pai.ThinkingPart():
+                parts.append(ThinkingPart(text=part.content, signature=part.signature, provider_fields=fields))
+            case pai.ToolCallPart():
+                arguments = part.args if isinstance(part.args, str) else dump_json(part.args or {})
+                parts.append(
+                    ToolCallPart(id=part.tool_call_id, name=part.tool_name, arguments=arguments, provider_fields=fields)
+                )
+            case pai.FilePart():
+                url = build_data_url(part.content.media_type, b64encode(part.content.data).decode())
+                kind = ImagePart if part.content.is_image else FilePart
+                parts.append(kind(url=url, media_type=part.content.media_type, provider_fields=fields))
+            case _:
+                parts.append(TextPart(text=f"[{part.part_kind}]", provider_fields=fields))
+    usage = None
+    if not response.usage.unmeasured_requests and response.usage.has_values():
+        response_id: JsonObject = {"response": response.provider_response_id} if response.provider_response_id else {}
+        usage = Usage(
+            model=response.model_name,
+            # The whole prompt, cached tokens included.
+            input_tokens=response.usage.input_tokens,
+            output_tokens=response.usage.output_tokens,
+            cache_read_tokens=response.usage.cache_read_tokens,
+            cache_write_tokens=response.usage.cache_write_tokens,
+            provider_fields={**response_id, **response.usage.details} or None,
+        )
+    finish_reason = (response.provider_details or {}).get("finish_reason")
+    return Reply(
+        Message(role="assistant", parts=tuple(parts)),
+        usage,
+        finish_reason if isinstance(finish_reason, str) else None,
+    )
 
 
 def _to_request_parts(
@@ -85,7 +124,11 @@ def _to_request_parts(
     elif message.role == "tool":
         for part in message.tool_results:
             outcome: Literal["failed", "success"] = "failed" if part.is_error else "success"
-            content = _to_result_content(part, load_blob)
+            # One text, followed by the files: a single text is sent verbatim, a list of texts as JSON.
+            pieces = [_to_content(piece, load_blob) for piece in part.content]
+            text = "".join(piece for piece in pieces if isinstance(piece, str))
+            files = [piece for piece in pieces if not isinstance(piece, str)]
+            content: Any = [text, *files] if files else text
             yield pai.ToolReturnPart(names.get(part.call_id, ""), content, part.call_id, outcome=outcome)
     else:
         parts = (part for part in message.parts if isinstance(part, TextPart | ImagePart | FilePart))
@@ -96,28 +139,27 @@ def _to_request_parts(
 
 def _to_response_parts(message: Message) -> Iterator[pai.ModelResponsePart]:
     for part in message.parts:
-        fields = _restore_provider_fields(part)
+        own = (part.provider_fields or {}).get(PROVIDER_KEY)
+        fields: dict[str, Any] = (
+            {name: own[name] for name in _PROVIDER_FIELDS if name in own} if isinstance(own, dict) else {}
+        )
         match part:
             case TextPart():
                 yield pai.TextPart(part.text, **fields)
+            case ThinkingPart(redacted=str(redacted)):
+                fields = {"provider_name": _DEFAULT_SIGNER, **fields, "id": _REDACTED_ID}
+                yield pai.ThinkingPart("", signature=redacted, **fields)
+            case ThinkingPart(signature=str(signature)):
+                fields = {"provider_name": _DEFAULT_SIGNER, **fields}
+                yield pai.ThinkingPart(part.text, signature=signature, **fields)
             case ThinkingPart():
-                yield from _to_thinking_parts(part, fields)
+                # Without a signature or provider fields, pydantic-ai would send the thinking as normal text.
+                if fields:
+                    yield pai.ThinkingPart(part.text, **fields)
             case ToolCallPart():
                 yield VerbatimToolCallPart(to_safe_name(part.name), part.arguments, part.id, **fields)
             case ToolResultPart() | ImagePart() | FilePart():
                 pass
-
-
-def _to_thinking_parts(part: ThinkingPart, provider_fields: dict[str, Any]) -> Iterator[pai.ThinkingPart]:
-    signed: dict[str, Any] = {"provider_name": _DEFAULT_SIGNER, **provider_fields}
-    if part.redacted is not None:
-        signed["id"] = _REDACTED_ID
-        yield pai.ThinkingPart("", signature=part.redacted, **signed)
-    elif part.signature is not None:
-        yield pai.ThinkingPart(part.text, signature=part.signature, **signed)
-    elif provider_fields:
-        yield pai.ThinkingPart(part.text, **provider_fields)
-    # Without a signature or provider fields, pydantic-ai would send the thinking as normal text.
 
 
 def _to_content(part: ToolResultContent, load_blob: BlobLoader | None) -> PydanticAIContent:
@@ -136,67 +178,3 @@ def _to_content(part: ToolResultContent, load_blob: BlobLoader | None) -> Pydant
     if isinstance(part, ImagePart) and url is not None and url.startswith(("http://", "https://")):
         return pai.ImageUrl(url=url, media_type=part.media_type, vendor_metadata=detail)
     return describe_media(part)
-
-
-def _to_result_content(part: ToolResultPart, load_blob: BlobLoader | None) -> Any:
-    """Joins the texts into one, followed by the files: a single text is sent verbatim, a list of texts as JSON."""
-    pieces = [_to_content(piece, load_blob) for piece in part.content]
-    text = "".join(piece for piece in pieces if isinstance(piece, str))
-    files = [piece for piece in pieces if not isinstance(piece, str)]
-    return [text, *files] if files else text
-
-
-def _to_parts(response: pai.ModelResponse) -> Iterator[Part]:
-    for part in response.parts:
-        match part:
-            case pai.TextPart():
-                if part.content:
-                    yield TextPart(text=part.content, provider_fields=_extract_provider_fields(part))
-            case pai.ThinkingPart(id=id_, signature=str(signature)) if id_ == _REDACTED_ID:
-                yield ThinkingPart(redacted=signature, provider_fields=_extract_provider_fields(part))
-            case pai.ThinkingPart():
-                yield ThinkingPart(
-                    text=part.content, signature=part.signature, provider_fields=_extract_provider_fields(part)
-                )
-            case pai.ToolCallPart():
-                arguments = part.args if isinstance(part.args, str) else dump_json(part.args or {})
-                yield ToolCallPart(
-                    id=part.tool_call_id,
-                    name=part.tool_name,
-                    arguments=arguments,
-                    provider_fields=_extract_provider_fields(part),
-                )
-            case pai.FilePart():
-                url = build_data_url(part.content.media_type, b64encode(part.content.data).decode())
-                kind = ImagePart if part.content.is_image else FilePart
-                yield kind(url=url, media_type=part.content.media_type, provider_fields=_extract_provider_fields(part))
-            case _:
-                yield TextPart(text=f"[{part.part_kind}]", provider_fields=_extract_provider_fields(part))
-
-
-def _extract_provider_fields(part: Any) -> JsonObject | None:
-    """Returns the fields that pydantic-ai needs to send the part back: its id, its provider, and details."""
-    fields = {name: getattr(part, name, None) for name in _PROVIDER_FIELDS}
-    present = to_jsonable_python({name: value for name, value in fields.items() if value}, fallback=str)
-    return {PROVIDER_KEY: present} if present else None
-
-
-def _restore_provider_fields(part: Part) -> dict[str, Any]:
-    fields = (part.provider_fields or {}).get(PROVIDER_KEY)
-    return {name: fields[name] for name in _PROVIDER_FIELDS if name in fields} if isinstance(fields, dict) else {}
-
-
-def _to_usage(response: pai.ModelResponse) -> Usage | None:
-    """Converts the provider's usage report; `input_tokens` is the whole prompt, cached tokens included."""
-    usage = response.usage
-    if usage.unmeasured_requests or not usage.has_values():
-        return None
-    response_id: JsonObject = {"response": response.provider_response_id} if response.provider_response_id else {}
-    return Usage(
-        model=response.model_name,
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        cache_read_tokens=usage.cache_read_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        provider_fields={**response_id, **usage.details} or None,
-    )

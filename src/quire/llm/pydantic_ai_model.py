@@ -7,10 +7,10 @@ recording. Connections are closed after each call, unless the model is entered w
 import asyncio
 import re
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from pydantic_ai import messages as pai
 from pydantic_ai.direct import model_request, model_request_stream
@@ -23,7 +23,7 @@ from quire.errors import ModelRefused, ModelRequestRejected
 from quire.llm.error_mapping import classify_exception
 from quire.llm.protocol import ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.llm.pydantic_ai_messages import to_pydantic_ai, to_pydantic_ai_tool, to_reply
-from quire.view.wire_formats import Reply
+from quire.wire import Reply
 
 _OPENAI_NAME_PATTERN = re.compile(r"gpt-|chatgpt-|o\d")
 _COMPATIBLE_PROVIDER_NAME = "openai-compatible"
@@ -41,16 +41,25 @@ class PydanticAIModel:
 
     @classmethod
     def from_name(cls, name: str, *, base_url: str | None, api_key: str | None) -> Self:
+        """Returns a model on the server at `base_url`, or one of a provider that pydantic-ai knows by name."""
         try:
             with _map_errors(name):
-                model = (
-                    _build_model_at_url(base_url, name, api_key)
-                    if base_url is not None
-                    else _infer_known_model(name, api_key)
-                )
+                if base_url is not None:
+                    return cls(name, _build_model_at_url(base_url, name, api_key))
+                known_name = name
+                if ":" not in name and name.startswith("claude"):
+                    known_name = f"anthropic:{name}"
+                elif ":" not in name and _OPENAI_NAME_PATTERN.match(name):
+                    known_name = f"openai:{name}"
+
+                def make_provider(kind: str) -> Provider[Any]:
+                    # Every provider class has this parameter, though their base class does not declare it.
+                    provider_class: Any = infer_provider_class(kind)
+                    return provider_class(api_key=api_key)
+
+                return cls(name, infer_model(known_name, infer_provider if api_key is None else make_provider))
         except ImportError as exc:
             raise ModelRequestRejected(f"The provider of {name} needs a package that is not installed: {exc}") from exc
-        return cls(name, model)
 
     @property
     def base_url(self) -> str | None:
@@ -71,7 +80,11 @@ class PydanticAIModel:
     async def stream(self, prompt: Prompt) -> AsyncGenerator[ModelChunk, None]:
         with _map_errors(self.name):
             async with self._model, self._open_stream(prompt) as (events, get_response):
-                while (event := await _read_event(events, timeout_seconds=prompt.timeout)) is not None:
+                while True:
+                    async with asyncio.timeout(prompt.timeout):
+                        event = await anext(events, None)
+                    if event is None:
+                        break
                     if (chunk := _to_chunk(event)) is not None:
                         yield chunk
                 response = get_response()
@@ -107,13 +120,6 @@ class PydanticAIModel:
             reason = (response.provider_details or {}).get("refusal") or response.text or "no reason given"
             raise ModelRefused(f"{self.name} refused: {reason}")
         return to_reply(response)
-
-
-async def _read_event(
-    events: AsyncIterator[pai.ModelResponseStreamEvent], *, timeout_seconds: float | None
-) -> pai.ModelResponseStreamEvent | None:
-    async with asyncio.timeout(timeout_seconds):
-        return await anext(events, None)
 
 
 def _to_chunk(event: pai.ModelResponseStreamEvent) -> ModelChunk | None:
@@ -165,22 +171,6 @@ def _build_parameters(prompt: Prompt) -> ModelRequestParameters:
     )
 
 
-def _infer_known_model(name: str, api_key: str | None) -> ProviderModel:
-    """Returns a model of a provider that pydantic-ai knows by name."""
-    if ":" not in name:
-        if name.startswith("claude"):
-            name = f"anthropic:{name}"
-        elif _OPENAI_NAME_PATTERN.match(name):
-            name = f"openai:{name}"
-
-    def make_provider(kind: str) -> Provider[Any]:
-        # Every provider class has this parameter, though their base class does not declare it.
-        provider_class: Any = infer_provider_class(kind)
-        return provider_class(api_key=api_key)
-
-    return infer_model(name, infer_provider if api_key is None else make_provider)
-
-
 def _build_model_at_url(base_url: str, name: str, api_key: str | None) -> ProviderModel:
     """Returns a model on a custom server. Without a key none is sent, in particular not another provider's."""
     if name.startswith("anthropic:"):
@@ -205,12 +195,8 @@ def _map_errors(model: str) -> Generator[None, None, None]:
     """Raises provider and network errors as `ModelError`; others pass unchanged."""
     try:
         yield
-    except Exception as exc:  # noqa: BLE001  mapped below; others are raised again
-        _raise_mapped(exc, model)
-
-
-def _raise_mapped(exc: Exception, model: str) -> NoReturn:
-    error = classify_exception(exc, model=model)
-    if error is None:
-        raise exc
-    raise error from exc
+    except Exception as exc:
+        error = classify_exception(exc, model=model)
+        if error is None:
+            raise
+        raise error from exc

@@ -4,26 +4,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sqlalchemy import Connection, select
 
+from quire.db.dialects import insert_rows, insert_tuples
+from quire.db.raw_sql import batch_statements, yield_to_event_loop
+from quire.db.schema import blob_uses, blobs, entries, paths
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
-from quire.log.dialects import insert_rows, insert_tuples
-from quire.log.ids import now
-from quire.log.raw_sql import yield_to_event_loop
-from quire.log.schema import blob_uses, blobs, entries, paths
-from quire.log.statement_batch import batch_statements
-from quire.log.turn_leases import check_lease
-from quire.log.types import Branch, TurnLease
-from quire.model import (
-    ActiveCompaction,
-    ChainHead,
-    Compaction,
-    Draft,
-    Entry,
-    Message,
-    apply_entry,
-    iter_paths,
-)
+from quire.log.types import Branch
+from quire.model import ActiveCompaction, ChainHead, Compaction, Draft, Entry, Message, apply_entry, iter_paths
 from quire.model.entry_bodies import kind_of
+from quire.model.ids import now
 
 MAX_UNINTERRUPTED_BYTES = 100_000
 """Bytes of entries that are hashed before other tasks run."""
@@ -39,19 +28,19 @@ def append_entries(
     *,
     branch: int,
     after: bytes | None,
-    lease: TurnLease | None = None,
-    ends_turn: bool = False,
+    check_turn: Callable[[], None] | None = None,
     write_extra: Callable[[Sequence[Entry], bool], None] | None = None,
 ) -> list[Entry]:
-    """Appends the drafts; with `after`, right after the message with that path, and idempotently.
+    """Appends all drafts or none.
 
-    Drafts that are stored there already are returned. If other entries follow that message, raises `StaleHead`
-    (optimistic concurrency). With `lease`, raises `TurnLeaseLost` if the turn no longer has it. `write_extra` writes
-    rows for the stored entries in the same transaction; its second argument is whether the last of them is new.
+    With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: drafts that are stored right after that
+    message are returned. If other entries follow it, raises `StaleHead` (optimistic concurrency). `check_turn` is
+    called while the branch is locked, and raises if the turn may not write. `write_extra` writes more rows in the same
+    transaction. It is called with the stored entries, and with whether the last of them is new.
     """
-    target = conversations.get_branch(connection, tenant, conversation, branch, lock=True)
-    if lease is not None:
-        check_lease(connection, tenant, lease, ends_turn=ends_turn)
+    target = conversations.lock_branch(connection, tenant, conversation, branch)
+    if check_turn is not None:
+        check_turn()
     stored = [] if after is None else _find_stored(connection, tenant, target, drafts, after)
     new_drafts = drafts[len(stored) :]
     if new_drafts:
@@ -75,7 +64,7 @@ def _find_stored(
     """The leading drafts that an earlier call stored after this path."""
     if after == target.head_path:
         return []
-    messages = [draft.body.canonical_json() for draft in drafts if isinstance(draft.body, Message)]
+    messages = [draft.body.canonical_json().encode() for draft in drafts if isinstance(draft.body, Message)]
     if len(messages) != len(drafts):
         raise InvalidEntry("Only messages can be appended with `after`; append other entries without it.")
     expected = list(iter_paths(messages, start=after))

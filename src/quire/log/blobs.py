@@ -5,12 +5,12 @@ from hashlib import sha256
 
 from sqlalchemy import Connection, delete, exists, select, update
 
+from quire.db.dialects import insert_rows, upsert
+from quire.db.schema import blob_uses, blobs
 from quire.errors import BlobNotFound, IntegrityViolation, StoreError
-from quire.log.dialects import insert_rows, upsert
-from quire.log.ids import now
-from quire.log.schema import blob_uses, blobs
 from quire.log.types import Blob
 from quire.model import Entry
+from quire.model.ids import now
 
 MAX_KNOWN_BLOBS = 10_000
 """Maximum digests in the LRU cache of stored blobs."""
@@ -19,10 +19,13 @@ ORPHAN_BLOB_MICROS = 24 * 3_600 * 1_000_000
 """Age after which a purge deletes an uploaded blob that nothing references."""
 
 
-def put_blob(connection: Connection, tenant: str, blob: Blob) -> str:
-    """Stores a blob before the message that references it; if it is stored already, its upload counts from now."""
-    digest = sha256(blob.data).digest()
-    row = {"tenant": tenant, "digest": digest, "media_type": blob.media_type, "data": blob.data, "uploaded_at": now()}
+def put_blob(connection: Connection, tenant: str, data: bytes, *, media_type: str = "application/octet-stream") -> str:
+    """Stores a blob before the message that references it, and returns its digest.
+
+    Bytes that are stored already are not stored again, but their upload counts from now.
+    """
+    digest = sha256(data).digest()
+    row = {"tenant": tenant, "digest": digest, "media_type": media_type, "data": data, "uploaded_at": now()}
     connection.execute(upsert(connection, blobs, replace=["uploaded_at"]), row)
     return digest.hex()
 

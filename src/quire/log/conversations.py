@@ -1,24 +1,24 @@
 """Conversations and branches: create, list, rename, lock, fork."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Concatenate
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from quire.db.dialects import upsert
+from quire.db.notifications import mark_changed
+from quire.db.raw_sql import execute, fetch
+from quire.db.schema import branches, conversations, uncounted_branches, unindexed_branches
+from quire.db.store_part import P, T
 from quire.errors import BranchNotFound, ConversationExists, ConversationNotFound, EntryNotFound
 from quire.log import reads
-from quire.log.dialects import upsert
-from quire.log.ids import now
-from quire.log.notifications import mark_changed
-from quire.log.raw_sql import execute, fetch
 from quire.log.row_digests import ROW_DIGEST, check_row, covered_columns, with_row_digest
-from quire.log.schema import branches, conversations, unindexed_branches
 from quire.log.types import MAIN_BRANCH, Branch, ConversationOrigin, ConversationRecord, OriginCount
-from quire.log.usage.schema import uncounted_branches
 from quire.model import CHAIN_ROOT, ActiveCompaction, BranchState, Compaction, apply_entry
+from quire.model.ids import new_id, now
 
 TOUCH_INTERVAL_MICROS = 1_000_000
 """Minimum time between updates of a conversation's `updated_at`, since each rewrites an index entry."""
@@ -42,15 +42,33 @@ MAX_CACHED_BRANCHES = 256
 BRANCH_FIELDS = tuple(column.name for column in covered_columns(branches))
 """Columns of a branch, in the order of the fields of `Branch`."""
 
-_BRANCHES = select(*(branches.c[name] for name in BRANCH_FIELDS), branches.c.row_digest).where(
+BranchQuery = Select[*tuple[Any, ...]]
+
+_BRANCHES: BranchQuery = select(*(branches.c[name] for name in BRANCH_FIELDS), branches.c.row_digest).where(
     branches.c.tenant == bindparam("tenant"),
     branches.c.conversation == bindparam("conversation"),
 )
-BRANCH = _BRANCHES.where(branches.c.branch == bindparam("branch"))
+BRANCH: BranchQuery = _BRANCHES.where(branches.c.branch == bindparam("branch"))
 _BRANCH_FOR_UPDATE = BRANCH.with_for_update()
+_ALL_BRANCHES = _BRANCHES.order_by(branches.c.branch)
 
 
-def create_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
+def create_conversation(
+    connection: Connection,
+    tenant: str,
+    id: str | None = None,
+    *,
+    title: str = "",
+    origin: ConversationOrigin | None = None,
+) -> ConversationRecord:
+    at = now()
+    conversation = ConversationRecord(id or new_id(), title, at, at, origin)
+    insert_conversation(connection, tenant, conversation)
+    return conversation
+
+
+def insert_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
+    """Creates the conversation with its main branch."""
     try:
         connection.execute(insert(conversations), to_conversation_row(tenant, conversation))
     except IntegrityError as error:
@@ -128,8 +146,8 @@ def list_conversations(
     connection: Connection,
     tenant: str,
     *,
-    limit: int,
-    before: ConversationRecord | None,
+    limit: int = 50,
+    before: ConversationRecord | None = None,
     origin: ConversationOrigin | None = None,
     main_only: bool = False,
 ) -> list[ConversationRecord]:
@@ -150,8 +168,8 @@ def list_conversations(
     return [_to_conversation(row) for row in connection.execute(query.limit(limit), {"tenant": tenant})]
 
 
-def list_origins(connection: Connection, tenant: str, *, limit: int) -> list[OriginCount]:
-    """Clients and projects of conversations without a purpose, the most recently used first."""
+def list_origins(connection: Connection, tenant: str, *, limit: int = 200) -> list[OriginCount]:
+    """Clients and projects with the number of their main conversations, the most recently used first."""
     latest = func.max(conversations.c.updated_at)
     query = (
         select(conversations.c.client, conversations.c.project, func.count(), latest)
@@ -185,12 +203,12 @@ def get_conversations(connection: Connection, tenant: str, ids: Collection[str])
     return {record.id: record for record in map(_to_conversation, rows)}
 
 
-def list_session(connection: Connection, tenant: str, session: str, *, limit: int) -> list[ConversationRecord]:
+def list_session(connection: Connection, tenant: str, session: str, *, limit: int = 50) -> list[ConversationRecord]:
     """The conversations of a client's session, most recently updated first."""
     origin = ConversationOrigin(session=session)
     if origin.session is None:
         return []
-    return list_conversations(connection, tenant, limit=limit, before=None, origin=origin)
+    return list_conversations(connection, tenant, limit=limit, origin=origin)
 
 
 def rename_conversation(connection: Connection, tenant: str, conversation: str, title: str) -> None:
@@ -237,7 +255,7 @@ def clear_texts(connection: Connection, tenant: str, conversation: str, columns:
 
 
 def reset_branch_name(connection: Connection, tenant: str, conversation: str, number: int) -> None:
-    branch = get_branch(connection, tenant, conversation, number, lock=True)
+    branch = lock_branch(connection, tenant, conversation, number)
     overwrite_branch(connection, tenant, branch._replace(name=_default_branch_name(number)))
 
 
@@ -252,22 +270,36 @@ def is_purged(connection: Connection, tenant: str, conversation: str) -> bool:
     return row is None and not get_conversation(connection, tenant, conversation).title
 
 
-def get_branch(connection: Connection, tenant: str, conversation: str, branch: int, *, lock: bool = False) -> Branch:
-    """The branch's row. With `lock`, no other transaction can append to it before this one ends."""
-    statement = _BRANCH_FOR_UPDATE if lock else BRANCH
-    params = {"tenant": tenant, "conversation": conversation, "branch": branch}
+def get_branch(connection: Connection, tenant: str, conversation: str, number: int = MAIN_BRANCH) -> Branch:
+    return _read_branch(connection, BRANCH, tenant, conversation, number)
+
+
+def lock_branch(connection: Connection, tenant: str, conversation: str, number: int) -> Branch:
+    """The branch, to which no other transaction can append before this one ends."""
+    return _read_branch(connection, _BRANCH_FOR_UPDATE, tenant, conversation, number)
+
+
+def _read_branch(connection: Connection, statement: BranchQuery, tenant: str, conversation: str, number: int) -> Branch:
+    params = {"tenant": tenant, "conversation": conversation, "branch": number}
     for row in fetch(connection, statement, params):
         return parse_branch_row(row)
     get_conversation(connection, tenant, conversation)
-    raise BranchNotFound(f"Conversation {conversation!r} has no branch {branch}.")
+    raise BranchNotFound(f"Conversation {conversation!r} has no branch {number}.")
 
 
-def list_branches(connection: Connection, tenant: str, conversation: str, *, lock: bool = False) -> list[Branch]:
-    """All branches by number. With `lock`, no other transaction can append to them before this one ends."""
+def list_branches(connection: Connection, tenant: str, conversation: str) -> list[Branch]:
+    """All branches by number."""
+    return _read_branches(connection, _ALL_BRANCHES, tenant, conversation)
+
+
+def lock_branches(connection: Connection, tenant: str, conversation: str) -> list[Branch]:
+    """All branches by number, to which no other transaction can append before this one ends."""
+    return _read_branches(connection, _ALL_BRANCHES.with_for_update(), tenant, conversation)
+
+
+def _read_branches(connection: Connection, statement: BranchQuery, tenant: str, conversation: str) -> list[Branch]:
     get_conversation(connection, tenant, conversation)
-    params = {"tenant": tenant, "conversation": conversation}
-    query = _BRANCHES.order_by(branches.c.branch)
-    rows = connection.execute(query.with_for_update() if lock else query, params)
+    rows = connection.execute(statement, {"tenant": tenant, "conversation": conversation})
     return [parse_branch_row(tuple(row)) for row in rows]
 
 
@@ -335,11 +367,17 @@ OVERWRITE_BRANCH = (
 
 
 def create_fork(
-    connection: Connection, tenant: str, conversation: str, *, branch: int, at: int, name: str | None
+    connection: Connection,
+    tenant: str,
+    conversation: str,
+    *,
+    at: int,
+    branch: int = MAIN_BRANCH,
+    name: str | None = None,
 ) -> Branch:
     """Creates a branch that shares the entries up to and including `at` (0: none)."""
     # Forks of one conversation are serialized by the lock of the main branch, so that each gets its own number.
-    get_branch(connection, tenant, conversation, MAIN_BRANCH, lock=True)
+    lock_branch(connection, tenant, conversation, MAIN_BRANCH)
     origin = get_branch(connection, tenant, conversation, branch)
     number = 1 + max(each.number for each in list_branches(connection, tenant, conversation))
     new_branch = build_fork(
@@ -398,3 +436,17 @@ def fold_state(connection: Connection, tenant: str, branch: Branch, seq: int) ->
             compactions[entry.seq] = ActiveCompaction.from_entry(entry.seq, body)
         state = apply_entry(state, entry.seq, body, compaction_at=compactions.__getitem__)
     return state
+
+
+def with_branch(
+    function: Callable[Concatenate[Connection, str, Branch, P], T],
+) -> Callable[Concatenate[Connection, str, str, int, P], T]:
+    """Turns a function of a `Branch` into one of its conversation and number, read in the same transaction."""
+
+    def with_number(
+        connection: Connection, tenant: str, conversation: str, branch: int, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        row = get_branch(connection, tenant, conversation, branch)
+        return function(connection, tenant, row, *args, **kwargs)
+
+    return with_number

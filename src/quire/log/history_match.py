@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
+from quire.db import dialects
+from quire.db.raw_sql import fetch, open_cursor
+from quire.db.schema import manifests
 from quire.errors import ConversationNotFound
-from quire.log import conversations, dialects
-from quire.log.raw_sql import fetch, open_cursor
-from quire.log.schema import manifests
+from quire.log import conversations
 from quire.log.types import Branch, BranchMatch, ConversationOrigin
 
 FIRST_PROBE_PATHS = 16
@@ -32,16 +33,22 @@ class _Scope(NamedTuple):
 class _Hit(NamedTuple):
     match: BranchMatch
     is_preferred: bool
-    """Whether no other conversation can have a better match: there is no session to prefer, or it is in it."""
+    """Whether no other conversation can have a better match. With a session, only its conversations are preferred."""
 
 
 def match_history(
-    connection: Connection, tenant: str, paths: Sequence[bytes], *, conversation: str | None, session: str | None
+    connection: Connection,
+    tenant: str,
+    paths: Sequence[bytes],
+    *,
+    conversation: str | None = None,
+    session: str | None = None,
 ) -> BranchMatch | None:
-    """The branch that stores the longest prefix of a list with these paths, in one conversation or in any.
+    """The branch that stores the longest prefix of messages with these paths, in one conversation or in any.
 
-    If a given conversation has none of them, its latest branch, at its head; None if the conversation does not exist.
-    Without a conversation, any prefix in a conversation of `session` is preferred to a longer one elsewhere.
+    If the given conversation stores none of them, the match is the head of its latest branch. If it does not exist,
+    there is no match. With `session`, any prefix in a conversation of that session is preferred to a longer one
+    elsewhere.
     """
     preferred_session = ConversationOrigin(session=session).session if conversation is None else None
     scope = _Scope(tenant, conversation, preferred_session)

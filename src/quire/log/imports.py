@@ -11,17 +11,16 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, exists, select
 
+from quire.db.dialects import insert_rows, insert_tuples, upsert
+from quire.db.notifications import mark_changed
+from quire.db.raw_sql import yield_to_event_loop
+from quire.db.schema import branches as branches_table
+from quire.db.schema import conversations as conversations_table
+from quire.db.schema import imports, uncounted_branches, unindexed_branches
+from quire.db.store_part import StorePart, read, read_bulk, write_bulk
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
-from quire.log.dialects import insert_rows, insert_tuples, upsert
-from quire.log.notifications import mark_changed
-from quire.log.raw_sql import yield_to_event_loop
-from quire.log.schema import branches as branches_table
-from quire.log.schema import conversations as conversations_table
-from quire.log.schema import imports, unindexed_branches
-from quire.log.store_base import SqlStoreBase
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
-from quire.log.usage.schema import uncounted_branches
 from quire.model import ActiveCompaction, Author, ChainHead, Compaction, Entry, EntryKind, Span, apply_entry
 
 MAX_ITEM_ID_CHARS = 100
@@ -83,37 +82,8 @@ def make_item_id(text: str) -> str:
     return text if _ITEM_ID.fullmatch(text) else sha256(text.encode(errors="replace")).hexdigest()
 
 
-class SqlImportStore(SqlStoreBase):
-    """The methods of the store for imports."""
-
-    async def list_imported(self, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
-        """The imported items of these conversations, by conversation; one without any is absent."""
-        return await self._read_bulk(list_imported, conversation_ids)
-
-    async def find_live_sessions(self, client: str, sessions: Collection[str]) -> set[str]:
-        """Those of these sessions of a client with a conversation that was recorded as it happened, not imported."""
-        return await self._read(find_live_sessions, client, sessions)
-
-    async def import_items(self, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
-        """Appends the items that are not imported yet, in one transaction; returns the position of each item.
-
-        An item whose parent is not the last entry of its branch begins a new branch."""
-        try:
-            return await self._write_bulk(import_items, batches)
-        except StoreError as error:
-            if not _is_key_conflict(error):
-                raise
-            # A concurrent import created the same conversation; the second attempt appends to it.
-            return await self._write_bulk(import_items, batches)
-
-
-def _is_key_conflict(error: StoreError) -> bool:
-    cause = error.__cause__
-    driver_error: object = getattr(cause, "orig", cause)
-    return any(kind.__name__ == "IntegrityError" for kind in type(driver_error).__mro__)
-
-
-def list_imported(connection: Connection, tenant: str, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
+def read_ledgers(connection: Connection, tenant: str, conversation_ids: Collection[str]) -> dict[str, ImportLedger]:
+    """The imported items of these conversations, by conversation; one without any is absent."""
     ledgers: dict[str, ImportLedger] = {}
     for ids in _split(sorted(conversation_ids)):
         query = select(imports.c.conversation, imports.c.item, imports.c.digest, imports.c.branch, imports.c.seq).where(
@@ -125,6 +95,7 @@ def list_imported(connection: Connection, tenant: str, conversation_ids: Collect
 
 
 def find_live_sessions(connection: Connection, tenant: str, client: str, sessions: Collection[str]) -> set[str]:
+    """Those of these sessions of a client with a conversation that was recorded as it happened, not imported."""
     is_imported = exists().where(
         imports.c.tenant == conversations_table.c.tenant,
         imports.c.conversation == conversations_table.c.conversation,
@@ -147,15 +118,19 @@ def _split(values: Sequence[str]) -> Iterator[Sequence[str]]:
     )
 
 
-def import_items(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
+def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
+    """Appends the items that are not imported yet; returns the position of each item.
+
+    An item whose parent is not the last entry of its branch begins a new branch.
+    """
     existing = _list_existing(connection, tenant, [batch.conversation.id for batch in batches])
     writer = _RowWriter(connection, tenant)
     added: list[dict[str, Position]] = []
     for batch in batches:
         if batch.conversation.id in existing:
             # The lock comes before the ledger is read, so that a concurrent import cannot add to it in between.
-            locked = conversations.list_branches(connection, tenant, batch.conversation.id, lock=True)
-            ledger = list_imported(connection, tenant, [batch.conversation.id]).get(batch.conversation.id, {})
+            locked = conversations.lock_branches(connection, tenant, batch.conversation.id)
+            ledger = read_ledgers(connection, tenant, [batch.conversation.id]).get(batch.conversation.id, {})
             writer.open_conversation(locked)
         else:
             ledger = {}
@@ -349,3 +324,22 @@ class _RowWriter:
 
 def _refuse_undo(seq: int) -> ActiveCompaction:
     raise LookupError(f"an import undoes no compaction, but #{seq} was looked up")
+
+
+class Imports(StorePart):
+    """Bulk import of messages that another program stored."""
+
+    read_ledgers = read_bulk(read_ledgers)
+    find_live_sessions = read(find_live_sessions)
+
+    async def append(self, batches: Sequence[ImportBatch]) -> list[dict[str, Position]]:
+        """Appends the items that are not imported yet, in one transaction; returns the position of each item."""
+        try:
+            return await self.run(write_bulk, append_items, batches)
+        except StoreError as error:
+            cause = error.__cause__
+            driver_error: object = getattr(cause, "orig", cause)
+            if not any(kind.__name__ == "IntegrityError" for kind in type(driver_error).__mro__):
+                raise
+            # A concurrent import created the same conversation; the second attempt appends to it.
+            return await self.run(write_bulk, append_items, batches)

@@ -1,99 +1,21 @@
-"""The ledger: records each turn atomically with its manifest, blobs, token calibration and cost."""
+"""The ledger: manifests of answered requests, and token calibrations."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, select, update
 
+from quire.db.dialects import insert_rows, sanitize_text
+from quire.db.schema import calibrations, entries, manifests
 from quire.errors import EntryNotFound, RequestNotFound, ResponseNotFound, StaleHead
-from quire.log import append
-from quire.log.blobs import insert_blobs, record_blob_uses, select_stored
-from quire.log.conversations import to_branch_row, to_conversation_row
-from quire.log.costs import charge, discard_reservation
-from quire.log.dialects import insert_rows, sanitize_text, upsert
-from quire.log.raw_sql import execute
+from quire.log.blobs import record_blob_uses, select_stored
 from quire.log.row_digests import ROW_DIGEST, check_row, compute_row_digest, covered_columns, with_row_digest
-from quire.log.schema import branches, calibrations, conversations, entries, manifests, paths
-from quire.log.statement_batch import batch_statements
-from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, RecordedRequest, ReplyRecord
-from quire.log.usage.rollup import reset_usage
-from quire.model import CHAIN_ROOT, BranchState, Entry, Manifest
+from quire.log.types import Branch, RecordedRequest
+from quire.model import Entry, Manifest
 
 MAX_RESPONSE_ID_CHARS = 500
 """Maximum length of a response id. A longer one of an upstream is not stored: an index entry of PostgreSQL has at
 most 2,704 bytes."""
-
-
-def record_reply(
-    connection: Connection,
-    tenant: str,
-    conversation: str,
-    record: ReplyRecord,
-    *,
-    branch: int,
-    after: bytes | None,
-    known_digests: Collection[bytes] = (),
-) -> list[Entry]:
-    """Appends the turn's messages and stores its manifest under the number of the last one, the reply.
-
-    Blobs in `known_digests` are assumed to be stored; if one is not, a foreign key refuses the reference to it.
-    """
-    with batch_statements(connection):
-        if record.creates_conversation is not None:
-            _ensure_conversation(connection, tenant, record.creates_conversation)
-        insert_blobs(connection, tenant, record.blobs, exclude=known_digests)
-    return append.append_entries(
-        connection,
-        tenant,
-        conversation,
-        record.drafts,
-        branch=branch,
-        after=after,
-        lease=record.lease,
-        ends_turn=record.ends_turn,
-        write_extra=lambda stored, is_new: _write_ledger(connection, tenant, record, stored, is_new=is_new),
-    )
-
-
-def _write_ledger(
-    connection: Connection, tenant: str, record: ReplyRecord, stored: Sequence[Entry], *, is_new: bool
-) -> None:
-    """Stores manifest, calibration, cost and client path of a turn."""
-    reply = stored[-1]
-    if record.client_path is not None:
-        insert_rows(connection, paths, [_to_key(tenant, reply) | {"path": record.client_path}], ignore_existing=True)
-    manifest = record.build_manifest(stored)
-    ids = {"request_id": record.request_id, "response_id": _select_storable(record.response_id)}
-    if not insert_manifest(connection, tenant, reply, manifest, **ids):
-        return
-    if not is_new:
-        # The roll-up may have counted the reply without its manifest.
-        reset_usage(connection, tenant, reply.conversation)
-    if record.calibration is not None:
-        model, calibration = record.calibration
-        row = with_row_digest(calibrations, {"tenant": tenant, "model": model, "calibration": calibration})
-        execute(connection, upsert(connection, calibrations, replace=["calibration", ROW_DIGEST]), row)
-    if record.reservation_id is not None:
-        discard_reservation(connection, tenant, record.reservation_id)
-    if record.cost or record.reservation_id is not None:
-        charge(connection, tenant, reply.conversation, record.cost, key_id=record.key_id)
-
-
-def _ensure_conversation(connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
-    """Creates the conversation unless it exists; if another turn came first, the append raises `StaleHead`."""
-    insert_rows(connection, conversations, [to_conversation_row(tenant, conversation)], ignore_existing=True)
-    at = conversation.created_at
-    main = Branch(
-        conversation.id, MAIN_BRANCH, "main", at, (), 0, CHAIN_ROOT, CHAIN_ROOT, BranchState(), conversation.updated_at
-    )
-    insert_rows(connection, branches, [to_branch_row(tenant, main)], ignore_existing=True)
-
-
-def _select_storable(response_id: str | None) -> str | None:
-    """The response id, or None for one that is too long or that a text column cannot store."""
-    if response_id is None or len(response_id) > MAX_RESPONSE_ID_CHARS or sanitize_text(response_id) != response_id:
-        return None
-    return response_id
 
 
 def insert_manifest(
@@ -109,7 +31,12 @@ def insert_manifest(
 
     Raises `StaleHead` if the manifest of another request is stored under this reply.
     """
-    row = to_manifest_row(_to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
+    if response_id is not None and (
+        len(response_id) > MAX_RESPONSE_ID_CHARS or sanitize_text(response_id) != response_id
+    ):
+        # Too long for the index, or with characters that a text column cannot store.
+        response_id = None
+    row = to_manifest_row(to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
     # -1 in a batch: then the reply is new, so no other manifest can be stored under it.
     if not inserted and request_id is not None and not _has_request(connection, tenant, request_id):
@@ -122,7 +49,7 @@ def insert_manifest(
 
 def import_manifest(connection: Connection, tenant: str, reply: Entry, manifest: Manifest) -> None:
     """Stores the manifest of an exported conversation; blobs that were purged before the export are not referenced."""
-    insert_rows(connection, manifests, [to_manifest_row(_to_key(tenant, reply), manifest)])
+    insert_rows(connection, manifests, [to_manifest_row(to_key(tenant, reply), manifest)])
     record_blob_uses(connection, tenant, reply, select_stored(connection, tenant, _list_blobs(manifest)))
 
 
@@ -139,11 +66,12 @@ def _list_blobs(manifest: Manifest) -> set[str]:
     return blobs if request_blob is None else {*blobs, request_blob}
 
 
-def _to_key(tenant: str, entry: Entry) -> dict[str, object]:
+def to_key(tenant: str, entry: Entry) -> dict[str, object]:
     return {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
 
 
 def get_request(connection: Connection, tenant: str, request_id: str) -> RecordedRequest:
+    """The answered request with this id and the location of its reply."""
     query = select(manifests.c.conversation, manifests.c.branch, manifests.c.seq, manifests.c.manifest).where(
         manifests.c.tenant == tenant, manifests.c.request_id == request_id
     )
@@ -209,6 +137,7 @@ def _has_request(connection: Connection, tenant: str, request_id: str) -> bool:
 
 
 def get_manifest(connection: Connection, tenant: str, branch: Branch, seq: int) -> Manifest:
+    """The manifest of the request that entry `seq` answered."""
     query = select(manifests.c.manifest).where(
         manifests.c.tenant == tenant,
         manifests.c.conversation == branch.conversation,

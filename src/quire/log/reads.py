@@ -7,12 +7,11 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column, or_, select
 
+from quire.db.database import check_inline_rows
+from quire.db.raw_sql import fetch
+from quire.db.schema import entries
 from quire.errors import EntryNotFound
-from quire.log.database import check_inline_rows
-from quire.log.raw_sql import fetch
-from quire.log.schema import entries
-from quire.log.search_types import MessageKey
-from quire.log.types import Branch, BranchRange, Window
+from quire.log.types import Branch, BranchRange, MessageKey, Window
 from quire.model import Entry, EntryKind, Role, Span
 
 EntryQuery = Select[*tuple[Any, ...]]
@@ -204,7 +203,7 @@ def read_window(
     if active is not None:
         index = active.seq - after[0].seq
         compaction = after[index] if index >= 0 else get_entry(connection, tenant, branch, active.seq)
-    not_loaded = _find_not_loaded(first_after, after)
+    not_loaded = Span(first=first_after, last=after[0].seq - 1) if after and after[0].seq > first_after else None
     question = _read_question(connection, tenant, branch, after[0] if after else None, not_loaded)
     return Window(branch, compaction, tuple(pinned), messages, not_loaded, question, tuple(after))
 
@@ -294,10 +293,6 @@ def _read_question(
             return earlier[0]
     active = branch.state.active_compaction
     return get_entry(connection, tenant, branch, active.question) if active and active.question else None
-
-
-def _find_not_loaded(first: int, loaded: Sequence[Entry]) -> Span | None:
-    return Span(first=first, last=loaded[0].seq - 1) if loaded and loaded[0].seq > first else None
 
 
 def _select_messages(loaded: Sequence[Entry]) -> tuple[Entry, ...]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Column, Table
 
+from quire.db.schema import conversations, documents
 from quire.errors import IntegrityViolation
-from quire.log.schema import conversations, documents
 
 ROW_DIGEST = "row_digest"
 

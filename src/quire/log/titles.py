@@ -1,11 +1,10 @@
 """Default titles: the first words of a conversation's first question, without what an agent puts before it."""
 
 import re
-from collections.abc import Sequence
 
 from sqlalchemy import Connection, bindparam, select
 
-from quire.log.schema import conversations, entries
+from quire.db.schema import conversations, entries
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.model import Message, TextPart
 
@@ -45,7 +44,7 @@ _USER_MESSAGES = select(conversations.c.conversation, _USER_MESSAGE).where(
 )
 
 
-def fill_titles(connection: Connection, tenant: str, items: Sequence[ConversationRecord]) -> list[ConversationRecord]:
+def fill_titles(connection: Connection, tenant: str, *items: ConversationRecord) -> list[ConversationRecord]:
     """Fills missing titles with the first words of the first question.
 
     One user message of each conversation is read; the next ones only where it has nothing but an agent's context.

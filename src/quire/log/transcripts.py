@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, delete, select, update
 
+from quire.db.dialects import insert_or_ignore, insert_rows
+from quire.db.schema import transcript_lines, transcripts
+from quire.db.store_part import StorePart, read, write, write_bulk
 from quire.errors import IntegrityViolation, InvalidRequest
-from quire.log.dialects import insert_or_ignore, insert_rows
-from quire.log.ids import now
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
-from quire.log.schema import transcript_lines, transcripts
-from quire.log.store_base import SqlStoreBase
+from quire.model.ids import now
 
 MAX_KEY_BYTES = 500
 """Maximum length of each part of a key and of a line's id: PostgreSQL indexes them."""
@@ -45,45 +45,18 @@ SummaryFold = Callable[[str | None, Sequence[str], int], str]
 """Computes the summary from the one before, the new lines and the time of the change."""
 
 
-class SqlTranscriptStore(SqlStoreBase):
-    """The methods of the store for transcripts."""
-
-    async def append_transcript(
-        self, key: TranscriptKey, lines: Sequence[TranscriptLine], *, fold_summary: SummaryFold | None = None
-    ) -> int:
-        """Appends the lines whose ids are not stored yet; returns their number."""
-        _check_key(key, lines)
-        return await self._write(append_lines, key, lines, fold_summary=fold_summary)
-
-    async def load_transcript(self, key: TranscriptKey) -> list[str] | None:
-        """The lines in their order; None if there never were any."""
-        return await self._read(load_lines, key)
-
-    async def list_transcripts(self, project: str) -> list[TranscriptRecord]:
-        """The sessions of a project, without the transcripts of sub-agents."""
-        return await self._read(list_sessions, project)
-
-    async def list_transcript_subpaths(self, project: str, session: str) -> list[str]:
-        return await self._read(list_subpaths, project, session)
-
-    async def delete_transcript(self, key: TranscriptKey) -> None:
-        """Deletes a transcript; that of a session with those of its sub-agents. Messages in the log stay."""
-        await self._write_bulk(delete_transcript, key)
-        await self._database.scrub()
-
-    async def link_transcript(self, key: TranscriptKey, conversation: str) -> None:
-        """Records the conversation that was made from this transcript, so that a purge finds the transcript."""
-        await self._write(link_transcript, key, conversation)
-
-
 def append_lines(
     connection: Connection,
     tenant: str,
     key: TranscriptKey,
     lines: Sequence[TranscriptLine],
     *,
-    fold_summary: SummaryFold | None,
+    fold_summary: SummaryFold | None = None,
 ) -> int:
+    """Appends the lines whose ids are not stored yet; returns their number."""
+    for text in (*key, *(line.id or "" for line in lines)):
+        if len(text.encode(errors="replace")) > MAX_KEY_BYTES or "\x00" in text:
+            raise InvalidRequest(f"A key of a transcript has at most {MAX_KEY_BYTES} bytes and no NUL: {text[:80]!r}…")
     at = now()
     row = with_row_digest(
         transcripts,
@@ -120,6 +93,7 @@ def append_lines(
 
 
 def load_lines(connection: Connection, tenant: str, key: TranscriptKey) -> list[str] | None:
+    """The lines in their order; None if there never were any."""
     if connection.execute(select(transcripts.c.session).where(*_match(transcripts, tenant, key))).first() is None:
         return None
     query = select(transcript_lines).where(*_match(transcript_lines, tenant, key)).order_by(transcript_lines.c.number)
@@ -133,6 +107,7 @@ def load_lines(connection: Connection, tenant: str, key: TranscriptKey) -> list[
 
 
 def list_sessions(connection: Connection, tenant: str, project: str) -> list[TranscriptRecord]:
+    """The sessions of a project, without the transcripts of sub-agents."""
     query = select(transcripts.c.session, transcripts.c.modified_at, transcripts.c.summary).where(
         transcripts.c.tenant == tenant, transcripts.c.project == project, transcripts.c.subpath == ""
     )
@@ -150,12 +125,14 @@ def list_subpaths(connection: Connection, tenant: str, project: str, session: st
 
 
 def delete_transcript(connection: Connection, tenant: str, key: TranscriptKey) -> None:
+    """Deletes a transcript. Without a subpath, also the transcripts of the session's sub-agents."""
     for table in (transcript_lines, transcripts):
         conditions = _match(table, tenant, key)
         connection.execute(delete(table).where(*(conditions if key.subpath else conditions[:-1])))
 
 
 def link_transcript(connection: Connection, tenant: str, key: TranscriptKey, conversation: str) -> None:
+    """Records the conversation that was made from this transcript, so that a purge finds the transcript."""
     query = select(transcripts).where(*_match(transcripts, tenant, key)).with_for_update()
     stored = connection.execute(query).mappings().first()
     if stored is not None:
@@ -208,7 +185,16 @@ def _find_known(connection: Connection, tenant: str, key: TranscriptKey, ids: Se
     return known
 
 
-def _check_key(key: TranscriptKey, lines: Sequence[TranscriptLine]) -> None:
-    for text in (*key, *(line.id or "" for line in lines)):
-        if len(text.encode(errors="replace")) > MAX_KEY_BYTES or "\x00" in text:
-            raise InvalidRequest(f"A key of a transcript has at most {MAX_KEY_BYTES} bytes and no NUL: {text[:80]!r}…")
+class Transcripts(StorePart):
+    """Transcripts of agents as they wrote them."""
+
+    append = write(append_lines)
+    load = read(load_lines)
+    list = read(list_sessions)
+    list_subpaths = read(list_subpaths)
+    link = write(link_transcript)
+
+    async def delete(self, key: TranscriptKey) -> None:
+        """Deletes a transcript, and its text from the disk. Messages in the log stay."""
+        await self.run(write_bulk, delete_transcript, key)
+        await self.base.database.scrub()

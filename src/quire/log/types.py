@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from quire.log.dialects import sanitize_text
+from quire.db.dialects import sanitize_text
 from quire.model import BranchState, ChainHead, Draft, Entry, Manifest, Span
 from quire.model.base import FrozenModel
 
@@ -187,15 +187,6 @@ class BranchMatch(NamedTuple):
     """Manifest of the request that entry `seq` answered, if there is one."""
 
 
-class PrefixMatch(NamedTuple):
-    """Longest stored prefix of a list of messages: its `length`, and the entry where it ends."""
-
-    length: int
-    conversation: str
-    branch: int
-    seq: int
-
-
 class IntegrityFault(NamedTuple):
     """A row that differs from what was recorded: an entry, a branch, the conversation, or a row of the tenant."""
 
@@ -218,6 +209,14 @@ class ValuePurge(NamedTuple):
 class Blob(NamedTuple):
     media_type: str
     data: bytes
+
+
+class MessageKey(NamedTuple):
+    """Names a message by the branch that owns it."""
+
+    conversation: str
+    branch: int
+    seq: int
 
 
 class Citation(NamedTuple):

@@ -8,7 +8,7 @@ from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.mcp_server.answers import FIT_MARGIN
 from quire.model import Message
 from quire.view.secrets import mask_message, mask_secrets
-from quire.view.tokens import TokenCounter, estimating_counter
+from quire.wire.tokens import TokenCounter, estimating_counter
 
 MAX_LABEL_CHARS, MAX_LABEL_TOKENS = 160, 60
 """Length of a title, a project or a name in an answer; the rest is cut off."""
@@ -55,5 +55,5 @@ def format_time(micros: int) -> str:
 
 
 def branch_or_none(branch: int) -> int | None:
-    """The number of a branch for an answer, which omits that of the main branch."""
+    """The number of a branch for an answer; None for the main branch, which an answer does not name."""
     return branch if branch != MAIN_BRANCH else None

@@ -21,7 +21,7 @@ MAX_SEARCH_HITS, MAX_LISTED_CONVERSATIONS, MAX_MEMORY_HITS = 20, 50, 20
 MIN_READ_TOKENS, DEFAULT_READ_TOKENS, MAX_READ_TOKENS = 400, 4_000, 8_000
 """Bounds of one answer with messages: Claude Code warns at 10,000 tokens, as counted by another tokenizer."""
 MAX_FACT_CHARS = 20_000
-"""Maximum length of a text to remember that is looked at; a memory has a limit of its own."""
+"""Maximum length of a text to remember that is validated; the engine then checks the limit of a memory."""
 MAX_REPORTED_FAULTS = 5
 MAX_FAULT_CHARS = 200
 

@@ -1,17 +1,20 @@
 """The MCP server: its tools, resources, prompts and instructions, for callers whose access a function resolves.
 
-Built on the SDK's low-level `Server`, because the list of tools depends on the caller's rights and each answer has
-limits of its own. One server object serves every protocol revision and transport. What needs the engine is imported by
-the first request that needs it, so that a client that starts the server gets its first answers soon.
+Built on the SDK's low-level `Server`, because the list of tools depends on the caller's rights and each answer has its
+own limits. One server object serves every protocol revision and transport. What needs the engine is imported by the
+first request that needs it, so that a client that starts the server gets its first answers soon. Through pipes, the
+server also opens the engine only then.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INTERNAL_ERROR,
@@ -44,6 +47,7 @@ from quire.mcp_server import answers
 from quire.mcp_server.arguments import READING_TOOLS, HistoryToolArguments, MemoryWriteCall, parse_arguments
 
 if TYPE_CHECKING:
+    from quire.engine.context import EngineContext
     from quire.mcp_server.access import HistoryAccess
 
 _log = logging.getLogger(__name__)
@@ -79,19 +83,52 @@ _ANSWERS: dict[str, type[answers.ToolAnswer]] = {
 RequestContext = ServerRequestContext[Any, Any]
 AccessResolver = Callable[[RequestContext], Awaitable["HistoryAccess"]]
 """Returns the access of the caller of a request."""
-Lifespan = Callable[[Server[Any]], AbstractAsyncContextManager[Any]]
+EngineOpener = Callable[[], AbstractAsyncContextManager["EngineContext"]]
 
 
-@asynccontextmanager
-async def _no_lifespan(_: Server[Any]) -> AsyncGenerator[None]:
-    yield None
+async def serve_stdio(open_engine: EngineOpener, *, writes_memories: bool) -> None:
+    """Serves the user of this machine through pipes, until standard input ends."""
+    server = build_local_server(open_engine, writes_memories=writes_memories)
+    async with stdio_server() as (reader, writer):
+        await server.run(reader, writer, server.create_initialization_options())
+
+
+def build_local_server(open_engine: EngineOpener, *, writes_memories: bool) -> Server[Any]:
+    """A server for one user, who may read everything and pays for the summarizer.
+
+    The first request that needs the engine opens it, and the end of the server closes it.
+    """
+    stack, lock = AsyncExitStack(), asyncio.Lock()
+    access: HistoryAccess | None = None
+
+    @asynccontextmanager
+    async def close_engine(_: Server[Any]) -> AsyncGenerator[None]:
+        async with stack:
+            yield
+
+    async def resolve_access(_: RequestContext) -> "HistoryAccess":
+        nonlocal access
+        from quire.mcp_server.access import HistoryAccess
+
+        async with lock:
+            if access is None:
+                engine = await stack.enter_async_context(open_engine())
+                access = HistoryAccess(
+                    engine=engine,
+                    writes_memories=writes_memories,
+                    calls_model=True,
+                    masks_secrets=engine.settings.mask_secrets,
+                )
+        return access
+
+    return build_server(resolve_access, writes_memories=lambda _: writes_memories, lifespan=close_engine)
 
 
 def build_server(
     resolve_access: AccessResolver,
     *,
     writes_memories: Callable[[RequestContext], bool],
-    lifespan: Lifespan = _no_lifespan,
+    lifespan: Callable[[Server[Any]], AbstractAsyncContextManager[Any]] = lambda _: nullcontext(),
 ) -> Server[Any]:
     """Builds the server. `writes_memories` says whether a caller is offered memory_write, without opening anything."""
     handlers = _Handlers(resolve_access, writes_memories)
@@ -181,12 +218,12 @@ class _Handlers:
         return ReadResourceResult(contents=[contents])
 
     async def list_prompts(self, _: RequestContext, __: PaginatedRequestParams | None) -> ListPromptsResult:
-        from quire.mcp_server.prompts import PROMPTS
+        from quire.mcp_server.resources import PROMPTS
 
         return ListPromptsResult(prompts=list(PROMPTS))
 
     async def get_prompt(self, context: RequestContext, params: GetPromptRequestParams) -> GetPromptResult:
-        from quire.mcp_server.prompts import write_prompt
+        from quire.mcp_server.resources import write_prompt
 
         async with _ProtocolErrors():
             access = await self._resolve_access(context)

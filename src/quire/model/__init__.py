@@ -38,7 +38,7 @@ from quire.model.messages import (
     ToolDefinition,
     ToolResultPart,
 )
-from quire.model.policy import SLOTS, Policy, Provider, Slot
+from quire.model.policy import SLOTS, Policy, Slot, WireFormatName
 from quire.model.state import ActiveCompaction, BranchState, SessionItem, apply_entry
 
 __all__ = [
@@ -69,7 +69,6 @@ __all__ = [
     "Pin",
     "Policy",
     "Priority",
-    "Provider",
     "Restore",
     "Role",
     "SessionItem",
@@ -86,6 +85,7 @@ __all__ = [
     "TurnTotals",
     "Unpin",
     "Usage",
+    "WireFormatName",
     "apply_entry",
     "chain_digest",
     "compute_content_digest",

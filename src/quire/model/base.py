@@ -1,13 +1,16 @@
-"""Base class of all values: frozen, without unknown fields, with one canonical JSON form.
+"""What all values share: the base class, properties that are computed once, and text that can be encoded.
 
-Canonical JSON is compact, in the order of declaration, without fields that are None. Objects from a provider preserve
-the order of their keys, because providers sign and cache bytes. A field added later must default to None, so that the
-digests of stored values do not change.
+Values are frozen, without unknown fields, with one canonical JSON form. Canonical JSON is compact, in the order of
+declaration, without fields that are None. Objects from a provider preserve the order of their keys, because providers
+sign and cache bytes. A field added later must default to None, so that the digests of stored values do not change.
 """
 
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, JsonValue
+
+T = TypeVar("T")
 
 JsonObject = dict[str, JsonValue]
 """A provider's own fields, which Quire passes through without interpreting them."""
@@ -22,3 +25,43 @@ class FrozenModel(BaseModel):
     @classmethod
     def parse(cls, text: str) -> Self:
         return cls.model_validate_json(text)
+
+
+class lazy_property(Generic[T]):  # noqa: N801 (used like `property`)
+    """A property that computes its value at the first access and stores it in the instance, without a lock.
+
+    Two threads may both compute it. `functools.cached_property` of Python 3.11 holds one lock for all instances while
+    it computes: the event loop would wait for a worker thread that computes the same property of another tenant's
+    request.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function, self.__doc__ = function, function.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self | T:
+        if instance is None:
+            return self
+        # The stored value is found before this descriptor, which has no `__set__`.
+        value = instance.__dict__[self._function.__name__] = self._function(instance)
+        return value
+
+
+def replace_lone_surrogates(text: str) -> str:
+    """Replaces lone surrogates, which remain where text was cut within a character, by U+FFFD; joins pairs.
+
+    UTF-8, and with it every store, provider and tokenizer, rejects lone surrogates.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # The way through UTF-16 joins the two surrogates of a pair into one character.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -29,16 +29,16 @@ def chain_digest(previous: bytes, content_digest: bytes) -> bytes:
     return sha256(previous + content_digest).digest()
 
 
-def next_path(previous: bytes, message: str) -> bytes:
-    return sha256(previous + message.encode()).digest()
-
-
-def iter_paths(messages: Iterable[str], *, start: bytes = CHAIN_ROOT) -> Iterator[bytes]:
-    """Yields the path after each of these messages, which are given as canonical JSON."""
+def iter_paths(messages: Iterable[bytes], *, start: bytes = CHAIN_ROOT) -> Iterator[bytes]:
+    """Yields the path after each of these messages, which are given as canonical JSON in UTF-8."""
     path = start
     for message in messages:
-        path = next_path(path, message)
+        path = sha256(path + message).digest()
         yield path
+
+
+def next_path(previous: bytes, message: str) -> bytes:
+    return next(iter_paths([message.encode()], start=previous))
 
 
 Author = Literal["user", "assistant", "tool", "engine"]

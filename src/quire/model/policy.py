@@ -6,8 +6,8 @@ from pydantic import Field
 
 from quire.model.base import FrozenModel
 
-Provider = Literal["openai", "anthropic", "openai_responses"]
-"""Wire formats of a view: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
+WireFormatName = Literal["chat", "messages", "responses"]
+"""Wire formats: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
 Slot = Literal["system", "tools", "memory", "references", "summary", "messages", "recall", "newest"]
 
 SLOTS: tuple[Slot, ...] = ("system", "tools", "memory", "references", "summary", "messages", "recall", "newest")
@@ -20,7 +20,7 @@ class Policy(FrozenModel):
     """Model, window, thresholds and shares."""
 
     model: str
-    provider: Provider
+    wire_format: WireFormatName
     strategy: str = "hybrid"
     window: int = Field(gt=0)
     reserved_response_tokens: int = Field(default=512, ge=0)

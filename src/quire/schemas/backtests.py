@@ -1,15 +1,15 @@
 """Schemas of a backtest: its variants with their estimates and series, and its progress as a job."""
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 from pydantic import Field
 
 from quire.backtest import BacktestReport, SimulatedStep, VariantReport
-from quire.backtest.estimates import Estimate, RatioEstimator
-from quire.backtest.report import TokenSeries
-from quire.backtest.shards import parse_report, parse_spec
-from quire.log.backtests import BacktestRecord
+from quire.backtest.report import Estimate, RatioEstimator, TokenSeries
+from quire.backtest.runner import parse_report, parse_spec
 from quire.schemas import JsonModel
+from quire.store.backtests import BacktestRecord
 
 
 class EstimateSchema(JsonModel):
@@ -48,22 +48,7 @@ class SimulatedStepSchema(JsonModel):
 
     @classmethod
     def from_step(cls, step: SimulatedStep, *, conversation: str, variant: str) -> "SimulatedStepSchema":
-        return cls(
-            conversation=conversation,
-            variant=variant,
-            turn=step.turn,
-            step=step.step,
-            reply=step.reply,
-            tokens=step.tokens,
-            cached_tokens=step.cached_tokens,
-            output_tokens=step.output_tokens,
-            compactions=step.compactions,
-            cost_usd=step.cost_usd,
-            needed=step.needed,
-            in_view=step.in_view,
-            matches_recorded=step.matches_recorded,
-            error=step.error,
-        )
+        return cls.model_validate({**asdict(step), "conversation": conversation, "variant": variant})
 
 
 class VariantSchema(JsonModel):
@@ -120,15 +105,7 @@ class VariantSchema(JsonModel):
 
 
 def _list_points(series: TokenSeries) -> list[SeriesPointSchema]:
-    return [
-        SeriesPointSchema(
-            position=point.position,
-            tokens=point.tokens,
-            cached_tokens=point.cached_tokens,
-            conversations=point.conversations,
-        )
-        for point in series.points()
-    ]
+    return [SeriesPointSchema(**point._asdict()) for point in series.points()]
 
 
 class BacktestSchema(JsonModel):
@@ -147,6 +124,10 @@ class BacktestSchema(JsonModel):
         )
 
 
+class BacktestStepsSchema(BacktestSchema):
+    steps: list[SimulatedStepSchema]
+
+
 BacktestStatus = Literal["running", "done", "failed"]
 
 
@@ -158,7 +139,7 @@ class BacktestJobSchema(JsonModel):
     status: BacktestStatus
     failure: str | None = Field(description="Why it failed.")
     strategies: tuple[str, ...]
-    windows: tuple[int, ...] = Field(description="Empty: that of each model.")
+    windows: tuple[int, ...] = Field(description="Empty: the window of each model.")
     models: tuple[str, ...] = Field(description="Empty: the model of the settings.")
     is_sample: bool
     conversations: int

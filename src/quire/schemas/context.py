@@ -6,11 +6,22 @@ from pydantic import Field
 
 from quire.context.items import AgentItem, get_include_mode, index_agent_items
 from quire.ledger import ManifestChange, Replay
-from quire.model import Compaction, ContextItem, Decision, Entry, Manifest, Span, Truncation, Usage
+from quire.model import (
+    Compaction,
+    ContextItem,
+    Decision,
+    Entry,
+    Manifest,
+    Priority,
+    Span,
+    Truncation,
+    Usage,
+)
 from quire.model.agents import Agent, AgentTool, IncludeMode
 from quire.model.entry_bodies import SessionIncludeMode
 from quire.model.manifest import ForwardedForm, SlotUsage
 from quire.schemas import JsonModel
+from quire.schemas.entries import EntrySchema
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
 
@@ -53,7 +64,7 @@ class ActiveCompactionSchema(JsonModel):
 
 
 class CompactionPlanSchema(JsonModel):
-    covers: Span | None = Field(description="Entries to archive, including those of the current summary.")
+    covers: Span | None = Field(description="Entries to archive, including the ones that the current summary covers.")
     preserved: list[int] = Field(
         description="Sequence numbers of covered messages that stay in the request because of their priority."
     )
@@ -64,16 +75,7 @@ class CompactionPlanSchema(JsonModel):
 
     @classmethod
     def from_plan(cls, plan: CompactionPlan | None) -> "CompactionPlanSchema | None":
-        if plan is None:
-            return None
-        return cls(
-            covers=plan.covers,
-            preserved=list(plan.preserved),
-            truncations=list(plan.truncations),
-            freed_tokens=plan.freed_tokens,
-            target_tokens=plan.target_tokens,
-            needs_summary=plan.needs_summary,
-        )
+        return None if plan is None else cls.model_validate(plan, from_attributes=True)
 
 
 class ContextItemSchema(JsonModel):
@@ -199,3 +201,106 @@ class RequestDiffSchema(JsonModel):
     @classmethod
     def from_changes(cls, changes: list[ManifestChange], *, reply: int, other: int) -> "RequestDiffSchema":
         return cls(reply=reply, other=other, changes=[DecisionChangeSchema(**change._asdict()) for change in changes])
+
+
+class PinListSchema(JsonModel):
+    pins: list[int]
+
+
+class PriorityListSchema(JsonModel):
+    priorities: list[Priority] = Field(description="Messages for which a priority is set.")
+
+
+class BranchDocument(JsonModel):
+    """A document about one branch, which a command prints with `--json`."""
+
+    conversation: str
+    branch: int
+
+
+class ContextWindowSchema(BranchDocument):
+    reply: int | None = Field(description="Sequence number of the reply to the request; null for the next request.")
+    manifest: Manifest
+    item_counts: dict[str, dict[str, int]] = Field(
+        description="Included rules, references and tools, by kind and include mode."
+    )
+    entry: EntrySchema | None = Field(description="The reply.")
+    servers_not_started: list[str]
+
+
+class ActiveSummarySchema(BranchDocument):
+    active: ActiveCompactionSchema | None
+
+
+class UndoneCompactionSchema(ActiveSummarySchema):
+    undone: int = Field(description="Sequence number of the compaction that was undone.")
+
+
+class CompactionPreviewSchema(BranchDocument):
+    plan: CompactionPlanSchema | None
+
+
+class CompactionResultSchema(BranchDocument):
+    entry: EntrySchema | None = Field(description="The compaction; null if nothing changed.")
+
+
+class ReplayedRequestSchema(BranchDocument, ReplaySchema):
+    reply: int
+
+
+class ComparedRequestsSchema(BranchDocument, RequestDiffSchema):
+    pass
+
+
+class ExplainedItemSchema(BranchDocument):
+    reply: int | None
+    item: str
+    decision: Decision
+
+
+class SessionItemsSchema(BranchDocument, PinListSchema):
+    items: list[ContextItemSchema]
+    servers_not_started: list[str]
+
+
+class BranchPinsSchema(BranchDocument, PinListSchema):
+    pass
+
+
+class BranchPrioritiesSchema(BranchDocument, PriorityListSchema):
+    pass
+
+
+class MemoryBlockSchema(JsonModel):
+    name: str | None
+    included: bool
+    reason: str
+    tokens: int
+    text: str | None
+
+
+class ScoredMemorySchema(JsonModel):
+    id: str
+    text: str
+    included: bool
+    reason: str
+    score: float | None
+
+
+class MemoryRelevanceSchema(BranchDocument):
+    question: str
+    enabled: bool = Field(description="Whether there is an agent whose memory is on.")
+    blocks: list[MemoryBlockSchema] = Field(description="Memory in the request: the project's files, and memories.")
+    memories: list[ScoredMemorySchema]
+
+
+class HandoverSchema(BranchDocument):
+    title: str
+    source: str | None = Field(description="Program that the conversation comes from.")
+    project: str | None
+    messages: int = Field(description="Sequence number of the newest entry.")
+    text: str
+    tokens: int
+    max_tokens: int
+    model: str | None = Field(description="Model that wrote the state; null for an extract.")
+    sources: list[int] = Field(description="Sequence numbers of the messages that the text cites.")

@@ -21,7 +21,7 @@ from quire.model import (
     Usage,
 )
 from quire.schemas import JsonModel
-from quire.view.tokens import ESTIMATE_COUNTER_NAME
+from quire.wire.tokens import ESTIMATE_COUNTER_NAME
 
 
 class _EntryBase(JsonModel):

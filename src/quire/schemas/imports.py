@@ -1,6 +1,6 @@
 """Schemas of imports: the sources, and the progress of an uploaded file."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -27,12 +27,7 @@ class ImportErrorSchema(JsonModel):
     reason: str
 
 
-class ImportJobSchema(JsonModel):
-    id: str
-    source: str
-    status: ImportStatus = Field(description="`failed` if the file could not be imported to its end.")
-    failure: str | None = Field(description="Why it failed; what was imported until then stays.")
-    created_at: int
+class ImportCountsSchema(JsonModel):
     conversations: int = Field(description="Conversations with new messages so far.")
     messages: int = Field(description="New messages so far.")
     known_messages: int = Field(description="Messages that an earlier import brought.")
@@ -40,23 +35,46 @@ class ImportJobSchema(JsonModel):
     error_count: int = Field(description="Items that could not be read.")
     errors: list[ImportErrorSchema] = Field(description="The first of them.")
 
+
+class ImportReportSchema(ImportCountsSchema):
+    files: int
+    dry_run: bool
+
+    @classmethod
+    def from_report(cls, report: ImportReport, *, dry_run: bool) -> "ImportReportSchema":
+        return cls(**_count(report, len(report.errors)), files=report.files, dry_run=dry_run)
+
+
+class ImportJobSchema(ImportCountsSchema):
+    id: str
+    source: str
+    status: ImportStatus = Field(description="`failed` if the file could not be imported to its end.")
+    failure: str | None = Field(description="Why it failed; what was imported until then stays.")
+    created_at: int
+
     @classmethod
     def from_report(
         cls, report: ImportReport, *, id: str, source: str, status: ImportStatus, failure: str | None, created_at: int
     ) -> "ImportJobSchema":
         return cls(
+            **_count(report, MAX_SENT_ERRORS),
             id=id,
             source=source,
             status=status,
             failure=failure,
             created_at=created_at,
-            conversations=report.conversations,
-            messages=report.messages,
-            known_messages=report.known_messages,
-            live_conversations=report.live_conversations,
-            error_count=report.error_count,
-            errors=[ImportErrorSchema(item=each.item, reason=each.reason) for each in report.errors[:MAX_SENT_ERRORS]],
         )
+
+
+def _count(report: ImportReport, max_errors: int) -> dict[str, Any]:
+    return {
+        "conversations": report.conversations,
+        "messages": report.messages,
+        "known_messages": report.known_messages,
+        "live_conversations": report.live_conversations,
+        "error_count": report.error_count,
+        "errors": [ImportErrorSchema(**each._asdict()) for each in report.errors[:max_errors]],
+    }
 
 
 class ImportJobListSchema(JsonModel):

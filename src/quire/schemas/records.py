@@ -1,20 +1,23 @@
-"""Schemas of the store's records: conversations, branches, faults of the hash chain, memories, API keys."""
+"""Schemas of the store's records: conversations, branches, faults, secrets, memories, API keys."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from quire.access.keys import KEY_SCOPES, ApiKey, KeyScope
 from quire.log import (
-    KEY_SCOPES,
-    ApiKey,
     Branch,
     ConversationOrigin,
     ConversationRecord,
     IntegrityFault,
-    KeyScope,
     Memory,
 )
+from quire.model import BranchState
 from quire.schemas import JsonModel
+from quire.schemas.entries import EntrySchema
+
+if TYPE_CHECKING:
+    from quire.log.types import ValuePurge
 
 
 class ConversationSchema(JsonModel):
@@ -52,7 +55,7 @@ class BranchSchema(JsonModel):
 
 
 class IntegrityFaultSchema(JsonModel):
-    """A row that is not as it was recorded; without numbers it is that of the branch or of the conversation."""
+    """A row that is not as it was recorded. Without numbers, it is the row of the branch or of the conversation."""
 
     branch: int | None
     seq: int | None
@@ -63,10 +66,95 @@ class IntegrityFaultSchema(JsonModel):
         return cls(**fault._asdict())
 
 
-class CitationSchema(JsonModel):
+class ListedConversationSchema(ConversationSchema):
+    entries: int
+    branches: list[BranchSchema]
+
+
+class ConversationListSchema(JsonModel):
+    conversations: list[ListedConversationSchema]
+
+
+class TranscriptSchema(JsonModel):
+    conversation: str
+    title: str
+    branch: int
+    head: int = Field(description="Sequence number of the newest entry.")
+    state: BranchState
+    entries: list[EntrySchema]
+
+
+class ForkedBranchSchema(BranchSchema):
+    conversation: str
+
+
+class NamedConversationSchema(JsonModel):
+    conversation: str
+    title: str
+
+
+class LocatedFaultSchema(IntegrityFaultSchema):
+    conversation: str | None
+
+
+class VerifiedConversationsSchema(JsonModel):
+    conversations: list[str]
+    faults: list[LocatedFaultSchema]
+
+
+class EntryLocationSchema(JsonModel):
     conversation: str
     branch: int
     seq: int
+
+
+class SecretSchema(EntryLocationSchema):
+    kind: str
+    mask: str = Field(description="Public start of the secret and its kind; never the secret.")
+
+
+class FoundSecretsSchema(JsonModel):
+    conversations: int = Field(description="Conversations that were searched.")
+    secrets: list[SecretSchema]
+
+
+class PurgedEntrySchema(JsonModel):
+    branch: int
+    seq: int
+
+
+class PurgedConversationSchema(JsonModel):
+    conversation: str
+    purged: list[PurgedEntrySchema]
+
+
+class PurgedValueSchema(JsonModel):
+    purged: list[EntryLocationSchema]
+    rows: dict[str, int] = Field(description="Other rows that were erased or cleared, by table.")
+    remaining: list[str] = Field(description="Tables that still contain the value, because it is in an id.")
+
+    @classmethod
+    def from_purge(cls, purge: "ValuePurge") -> "PurgedValueSchema":
+        purged = [EntryLocationSchema(conversation=each[0], branch=each[1], seq=each[2]) for each in purge.entries]
+        return cls(purged=purged, rows=purge.rows, remaining=list(purge.remaining))
+
+
+class ExportedLinesSchema(JsonModel):
+    """An export to standard output."""
+
+    conversation: str
+    lines: list[dict[str, Any]]
+
+
+class ExportedFileSchema(JsonModel):
+    conversation: str
+    path: str
+    lines: int | None = Field(description="Lines of an export that can be imported; null for a transcript.")
+    masked_secrets: int = Field(description="Secrets that were masked; 0 in an export that can be imported.")
+
+
+class CitationSchema(EntryLocationSchema):
+    pass
 
 
 class MemorySchema(JsonModel):
@@ -84,6 +172,34 @@ class MemorySchema(JsonModel):
         citation = memory.citation
         fields = memory._asdict() | {"citation": citation._asdict() if citation is not None else None}
         return cls.model_validate(fields)
+
+
+class MemoryListSchema(JsonModel):
+    namespace: str
+    memories: list[MemorySchema]
+
+
+class FoundMemorySchema(MemorySchema):
+    score: float
+
+
+class FoundMemoriesSchema(JsonModel):
+    namespace: str
+    query: str
+    memories: list[FoundMemorySchema]
+
+
+class RetiredMemoriesSchema(JsonModel):
+    memories: list[MemorySchema]
+
+
+class ImportedMemoriesSchema(JsonModel):
+    namespace: str
+    source: str
+    added: list[str] = Field(description="Texts of the new memories.")
+    known: int = Field(description="Statements that were known already.")
+    retired: list[str] = Field(description="Ids of memories from this file that are no longer in it.")
+    preview: bool
 
 
 class KeySchema(JsonModel):
@@ -113,6 +229,24 @@ class CreatedKeySchema(KeySchema):
     @classmethod
     def from_secret(cls, key: ApiKey, secret: str) -> "CreatedKeySchema":
         return cls(**_key_fields(key), spent_usd=0.0, key=secret)
+
+
+class TenantKeySchema(KeySchema):
+    tenant: str
+
+
+class CreatedTenantKeySchema(CreatedKeySchema):
+    tenant: str
+
+
+class SpendingSchema(JsonModel):
+    spent_usd: float = Field(description="Cost of all calls of the tenant so far, in US dollars.")
+    max_spend: float | None = Field(description="Maximum cost of the tenant in US dollars; null for no cap.")
+
+
+class KeyListSchema(SpendingSchema):
+    tenant: str
+    keys: list[KeySchema]
 
 
 def _key_fields(key: ApiKey) -> dict[str, Any]:

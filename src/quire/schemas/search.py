@@ -1,4 +1,4 @@
-"""Schema of a message that a search found."""
+"""Schemas of the messages that a search found."""
 
 from typing import TYPE_CHECKING
 
@@ -30,3 +30,9 @@ class MessageHitSchema(JsonModel):
             highlights=list(hit.highlights),
             entry=entry_to_schema(hit.entry),
         )
+
+
+class FoundMessagesSchema(JsonModel):
+    query: str
+    messages: list[MessageHitSchema]
+    complete: bool = Field(description="False while some messages are still being indexed; retry later.")

@@ -9,9 +9,9 @@ from quire.log import ConversationRecord
 from quire.schemas import JsonModel
 
 if TYPE_CHECKING:
-    from quire.log.usage.contribution import TurnUsage, UsageCounts
-    from quire.log.usage.insights import Insights, UsageSuggestion
-    from quire.log.usage.report import DocumentPair, UsageGroup
+    from quire.usage.contribution import TurnUsage, UsageCounts
+    from quire.usage.insights import Insights, UsageSuggestion
+    from quire.usage.report import DocumentPair, UsageGroup
 
 NANOS_PER_DOLLAR = 1_000_000_000
 
@@ -48,7 +48,7 @@ class UsageGroupSchema(JsonModel):
 
     @classmethod
     def from_group(cls, group: "UsageGroup") -> "UsageGroupSchema":
-        from quire.log.usage.insights import format_day
+        from quire.usage.insights import format_day
 
         name = group.name if group.day is None else format_day(group.day)
         return cls(name=name, counts=UsageCountsSchema.from_counts(group.counts))
@@ -68,7 +68,7 @@ class TurnCostSchema(JsonModel):
 
     @classmethod
     def from_turn(cls, turn: "TurnUsage", titles: Mapping[str, str]) -> "TurnCostSchema":
-        from quire.log.usage.insights import format_day
+        from quire.usage.insights import format_day
 
         return cls(
             conversation=turn.conversation,
@@ -118,7 +118,7 @@ class StatsSchema(JsonModel):
     @classmethod
     def from_insights(cls, insights: "Insights", records: Iterable[ConversationRecord]) -> "StatsSchema":
         """`records` are the conversations of the turns, with titles."""
-        from quire.log.usage.insights import format_day
+        from quire.usage.insights import format_day
 
         report, titles = insights.report, {each.id: each.title for each in records}
         return cls(
@@ -138,6 +138,37 @@ class StatsSchema(JsonModel):
             suggestions=[SuggestionSchema.from_suggestion(each) for each in insights.suggestions],
             pending_branches=report.pending_branches,
         )
+
+
+class RecountSchema(JsonModel):
+    """What a recount found; everything that differed from the log was corrected."""
+
+    conversations: int
+    corrected_conversations: int
+    corrected_totals: int
+
+
+class RecountedStatsSchema(StatsSchema):
+    recount: RecountSchema
+
+
+class ConversationStatsSchema(JsonModel):
+    conversation: str
+    branch: int
+    created_at: int
+    last_entry_at: int | None
+    entries: dict[str, int] = Field(description="Number of entries by kind.")
+    messages: dict[str, int] = Field(description="Number of messages by role.")
+    archived_up_to: int | None = Field(description="Sequence number of the last archived entry.")
+    compactions: int
+    pins: int
+    branches: int
+    purged: int
+    replies: int = Field(description="Replies whose usage is known.")
+    tokens: dict[str, int] = Field(
+        description="`stored`, and by the provider's reports `input`, `output`, `cache_read`."
+    )
+    cost_usd: float
 
 
 def _to_groups(groups: "Iterable[UsageGroup]") -> list[UsageGroupSchema]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypeAliasType
 
 from quire.errors import QuireError
-from quire.model import Message, ToolCallPart, ToolResultPart, Usage, events
+from quire.model import DocumentReference, Manifest, Message, ToolCallPart, ToolResultPart, Usage, events
 from quire.model.events import TurnEndReason, TurnEvent
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
@@ -166,3 +166,18 @@ def turn_event_to_schema(
         case _:
             pass
     return SCHEMA_BY_EVENT[type(event)](branch=branch, **values)
+
+
+class AnswerSchema(JsonModel):
+    """The answer to a question from a script."""
+
+    conversation: str
+    branch: int
+    reply: str
+    reason: TurnEndReason
+    seq: int | None = Field(description="Sequence number of the reply; null if no reply came.")
+    model: str
+    usage: Usage
+    cost_usd: float = Field(description="0 if no price is known.")
+    references: list[DocumentReference]
+    manifest: Manifest | None = Field(description="What the model saw for the last reply.")

@@ -8,7 +8,7 @@ Ranking: the score is the weighted mean of the share of the query's IDF that a m
 similarity. Candidates are the best by words and the best by sketch; all of them are scored exactly.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -78,6 +78,8 @@ class RowFilter:
     person: str | None = None
     since: int | None = None
     until: int | None = None
+    ranges: Collection[tuple[int, int, int]] | None = None
+    """Branch, first and last number of messages, in one conversation."""
 
 
 class QueryWord(NamedTuple):
@@ -303,10 +305,20 @@ class MessageCatalog:
             allowed &= at < where.until
         if where.conversations is not None:
             names = frozenset(where.conversations)
-            chosen = np.zeros(len(self._starts), dtype=np.bool_)
-            chosen[[number for number, (name, _) in self._owners.items() if name in names]] = True
-            allowed &= chosen[self._column("segment")] if len(chosen) else False
+            allowed &= self._select_segments(number for number, (name, _) in self._owners.items() if name in names)
+        if where.ranges is not None:
+            seq, in_ranges = self._column("seq"), np.zeros(self._size, dtype=np.bool_)
+            for branch, first, last in where.ranges:
+                on_branch = self._select_segments(number for number, (_, own) in self._owners.items() if own == branch)
+                in_ranges |= on_branch & (seq >= first) & (seq <= last)
+            allowed &= in_ranges
         return allowed
+
+    def _select_segments(self, numbers: Iterable[int]) -> BoolArray:
+        """Mask of the rows in these segments."""
+        chosen = np.zeros(len(self._starts) + 1, dtype=np.bool_)
+        chosen[list(numbers)] = True
+        return chosen[self._column("segment")]
 
     def _prepare_vector(self, vector: FloatArray | None) -> FloatArray | None:
         """The query's vector, quantized like those of the messages; None if there is nothing to compare it with."""

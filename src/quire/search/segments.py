@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.model.lazy import lazy_property
+from quire.model.base import lazy_property
 from quire.search.languages import detect_language
 from quire.search.message_features import MessageFeatures, extract_features
 from quire.search.passages import split_passages

@@ -1,6 +1,6 @@
 """Application factory: routes, middleware and exception handlers."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from quire.server import gateway
 from quire.server.auth import AuthMiddleware, get_key_verifier
@@ -15,6 +15,18 @@ from quire.server.routes import ROUTERS
 from quire.server.state import ServerState
 from quire.server.telemetry import add_telemetry
 
+# The gateway first: it gets the most requests, and routes are matched in order. One router for all apps of a process:
+# FastAPI analyses the parameters of its routes at the first request, which takes longer than most requests.
+_API = APIRouter(responses=ERROR_RESPONSES)
+for _router in (
+    gateway.router,
+    gateway.responses_router,
+    gateway.conversations_router,
+    *ROUTERS,
+    gateway.other_paths_router,
+):
+    _API.include_router(_router)
+
 
 def create_app(server_state: ServerState, *, token: str | None = None) -> FastAPI:
     """Builds the application. With a `token`, it serves only the local user who presents it."""
@@ -25,14 +37,10 @@ def create_app(server_state: ServerState, *, token: str | None = None) -> FastAP
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/openapi.json",
-        responses=ERROR_RESPONSES,
+        routes=_API.routes,
     )
     app.state.server_state, app.state.streams = server_state, StreamRegistry()
     add_exception_handlers(app)
-    # The gateway first: it gets the most requests, and routes are matched in order.
-    gateway_routers = (gateway.router, gateway.responses_router, gateway.conversations_router)
-    for router in (*gateway_routers, *ROUTERS, gateway.other_paths_router):
-        app.include_router(router)
     add_mcp(app, server_state)
     add_page(app)
     app.add_middleware(StreamShutdownMiddleware, streams=app.state.streams)

@@ -1,12 +1,20 @@
 """Authentication by API key: the tenant that a key belongs to, its scopes and its rate limit.
 
-Wrong, unknown, revoked and expired keys all get the same error message.
+Wrong, unknown, revoked and expired keys all get the same error message. Verified keys are cached for
+`KEY_CACHE_SECONDS`, so that a turn costs no look-up. A revoked key therefore stops working within that time on every
+node.
 """
 
+import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from hashlib import sha256
+from typing import NamedTuple
 
+from cachetools import LRUCache
 from fastapi import FastAPI, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
@@ -14,38 +22,22 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
+from quire.access.keys import KEY_SCOPES, ApiKey, Keys, KeyScope
+from quire.access.spending import SpendingKey
+from quire.concurrency.worker_threads import set_work_owner
 from quire.errors import (
     InsufficientScope,
     InvalidKey,
     ModelNotAllowed,
     QuireError,
     StoreError,
+    StoreUnavailable,
     TooManyRequests,
 )
-from quire.log import KEY_SCOPES, KeyScope
-from quire.log.costs import SpendingKey
-from quire.log.worker_threads import set_work_owner
-from quire.server.key_verifier import KeyVerifier
+from quire.model.ids import now
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, SharedRateLimiter
 from quire.settings import Settings
-
-__all__ = [
-    "ALL_SCOPES",
-    "CALLER_SCOPE_KEY",
-    "KEY_HEADERS",
-    "OWN_KEY_HEADER",
-    "AuthMiddleware",
-    "Caller",
-    "KeyScope",
-    "authorize",
-    "check_model",
-    "check_scope",
-    "get_key_verifier",
-    "is_still_authorized",
-    "key_from_headers",
-    "require_scope",
-]
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 """Headers in which clients send API keys: a key of Quire, the local token, or credentials for a provider."""
@@ -61,6 +53,13 @@ PUBLIC_PATHS = ("/api/openapi.json", "/api/hello")
 """Exceptions to `PROTECTED_PREFIXES`. Claude Code probes `/api/hello` without a key; it does not exist."""
 
 ALL_SCOPES: frozenset[KeyScope] = frozenset(KEY_SCOPES)
+
+KEY_CACHE_SECONDS = 10.0
+"""Seconds before a cached key is verified again."""
+KEY_CACHE_OUTAGE_SECONDS = 3_600.0
+"""Seconds that a cached key stays valid while the store is down, where the gateway then passes requests through."""
+KEY_CACHE_SIZE = 10_000
+"""Maximum keys in the LRU cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +102,70 @@ def key_from_headers(headers: Headers) -> str | None:
     return presented.pop() if len(presented) == 1 else None
 
 
+class _CachedKey(NamedTuple):
+    key: ApiKey
+    verified_at: float
+
+
+class KeyVerifier:
+    """Verifies API keys, with an LRU cache. Simultaneous requests with one key share a look-up."""
+
+    def __init__(self, keys: Keys, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._keys, self._clock = keys, clock
+        self._cache: LRUCache[bytes, _CachedKey] = LRUCache(KEY_CACHE_SIZE)
+        self._lookups: dict[bytes, asyncio.Task[_CachedKey | None]] = {}
+
+    async def verify(
+        self, presented: str | None, *, allow_stale: bool = False, max_age_seconds: float = KEY_CACHE_SECONDS
+    ) -> ApiKey | None:
+        """Returns the key with this text if it is valid; a cached key counts up to `max_age_seconds`. With
+        `allow_stale`, the cache outlives a store outage."""
+        if presented is None:
+            return None
+        # Cached by digest: the timing of a look-up says nothing about the text, and no secret stays in memory.
+        digest = sha256(presented.encode(errors="replace")).digest()
+        cached = self._cache.get(digest)
+        if cached is None or self._clock() - cached.verified_at >= max_age_seconds:
+            lookup = self._lookups.get(digest)
+            if lookup is None:
+                lookup = asyncio.get_running_loop().create_task(self._look_up(presented, digest))
+                self._lookups[digest] = lookup
+            try:
+                # Shielded: a request that ends does not end the look-up of others.
+                cached = await asyncio.shield(lookup)
+            except StoreUnavailable:
+                grace_seconds = KEY_CACHE_OUTAGE_SECONDS if allow_stale else 0.0
+                if cached is None or self._clock() - cached.verified_at >= grace_seconds:
+                    raise
+        return cached.key if cached is not None and cached.key.is_valid_at(now()) else None
+
+    async def _look_up(self, presented: str, digest: bytes) -> _CachedKey | None:
+        started_at, task = self._clock(), asyncio.current_task()
+        try:
+            key = await self._keys.verify(presented)
+            verified = _CachedKey(key, started_at) if key is not None else None
+            # Where a key was evicted meanwhile, what this look-up found may be outdated.
+            if self._lookups.get(digest) is task:
+                if verified is not None:
+                    self._cache[digest] = verified
+                else:
+                    self._cache.pop(digest, None)
+            return verified
+        finally:
+            if self._lookups.get(digest) is task:
+                del self._lookups[digest]
+
+    def evict(self, key_id: str) -> None:
+        """Drops a key from the cache, so that its next use is verified in the store."""
+        self._lookups.clear()
+        for digest in [digest for digest, cached in self._cache.items() if cached.key.id == key_id]:
+            del self._cache[digest]
+
+
 def get_key_verifier(app: FastAPI) -> KeyVerifier:
     """Returns the application's `KeyVerifier`, created on first use."""
     if not hasattr(app.state, "key_verifier"):
-        app.state.key_verifier = KeyVerifier(app.state.server_state.store)
+        app.state.key_verifier = KeyVerifier(app.state.server_state.store.keys)
     return app.state.key_verifier
 
 
@@ -178,16 +237,11 @@ class AuthMiddleware:
 async def _get_caller(request: Request) -> Caller:
     """Authenticates once per request, so that a request counts once against the rate limit."""
     caller: Caller | None = request.scope.get(CALLER_SCOPE_KEY)
-    if caller is None:
-        caller = request.scope[CALLER_SCOPE_KEY] = await _authenticate(request)
-    return caller
-
-
-async def _authenticate(request: Request) -> Caller:
-    verifier = get_key_verifier(request.app)
+    if caller is not None:
+        return caller
     settings: Settings = request.app.state.server_state.settings
     allow_stale = settings.on_store_failure == "pass_through"
-    key = await verifier.verify(key_from_headers(request.headers), allow_stale=allow_stale)
+    key = await get_key_verifier(request.app).verify(key_from_headers(request.headers), allow_stale=allow_stale)
     if key is None:
         raise InvalidKey
     per_minute = key.requests_per_minute or settings.requests_per_minute
@@ -200,7 +254,8 @@ async def _authenticate(request: Request) -> Caller:
                 f"retry in {status.retry_after} seconds.",
                 retry_after=status.retry_after,
             )
-    return Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models)
+    caller = request.scope[CALLER_SCOPE_KEY] = Caller(key.tenant, key.id, key.scopes, key.max_spend, key.models)
+    return caller
 
 
 class RequireScope(SecurityBase):

@@ -1,13 +1,14 @@
-"""Route dependencies (caller with a scope, server state, conversation) and cursor pagination."""
+"""Route dependencies (caller with a scope, engine, server state, conversation) and cursor pagination."""
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Generic, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from quire.access.keys import KeyScope
 from quire.engine import Conversation, Engine
 from quire.errors import InvalidRequest
 from quire.log import MAIN_BRANCH
@@ -25,6 +26,25 @@ def get_server_state(request: Request) -> ServerState:
     return request.app.state.server_state
 
 
+def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str | None = None) -> Engine:
+    """The engine of the caller's tenant, whose calls are charged to the caller's key."""
+    engine = server_state.engine_for(caller.tenant, model=model)
+    return engine if caller.spending_key is None else engine.with_changes(spending_key=caller.spending_key)
+
+
+def require_engine(scope: KeyScope) -> Callable[[Request, Caller], Awaitable[Engine]]:
+    """Returns the dependency that authorizes the caller for a scope and gives the caller's engine."""
+
+    async def get_engine(request: Request, caller: Annotated[Caller, Depends(require_scope(scope))]) -> Engine:
+        return engine_for_caller(get_server_state(request), caller)
+
+    return get_engine
+
+
+ReadEngine = Annotated[Engine, Depends(require_engine("read"))]
+WriteEngine = Annotated[Engine, Depends(require_engine("write"))]
+ChatEngine = Annotated[Engine, Depends(require_engine("chat"))]
+AdminEngine = Annotated[Engine, Depends(require_engine("admin"))]
 StateDep = Annotated[ServerState, Depends(get_server_state)]
 ConversationId = Annotated[str, Path(min_length=1, max_length=200, description="ID of the conversation.")]
 BranchQuery = Annotated[int, Query(ge=0, le=2**31 - 1, description="Number of the branch; 0 is the main branch.")]
@@ -33,27 +53,27 @@ ModelQuery = Annotated[
     str | None,
     Query(min_length=1, max_length=MAX_MODEL_NAME_CHARS, description="Name of the model; by default of the settings."),
 ]
+PageLimit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items on the page.")]
+PageCursor = Annotated[str | None, Query(max_length=1_000, description="`next_cursor` of the previous page.")]
+AfterSeq = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        le=2**62,
+        description="Idempotency key: the last entry known to the client, 0 for none. The messages are recorded once, "
+        "right after that entry, so that the request can be retried; 409 if other entries follow it.",
+    ),
+]
+
+
+async def load_conversation(engine: Engine, conversation: str, branch: int = MAIN_BRANCH) -> Conversation:
+    """Opens an existing conversation; raises `NotFound` if the engine's tenant has no such conversation or branch."""
+    await engine.store.get_branch(conversation, branch)
+    return Conversation(engine, conversation, branch)
+
 
 ItemT = TypeVar("ItemT")
 PositionT = TypeVar("PositionT")
-
-PageLimit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items on the page.")]
-PageCursor = Annotated[str | None, Query(max_length=1_000, description="`next_cursor` of the previous page.")]
-
-
-def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str | None = None) -> Engine:
-    """The engine of the caller's tenant, whose calls are charged to the caller's key."""
-    engine = server_state.engine_for(caller.tenant, model=model)
-    return engine if caller.spending_key is None else engine.with_changes(spending_key=caller.spending_key)
-
-
-async def load_conversation(
-    server_state: ServerState, caller: Caller, conversation: str, branch: int = MAIN_BRANCH, *, model: str | None = None
-) -> Conversation:
-    """Opens an existing conversation; raises `NotFound` if the caller's tenant has no such conversation or branch."""
-    engine = engine_for_caller(server_state, caller, model=model)
-    await engine.store.get_branch(conversation, branch)
-    return Conversation(engine, conversation, branch)
 
 
 class Page(BaseModel, Generic[ItemT]):

@@ -1,13 +1,13 @@
 """Streaming responses: server-sent events (SSE) with heartbeats, and JSON Lines.
 
 A stream only observes a turn: when the client disconnects, the stream is closed and the turn continues. Framing and
-heartbeat comment are those of `fastapi.sse`, but not its response: that one requires the route to be the generator, so
-that a route can no longer return 404 or 409; it does not close the source of a client that disconnects while it does
-not read, raises `BrokenResourceError` instead, and sends its own `Cache-Control`.
+heartbeat comment come from `fastapi.sse`. Its response class is not used: it requires the route to be the generator, so
+that a route can no longer return 404 or 409. It also sends its own `Cache-Control`, and it raises `BrokenResourceError`
+instead of closing the source when a client disconnects while it does not read.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal
 
@@ -17,13 +17,10 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypeAliasType
 
-from quire.agent.cancellation import run_shielded
+from quire.concurrency.cancellation import run_shielded
 from quire.errors import QuireError
-from quire.model import Usage
-from quire.model.events import TurnEnded, TurnEvent, TurnFailed
 from quire.schemas import JsonModel
-from quire.schemas.turn_events import AnyTurnEventSchema, TurnFailedSchema, turn_event_to_schema
-from quire.server.problems import UNEXPECTED_PROBLEM, error_to_problem
+from quire.schemas.turn_events import AnyTurnEventSchema
 
 HEARTBEAT_SECONDS = 15.0
 """Heartbeat interval: after this many idle seconds an SSE comment is sent, so that proxies do not close the stream."""
@@ -49,7 +46,8 @@ AuthorizationCheck = Callable[[float], Awaitable[bool]]
 
 def event_stream_responses(schema: str) -> dict[int | str, dict[str, Any]]:
     """Describes an SSE response for OpenAPI: an array with an `itemSchema`, as in version 3.2."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _schema_reference(schema)}
+    reference = {"$ref": f"#/components/schemas/{schema}"}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": reference}
     fields = {"id": {"type": "string"}, "event": {"type": "string"}, "data": data}
     item = {"type": "object", "properties": fields, "required": ["event", "data"]}
     return _stream_responses("The events, as they happen.", "text/event-stream", item)
@@ -57,16 +55,12 @@ def event_stream_responses(schema: str) -> dict[int | str, dict[str, Any]]:
 
 def ndjson_responses(schema: str) -> dict[int | str, dict[str, Any]]:
     """Describes a JSON Lines response for OpenAPI."""
-    return _stream_responses("The lines.", "application/x-ndjson", _schema_reference(schema))
+    return _stream_responses("The lines.", "application/x-ndjson", {"$ref": f"#/components/schemas/{schema}"})
 
 
 def _stream_responses(description: str, media_type: str, item: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
     content = {media_type: {"schema": {"type": "array"}, "itemSchema": item}}
     return {200: {"description": description, "content": content}}
-
-
-def _schema_reference(schema: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{schema}"}
 
 
 class ClosingStreamingResponse(StreamingResponse):
@@ -86,32 +80,24 @@ class EventStreamResponse(ClosingStreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        events: AsyncGenerator[StreamEvent, None],
-        *,
-        is_authorized: AuthorizationCheck,
-        heartbeat_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[StreamEvent, None], *, is_authorized: AuthorizationCheck) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        heartbeat_seconds = HEARTBEAT_SECONDS if heartbeat_seconds is None else heartbeat_seconds
-        encoded = _encode_events(events, is_authorized=is_authorized, heartbeat_seconds=heartbeat_seconds)
-        super().__init__(encoded, headers=headers)
+        super().__init__(_encode_events(events, is_authorized), headers=headers)
 
 
 async def _encode_events(
-    events: AsyncGenerator[StreamEvent, None], *, is_authorized: AuthorizationCheck, heartbeat_seconds: float
+    events: AsyncGenerator[StreamEvent, None], is_authorized: AuthorizationCheck
 ) -> AsyncGenerator[bytes, None]:
     event_id = 0
-    next_event: asyncio.Task[StreamEvent | None] | None = None
-    revocation = asyncio.get_running_loop().create_task(_wait_for_revocation(is_authorized))
+    next_event: asyncio.Future[StreamEvent | None] | None = None
+    revocation = asyncio.ensure_future(_wait_for_revocation(is_authorized))
     async with aclosing(events):
         try:
             while True:
                 # A task with `asyncio.wait`, because a timeout on the source itself would cancel the source.
-                next_event = next_event or asyncio.get_running_loop().create_task(_next_event(events))
+                next_event = next_event or asyncio.ensure_future(anext(events, None))
                 waiting = [next_event, revocation]
-                await asyncio.wait(waiting, timeout=heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if revocation.done():
                     return
                 if not next_event.done():
@@ -127,11 +113,7 @@ async def _encode_events(
             for task in tasks:
                 task.cancel()
             # Shielded: the stream may be cancelled more than once, and a source that still runs cannot be closed.
-            await run_shielded(_wait_done(tasks))
-
-
-async def _wait_done(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    await asyncio.wait(tasks)
+            await run_shielded(asyncio.wait(tasks))
 
 
 async def _wait_for_revocation(is_authorized: AuthorizationCheck) -> None:
@@ -141,20 +123,3 @@ async def _wait_for_revocation(is_authorized: AuthorizationCheck) -> None:
             await asyncio.sleep(KEY_RECHECK_SECONDS)
             if not await is_authorized(KEY_RECHECK_SECONDS):
                 return
-
-
-async def _next_event(events: AsyncGenerator[StreamEvent, None]) -> StreamEvent | None:
-    return await anext(events, None)
-
-
-async def stream_turn(
-    events: AsyncGenerator[TurnEvent, None], *, branch: int
-) -> AsyncGenerator[AnyTurnEventSchema, None]:
-    """Converts the events of a turn. A turn that ended without a final event gets `turn_failed`."""
-    ended = False
-    async with aclosing(events):
-        async for event in events:
-            ended = isinstance(event, TurnEnded | TurnFailed)
-            yield turn_event_to_schema(event, branch=branch, to_problem=error_to_problem)
-    if not ended:
-        yield TurnFailedSchema(branch=branch, problem=UNEXPECTED_PROBLEM, steps=0, usage=Usage())

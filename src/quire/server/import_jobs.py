@@ -7,7 +7,6 @@ completed by the same upload.
 import asyncio
 import logging
 import shutil
-from functools import partial
 from pathlib import Path
 
 from quire.engine import Engine
@@ -15,7 +14,7 @@ from quire.engine.import_reader import ImportOptions
 from quire.engine.import_writer import ImportReport, import_files
 from quire.errors import Conflict, NotFound, QuireError
 from quire.importers.base import Source
-from quire.log.ids import new_id, now
+from quire.model.ids import new_id, now
 from quire.schemas.imports import ImportJobSchema, ImportStatus
 
 _log = logging.getLogger(__name__)
@@ -36,8 +35,11 @@ class ImportJob:
         self._source, self._folder, self._report = source, folder, ImportReport()
 
     async def run(self, engine: Engine, path: Path, options: ImportOptions) -> None:
+        def set_report(report: ImportReport) -> None:
+            self._report = report
+
         try:
-            self._report = await import_files(engine, self._source, [path], options, on_progress=self._set_report)
+            self._report = await import_files(engine, self._source, [path], options, on_progress=set_report)
         except asyncio.CancelledError:
             self.failure = "The server stopped; upload the file again to complete the import."
             raise
@@ -49,9 +51,6 @@ class ImportJob:
         finally:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
             self.status = "done" if self.failure is None else "failed"
-
-    def _set_report(self, report: ImportReport) -> None:
-        self._report = report
 
     def to_schema(self) -> ImportJobSchema:
         return ImportJobSchema.from_report(
@@ -73,7 +72,8 @@ class ImportJobs:
 
     def check_capacity(self, tenant: str) -> None:
         """Raises `Conflict` if no further import may start now."""
-        running = [key for key in self._tasks if self._get_newest(key).status == "running"]
+        newest = {key: next(reversed(self._jobs[key].values())) for key in self._tasks}
+        running = [key for key, job in newest.items() if job.status == "running"]
         if tenant in running or len(running) >= MAX_RUNNING_IMPORTS:
             raise Conflict("Another import is in progress; wait until it is done.")
 
@@ -87,15 +87,13 @@ class ImportJobs:
         for oldest in list(jobs)[:-MAX_LISTED_IMPORTS]:
             del jobs[oldest]
         task = self._tasks[tenant] = asyncio.get_running_loop().create_task(job.run(engine, path, options))
-        task.add_done_callback(partial(self._forget_task, tenant))
+
+        def forget_task(task: asyncio.Task[None]) -> None:
+            if self._tasks.get(tenant) is task:
+                del self._tasks[tenant]
+
+        task.add_done_callback(forget_task)
         return job
-
-    def _forget_task(self, tenant: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(tenant) is task:
-            del self._tasks[tenant]
-
-    def _get_newest(self, tenant: str) -> ImportJob:
-        return next(reversed(self._jobs[tenant].values()))
 
     def list_jobs(self, tenant: str) -> list[ImportJob]:
         """The newest first."""

@@ -1,38 +1,48 @@
-"""Server lifecycle: uvicorn server, and graceful shutdown of turns and SSE streams.
+"""Server lifecycle: worker processes, the uvicorn server, and graceful shutdown of turns and SSE streams.
 
-On SIGTERM, streams without an end of their own (subscriptions) end at once; all others end with the grace period. Each
-gets a last event that gives the reason, in a form that OpenAI clients also read as an error.
+On SIGTERM, subscriptions, which have no end, are closed at once; all other streams are closed after the grace period.
+Each gets a last event that gives the reason, in a form that OpenAI clients also read as an error.
 """
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process
+from importlib import import_module
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from threading import Thread
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.addresses import socket_url
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
-from quire.server.telemetry.loop_monitor import monitor_event_loop
+from quire.server.telemetry.metrics import MULTIPROCESS_DIR_VARIABLE, monitor_event_loop
 
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STREAM_FLUSH_SECONDS = 2.0
 """Seconds that streams have to send the last events of stopped turns."""
 FORCED_SHUTDOWN_SECONDS = 10
 """Seconds after the grace period before remaining requests are cancelled."""
+_SHUTDOWN_MARGIN_SECONDS = 5.0
+MIN_UPTIME_SECONDS = 2.0
+"""A worker that exits sooner than this failed to start, and is not replaced: another would fail too."""
 KEEP_ALIVE_SECONDS = 75
-"""Keep-alive timeout: longer than that of proxies, so that none sends a request into a connection being closed."""
+"""Keep-alive timeout. Proxies have shorter ones, so that none sends a request into a connection being closed."""
 
 THREAD_SWITCH_SECONDS = 0.0005
 """Seconds after which a busy thread hands the interpreter to the event loop. Python's default of 5 ms, waited for at
@@ -100,12 +110,16 @@ class GracefulServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Handles signals while the server runs. Does not re-raise them, so that the caller can close its resources."""
         parent = parent_process()
+
+        def exit_with_parent() -> None:
+            self.should_exit = True
+
         # Ctrl-C reaches every process of a terminal; worker processes wait for SIGTERM of their supervisor.
         signals = SHUTDOWN_SIGNALS if parent is None else (signal.SIGTERM,)
         previous_handlers = {each: signal.signal(each, self.handle_exit) for each in signals}
         if parent is not None:
             previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            call_on_exit(parent.sentinel, self._on_parent_exit)
+            call_on_exit(parent.sentinel, exit_with_parent)
         try:
             yield
         finally:
@@ -116,9 +130,6 @@ class GracefulServer(uvicorn.Server):
         """Starts the graceful shutdown; a second signal exits at once."""
         if self.should_exit:
             os._exit(128 + sig)
-        self.should_exit = True
-
-    def _on_parent_exit(self) -> None:
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -134,15 +145,12 @@ class GracefulServer(uvicorn.Server):
         try:
             await super().shutdown(sockets)
             # A turn belongs to its conversation: it may still run after its client disconnected.
-            await self._wait_for_turns()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._grace_seconds + FORCED_SHUTDOWN_SECONDS):
+                    await self._server_state.turns.wait_until_idle()
         finally:
             stop_task.cancel()
         log_server_event("stopped", turns=len(self._server_state.turns) or None)
-
-    async def _wait_for_turns(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._grace_seconds + FORCED_SHUTDOWN_SECONDS):
-                await self._server_state.turns.wait_until_idle()
 
     async def _stop_after_grace(self) -> None:
         await asyncio.sleep(self._grace_seconds)
@@ -214,7 +222,8 @@ class StreamShutdownMiddleware:
 
         async def send_tracked(message: Message) -> None:
             nonlocal is_complete
-            if message["type"] == "http.response.start" and _is_stream(message):
+            is_start = message["type"] == "http.response.start"
+            if is_start and Headers(scope=message).get("content-type", "").startswith("text/event-stream"):
                 # A GET stream is a subscription without an end; a reply to a POST has one.
                 self._streams.add(task, is_subscription=scope["method"] == "GET")
             if message["type"] == "http.response.body":
@@ -232,8 +241,77 @@ class StreamShutdownMiddleware:
             self._streams.remove(task)
 
 
-def _is_stream(message: Message) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in message.get("headers", ())
-    )
+WorkerTarget = Callable[[Any, socket.socket], None]
+
+
+class Supervisor:
+    """Runs `target(config, sock)` in `workers` spawned processes; target and config must therefore be picklable.
+
+    The supervisor itself serves no requests: it replaces workers that die, and stops all of them on SIGTERM or SIGINT.
+
+    Why not `uvicorn.supervisors.Multiprocess` (0.54): it waits for stopping workers without a deadline, and meanwhile
+    handles no second signal; swallows other signals, such as SIGQUIT; and kills a worker whose imports outlast its
+    health check. It has no hook for the creation or the death of a process, so a subclass would replace all but its
+    loop.
+    """
+
+    def __init__(
+        self, target: WorkerTarget, config: Any, sock: socket.socket, *, workers: int, grace_seconds: float
+    ) -> None:
+        self._target, self._config, self._sock = target, config, sock
+        self._workers, self._grace_seconds = workers, grace_seconds
+        self._started_at: dict[BaseProcess, float] = {}
+        self._signal_count = 0
+        self._failed = False
+
+    def run(self) -> bool:
+        """Runs until a signal; returns False if a worker could not start."""
+        with tempfile.TemporaryDirectory(prefix="quire-metrics-") as metrics_dir:
+            os.environ[MULTIPROCESS_DIR_VARIABLE] = metrics_dir
+            previous_handlers = {each: signal.signal(each, self._handle_signal) for each in SHUTDOWN_SIGNALS}
+            try:
+                for _ in range(self._workers):
+                    self._start_worker()
+                while not self._signal_count and not self._failed:
+                    self._replace_dead_workers()
+                for process in self._started_at:
+                    process.terminate()
+                deadline = time.monotonic() + self._grace_seconds + FORCED_SHUTDOWN_SECONDS + _SHUTDOWN_MARGIN_SECONDS
+                for process in self._started_at:
+                    process.join(max(0.0, deadline - time.monotonic()))
+                    if process.is_alive():
+                        process.kill()
+                        process.join()
+            finally:
+                del os.environ[MULTIPROCESS_DIR_VARIABLE]
+                for each, handler in previous_handlers.items():
+                    signal.signal(each, handler)
+        return not self._failed
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signal_count += 1
+        if self._signal_count > 1:
+            for process in self._started_at:
+                process.kill()
+            os._exit(128 + number)
+
+    def _start_worker(self) -> None:
+        process = get_context("spawn").Process(target=self._target, args=(self._config, self._sock))
+        process.start()
+        self._started_at[process] = time.monotonic()
+
+    def _replace_dead_workers(self) -> None:
+        metrics: Any = import_module("prometheus_client.multiprocess")
+        wait([process.sentinel for process in self._started_at], timeout=0.2)
+        for process in [each for each in self._started_at if not each.is_alive()]:
+            uptime = time.monotonic() - self._started_at.pop(process)
+            # Removes the gauges of the dead process from the shared metrics.
+            metrics.mark_process_dead(process.pid)
+            if self._signal_count:
+                continue
+            if uptime < MIN_UPTIME_SECONDS:
+                log_server_event("worker could not start", level=logging.ERROR, code=process.exitcode)
+                self._failed = True
+            else:
+                log_server_event("worker died", level=logging.ERROR, code=process.exitcode, after=round(uptime, 1))
+                self._start_worker()

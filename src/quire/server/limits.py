@@ -12,16 +12,16 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError, RequestTimeout, RequestTooLarge
-from quire.server.json_limits import MAX_JSON_SEPARATORS, JsonLimit
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, rate_limit_headers
+from quire.wire.json_limits import MAX_JSON_SEPARATORS, JsonLimit
 
 BODY_TIMEOUT_SECONDS = 60.0
 """Total seconds that the server waits for a request body."""
 DRAIN_SECONDS = 5.0
 """Seconds that the rest of a too large body is read and dropped, so that the client gets the error response."""
 UPLOAD_PATH = "/api/imports"
-"""Path of uploads that are streamed to a file, which have limits of their own."""
+"""Path of uploads that are streamed to a file; they have separate limits."""
 MAX_UPLOAD_BYTES = 4_000_000_000
 UPLOAD_TIMEOUT_SECONDS = 3_600.0
 RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH)
@@ -76,7 +76,7 @@ class _LimitedExchange:
             return await self._receive()
         if self.refusal is None:
             try:
-                return await self._next_chunk()
+                return await self._receive_chunk()
             except (RequestTooLarge, RequestTimeout) as error:
                 self.refusal = error
         if self._response_started:
@@ -84,37 +84,30 @@ class _LimitedExchange:
             return {"type": "http.disconnect"}
         raise self.refusal
 
-    async def _next_chunk(self) -> Message:
-        message = await self._receive_within_timeout()
-        chunk: bytes = message.get("body", b"")
-        self._bytes_received += len(chunk)
-        self._body_complete = not message.get("more_body", False)
-        if self._bytes_received > self._max_bytes:
-            raise self._too_large()
-        self._check_json(chunk)
-        return message
-
-    def _check_json(self, chunk: bytes) -> None:
-        # A body that is complete below the limit cannot have as many separators as bytes.
-        if self._json_limit is None or (self._body_complete and self._bytes_received <= MAX_JSON_SEPARATORS):
-            return
-        if self._json_limit.feed(chunk):
-            raise RequestTooLarge(
-                f"The request body has more than {MAX_JSON_SEPARATORS:,} JSON values or keys; send fewer at once."
-            )
-
-    async def _receive_within_timeout(self) -> Message:
-        """Receives a message. Only time spent waiting counts, not time that the application takes between chunks."""
+    async def _receive_chunk(self) -> Message:
+        # Only time spent waiting counts, not time that the application takes between chunks.
         started_at = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds_left):
-                return await self._receive()
+                message = await self._receive()
         except TimeoutError:
             raise RequestTimeout(
                 f"The request body did not arrive within {self._timeout:g} seconds; retry, with a smaller body."
             ) from None
         finally:
             self._seconds_left -= time.monotonic() - started_at
+        chunk: bytes = message.get("body", b"")
+        self._bytes_received += len(chunk)
+        self._body_complete = not message.get("more_body", False)
+        if self._bytes_received > self._max_bytes:
+            raise self._too_large()
+        # A body that is complete below the limit cannot have as many separators as bytes.
+        may_exceed = not self._body_complete or self._bytes_received > MAX_JSON_SEPARATORS
+        if self._json_limit is not None and may_exceed and self._json_limit.feed(chunk):
+            raise RequestTooLarge(
+                f"The request body has more than {MAX_JSON_SEPARATORS:,} JSON values or keys; send fewer at once."
+            )
+        return message
 
     def _too_large(self) -> RequestTooLarge:
         return RequestTooLarge(f"The request body exceeds the limit of {self._max_bytes:,} bytes; send a smaller body.")
@@ -139,12 +132,9 @@ class _LimitedExchange:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
         if isinstance(self.refusal, RequestTooLarge):
-            await self._drain()
+            # Closing the connection on a client that still sends would discard the response.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    while not self._body_complete:
+                        self._body_complete = not (await self._receive()).get("more_body", False)
         await self._send({"type": "http.response.body", "body": b""})
-
-    async def _drain(self) -> None:
-        """Reads and drops the rest: closing the connection on a client that still sends would discard the response."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while not self._body_complete:
-                    self._body_complete = not (await self._receive()).get("more_body", False)

@@ -7,7 +7,7 @@ on another port of this machine counts as another site.
 
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
@@ -15,10 +15,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import AccessDenied, CrossOriginRequest, InvalidConfiguration, InvalidKey
-from quire.log import DEFAULT_TENANT
 from quire.server.auth import ALL_SCOPES, CALLER_SCOPE_KEY, Caller, key_from_headers
 from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
+from quire.store import DEFAULT_TENANT
 
 HEALTH_PATHS = ("/healthz", "/readyz")
 """Paths that need no token: they return only a status."""
@@ -44,20 +44,20 @@ class LocalAuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
             case "http":
-                await (await self._select_app(scope))(scope, receive, send)
+                try:
+                    app = await self._authenticate(scope) or self._app
+                except AccessDenied as error:
+                    accepts_html = "text/html" in Headers(scope=scope).get("accept", "")
+                    # A person who opens the page in a browser gets the reason as a page, not as JSON.
+                    is_visit = scope["path"] == "/" and scope["method"] == "GET" and accepts_html
+                    is_outdated = isinstance(error, InvalidKey) and is_visit
+                    app = make_denied_page(str(error)) if is_outdated else error_to_response(error)
+                await app(scope, receive, send)
             case "lifespan":
                 await self._app(scope, receive, send)
             case _:
                 # There are no WebSocket routes, and WebSocket has no same-origin rule.
                 await send({"type": "websocket.close", "code": 1008})
-
-    async def _select_app(self, scope: Scope) -> ASGIApp:
-        """Returns the application, or a response in its place."""
-        try:
-            return await self._authenticate(scope) or self._app
-        except AccessDenied as error:
-            is_outdated = isinstance(error, InvalidKey) and _is_page_visit(scope)
-            return make_denied_page(str(error)) if is_outdated else error_to_response(error)
 
     async def _authenticate(self, scope: Scope) -> Response | None:
         """Stores the caller in the scope; returns a response if the request needs no application."""
@@ -65,33 +65,37 @@ class LocalAuthMiddleware:
         check_same_site(headers)
         if scope["path"] in HEALTH_PATHS:
             return None
-        if (token := _token_in_url(scope)) is not None:
-            return self._log_in(scope, token)
+        # The name includes the port, because browsers share cookies between all ports of a host.
+        server = scope.get("server")
+        cookie_name = f"quire-{server[1] if server else 0}"
+        if scope["path"] == "/" and scope["method"] == "GET":
+            query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            token = next((value for name, value in query if name == "token"), None)
+            if token is not None:
+                return self._log_in(token, cookie_name, [(name, value) for name, value in query if name != "token"])
         key = key_from_headers(headers)
-        if self._matches_token(key) or any(map(self._matches_token, _cookie_values(headers, _cookie_name(scope)))):
+        cookies = (each.strip().partition("=") for line in headers.getlist("cookie") for each in line.split(";"))
+        candidates = [key, *(value for name, _, value in cookies if name == cookie_name)]
+        if any(map(self._matches_token, candidates)):
             scope[CALLER_SCOPE_KEY] = LOCAL_CALLER
         elif self._verify_key is None or await self._verify_key(key) is None:
             raise InvalidKey("This server needs its token: open the address that `quire serve` printed.")
-        self._remove_token(scope)
-        return None
-
-    def _remove_token(self, scope: Scope) -> None:
-        """Removes every header that contains the token: no later step needs it, and the gateway forwards headers."""
+        # No later step needs the token, and the gateway forwards headers.
         scope["headers"] = [(name, value) for name, value in scope["headers"] if self._token not in value]
+        return None
 
     def _matches_token(self, candidate: str | None) -> bool:
         return candidate is not None and hmac.compare_digest(candidate.encode(errors="replace"), self._token)
 
-    def _log_in(self, scope: Scope, token: str) -> Response:
+    def _log_in(self, token: str, cookie_name: str, query: Sequence[tuple[str, str]]) -> Response:
         """Stores the token as a cookie and redirects to the URL without it, so that no history or log contains it."""
         if not self._matches_token(token):
             raise InvalidKey(
                 "The token in this address is wrong or expired: open the address that `quire serve` printed last."
             )
-        rest = [(name, value) for name, value in _query_params(scope) if name != "token"]
         headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-        response = RedirectResponse("/" + (f"?{urlencode(rest)}" if rest else ""), status_code=303, headers=headers)
-        response.set_cookie(_cookie_name(scope), token, httponly=True, samesite="strict", path="/")
+        response = RedirectResponse("/" + (f"?{urlencode(query)}" if query else ""), status_code=303, headers=headers)
+        response.set_cookie(cookie_name, token, httponly=True, samesite="strict", path="/")
         return response
 
 
@@ -109,32 +113,3 @@ def check_same_site(headers: Headers) -> None:
         )
     if any(site not in _TRUSTED_FETCH_SITES for site in sites):
         raise CrossOriginRequest("The browser reports a request from another site; open this server directly.")
-
-
-def _is_page_visit(scope: Scope) -> bool:
-    """Whether a person opens the page in a browser, for whom the reason is a page and not JSON."""
-    return scope["path"] == "/" and scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", "")
-
-
-def _token_in_url(scope: Scope) -> str | None:
-    if scope["path"] != "/" or scope["method"] != "GET":
-        return None
-    return next((value for name, value in _query_params(scope) if name == "token"), None)
-
-
-def _query_params(scope: Scope) -> list[tuple[str, str]]:
-    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-
-
-def _cookie_name(scope: Scope) -> str:
-    """Includes the port, because browsers share cookies between all ports of a host."""
-    server = scope.get("server")
-    return f"quire-{server[1] if server else 0}"
-
-
-def _cookie_values(headers: Headers, name: str) -> Iterator[str]:
-    for line in headers.getlist("cookie"):
-        for each in line.split(";"):
-            cookie, _, value = each.strip().partition("=")
-            if cookie == name:
-                yield value

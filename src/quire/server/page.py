@@ -81,15 +81,6 @@ def make_denied_page(reason: str) -> HTMLResponse:
     return response
 
 
-def _make_unbuilt_page() -> HTMLResponse:
-    return _make_notice(
-        "The page is not built",
-        "Quire runs here from a source tree or from a wheel without the page. In the source tree, `just web` builds "
-        "it; that needs Node.js. The API under `/api` works without it.",
-        status=404,
-    )
-
-
 def _make_notice(title: str, *paragraphs: str, status: int) -> HTMLResponse:
     """A page of text; what is in backticks is code."""
     escaped = [re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(each)) for each in paragraphs]
@@ -118,7 +109,12 @@ def add_page(app: FastAPI, *, static_dir: Path = STATIC_DIR) -> None:
     async def index(_: Request) -> Response:
         file = static_dir / "index.html"
         if not file.is_file():
-            return _make_unbuilt_page()
+            return _make_notice(
+                "The page is not built",
+                "Quire runs here from a source tree or from a wheel without the page. In the source tree, `just web` "
+                "builds it; that needs Node.js. The API under `/api` works without it.",
+                status=404,
+            )
         return FileResponse(file, headers={**SECURITY_HEADERS, "Cache-Control": "no-cache"})
 
     async def icon(_: Request) -> Response:

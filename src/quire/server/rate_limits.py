@@ -1,8 +1,8 @@
 """Rate limits of API keys: token buckets, shared by all servers of a PostgreSQL database.
 
-A server takes permits from the bucket in the database, a small share of a minute's at a time, so that most requests
-cost no round trip. While the database is away each server has a bucket of its own, so that together they may pass the
-rate once for each server. SQLite has one server, and its buckets are in memory.
+A server takes permits from the bucket in the database in batches, each a small share of a minute's permits, so that
+most requests cost no round trip. While the database is away each server uses a local bucket, so that together they may
+allow the rate once for each server. SQLite has one server, and its buckets are in memory.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from quire.errors import StoreError
-from quire.log import SqlStore
+from quire.store import SqlStore
 
 MAX_TRACKED_KEYS = 10_000
 """Maximum token buckets in memory, evicted least recently used first; an evicted key starts with a full bucket."""
@@ -99,10 +99,19 @@ class SharedRateLimiter:
         async with batch.lock:
             if (status := self._use(batch)) is not None:
                 return status
+            permits = ceil(per_minute * BATCH_SHARE)
             try:
-                return await self._take(batch, tenant, key_id)
+                grant = await self._store.for_tenant(tenant).rate_limits.take(
+                    key_id, per_minute=per_minute, permits=permits
+                )
             except StoreError:
                 return self._own.acquire(key_id, per_minute)
+            batch.permits, batch.tokens = max(0, grant.permits - 1), grant.tokens
+            if grant.permits:
+                batch.usable_until = self._clock() + BATCH_SECONDS
+            else:
+                batch.refused_until = self._clock() + (1 - grant.tokens) * 60 / per_minute
+            return _build_status(per_minute, batch.tokens + batch.permits, is_allowed=grant.permits > 0)
 
     def _use(self, batch: _PermitBatch) -> RateLimitStatus | None:
         """Allows or refuses a request by what this server knows; None if it must take a batch first."""
@@ -114,17 +123,6 @@ class SharedRateLimiter:
             tokens = 1 - (batch.refused_until - current) * batch.per_minute / 60
             return _build_status(batch.per_minute, max(0.0, tokens), is_allowed=False)
         return None
-
-    async def _take(self, batch: _PermitBatch, tenant: str, key_id: str) -> RateLimitStatus:
-        per_minute = batch.per_minute
-        batch_size = ceil(per_minute * BATCH_SHARE)
-        grant = await self._store.for_tenant(tenant).take_permits(key_id, per_minute=per_minute, permits=batch_size)
-        batch.permits, batch.tokens = max(0, grant.permits - 1), grant.tokens
-        if grant.permits:
-            batch.usable_until = self._clock() + BATCH_SECONDS
-        else:
-            batch.refused_until = self._clock() + (1 - grant.tokens) * 60 / per_minute
-        return _build_status(per_minute, batch.tokens + batch.permits, is_allowed=grant.permits > 0)
 
 
 def rate_limit_headers(status: RateLimitStatus) -> dict[str, str]:

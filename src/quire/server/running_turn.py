@@ -1,4 +1,4 @@
-"""A running turn of this process: its events with replay to late subscribers, its approvals, its lease."""
+"""A running turn of this process: its events, its approvals, its lease."""
 
 import asyncio
 import logging
@@ -12,14 +12,13 @@ from quire.agent.turn import run_turn
 from quire.engine import Conversation
 from quire.errors import QuireError
 from quire.llm import Model
-from quire.log import SqlStore
-from quire.log.turn_leases import IdempotencyKey
 from quire.log.types import TurnLease
 from quire.model import Message, ToolCallPart, Usage
 from quire.model.events import ApprovalRequested, ReplyRecorded, TurnEnded, TurnEvent, TurnFailed
-from quire.schemas.turn_events import AnyTurnEventSchema, TurnFailedSchema, turn_event_to_schema
-from quire.server.event_replay import EventReplay
+from quire.schemas.turn_events import AnyTurnEventSchema, TurnEndedSchema, TurnFailedSchema, turn_event_to_schema
 from quire.server.problems import UNEXPECTED_PROBLEM, error_to_problem
+from quire.store import SqlStore
+from quire.turns.leases import IdempotencyKey, LeaseState
 
 _log = logging.getLogger(__name__)
 
@@ -27,16 +26,57 @@ TurnObserver = Callable[[Conversation, Model], AbstractContextManager[Callable[[
 """Context manager around a turn; it yields a function that is called with every event."""
 
 
-class RunningTurn:
-    """A turn whose events any number of subscribers can stream from the start.
+class TurnStream:
+    """The events of a turn, in the form that clients receive. Every subscriber gets them from the first one on."""
 
-    `store` is that of the turn's tenant.
-    """
+    def __init__(self) -> None:
+        self.events: list[AnyTurnEventSchema] = []
+        self._listeners: list[Callable[[AnyTurnEventSchema], None]] = []
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.events) and is_final(self.events[-1])
+
+    def add(self, event: AnyTurnEventSchema) -> None:
+        self.events.append(event)
+        for listener in list(self._listeners):
+            listener(event)
+
+    def subscribe(self, listener: Callable[[AnyTurnEventSchema], None]) -> None:
+        """Calls `listener` with all events so far, and then with each further one."""
+        for event in self.events:
+            listener(event)
+        self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Callable[[AnyTurnEventSchema], None]) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    async def stream(self) -> AsyncGenerator[AnyTurnEventSchema, None]:
+        """Streams all events, from the first one to the end of the turn."""
+        queue = asyncio.Queue[AnyTurnEventSchema]()
+        self.subscribe(queue.put_nowait)
+        try:
+            while True:
+                event = await queue.get()
+                yield event
+                if is_final(event):
+                    return
+        finally:
+            self.unsubscribe(queue.put_nowait)
+
+
+def is_final(event: AnyTurnEventSchema) -> bool:
+    return isinstance(event, TurnEndedSchema | TurnFailedSchema)
+
+
+class RunningTurn(TurnStream):
+    """A turn that runs in this process. `store` is the store of the turn's tenant."""
 
     def __init__(self, store: SqlStore, lease: TurnLease, idempotency_key: IdempotencyKey | None = None) -> None:
+        super().__init__()
         self.lease, self.idempotency_key = lease, idempotency_key
         self._store = store
-        self._replay = EventReplay[TurnEvent]()
         self._stop_requested = asyncio.Event()
         self._approval_id: str | None = None
         self._decision: asyncio.Future[ApprovalDecision]
@@ -53,55 +93,57 @@ class RunningTurn:
         limits: TurnLimits | None,
         observer: TurnObserver,
     ) -> None:
+        async def wait_for_approval(_: ToolCallPart) -> ApprovalDecision:
+            return await self._decision
+
         events = run_turn(
             conversation.with_lease(self.lease),
             message,
             model=model,
             runners=runners,
-            approvals=Approvals(self._wait_for_approval),
+            approvals=Approvals(wait_for_approval),
             limits=limits,
             stop=self._stop_requested,
         )
+        branch = self.lease.branch
+        final: AnyTurnEventSchema = TurnFailedSchema(branch=branch, problem=UNEXPECTED_PROBLEM, steps=0, usage=Usage())
         try:
             with observer(conversation, model) as observe:
                 async with aclosing(events):
                     async for event in events:
                         observe(event)
-                        await self._update_lease(event)
-                        self._replay.add([event])
+                        # What other processes must know is in the lease before a subscriber sees the event.
+                        if isinstance(event, ApprovalRequested):
+                            await self._request_approval(event.call)
+                        elif isinstance(event, ReplyRecorded) and not event.entry.message.tool_calls:
+                            # The transaction that recorded the answer deleted the lease.
+                            self._has_lease = False
+                        schema = turn_event_to_schema(event, branch=branch, to_problem=error_to_problem)
+                        if isinstance(event, TurnEnded | TurnFailed):
+                            final = schema
+                        else:
+                            self.add(schema)
         finally:
-            unexpected = TurnFailedSchema(branch=self.lease.branch, problem=UNEXPECTED_PROBLEM, steps=0, usage=Usage())
-            await self._end_lease(unexpected)
-            self._replay.add(is_finished=True)
+            await self._end_lease(final)
+            self.add(final)
 
-    async def _update_lease(self, event: TurnEvent) -> None:
-        """Writes what other processes must know into the lease, before a subscriber sees the event."""
-        match event:
-            case ApprovalRequested(call=call):
-                await self._request_approval(call)
-            case ReplyRecorded(entry=entry) if not entry.message.tool_calls:
-                # The transaction that recorded the answer deleted the lease.
-                self._has_lease = False
-            case TurnEnded() | TurnFailed():
-                last = turn_event_to_schema(event, branch=self.lease.branch, to_problem=error_to_problem)
-                await self._end_lease(last)
-            case _:
-                pass
+    async def _request_approval(self, call: ToolCallPart) -> None:
+        """Makes the call known to all processes. Calls request their approvals one after the other."""
+        self._approval_id, self._decision = None, asyncio.get_running_loop().create_future()
+        try:
+            self._approval_id = await self._store.leases.request_approval(self.lease, call.id)
+        except QuireError as error:
+            self._decision.set_exception(error)
 
     async def _end_lease(self, outcome: AnyTurnEventSchema) -> None:
         """Ends the lease of a turn without an answer. After a shutdown another process may answer the question."""
         if not self._has_lease:
             return
-        self._has_lease = False
         try:
             text = None if self._is_interrupted else outcome.model_dump_json()
-            await self._store.end_turn_lease(self.lease, outcome=text)
+            await self._store.leases.end(self.lease, outcome=text)
         except QuireError as error:
             _log.warning("The lease of turn %s was not released and will expire: %s", self.lease.turn, error)
-
-    def stream_events(self) -> AsyncGenerator[TurnEvent, None]:
-        """Streams all events, from the first one to the end of the turn."""
-        return self._replay.stream()
 
     def stop(self) -> None:
         """Asks the turn to stop; what has arrived of the reply is recorded."""
@@ -112,18 +154,14 @@ class RunningTurn:
         self._is_interrupted = True
         self.stop()
 
+    def apply_requests(self, state: LeaseState) -> None:
+        """Does what other processes requested through the lease: a stop, or the decision on a tool call."""
+        if state.stop_requested:
+            self.stop()
+        if state.approval is not None and state.is_approved is not None:
+            self.resolve_approval(state.approval, approve=state.is_approved)
+
     def resolve_approval(self, approval: str, *, approve: bool) -> None:
         """Resolves the pending approval if it has this id."""
         if approval == self._approval_id and not self._decision.done():
             self._decision.set_result(Allow() if approve else Deny())
-
-    async def _request_approval(self, call: ToolCallPart) -> None:
-        """Makes the call known to all processes. Calls request their approvals one after the other."""
-        self._approval_id, self._decision = None, asyncio.get_running_loop().create_future()
-        try:
-            self._approval_id = await self._store.request_call_approval(self.lease, call.id)
-        except QuireError as error:
-            self._decision.set_exception(error)
-
-    async def _wait_for_approval(self, call: ToolCallPart) -> ApprovalDecision:
-        return await self._decision

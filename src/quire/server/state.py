@@ -6,27 +6,26 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from quire.agent.limits import build_mcp_limits, build_turn_limits
-from quire.agent.mcp.servers import MCPServers
+from quire.agent.mcp.servers import MCPServers, MCPToolRunner
 from quire.agent.protocols import ToolRunner
-from quire.agent.tool_runners import MCPToolRunner
 from quire.engine import Engine
 from quire.engine.tenants import TenantEngines
 from quire.errors import ModelRequestRejected
 from quire.jobs import Jobs, open_jobs
 from quire.llm import Model, get_upstream_model
-from quire.llm.deferred_model import ModelBuilder
 from quire.llm.embeddings import Embedder
 from quire.llm.error_mapping import explain_unusable_model
-from quire.log import SqlStore
+from quire.llm.protocol import ModelBuilder
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.server.import_jobs import ImportJobs
-from quire.server.remote_turns import RemoteTurns
+from quire.server.live_events import LiveEvents
 from quire.server.turn_registry import TurnRegistry
 from quire.server.turn_relay import TurnRelay
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.settings.schema import Upstream, upstream_for
+from quire.store import SqlStore
 
 EngineEventListener = Callable[[str, ContextEvent], None]
 
@@ -53,7 +52,7 @@ class ServerState:
         self.turns = TurnRegistry(store)
         self.turns.limits = build_turn_limits(settings)
         self.relay = TurnRelay(store, self.turns)
-        self.remote_turns = RemoteTurns(store)
+        self.live_events = LiveEvents(store, self.turns)
         self.imports = ImportJobs()
         self.instrument_model: Callable[[Model], Model] = lambda model: model
         """Wraps a model with tracing and metrics."""
@@ -61,7 +60,12 @@ class ServerState:
         """Queue for background jobs; without it, the engines run them in this process."""
         self._model_factory, self._save_settings = model_factory, save_settings
         self._listeners: list[EngineEventListener] = []
-        self._engines = TenantEngines(
+
+        def emit(tenant: str, event: ContextEvent) -> None:
+            for listener in self._listeners:
+                listener(tenant, event)
+
+        self.engines = TenantEngines(
             store,
             settings,
             agent=agent,
@@ -69,21 +73,26 @@ class ServerState:
             embedder=embedder,
             instrument_model=lambda model: self.instrument_model(model),
             jobs_for=lambda tenant: self.jobs.for_tenant(tenant) if self.jobs is not None else None,
-            on_event=self._emit,
+            on_event=emit,
             is_local=is_local,
         )
 
     @property
     def settings(self) -> Settings:
-        return self._engines.settings
+        return self.engines.settings
 
     def engine_for(self, tenant: str, *, model: str | None = None) -> Engine:
         """Returns the engine of a tenant, for the default model or for `model`."""
-        return self._engines(tenant, model)
+        return self.engines(tenant, model)
 
     def upstream_for(self, model: str) -> Upstream | None:
         """Returns the upstream that serves a model, if one is configured."""
         return upstream_for(self.settings, model)
+
+    def upstream_model_for(self, model: str) -> str | None:
+        """Returns the upstream's name of a model, if an upstream has another name for it."""
+        upstream = self.upstream_for(model)
+        return upstream.model if upstream is not None else None
 
     def model_for(self, name: str | None = None) -> Model:
         """Returns the named or the default model. A missing API key is reported when the model is called."""
@@ -106,19 +115,15 @@ class ServerState:
         settings = Settings.model_validate({**self.settings.model_dump(), **changes})
         if self._save_settings is not None:
             await asyncio.to_thread(self._save_settings, changes)
-        await self._engines.change_settings(settings)
+        await self.engines.change_settings(settings)
 
     def subscribe(self, listener: EngineEventListener) -> None:
         """Calls `listener` with the tenant and each further event of its engine."""
         self._listeners.append(listener)
 
-    def _emit(self, tenant: str, event: ContextEvent) -> None:
-        for listener in self._listeners:
-            listener(tenant, event)
-
     async def wait_for_background(self) -> None:
         """Waits until background work is done."""
-        await self._engines.wait_for_background()
+        await self.engines.wait_for_background()
 
 
 @asynccontextmanager
@@ -139,7 +144,7 @@ async def open_server_state(
         store = await stack.enter_async_context(SqlStore.open(url, listen_url=settings.listen_database_url))
         client = await stack.enter_async_context(UpstreamClient(timeout_seconds=settings.upstream_timeout))
         runners: tuple[ToolRunner, ...] = ()
-        has_host_users = is_local or bool(settings.host_access_tenants)
+        has_host_users = is_local or bool(settings.trusted_tenants)
         if has_host_users and agent is not None and any(server.enabled for server in agent.servers):
             servers = await stack.enter_async_context(
                 MCPServers(agent.servers, variables=environ or {}, limits=build_mcp_limits(settings))

@@ -1,13 +1,15 @@
-"""Registry of running turns in this process.
+"""Registry of running turns in this process, and the heartbeat of their leases.
 
 A turn belongs to its conversation, not to the connection that started it: every subscriber gets its events from the
-start, and a disconnect does not stop it. A branch has at most one running turn on all servers: that of the process with
-the branch's lease (`quire.log.turn_leases`).
+start, and a disconnect does not stop it. A branch has at most one running turn on all servers. It runs in the process
+that holds the branch's lease (`quire.turns.leases`).
 """
 
 import asyncio
+import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import NamedTuple
@@ -16,18 +18,28 @@ from weakref import WeakValueDictionary
 from quire.agent.limits import TurnLimits
 from quire.agent.protocols import ToolRunner
 from quire.engine import Conversation
-from quire.errors import NotFound, TurnInProgress
+from quire.errors import NotFound, QuireError, TurnInProgress
 from quire.llm import Model
-from quire.log import SqlStore
-from quire.log.ids import new_id
-from quire.log.turn_leases import IdempotencyKey, LeaseGrant, LeaseState
 from quire.log.types import TurnLease
 from quire.model import Message
+from quire.model.ids import new_id
 from quire.server.running_turn import RunningTurn, TurnObserver
-from quire.server.turn_heartbeat import TurnHeartbeat
+from quire.store import SqlStore
+from quire.turns.leases import (
+    LEASE_SECONDS,
+    IdempotencyKey,
+    LeaseGrant,
+    LeaseState,
+)
+
+_log = logging.getLogger(__name__)
 
 OUTCOME_POLL_SECONDS = 0.5
 """Seconds between two reads of the lease of a turn that runs in another process."""
+SIGNAL_POLL_SECONDS = 1.0
+"""Seconds between two reads of the stops and approvals that other processes received."""
+RENEWAL_SECONDS = LEASE_SECONDS / 3
+"""Seconds between two renewals: two may fail before a lease expires."""
 
 
 class BranchKey(NamedTuple):
@@ -38,23 +50,36 @@ class BranchKey(NamedTuple):
     branch: int
 
 
+TurnListener = Callable[[BranchKey, RunningTurn], None]
+
+
 class TurnRegistry:
-    """Starts turns, finds running ones by branch, and waits for those of other processes."""
+    """Starts turns, finds running ones by branch, and waits for turns of other processes."""
 
     def __init__(self, store: SqlStore) -> None:
         self.runners: Sequence[ToolRunner] = ()
         self.limits: TurnLimits | None = None
         self.observer: TurnObserver = lambda _conversation, _model: nullcontext(lambda _event: None)
-        self.on_start: Callable[[BranchKey], None] = lambda _key: None
-        """Called when a turn has started."""
+        self.listeners: list[TurnListener] = []
+        """Called with every turn that starts."""
         self._store = store
         self._owner = f"{socket.gethostname()}/{os.getpid()}/{new_id()}"
         self._running: dict[BranchKey, tuple[RunningTurn, asyncio.Task[None]]] = {}
-        self._subscribers: dict[BranchKey, list[Callable[[RunningTurn], None]]] = {}
         self._locks: WeakValueDictionary[BranchKey, asyncio.Lock] = WeakValueDictionary()
-        self._waits: dict[TurnLease, asyncio.Task[str | None]] = {}
         self._stopping = asyncio.Event()
-        self._heartbeat = TurnHeartbeat(store, self._group_by_tenant)
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._turn_ended = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def get(self, key: BranchKey) -> RunningTurn | None:
+        """Returns the branch's running turn, if this process runs it."""
+        running = self._running.get(key)
+        return running[0] if running is not None else None
+
+    def list_running(self) -> list[tuple[BranchKey, RunningTurn]]:
+        return [(key, running) for key, (running, _) in self._running.items()]
 
     def get_lock(self, key: BranchKey) -> asyncio.Lock:
         """The lock under which requests of this process look for the branch's turn and start it."""
@@ -73,13 +98,13 @@ class TurnRegistry:
         """Acquires the lease of a branch; returns the state of the lease if a turn is running there."""
         # Reading may work where writing does not, and the model is called before the reply is written.
         await self._store.check_known_outage()
-        return await self._store.for_tenant(key.tenant).acquire_turn_lease(
+        return await self._store.for_tenant(key.tenant).leases.acquire(
             key.conversation, key.branch, owner=self._owner, idempotency_key=idempotency_key
         )
 
     async def release(self, key: BranchKey, lease: TurnLease) -> None:
         """Releases a lease for which no turn was launched."""
-        await self._store.for_tenant(key.tenant).end_turn_lease(lease)
+        await self._store.for_tenant(key.tenant).leases.end(lease)
 
     def launch(
         self,
@@ -96,51 +121,67 @@ class TurnRegistry:
         work = running.run(
             conversation, message, model=model, runners=self.runners, limits=self.limits, observer=self.observer
         )
-        task = asyncio.get_running_loop().create_task(work)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
         self._running[key] = running, task
-        task.add_done_callback(lambda _: self._remove(key))
-        self._heartbeat.start()
-        for subscriber in self._subscribers.get(key, ()):
-            subscriber(running)
-        self.on_start(key)
+
+        def remove(_: asyncio.Task[None]) -> None:
+            self._running.pop(key, None)
+            self._turn_ended.set()
+
+        task.add_done_callback(remove)
+        if self._heartbeat is None or self._heartbeat.done():
+            self._heartbeat = loop.create_task(self._renew_leases())
+        for listener in self.listeners:
+            listener(key, running)
         return running
 
-    def _remove(self, key: BranchKey) -> None:
-        self._running.pop(key, None)
-        self._heartbeat.notify()
+    async def _renew_leases(self) -> None:
+        """Renews the leases of all turns, and reads what other processes request of them, while there are turns.
 
-    def get(self, key: BranchKey) -> RunningTurn | None:
-        """Returns the branch's running turn, if it is one of this process."""
-        running = self._running.get(key)
-        return running[0] if running is not None else None
-
-    def list_running(self) -> list[tuple[BranchKey, RunningTurn]]:
-        return [(key, running) for key, (running, _) in self._running.items()]
-
-    def subscribe(self, key: BranchKey, subscriber: Callable[[RunningTurn], None]) -> Callable[[], None]:
-        """Calls `subscriber` with every turn that starts on a branch; returns a function that unsubscribes."""
-        subscribers = self._subscribers.setdefault(key, [])
-        subscribers.append(subscriber)
-
-        def unsubscribe() -> None:
-            subscribers.remove(subscriber)
-            if not subscribers:
-                self._subscribers.pop(key, None)
-
-        return unsubscribe
+        A turn of less than a second has no heartbeat.
+        """
+        next_renewal = time.monotonic() + RENEWAL_SECONDS
+        while self._running:
+            self._turn_ended.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SIGNAL_POLL_SECONDS):
+                    await self._turn_ended.wait()
+                continue
+            is_renewal = time.monotonic() >= next_renewal
+            if is_renewal:
+                next_renewal = time.monotonic() + RENEWAL_SECONDS
+            by_tenant: dict[str, dict[str, RunningTurn]] = {}
+            for key, running in self.list_running():
+                by_tenant.setdefault(key.tenant, {})[running.lease.turn] = running
+            for tenant, turns in by_tenant.items():
+                store = self._store.for_tenant(tenant)
+                try:
+                    states = await (store.leases.renew(turns) if is_renewal else store.leases.list(turns))
+                    for state in states:
+                        turns.pop(state.lease.turn).apply_requests(state)
+                    for lease in [turn.lease for turn in turns.values()] if is_renewal else ():
+                        current = await store.leases.get(lease.conversation, lease.branch)
+                        # Without a row, the answer was recorded meanwhile.
+                        if current is not None and current.lease != lease:
+                            turns[lease.turn].stop()
+                except QuireError as error:
+                    # Retried at the next beat.
+                    next_renewal = 0.0
+                    _log.warning("The leases of running turns were not renewed: %s", error)
 
     async def stop(self, key: BranchKey) -> bool:
         """Stops the branch's turn, in whichever process it runs; returns whether there is one."""
         if (running := self.get(key)) is not None:
             running.stop()
             return True
-        return await self._store.for_tenant(key.tenant).request_turn_stop(key.conversation, key.branch)
+        return await self._store.for_tenant(key.tenant).leases.request_stop(key.conversation, key.branch)
 
     async def decide_approval(self, key: BranchKey, call: str, *, approve: bool) -> None:
         """Approves or denies a tool call, in whichever process its turn runs."""
         store = self._store.for_tenant(key.tenant)
         # The database decides which of several decisions is the first.
-        approval = await store.decide_call_approval(key.conversation, key.branch, call, approve=approve)
+        approval = await store.leases.decide_approval(key.conversation, key.branch, call, approve=approve)
         if approval is None:
             raise NotFound(
                 f"No pending approval for the tool call {call!r} on branch {key.branch} of {key.conversation!r}: "
@@ -152,53 +193,31 @@ class TurnRegistry:
     async def wait_for_outcome(self, tenant: str, lease: TurnLease) -> str | None:
         """Waits for the end of a turn in another process; returns the outcome of a turn without an answer.
 
-        None if the log has the answer, or if the process died and its lease expired. All requests that wait for a turn
-        share one poll.
+        None if the log has the answer, or if the process died and its lease expired.
         """
-        if lease not in self._waits:
-            task = asyncio.get_running_loop().create_task(self._poll_outcome(tenant, lease))
-            self._waits[lease] = task
-            task.add_done_callback(self._remove_wait)
-        return await asyncio.shield(self._waits[lease])
-
-    def _remove_wait(self, task: asyncio.Task[str | None]) -> None:
-        self._waits = {lease: each for lease, each in self._waits.items() if each is not task}
-        # The requests that waited may be gone: retrieved here, so that asyncio does not report it.
-        if not task.cancelled():
-            task.exception()
-
-    async def _poll_outcome(self, tenant: str, lease: TurnLease) -> str | None:
         store = self._store.for_tenant(tenant)
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(OUTCOME_POLL_SECONDS):
                     await self._stopping.wait()
                 raise TurnInProgress("The turn runs in another server process, and this one is stopping; retry.")
-            state = await store.get_turn_lease(lease.conversation, lease.branch)
-            if state is None or state.lease != lease or not state.is_running:
-                return state.outcome if state is not None and state.lease == lease else None
-
-    def _group_by_tenant(self) -> dict[str, list[RunningTurn]]:
-        by_tenant: dict[str, list[RunningTurn]] = {}
-        for key, (running, _) in self._running.items():
-            by_tenant.setdefault(key.tenant, []).append(running)
-        return by_tenant
-
-    def __len__(self) -> int:
-        return len(self._running)
+            state = await store.leases.get(lease.conversation, lease.branch)
+            if state is None or state.lease != lease:
+                return None
+            if not state.is_running:
+                return state.outcome
 
     async def wait_until_idle(self) -> None:
         """Waits until no turn is running."""
         while self._running:
             await asyncio.wait([task for _, task in self._running.values()])
-        while self._stopping.is_set() and self._waits:
-            await asyncio.wait(self._waits.values())
-        await self._heartbeat.wait_until_idle()
+        if self._heartbeat is not None:
+            await asyncio.wait([self._heartbeat])
 
     async def stop_all(self) -> None:
         """Stops every turn and waits for the ends; what has arrived of the replies is recorded."""
         self._stopping.set()
-        for running, _ in list(self._running.values()):
+        for _, running in self.list_running():
             running.interrupt()
         await self.wait_until_idle()
 

@@ -1,21 +1,19 @@
-"""Shows the turns that run in this process to the event streams of other processes.
+"""Relays the turns of this process to the event streams of other processes.
 
-A process announces that a turn has started. One that has a stream of the conversation responds that it is watching, and
-only then are the events of the turn written to the database, from the first on, those of some time together. A process
-that opens a stream later says the same. `quire.server.remote_turns` is the other side.
+A process announces that a turn has started. A process that has a stream of the conversation responds that it is
+watching. Only then are the events of the turn written to the database, from the first one on, several at a time. A
+process that opens a stream later also says that it is watching. `quire.server.live_events` is the other side.
 """
 
 import asyncio
 from contextlib import suppress
 
+from quire.db.notifications import RESUMED, Notification, topic_of
 from quire.errors import QuireError
-from quire.log import SqlStore
-from quire.log.ids import new_id
-from quire.log.notifications import RESUMED, Notification, topic_of
 from quire.schemas.turn_events import AnyTurnEventSchema
-from quire.server.event_stream import stream_turn
-from quire.server.running_turn import RunningTurn
+from quire.server.running_turn import RunningTurn, is_final
 from quire.server.turn_registry import BranchKey, TurnRegistry
+from quire.store import SqlStore
 
 TURN_STARTED = "turn started"
 """Kind of the notification that a turn has started in a conversation."""
@@ -36,13 +34,13 @@ class TurnRelay:
 
     def __init__(self, store: SqlStore, turns: TurnRegistry) -> None:
         self._store, self._turns = store, turns
-        self._relayed: dict[RunningTurn, str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the id of the turn."""
+        self._is_closing = asyncio.Event()
         self._is_subscribed = False
-        turns.on_start = self._announce
+        turns.listeners.append(self._announce)
 
-    def _announce(self, key: BranchKey) -> None:
+    def _announce(self, key: BranchKey, _: RunningTurn) -> None:
         notifications = self._store.notifications
         if not self._is_subscribed:
             self._is_subscribed = True
@@ -50,86 +48,57 @@ class TurnRelay:
         notifications.publish(TURN_STARTED, topic_of(key.tenant, key.conversation))
 
     def _on_notification(self, notification: Notification) -> None:
-        if notification.kind == RESUMED:
-            # Who watches may have said so while this process could not receive it.
-            for key, _ in self._turns.list_running():
-                self._store.notifications.publish(TURN_STARTED, topic_of(key.tenant, key.conversation))
-        elif notification.kind == WATCHING:
-            for key, running in self._turns.list_running():
-                if topic_of(key.tenant, key.conversation) == notification.topic:
-                    self._relay(key, running)
+        if notification.kind not in (RESUMED, WATCHING):
+            return
+        for key, running in self._turns.list_running():
+            topic = topic_of(key.tenant, key.conversation)
+            if notification.kind == RESUMED:
+                # A process may have said that it is watching while this one could not receive it.
+                self._store.notifications.publish(TURN_STARTED, topic)
+            elif notification.topic == topic:
+                self._relay(key, running)
 
     def _relay(self, key: BranchKey, running: RunningTurn) -> None:
-        if (turn := self._relayed.get(running)) is not None:
+        turn = running.lease.turn
+        if turn in self._tasks:
             self._store.notifications.publish(TURN_EVENTS, topic_of(key.tenant, key.conversation), turn)
             return
-        self._relayed[running] = turn = new_id()
-        task = asyncio.get_running_loop().create_task(self._write_events(key, running, turn))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[turn] = task = asyncio.get_running_loop().create_task(self._write_events(key, running))
+        task.add_done_callback(lambda _: self._tasks.pop(turn))
 
-    async def _write_events(self, key: BranchKey, running: RunningTurn, turn: str) -> None:
-        events, changed = list[AnyTurnEventSchema](), asyncio.Event()
-
-        async def collect() -> None:
-            try:
-                async for event in stream_turn(running.stream_events(), branch=key.branch):
-                    events.append(event)
-                    changed.set()
-            finally:
-                changed.set()
-
-        collecting = asyncio.get_running_loop().create_task(collect())
-        written = 0
-        try:
-            while written < len(events) or not collecting.done():
-                await changed.wait()
-                changed.clear()
-                written += await self._write(key, turn, number=written, events=events[written:])
-                if written < len(events):
-                    changed.set()
-                if not collecting.done():
-                    await asyncio.sleep(WRITE_INTERVAL_SECONDS)
-        finally:
-            collecting.cancel()
-            del self._relayed[running]
-            self._schedule_deletion(key, turn)
-
-    async def _write(self, key: BranchKey, turn: str, *, number: int, events: list[AnyTurnEventSchema]) -> int:
-        """Writes events and returns how many; none if the store is away."""
-        if not events:
-            return 0
-        array = f"[{','.join(event.model_dump_json() for event in events)}]"
-        try:
-            await self._store.for_tenant(key.tenant).append_turn_events(key.conversation, turn, number, array)
-        except QuireError:
-            await asyncio.sleep(RETRY_SECONDS)
-            return 0
-        self._store.notifications.publish(TURN_EVENTS, topic_of(key.tenant, key.conversation), turn)
-        return len(events)
-
-    def _schedule_deletion(self, key: BranchKey, turn: str) -> None:
-        loop = asyncio.get_running_loop()
-
-        def start() -> None:
-            self._timers.discard(timer)
-            task = loop.create_task(self._delete(key, turn))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        timer = loop.call_later(DELETION_DELAY_SECONDS, start)
-        self._timers.add(timer)
-
-    async def _delete(self, key: BranchKey, turn: str) -> None:
+    async def _write_events(self, key: BranchKey, running: RunningTurn) -> None:
+        """Writes the events of a turn until its end, and deletes them some time later."""
+        store, turn = self._store.for_tenant(key.tenant), running.lease.turn
+        queue = asyncio.Queue[AnyTurnEventSchema]()
+        running.subscribe(queue.put_nowait)
+        written, is_finished = 0, False
+        while not is_finished:
+            events = [await queue.get(), *(queue.get_nowait() for _ in range(queue.qsize()))]
+            array = f"[{','.join(event.model_dump_json() for event in events)}]"
+            while True:
+                try:
+                    await store.turn_events.append(key.conversation, turn, written, array)
+                    break
+                except QuireError:
+                    await asyncio.sleep(RETRY_SECONDS)
+            self._store.notifications.publish(TURN_EVENTS, topic_of(key.tenant, key.conversation), turn)
+            written += len(events)
+            is_finished = is_final(events[-1])
+            if not is_finished:
+                await asyncio.sleep(WRITE_INTERVAL_SECONDS)
+        # When the server stops, the rows stay until they expire.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DELETION_DELAY_SECONDS):
+                await self._is_closing.wait()
+            return
         with suppress(QuireError):
-            await self._store.for_tenant(key.tenant).delete_turn_events(key.conversation, turn)
+            await store.turn_events.delete(key.conversation, turn)
 
     async def close(self) -> None:
-        """Waits a little until the last events of ended turns are written. Their rows expire."""
-        for timer in self._timers:
-            timer.cancel()
+        """Waits a little until the last events of ended turns are written."""
+        self._is_closing.set()
         if self._tasks:
-            _, unfinished = await asyncio.wait(self._tasks, timeout=2 * RETRY_SECONDS)
+            _, unfinished = await asyncio.wait(self._tasks.values(), timeout=2 * RETRY_SECONDS)
             for task in unfinished:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)

@@ -17,8 +17,8 @@ import aiohttp
 import httpx2
 from yarl import URL
 
-from quire.errors import ModelError, QuireError
-from quire.llm.transport_errors import TransportErrorBuilder
+from quire.errors import QuireError
+from quire.llm.error_mapping import TransportErrorBuilder
 
 UNKNOWN_HOST = "the upstream"
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -32,7 +32,7 @@ MAX_UNCHUNKED_BODY_BYTES = 1024 * 1024
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 """Maximum size of a document that `get` fetches; a larger one is cut off."""
 _AUTOMATIC_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
-"""Headers that aiohttp would add by itself; those of a request are the caller's decision."""
+"""Headers that aiohttp must not add by itself: the caller decides on the headers of a request."""
 
 
 class UpstreamResponse:
@@ -76,8 +76,8 @@ class UpstreamResponse:
 class UpstreamClient:
     """Pool of connections to all upstreams.
 
-    It has no limit of its own: each request holds at most one connection, so the server's connections are the limit,
-    and one slow upstream does not make the requests to another wait.
+    The pool is not limited: each request holds at most one connection, so the server's connections are the limit, and
+    one slow upstream does not make the requests to another wait.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class UpstreamClient:
         )
         self._ssl_context = ssl_context
         self._proxies = getproxies()
+        """From the environment: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY; NO_PROXY names the exceptions."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -114,13 +115,16 @@ class UpstreamClient:
             target = _parse_target(url)
         except ValueError as exc:
             raise _build_errors(UNKNOWN_HOST).invalid_url(str(exc)) from exc
+        proxy, proxied_host = None, target.url.host
+        if self._proxies and proxied_host is not None and not proxy_bypass(proxied_host):
+            proxy = self._proxies.get(target.url.scheme) or self._proxies.get("all")
         with _map_client_errors(target.host):
             response = await self._get_session().request(
                 method,
                 target.url,
                 headers={**headers, **target.credentials},
                 data=content if len(content) <= MAX_UNCHUNKED_BODY_BYTES else io.BytesIO(content),
-                proxy=self._find_proxy(target.url) if self._proxies else None,
+                proxy=proxy,
                 allow_redirects=False,
             )
         try:
@@ -154,12 +158,6 @@ class UpstreamClient:
                 max_field_size=MAX_RESPONSE_HEADER_BYTES,
             )
         return self._session
-
-    def _find_proxy(self, url: URL) -> str | None:
-        """The proxy that the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) names for a URL."""
-        if url.host is None or proxy_bypass(url.host):
-            return None
-        return self._proxies.get(url.scheme) or self._proxies.get("all")
 
 
 def get_host(url: str) -> str:
@@ -203,29 +201,27 @@ def _map_client_errors(host: str) -> Generator[None]:
     except QuireError:
         raise
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
-        raise _map_client_error(exc, _build_errors(host)) from exc
+        build = _build_errors(host)
+        match exc:
+            case aiohttp.ConnectionTimeoutError():
+                error = build.connect_timeout()
+            case TimeoutError():
+                error = build.timeout()
+            case aiohttp.ClientConnectorError():
+                error = build.failed_connection(exc.__cause__ or exc)
+            case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+                error = build.invalid_response(exc)
+            case aiohttp.ClientResponseError():
+                # Only its message: its text has the URL.
+                error = build.invalid_response(ValueError(exc.message))
+            case aiohttp.ClientOSError() | ConnectionError():
+                error = build.lost_connection(exc)
+            case OSError() | aiohttp.ClientError():
+                error = build.failed_call(exc)
+            case _:
+                error = build.invalid_request()
+        raise error from exc
 
 
 def _build_errors(host: str) -> TransportErrorBuilder:
     return TransportErrorBuilder(host, url_name="`base_url`", timeout_name="`upstream_timeout`")
-
-
-def _map_client_error(exc: Exception, build: TransportErrorBuilder) -> ModelError:
-    match exc:
-        case aiohttp.ConnectionTimeoutError():
-            return build.connect_timeout()
-        case TimeoutError():
-            return build.timeout()
-        case aiohttp.ClientConnectorError():
-            return build.failed_connection(exc.__cause__ or exc)
-        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
-            return build.invalid_response(exc)
-        case aiohttp.ClientResponseError():
-            # Only its message: its text has the URL.
-            return build.invalid_response(ValueError(exc.message))
-        case aiohttp.ClientOSError() | ConnectionError():
-            return build.lost_connection(exc)
-        case OSError() | aiohttp.ClientError():
-            return build.failed_call(exc)
-        case _:
-            return build.invalid_request()

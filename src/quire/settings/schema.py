@@ -6,15 +6,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel
-from quire.model.policy import Provider, Slot
+from quire.model.policy import Slot, WireFormatName
 
 EXTRACT_SUMMARIZER = "extract"
 """Value of the setting `summarizer` for extracts instead of summaries by a model."""
 MAX_SUMMARY_PROMPT_CHARS = 20_000
 """Maximum length of the setting `summary_prompt`."""
-FormatName = Literal["chat", "messages", "responses"]
-"""Wire formats, by the names of the glossary: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
-DEFAULT_SCOPES = {
+DEFAULT_SESSION_HEADERS = {
     "x-claude-code-session-id": "claude-code",
     "thread-id": "codex",
     "session-id": "codex",
@@ -37,7 +35,7 @@ class ModelEntry(FrozenModel):
         default=None, ge=0, description="US dollars per million input tokens from the provider's prompt cache."
     )
     output_price: float | None = Field(default=None, ge=0, description="US dollars per million output tokens.")
-    wire_format: FormatName | None = Field(
+    wire_format: WireFormatName | None = Field(
         default=None, description="Wire format of its provider: chat or responses (OpenAI), or messages (Anthropic)."
     )
 
@@ -57,7 +55,7 @@ class Upstream(FrozenModel):
     model: str | None = Field(
         default=None, description="Name of the model at the upstream; else the name that the client sent."
     )
-    speaks: tuple[FormatName, ...] = Field(
+    speaks: tuple[WireFormatName, ...] = Field(
         default=("chat",),
         min_length=1,
         description="Its wire formats: chat, messages, responses; a request in another format is translated.",
@@ -110,9 +108,6 @@ class Settings(FrozenModel):
         max_length=MAX_SUMMARY_PROMPT_CHARS,
         description="What a summary contains, in words for the summarizer, instead of the built-in headings.",
     )
-    summary_temperature: float | None = Field(
-        default=0.3, ge=0, le=2, description="Temperature of the summarizer; omitted for a model that rejects it."
-    )
     embeddings: str | None = Field(
         default=None,
         description="Semantic search: `local` for the offline embedding model, `onnx:FOLDER` for a sentence encoder "
@@ -120,8 +115,8 @@ class Settings(FrozenModel):
     )
     embeddings_model: str | None = Field(default=None, description="Embedding model of that server.")
     model: str = Field(default="gpt-4o", description="Model that answers.")
-    provider: Provider | None = Field(
-        default=None, description="Request format of every model; else from `models`, else inferred from its name."
+    wire_format: WireFormatName | None = Field(
+        default=None, description="Wire format of every model; else from `models`, else inferred from its name."
     )
     tokenizer: str | None = Field(
         default=None, description="Vocabulary, or the path of a tokenizer.json; else inferred from the model's name."
@@ -132,10 +127,8 @@ class Settings(FrozenModel):
     context_limit: int | None = Field(
         default=None,
         gt=0,
-        description="Upper limit on the context window of every model; the window itself, if no table lists the model.",
-    )
-    max_prompt_tokens: int | None = Field(
-        default=None, gt=0, description="Upper limit on prompt tokens, regardless of the model's window."
+        description="Upper limit on the context window of every model, prompt and reply; the window itself, if no "
+        "table lists the model.",
     )
     reserved_response_tokens: int = Field(
         default=512, ge=0, description="Tokens of the context window reserved for the reply."
@@ -145,9 +138,6 @@ class Settings(FrozenModel):
         gt=0,
         le=1,
         description="Compact before a request that uses more than this share of the context window.",
-    )
-    context_target: float = Field(
-        default=0.5, gt=0, le=1, description="Compact down to this share of the available input tokens."
     )
     recent_messages_to_keep: int = Field(
         default=6, ge=0, description="Recent messages that `summarize` does not compact."
@@ -180,7 +170,6 @@ class Settings(FrozenModel):
     output_price: float | None = Field(
         default=None, ge=0, description="US dollars per million output tokens; else from the table of models."
     )
-    summary_timeout: float = Field(default=60.0, gt=0, description="Timeout of a call of the summarizer, in seconds.")
     context_management_enabled: bool = Field(default=True, description="If false, nothing is compacted.")
     memory_integration: bool = Field(
         default=True, description="Include the project's memory files and the agent's memories."
@@ -189,13 +178,8 @@ class Settings(FrozenModel):
         default=0.2,
         ge=0,
         le=1,
-        description="A linked document is included in full up to this share of the remaining tokens.",
-    )
-    import_share: float = Field(
-        default=0.5, ge=0, le=1, description="The same share for a file that a message imports with @path."
-    )
-    ambiguous_links: Literal["list", "first"] = Field(
-        default="list", description="A link that matches several notes: list them, or use the first."
+        description="A linked document is included in full up to this share of the remaining tokens; a file that a "
+        "message imports with @path up to one half, if that is more.",
     )
     remember_documents_after: int | None = Field(
         default=None,
@@ -204,7 +188,6 @@ class Settings(FrozenModel):
         "never.",
     )
     selection_top_k: int = Field(default=8, ge=0, description="Maximum agent-mode items that one message may include.")
-    selection_top_k_per_type: int = Field(default=3, ge=0, description="Maximum of these items of one type.")
     selection_min_score: float = Field(default=0.35, ge=0, le=1, description="Minimum score of an agent-mode item.")
     context_tools: bool | None = Field(
         default=None,
@@ -221,9 +204,6 @@ class Settings(FrozenModel):
         default=300.0, gt=0, description="Seconds without output after which a model call times out."
     )
     tool_timeout: float = Field(default=120.0, gt=0, description="Timeout of one tool call, in seconds.")
-    mcp_server_timeout: float = Field(
-        default=30.0, gt=0, description="Timeout for an MCP server to start, and to list its tools, in seconds."
-    )
     models: dict[str, ModelEntry] = Field(
         default_factory=dict[str, ModelEntry],
         description="What is known about models, by name or pattern such as claude-*; else from genai-prices.",
@@ -232,15 +212,15 @@ class Settings(FrozenModel):
         default_factory=dict[str, Upstream],
         description="Upstreams of the gateway by model name or pattern such as gpt-*; else base_url.",
     )
-    scopes: dict[str, str] = Field(
-        default_factory=DEFAULT_SCOPES.copy,
+    session_headers: dict[str, str] = Field(
+        default_factory=DEFAULT_SESSION_HEADERS.copy,
         description="Headers with the ID of a client's session, and the client's name; in addition to these. An empty "
         "name turns a header off.",
     )
     pass_other_paths: bool = Field(
         default=False, description="Pass other paths under /v1, such as embeddings, to `base_url`, unrecorded."
     )
-    keep_unstored: bool = Field(
+    record_unstored: bool = Field(
         default=True,
         description="Record turns of clients that set `store` to false. If false, neither their messages nor their "
         "replies are recorded, and they are not fitted to the window.",
@@ -255,7 +235,7 @@ class Settings(FrozenModel):
     requests_per_minute: int | None = Field(
         default=600, gt=0, description="Rate limit of one API key, unless the key has its own."
     )
-    host_access_tenants: tuple[str, ...] = Field(
+    trusted_tenants: tuple[str, ...] = Field(
         default=(),
         description="Tenants whose API keys use the server's vault, agent and MCP servers; others have none of these.",
     )
@@ -276,10 +256,10 @@ class Settings(FrozenModel):
         description="Share of the available input tokens that each slot may use, instead of the strategy's.",
     )
 
-    @field_validator("scopes")
+    @field_validator("session_headers")
     @classmethod
-    def _add_default_scopes(cls, scopes: dict[str, str]) -> dict[str, str]:
-        return DEFAULT_SCOPES | {header.lower(): client for header, client in scopes.items()}
+    def _add_default_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        return DEFAULT_SESSION_HEADERS | {header.lower(): client for header, client in headers.items()}
 
 
 def tenant_spend_cap_for(settings: Settings, tenant: str) -> float | None:

@@ -5,7 +5,7 @@ Callers pass everything in: only entry points know the files and read the enviro
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,9 +21,9 @@ TABLES: Mapping[str, type[BaseModel]] = {"models": ModelEntry, "upstreams": Upst
 ALIAS_TABLE = "context"
 SETTING_ALIASES: Mapping[str, str] = {
     f"{ALIAS_TABLE}.strategy": "strategy",
-    f"{ALIAS_TABLE}.max_tokens": "max_prompt_tokens",
+    f"{ALIAS_TABLE}.max_tokens": "context_limit",
     f"{ALIAS_TABLE}.memory_integration": "memory_integration",
-    "maxPromptTokens": "max_prompt_tokens",
+    "maxPromptTokens": "context_limit",
     "reservedResponseTokens": "reserved_response_tokens",
     "recentMessagesToKeep": "recent_messages_to_keep",
     "minRecentMessagesToKeep": "min_recent_messages_to_keep",
@@ -50,7 +50,9 @@ def load_settings(layers: Iterable[SettingsLayer]) -> LoadedSettings:
     for source, layer in layers:
         for name, value in _resolve_aliases(source, layer).items():
             if name not in Settings.model_fields:
-                raise InvalidConfiguration(f"{source} sets {name!r}, which is not a setting{_suggest_name(name)}.")
+                near = get_close_matches(name, Settings.model_fields, n=1)
+                advice = f"did you mean {near[0]!r}?" if near else "run `quire config list` to see all settings"
+                raise InvalidConfiguration(f"{source} sets {name!r}, which is not a setting; {advice}.")
             if name in TABLES and isinstance(value, dict):
                 value = {**values.get(name, {}), **cast("dict[str, Any]", value)}
             values[name], origins[name] = value, source
@@ -66,21 +68,19 @@ def resolve_setting_name(name: str) -> str:
 
 
 def _resolve_aliases(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+    named: list[tuple[str, Any]] = []
+    for name, value in layer.items():
+        if name == ALIAS_TABLE and isinstance(value, dict):
+            named += ((f"{name}.{key}", each) for key, each in cast("dict[str, Any]", value).items())
+        else:
+            named.append((name, value))
     resolved: dict[str, Any] = {}
-    for name, value in _flatten_alias_table(layer):
+    for name, value in named:
         setting = resolve_setting_name(name)
         if setting in resolved:
             raise InvalidConfiguration(f"{source} sets {setting!r} twice, once as {name!r}; remove one of them.")
         resolved[setting] = value
     return resolved
-
-
-def _flatten_alias_table(layer: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in layer.items():
-        if name == ALIAS_TABLE and isinstance(value, dict):
-            yield from ((f"{name}.{key}", each) for key, each in cast("dict[str, Any]", value).items())
-        else:
-            yield name, value
 
 
 def read_settings_file(path: Path) -> SettingsLayer:
@@ -126,26 +126,16 @@ def _parse_value(name: str, text: str) -> Any:
         raise InvalidConfiguration(f"The value of {name!r} is neither plain text nor valid JSON: {text}.") from None
 
 
-def _suggest_name(name: str) -> str:
-    near = get_close_matches(name, Settings.model_fields, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; run `quire config list` to see all settings"
-
-
-def _suggest_field(name: str, path: Sequence[str]) -> str:
-    """Names the fields of a table such as `models`, and the one that is nearest to the last part of the path."""
-    if name not in TABLES or not path:
-        return ""
-    fields = list(TABLES[name].model_fields)
-    near = get_close_matches(path[-1], fields, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; the fields are {', '.join(fields)}"
-
-
 def _explain_errors(error: ValidationError, origins: Mapping[str, str]) -> str:
     problems: list[str] = []
     for fault in error.errors(include_url=False):
         name, *path = map(str, fault["loc"] or ("the settings",))
         problem = fault["msg"].removeprefix("Value error, ").lower()
         if fault["type"] == "extra_forbidden":
-            problem = f"unknown field{_suggest_field(name, path)}"
+            problem = "unknown field"
+            if name in TABLES and path:
+                fields = list(TABLES[name].model_fields)
+                near = get_close_matches(path[-1], fields, n=1)
+                problem += f"; did you mean {near[0]!r}?" if near else f"; the fields are {', '.join(fields)}"
         problems.append(f"{'.'.join([name, *path])} ({origins.get(name, 'unset')}): {problem}")
     return f"Invalid settings: {'; '.join(problems)}."

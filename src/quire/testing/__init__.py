@@ -1,1 +1,1 @@
-"""Test helpers for Quire and its backends: store contract, Hypothesis strategies, scripted model."""
+"""Help for tests of programs that use Quire: a scripted model."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from quire.errors import ModelContextOverflow, ModelUnavailable
 from quire.llm import ModelChunk, Prompt, Reply, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.model import Message, TextPart, ThinkingPart, ToolCallPart, Usage
-from quire.view.tokens import counter_for
-from quire.view.wire_formats.openai_chat import OpenAIChatFormat
+from quire.wire.chat.render import OpenAIChatFormat
+from quire.wire.tokens import counter_for
 
 _COUNTER_MODEL = "gpt-4o"
 """Prompts are counted with this model's tokenizer."""

@@ -1,28 +1,31 @@
-"""Assembly of one request: count, allocate the budget, select, render, check.
+"""Assembly of one request: count, allocate the budget, select, then render and check.
 
-`assemble` is pure: the same input and policy give the same request, byte for byte. The request always fits. If the
-history exceeds the trigger, the assembly also plans what to compact before the next request.
+`assemble` is pure: the same input and policy give the same request, byte for byte. The request always fits. It counts
+and selects; the messages are laid out only when the request is sent. If the history exceeds the trigger, the assembly
+also plans what to compact before the next request.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from quire.errors import ContextOverflow, InvalidRequest
 from quire.model import Compaction, Entry, Span, Truncation
-from quire.model.lazy import lazy_property
+from quire.model.base import lazy_property
 from quire.model.manifest import Decision, ForwardedRequest, Manifest
 from quire.model.policy import Policy
 from quire.view.batches import count_messages, list_seqs, sum_tokens
 from quire.view.budget import Budget, allocate_budget, build_slot_usage
 from quire.view.calibration import Calibration
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens, plan_compaction
-from quire.view.counted_input import CountedInput, count_input
+from quire.view.counted_input import CountedBlock, CountedInput, count_input
 from quire.view.decisions import build_decisions, set_pending_span, sum_tokens_by_slot
 from quire.view.inputs import ViewInput
 from quire.view.layout import RENDERER_VERSION, RenderedRequest, render
+from quire.view.recalled_messages import RecallCandidate
 from quire.view.rendered import MessageCounter
-from quire.view.selection import ViewSelection, select_content
+from quire.view.selection import RecalledBlock, ViewSelection, select_content, select_recalled
 from quire.view.strategies import get_strategy
 
 FULL_SUMMARY_TOLERANCE = 1.5
@@ -40,7 +43,6 @@ class Assembly(ABC):
     message_counter: MessageCounter
     ratio: float
     budget: Budget
-    rendered: RenderedRequest
     full_history_tokens: int
     """Tokens of the request with its whole history. Compared with the trigger."""
     forwarded: ForwardedRequest | None = None
@@ -49,7 +51,32 @@ class Assembly(ABC):
     """Numbers of the pending messages, if they are stored before the reply."""
 
     @abstractmethod
+    def render(self) -> RenderedRequest: ...
+
+    @abstractmethod
     def build_decisions(self) -> tuple[Decision, ...]: ...
+
+    @lazy_property
+    def rendered(self) -> RenderedRequest:
+        """The request as it is sent. A draft that is only compared with the trigger is never rendered."""
+        return self.render()
+
+    def with_record(
+        self,
+        *,
+        branch: int | None = None,
+        forwarded: ForwardedRequest | None = None,
+        question_span: Span | None = None,
+    ) -> Self:
+        """The same request, with these facts for its manifest. It is not rendered again."""
+        changed = replace(
+            self,
+            branch=self.branch if branch is None else branch,
+            forwarded=forwarded or self.forwarded,
+            question_span=question_span or self.question_span,
+        )
+        vars(changed)["rendered"] = self.rendered
+        return changed
 
     @lazy_property
     def manifest(self) -> Manifest:
@@ -87,8 +114,39 @@ class ViewAssembly(Assembly):
     counted_input: CountedInput
     selection: ViewSelection
 
+    def render(self) -> RenderedRequest:
+        """Lays out the request, and validates it against the provider's rules and the budget."""
+        rendered = render(self.counted_input, self.selection, self.message_counter, model=self.policy.model)
+        problems = rendered.wire_format.check(rendered.to_payload())
+        if rendered.tokens > self.budget.max_input_tokens:
+            problems.append(f"it has {rendered.tokens} tokens, and the limit is {self.budget.max_input_tokens}")
+        if problems:
+            raise InvalidRequest(f"{rendered.wire_format.name} would reject the request: {'; '.join(problems)}.")
+        return rendered
+
     def build_decisions(self) -> tuple[Decision, ...]:
         return build_decisions(self.view_input, self.counted_input, self.selection)
+
+    def with_recalled(self, candidates: tuple[RecallCandidate, ...]) -> "ViewAssembly":
+        """The same request with those of the candidates that fit into the tokens it leaves free."""
+        counted_input = replace(self.counted_input, recall_candidates=candidates)
+        selection = self.selection
+        used_tokens = counted_input.required_tokens + sum_tokens(selection.history) + sum_tokens(selection.newest)
+        used_tokens += sum(counted.tokens for counted in selection.blocks if not counted.block.is_required)
+        recalled = select_recalled(
+            counted_input,
+            selection.blocks,
+            self.budget.max_input_tokens - used_tokens,
+            self.budget,
+            self.message_counter,
+        )
+        return replace(
+            self,
+            view_input=replace(self.view_input, recall_candidates=candidates),
+            counted_input=counted_input,
+            selection=replace(selection, recalled=recalled),
+            full_history_tokens=_count_full_history(self.view_input, counted_input, selection.blocks, recalled),
+        )
 
     @property
     def prefix_tokens(self) -> int:
@@ -199,8 +257,7 @@ class ViewAssembly(Assembly):
                 not_loaded=None,
             )
         counted_input = count_input(changed, self.message_counter, max_summary_tokens=_limit_full_summary(self.policy))
-        blocks = sum(counted.tokens for counted in self.selection.blocks if not counted.block.is_required)
-        return counted_input.required_tokens + blocks + sum_tokens(counted_input.batches)
+        return _count_history_tokens(counted_input, self.selection.blocks)
 
     def _list_pinned_seqs(self) -> set[int]:
         """Numbers of the loaded messages that are pinned, each with its whole batch."""
@@ -221,8 +278,7 @@ def assemble(
     ratio = _expect_ratio(counted_input, message_counter, calibration) if calibration is not None else 1.0
     budget = allocate_budget(policy, get_strategy(policy.strategy).shares, ratio=ratio)
     selection = select_content(counted_input, budget, message_counter)
-    rendered = render(counted_input, selection, message_counter, model=policy.model)
-    assembly = ViewAssembly(
+    return ViewAssembly(
         conversation=view_input.conversation,
         branch=view_input.branch,
         head=view_input.head,
@@ -230,14 +286,11 @@ def assemble(
         message_counter=message_counter,
         ratio=ratio,
         budget=budget,
-        rendered=rendered,
-        full_history_tokens=_count_full_history(view_input, counted_input, rendered, selection),
+        full_history_tokens=_count_full_history(view_input, counted_input, selection.blocks, selection.recalled),
         view_input=view_input,
         counted_input=counted_input,
         selection=selection,
     )
-    _check_assembly(assembly)
-    return assembly
 
 
 def _expect_ratio(counted_input: CountedInput, message_counter: MessageCounter, calibration: Calibration) -> float:
@@ -252,22 +305,20 @@ def _expect_ratio(counted_input: CountedInput, message_counter: MessageCounter, 
 
 
 def _count_full_history(
-    view_input: ViewInput, counted_input: CountedInput, rendered: RenderedRequest, selection: ViewSelection
+    view_input: ViewInput,
+    counted_input: CountedInput,
+    blocks: Sequence[CountedBlock],
+    recalled: RecalledBlock | None,
 ) -> int:
     """Recalled messages only use tokens that would stay free, so they do not count towards the trigger, except inside a
     turn, where they stay until the next compaction."""
-    tokens = rendered.tokens + sum_tokens(selection.omitted_history)
-    tokens += counted_input.newest_tokens - sum_tokens(selection.newest)
-    if selection.recalled is None:
+    tokens = _count_history_tokens(counted_input, blocks)
+    if recalled is None:
         return tokens + sum(fitted.tokens for fitted in view_input.fixed_recall or ())
-    return tokens if view_input.continues_turn else tokens - selection.recalled.message.tokens
+    return tokens + recalled.message.tokens if view_input.continues_turn else tokens
 
 
-def _check_assembly(assembly: ViewAssembly) -> None:
-    """Validates the final payload against the provider's rules and the budget."""
-    rendered, max_input_tokens = assembly.rendered, assembly.budget.max_input_tokens
-    problems = rendered.wire_format.check(rendered.to_payload())
-    if rendered.tokens > max_input_tokens:
-        problems.append(f"it has {rendered.tokens} tokens, and the limit is {max_input_tokens}")
-    if problems:
-        raise InvalidRequest(f"{rendered.wire_format.name} would reject the request: {'; '.join(problems)}.")
+def _count_history_tokens(counted_input: CountedInput, blocks: Sequence[CountedBlock]) -> int:
+    """Tokens of a request with the whole history and these blocks, without recalled messages."""
+    optional = sum(counted.tokens for counted in blocks if not counted.block.is_required)
+    return counted_input.required_tokens + optional + counted_input.history_tokens + counted_input.newest_tokens

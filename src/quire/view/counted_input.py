@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 from quire.errors import InvalidRequest
 from quire.model import Compaction, Entry, Span, TokenCount, ToolDefinition
-from quire.model.lazy import lazy_property
+from quire.model.base import lazy_property
 from quire.view.batches import MessageBatch, find_newest_turn, group_batches, sum_tokens
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
-from quire.view.labels import label_text
 from quire.view.priorities import list_protected, spread_priorities
 from quire.view.recalled_messages import FittedCandidate, RecallCandidate
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
 from quire.view.tool_call_repair import repair_tool_calls
+from quire.wire.labels import label_text
 
 SummaryLevel = Literal["short"]
 MAX_CACHED_COMPACTIONS = 256

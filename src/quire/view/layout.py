@@ -12,14 +12,14 @@ from hashlib import sha256
 from typing import Any, Literal, NamedTuple
 
 from quire.model import ToolDefinition
-from quire.model.lazy import lazy_property
-from quire.model.policy import Provider, Slot
+from quire.model.base import lazy_property
+from quire.model.policy import Slot, WireFormatName
 from quire.view.batches import MessageBatch, flatten_batches, sum_tokens
 from quire.view.counted_input import CountedInput
 from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
 from quire.view.tool_call_repair import deduplicate_call_ids
-from quire.view.wire_formats import BlobLoader, WireFormat, wire_format_for
+from quire.wire import BlobLoader, WireFormat, wire_format_for
 
 RENDERER_VERSION = 1
 """Must change whenever the same decisions would render to different bytes."""
@@ -75,7 +75,7 @@ class RenderedRequest:
 
     def to_payload(
         self,
-        provider: Provider | None = None,
+        provider: WireFormatName | None = None,
         *,
         max_tokens: int | None = None,
         load_blob: BlobLoader | None = None,

@@ -5,6 +5,7 @@ list, every field is None, and the settings must provide the values (`quire.view
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Generator, Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,15 +14,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.model import Usage
-from quire.model.policy import MAX_MODEL_NAME_CHARS, Provider
+from quire.model.policy import MAX_MODEL_NAME_CHARS, WireFormatName
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
-    from genai_prices.types import ModelInfo, ModelPrice
+    from genai_prices.types import ModelInfo
 
 
 class ModelSpec(NamedTuple):
-    """Prices are in US dollars per million tokens, at the rate below any tier for long prompts."""
+    """Prices are in US dollars per million tokens, below any tier for long prompts; `compute_cost` knows the tiers."""
 
     window: int | None = None
     input_price: Decimal | None = None
@@ -32,25 +33,52 @@ class ModelSpec(NamedTuple):
     """Maximum tokens of one reply."""
     tokenizer: str | None = None
     """Vocabulary, or the path of a tokenizer.json; None if tokens are estimated."""
-    provider: Provider | None = None
+    wire_format: WireFormatName | None = None
+
+    listed_as: str | None = None
+    """The entry of genai-prices that the prices are from, such as `openai:gpt-4o`; None for prices set by hand."""
 
     @property
     def has_price(self) -> bool:
         return self.input_price is not None and self.output_price is not None
 
     def compute_cost(self, usage: Usage) -> float | None:
-        """Cost of a call in US dollars; None if a price is unknown. Cached input has its own price."""
+        """Cost of a call in US dollars; None if a price is unknown.
+
+        A listed model costs what `calc_price` of genai-prices says, with its tiers for long prompts. Prices set by hand
+        have no tiers, and writing to the cache costs as much as other input.
+        """
         if self.input_price is None or self.output_price is None:
             return None
-        cached = self.cache_read_price if self.cache_read_price is not None else self.input_price
-        uncached = max(0, usage.input_tokens - usage.cache_read_tokens)
+        if self.listed_as is not None:
+            starts, tiers = _load_price_tiers(self.listed_as)
+            prices = tiers[bisect_left(starts, usage.input_tokens)]
+        else:
+            cached = self.cache_read_price if self.cache_read_price is not None else self.input_price
+            prices = _TokenPrices(self.input_price, self.output_price, cached, self.input_price)
+        read, written = usage.cache_read_tokens, usage.cache_write_tokens
+        uncached = max(0, usage.input_tokens - read - written)
         dollars = (
-            uncached * self.input_price + usage.cache_read_tokens * cached + usage.output_tokens * self.output_price
+            uncached * prices.input
+            + usage.output_tokens * prices.output
+            + read * prices.cache_read
+            + written * prices.cache_write
         )
-        return float(dollars) / 1_000_000
+        return float(prices.request + dollars / TOKENS_PER_PRICE)
+
+
+class _TokenPrices(NamedTuple):
+    """US dollars for a million tokens of each kind, and for each request."""
+
+    input: Decimal
+    output: Decimal
+    cache_read: Decimal
+    cache_write: Decimal
+    request: Decimal = Decimal(0)
 
 
 UNKNOWN_MODEL = ModelSpec()
+TOKENS_PER_PRICE = 1_000_000
 MAX_PROVIDER_PREFIXES = 8
 """Maximum prefixes such as `openrouter/` that are removed from a name, because each one costs two table lookups."""
 
@@ -58,7 +86,7 @@ MAX_PROVIDER_PREFIXES = 8
 _LOCAL_PROVIDERS = frozenset({"ollama", "ollama_chat", "lm_studio", "lmstudio", "llamacpp", "llamafile", "vllm"})
 
 # Some prices change with the day or the hour. The last announced one, at noon, needs no clock.
-_PRICE_DATE = datetime(9999, 12, 31, 12, tzinfo=UTC)
+PRICE_DATE = datetime(9999, 12, 31, 12, tzinfo=UTC)
 
 _NON_CHAT_NAME = re.compile(r"audio|embed|image|moderation|realtime|rerank|transcribe|tts|^ft:|-$")
 
@@ -111,8 +139,15 @@ def _read_spec(model: str) -> ModelSpec:
         match = _find_model(table, provider, name)
         if match is not None:
             vendor, info = match
-            prices = info.get_prices(_PRICE_DATE)
-            return _build_spec(_find_window(table, vendor, name, info), prices)
+            prices = info.get_prices(PRICE_DATE)
+            return ModelSpec(
+                window=_find_window(table, vendor, name, info),
+                input_price=_base_price(prices.input_mtok),
+                output_price=_base_price(prices.output_mtok),
+                cache_read_price=_base_price(prices.cache_read_mtok),
+                cache_write_price=_base_price(prices.cache_write_mtok),
+                listed_as=f"{vendor}:{name}",
+            )
     return UNKNOWN_MODEL
 
 
@@ -136,7 +171,7 @@ def list_priced_models(model: str) -> list[str]:
 
 def _is_chat_model(info: "ModelInfo") -> bool:
     """Whether the entry has a price of output, and no name of another kind of model or of a family."""
-    has_output = info.get_prices(_PRICE_DATE).output_mtok is not None
+    has_output = info.get_prices(PRICE_DATE).output_mtok is not None
     return has_output and _NON_CHAT_NAME.search(info.id) is None
 
 
@@ -168,17 +203,46 @@ def _find_window(table: "DataSnapshot", vendor: str, name: str, info: "ModelInfo
     return None if listed is None else listed[1].context_window
 
 
-def _build_spec(window: int | None, prices: "ModelPrice") -> ModelSpec:
-    return ModelSpec(
-        window=window,
-        input_price=_base_price(prices.input_mtok),
-        output_price=_base_price(prices.output_mtok),
-        cache_read_price=_base_price(prices.cache_read_mtok),
-        cache_write_price=_base_price(prices.cache_write_mtok),
-    )
-
-
 def _base_price(price: object) -> Decimal | None:
     """The price, or its lowest tier if it depends on the length of the prompt."""
     value = getattr(price, "base", price)
     return value if isinstance(value, Decimal) else None
+
+
+@lru_cache(maxsize=1024)
+def _load_price_tiers(listed_as: str) -> tuple[list[int], list[_TokenPrices]]:
+    """The input tokens above which each further tier starts, and the prices of every tier.
+
+    `calc_price` takes about 200 microseconds, too long for every request that the gateway records. A price is linear in
+    the tokens of each kind within a tier, so it is called once for each of them.
+    """
+    from genai_prices import Usage as PricedUsage
+    from genai_prices import calc_price
+    from genai_prices.data_snapshot import get_snapshot
+    from genai_prices.types import TieredPrices
+
+    provider, _, model = listed_as.partition(":")
+    _, info = get_snapshot().find_provider_model(model, None, provider, None)
+    tiered = [price for price in vars(info.get_prices(PRICE_DATE)).values() if isinstance(price, TieredPrices)]
+    starts = sorted({tier.start for price in tiered for tier in price.tiers})
+
+    def calculate(**tokens: int) -> Decimal:
+        usage = PricedUsage(**tokens)
+        return calc_price(usage, model, provider_id=provider, genai_request_timestamp=PRICE_DATE).total_price
+
+    request = calculate(input_tokens=0)
+    tiers: list[_TokenPrices] = []
+    for start in (0, *starts):
+        count = start + 1
+        all_input = calculate(input_tokens=count)
+        scale = Decimal(TOKENS_PER_PRICE) / count
+        tiers.append(
+            _TokenPrices(
+                input=(all_input - request) * scale,
+                output=calculate(input_tokens=count, output_tokens=TOKENS_PER_PRICE) - all_input,
+                cache_read=(calculate(input_tokens=count, cache_read_tokens=count) - request) * scale,
+                cache_write=(calculate(input_tokens=count, cache_write_tokens=count) - request) * scale,
+                request=request,
+            )
+        )
+    return starts, tiers

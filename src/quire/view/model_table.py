@@ -8,19 +8,14 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from quire.model.policy import MAX_MODEL_NAME_CHARS, Provider
-from quire.settings.schema import FormatName, ModelEntry
+from quire.model.policy import MAX_MODEL_NAME_CHARS
+from quire.settings.schema import ModelEntry
 from quire.view.model_specs import ModelSpec, model_spec_for, split_provider
 from quire.view.output_limits import published_output_limit_for
-from quire.view.tokens import vocabulary_for
-from quire.view.wire_formats import provider_for
+from quire.wire import infer_wire_format
+from quire.wire.tokens import vocabulary_for
 
-WIRE_FORMAT_PROVIDERS: Mapping[FormatName, Provider] = {
-    "chat": "openai",
-    "messages": "anthropic",
-    "responses": "openai_responses",
-}
-PRICE_FIELDS = ("input_price", "output_price", "cache_read_price", "cache_write_price")
+PRICE_FIELDS = ("input_price", "output_price", "cache_read_price", "cache_write_price", "listed_as")
 """Fields that one layer supplies together: the cached price of one source does not fit the input price of another."""
 GENAI_PRICES_SOURCE, LIMITS_SOURCE, NAME_SOURCE = "genai-prices", "published limits", "the model's name"
 PUBLIC_SOURCES = (GENAI_PRICES_SOURCE, LIMITS_SOURCE, NAME_SOURCE)
@@ -47,7 +42,7 @@ def find_layers(entries: Mapping[str, ModelEntry], model: str, *, served_model: 
         *(SpecLayer(f'models."{name}"', _to_spec(entries[name])) for name in names),
         SpecLayer(GENAI_PRICES_SOURCE, model_spec_for(served)),
         SpecLayer(LIMITS_SOURCE, ModelSpec(output_limit=published_output_limit_for(served))),
-        SpecLayer(NAME_SOURCE, ModelSpec(tokenizer=vocabulary_for(served), provider=provider_for(model))),
+        SpecLayer(NAME_SOURCE, ModelSpec(tokenizer=vocabulary_for(served), wire_format=infer_wire_format(model))),
     ]
 
 
@@ -87,7 +82,7 @@ def _to_spec(entry: ModelEntry) -> ModelSpec:
         window=entry.window,
         output_limit=entry.output_limit,
         tokenizer=entry.tokenizer,
-        provider=WIRE_FORMAT_PROVIDERS[entry.wire_format] if entry.wire_format is not None else None,
+        wire_format=entry.wire_format,
     )
 
 

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from quire.model import Entry, FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from quire.view.labels import label_text
-from quire.view.tokens import TokenCounter
+from quire.wire.labels import label_text
+from quire.wire.tokens import TokenCounter
 
 CharRange = tuple[int, int]
 """Start and end (exclusive) of an excerpt, in characters of the message's text."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quire.model import Message, TextPart
 from quire.model.entry_metadata import DocumentReference
-from quire.view.labels import label_text
+from quire.wire.labels import label_text
 
 READ_INSTRUCTION = (
     "The text of these documents is not included. Before you rely on one, read it with the tool read_document by its "

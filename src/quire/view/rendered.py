@@ -27,8 +27,8 @@ from quire.model import (
 )
 from quire.view.excerpts import clear_message, excerpt_message
 from quire.view.references import inline_documents
-from quire.view.tokens import TokenCounter
-from quire.view.wire_formats import BlobLoader, WireFormat, WireMessage
+from quire.wire import BlobLoader, WireFormat, WireMessage
+from quire.wire.tokens import TokenCounter
 
 MAX_CACHED_MESSAGES = 10_000
 """Maximum number of messages in the caches of all counters of the process, which are cleared when full."""

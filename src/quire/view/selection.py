@@ -44,7 +44,7 @@ def select_content(counted_input: CountedInput, budget: Budget, message_counter:
     blocks, block_tokens = _select_blocks(counted_input, available, budget)
     available -= block_tokens
     first, available = _fit_history(counted_input, available)
-    recalled = _select_recalled(counted_input, blocks, available, budget, message_counter)
+    recalled = select_recalled(counted_input, blocks, available, budget, message_counter)
     return ViewSelection(
         blocks=blocks,
         history=counted_input.history[first:],
@@ -87,7 +87,7 @@ def _select_blocks(
     return tuple(each for each in counted_input.blocks if each.block.is_required or id(each) in chosen), taken
 
 
-def _select_recalled(
+def select_recalled(
     counted_input: CountedInput,
     blocks: tuple[CountedBlock, ...],
     available_tokens: int,

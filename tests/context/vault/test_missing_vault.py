@@ -7,8 +7,8 @@ import pytest
 
 from quire.context.vault import BrokenLink, ResolvedLink, Vault
 from quire.engine import Engine, EngineConfig
-from quire.log import SqlStore
 from quire.settings import Settings
+from quire.store import SqlStore
 
 NOTE = "# Mid\n\nA note about mills.\n"
 
@@ -48,11 +48,12 @@ async def test_the_conversation_continues_and_the_link_is_broken(store: SqlStore
     assert [(row.name, row.reason) for row in request.manifest.decisions if row.kind == "document"] == [
         ("[[Mid]]", "not_found")
     ]
-    assert "- [[Mid]]: Not found: the vault's folder is missing." in request.to_openai()["messages"][-1]["content"]
+    assert "- [[Mid]]: Not found: the vault's folder is missing." in request.to_chat()["messages"][-1]["content"]
     reply = await conversation.record("I cannot see it.", request=request)
     assert (await conversation.replay(reply.seq)).mismatch is None
 
 
+@pytest.mark.every_database
 async def test_a_folder_that_disappears_keeps_its_index(store: SqlStore, tmp_path: Path):
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -62,6 +63,6 @@ async def test_a_folder_that_disappears_keeps_its_index(store: SqlStore, tmp_pat
     assert [step async for step in engine.index_vault()]
     folder.rename(tmp_path / "elsewhere")
     assert [step async for step in engine.index_vault()] == []
-    assert [each.path for each in await store.list_documents(engine.vault.name)] == ["Mid.md"]
+    assert [each.path for each in await store.documents.list(engine.vault.name)] == ["Mid.md"]
     conversation = await engine.conversation("c")
-    assert "[[Mid]]: Not found" in (await conversation.prepare("See [[Mid]].")).to_openai()["messages"][-1]["content"]
+    assert "[[Mid]]: Not found" in (await conversation.prepare("See [[Mid]].")).to_chat()["messages"][-1]["content"]

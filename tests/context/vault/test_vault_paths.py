@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.context.vault.paths import Root, split_path
-from quire.context.vault.safe_open import open_within_root
+from quire.context.vault.paths import Root, open_within_root, split_path
 from quire.errors import DocumentNotFound, PathRefused, QuireError
 
 SECRET = "the canary sings outside"
@@ -281,7 +280,7 @@ def test_a_file_without_permission_is_refused_politely(tmp_path: Path, monkeypat
     def forbidden(*_args: object, **_named: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("quire.context.vault.safe_open._open_file", forbidden)
+    monkeypatch.setattr("quire.context.vault.paths._open_file", forbidden)
     with pytest.raises(PathRefused, match="Permission denied") as caught:
         Root(tmp_path).read("a.md")
     assert caught.value.reason == "unreadable"

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from infra.sizes import IS_FULL_SIZE
 from infra.vaults import write_vault
 from quire.context.vault import Vault
-from quire.context.vault.passages import MAX_PASSAGE_CHARS, MIN_PASSAGE_CHARS, NotePassage
-from quire.context.vault.paths import Root, TextFile
-from quire.context.vault.safe_open import ListedFile
+from quire.context.vault.paths import ListedFile, Root, TextFile
 from quire.context.vault.scanner import KnownFile, detect_changes, parse_note
-from quire.context.vault.sections import find_block, find_headings, find_section
+from quire.context.vault.sections import (
+    MAX_PASSAGE_CHARS,
+    MIN_PASSAGE_CHARS,
+    NotePassage,
+    find_block,
+    find_headings,
+    find_section,
+)
 from quire.context.vault.wikilinks import BrokenLink, ResolvedLink
 
 TEXT = """---

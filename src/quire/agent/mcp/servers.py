@@ -8,21 +8,23 @@ ends every process. The SDK (the `mcp` extra) is imported on entering it.
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic_core import from_json
 
 from quire.agent.limits import MCPLimits
 from quire.agent.tool_results import ToolResult, make_tool_error
+from quire.concurrency.cancellation import run_shielded
+from quire.context.items import index_by_wire_name
 from quire.errors import InvalidConfiguration, MissingExtra
-from quire.model import ContextItem
+from quire.model import ContextItem, Message, ToolCallPart
 from quire.model.agents import AgentTool, ToolServer
 from quire.model.base import FrozenModel
-from quire.view.wire_formats.fields import is_object
+from quire.model.json_values import is_object
 
 if TYPE_CHECKING:
     from quire.agent.mcp.connection import MCPConnection
-    from quire.agent.mcp.results import PutBlob
+    from quire.agent.mcp.payloads import PutBlob
 
 
 class ServerProblem(FrozenModel):
@@ -73,8 +75,13 @@ class MCPServers:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        import anyio
+
         closing = [asyncio.create_task(connection.close()) for connection in self._open_connections.values()]
-        await _wait_for_all(closing)
+        if closing:
+            # Waits for all even if cancelled meanwhile: a close that is interrupted would orphan a process.
+            with anyio.CancelScope(shield=True):
+                await run_shielded(asyncio.wait(closing))
 
     async def list_tools(self) -> tuple[AgentTool, ...]:
         """Lists the tools of all reachable servers, in the order of the servers.
@@ -89,10 +96,15 @@ class MCPServers:
         connection = self._open_connections.get(item.server or "")
         if connection is None:
             return make_tool_error(f"{item.name} was not called: there is no server {item.server or 'for it'}.")
-        parsed = _parse_arguments(arguments)
-        if isinstance(parsed, str):
+        try:
+            # An empty text means no arguments: some models send that.
+            parsed = from_json(arguments.strip() or "{}", allow_inf_nan=False)
+            problem = f"it is a JSON {type(parsed).__name__}"
+        except (ValueError, TypeError) as exc:
+            parsed, problem = None, str(exc)
+        if not is_object(parsed):
             return make_tool_error(
-                f"{item.name} was not called: its arguments are not a JSON object ({parsed}). Correct them and retry."
+                f"{item.name} was not called: its arguments are not a JSON object ({problem}). Correct them and retry."
             )
         return await connection.call_tool(item.name, parsed)
 
@@ -116,25 +128,22 @@ class MCPServers:
         return self._connections
 
 
-async def _wait_for_all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Waits for all tasks even if cancelled meanwhile: a close that is interrupted would orphan a process."""
-    import anyio
+class MCPToolRunner:
+    """Runs tools of MCP servers, by the names that models call. `tools` are the tools that the servers listed.
 
-    cancellation: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):
-        while any(not task.done() for task in tasks):
-            try:
-                await asyncio.wait(tasks)
-            except asyncio.CancelledError as exc:
-                cancellation = exc
-    if cancellation is not None:
-        raise cancellation
+    The effects of a server's tool are unknown here, so each call needs approval.
+    """
 
+    def __init__(self, servers: MCPServers, tools: Sequence[AgentTool]) -> None:
+        self._servers = servers
+        self._items = index_by_wire_name(tool.item for tool in tools if tool.server is not None)
 
-def _parse_arguments(arguments: str) -> dict[str, Any] | str:
-    """Returns the arguments, or a description of the error. An empty text means no arguments: some models send that."""
-    try:
-        parsed = from_json(arguments.strip() or "{}", allow_inf_nan=False)
-    except (ValueError, TypeError) as exc:
-        return str(exc)
-    return parsed if is_object(parsed) else f"it is a JSON {type(parsed).__name__}"
+    def handles(self, call: ToolCallPart) -> bool:
+        return call.name in self._items
+
+    def needs_approval(self, call: ToolCallPart) -> bool:
+        return True
+
+    async def run(self, call: ToolCallPart) -> Message:
+        result = await self._servers.call_tool(self._items[call.name], call.arguments)
+        return Message(role="tool", parts=(result.to_part(call.id),))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.common import SetOptions, complete_agent_names, complete_conversation_ids, run_async
+from quire.cli.common import ConversationName, SetOptions, complete_agent_names
 
 VaultOption = Annotated[Path | None, typer.Option(help="The folder of notes that links and @paths refer to.")]
 AgentOption = Annotated[
@@ -14,16 +14,8 @@ AgentOption = Annotated[
 ReplyTokensOption = Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a reply.")]
 
 
-def command(
-    conversation: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CONVERSATION]",
-            help="The conversation's id; default: the most recently used.",
-            show_default=False,
-            autocompletion=complete_conversation_ids,
-        ),
-    ] = None,
+async def command(
+    conversation: ConversationName = None,
     *,
     new: Annotated[bool, typer.Option("--new", help="Start a new conversation.")] = False,
     agent: AgentOption = None,
@@ -32,8 +24,8 @@ def command(
     overrides: SetOptions = None,
 ) -> None:
     """Chat in the terminal; type /help for the commands."""
-    from quire.cli.chat.loop import run_chat
     from quire.cli.chat.runtime import ChatOptions, build_overrides
+    from quire.cli.chat.session import run_chat
 
     chat_options = ChatOptions(conversation=conversation, new=new, resume=True, reply_tokens=reply_tokens)
-    run_async(run_chat(build_overrides(overrides or (), agent=agent, vault=vault), chat_options))
+    await run_chat(build_overrides(overrides, agent=agent, vault=vault), chat_options)

@@ -11,36 +11,37 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from quire.cli.attachments import Attachment, load_attachment
 from quire.cli.chat.completion import CompletionItem
+from quire.cli.chat.runtime import Attachment, ChatRuntime, load_attachment
+from quire.cli.context import draw_explanation, draw_summary
+from quire.cli.context_changes import load_active_compaction
 from quire.cli.context_window import render_window
+from quire.cli.export import export_to_file, format_export
 from quire.cli.models import describe_window
 from quire.cli.output import pluralize, to_one_line
 from quire.cli.tool_calls import pair_calls, render_tool_result
 from quire.context.items import index_agent_items
 from quire.engine import Conversation
 from quire.errors import ContextOverflow, InvalidRequest
+from quire.ledger import find_decision
 
 if TYPE_CHECKING:
-    from quire.cli.chat.runtime import ChatRuntime
     from quire.cli.chat.screen import Screen
-    from quire.log import LogStore
-    from quire.model import ContextItem, Entry
+    from quire.model import ContextItem
 
 _COMMAND = re.compile(r"/(?P<name>[a-z]+)(?:\s+(?P<argument>.*))?\s*\Z", re.DOTALL)
-_SPEAKERS = {"user": "You", "assistant": "Model", "tool": "Tool", "system": "System"}
 RECENT_MESSAGE_COUNT = 20
 """Newest messages that completion offers by number."""
 
 
 class CommandSession(Protocol):
-    """The part of a chat session that commands use."""
+    """The part of a chat session that commands use. The session imports this module, so they cannot import it."""
 
     is_quitting: bool
     attachments: list[Attachment]
 
     @property
-    def runtime(self) -> "ChatRuntime": ...
+    def runtime(self) -> ChatRuntime: ...
 
     @property
     def screen(self) -> "Screen": ...
@@ -56,6 +57,18 @@ class SlashCommand(NamedTuple):
     usage: str
     description: str
     run: CommandHandler
+
+
+COMMANDS: list[SlashCommand] = []
+"""All commands, in the order of the list that /help prints."""
+
+
+def slash_command(name: str, usage: str, description: str) -> Callable[[CommandHandler], CommandHandler]:
+    def add(function: CommandHandler) -> CommandHandler:
+        COMMANDS.append(SlashCommand(name, usage, description, function))
+        return function
+
+    return add
 
 
 class CommandCall(NamedTuple):
@@ -77,34 +90,34 @@ def parse_command(line: str) -> CommandCall | None:
     return CommandCall(command, (match["argument"] or "").strip())
 
 
+@slash_command("context", "", "show the context window by slot, and what is not included")
 async def _context(session: CommandSession, argument: str) -> None:
     manifest = await session.runtime.conversation.preview()
     session.screen.show_block(Group(*render_window(manifest, session.screen.console)))
 
 
-async def _calls(session: CommandSession, argument: str) -> None:
-    conversation, store = session.runtime.conversation, session.runtime.engine.store
-    questions = await store.read_tail(conversation.id, 1, branch=conversation.branch, kinds=["message"], roles=["user"])
-    first = questions[0].seq if questions else 1
-    entries = await store.read_range(
-        conversation.id, branch=conversation.branch, first=first, kinds=["message"], roles=["assistant", "tool"]
-    )
-    width = session.screen.console.width
-    lines = [
-        render_tool_result(each.call, each.result, width=width, prefix=f"#{each.seq} ") for each in pair_calls(entries)
-    ]
-    if lines:
-        session.screen.show_block(Group(*lines))
-    else:
-        session.screen.show_note("The last turn has no tool calls.")
+@slash_command("why", "SEQ or NAME", "explain why a message or item is in the next request or not")
+async def _why(session: CommandSession, argument: str) -> None:
+    item = _require_argument(argument, "why SEQ or NAME")
+    bare = item.removeprefix("#")
+    manifest = await session.runtime.conversation.preview()
+    decision = find_decision(manifest, int(bare) if bare.isdecimal() else item)
+    session.screen.show_block(Group(*draw_explanation(item, decision)))
 
 
+@slash_command("summary", "", "show the summary that replaces archived messages")
+async def _summary(session: CommandSession, argument: str) -> None:
+    session.screen.show_block(Group(*draw_summary(await load_active_compaction(session.runtime.conversation))))
+
+
+@slash_command("compact", "[WHAT TO KEEP]", "archive older messages and summarize them")
 async def _compact(session: CommandSession, argument: str) -> None:
     entry = await session.runtime.conversation.compact(instructions=argument or None)
     if entry is None:
         session.screen.show_note("There is nothing to compact.")
 
 
+@slash_command("undo", "", "undo the last compaction")
 async def _undo(session: CommandSession, argument: str) -> None:
     runtime = session.runtime
     conversation, store = runtime.conversation, runtime.engine.store
@@ -123,24 +136,64 @@ async def _undo(session: CommandSession, argument: str) -> None:
         )
 
 
+@slash_command("attach", "[FILE]", "attach an image or a PDF to the next message, or list what is attached")
+async def _attach(session: CommandSession, argument: str) -> None:
+    if argument:
+        session.attachments.append(await load_attachment(Path(argument), session.runtime.engine.store))
+    if not session.attachments:
+        session.screen.show_note("Nothing is attached; attach an image or a PDF with /attach FILE.")
+        return
+    names = ", ".join(each.name for each in session.attachments)
+    session.screen.show_note(f"Attached to the next message: {names}; undo with /detach.")
+
+
+@slash_command("detach", "", "remove the attachments of the next message")
+async def _detach(session: CommandSession, argument: str) -> None:
+    removed = pluralize(len(session.attachments), "attachment")
+    session.attachments.clear()
+    session.screen.show_note(f"Removed {removed} from the next message.")
+
+
+@slash_command("add", "NAME", "add a rule, reference or tool of the agent to the session")
 async def _add(session: CommandSession, argument: str) -> None:
     item = await session.runtime.conversation.add_item(_require_argument(argument, "add NAME"))
     session.screen.show_note(f"Added {_describe_item(item)}; every request includes it from now on.")
 
 
+@slash_command("remove", "NAME", "remove an item from the session")
 async def _remove(session: CommandSession, argument: str) -> None:
     item = await session.runtime.conversation.remove_item(_require_argument(argument, "remove NAME"))
     session.screen.show_note(f"Removed {_describe_item(item)}.")
 
 
+@slash_command("pin", "SEQ", "pin message SEQ, so that no compaction archives it")
 async def _pin(session: CommandSession, argument: str) -> None:
-    number = _parse_number(argument, "pin N")
+    number = _parse_number(argument, "pin SEQ")
     await session.runtime.conversation.pin(number)
     session.screen.show_note(f"Pinned #{number}: no compaction archives or shortens it.")
 
 
+@slash_command("calls", "", "list all tool calls of the last turn")
+async def _calls(session: CommandSession, argument: str) -> None:
+    conversation, store = session.runtime.conversation, session.runtime.engine.store
+    questions = await store.read_tail(conversation.id, 1, branch=conversation.branch, kinds=["message"], roles=["user"])
+    first = questions[0].seq if questions else 1
+    entries = await store.read_range(
+        conversation.id, branch=conversation.branch, first=first, kinds=["message"], roles=["assistant", "tool"]
+    )
+    width = session.screen.console.width
+    lines = [
+        render_tool_result(each.call, each.result, width=width, prefix=f"#{each.seq} ") for each in pair_calls(entries)
+    ]
+    if lines:
+        session.screen.show_block(Group(*lines))
+    else:
+        session.screen.show_note("The last turn has no tool calls.")
+
+
+@slash_command("unpin", "SEQ", "unpin message SEQ")
 async def _unpin(session: CommandSession, argument: str) -> None:
-    number = _parse_number(argument, "unpin N")
+    number = _parse_number(argument, "unpin SEQ")
     conversation = session.runtime.conversation
     if number not in (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state.pins:
         raise InvalidRequest(f"#{number} is not pinned.")
@@ -148,28 +201,39 @@ async def _unpin(session: CommandSession, argument: str) -> None:
     session.screen.show_note(f"Unpinned #{number}.")
 
 
+@slash_command("priority", "SEQ PRIORITY", "set the priority of message SEQ, 1 to 10; 0 resets it")
 async def _priority(session: CommandSession, argument: str) -> None:
     number, _, value = argument.partition(" ")
-    seq, priority = (_parse_number(each.strip(), "priority N PRIORITY") for each in (number, value))
+    seq, priority = (_parse_number(each.strip(), "priority SEQ PRIORITY") for each in (number, value))
     await session.runtime.conversation.set_priority(seq, priority or None)
     session.screen.show_note(f"#{seq} has priority {priority}." if priority else f"#{seq} has the default priority.")
 
 
+@slash_command("branch", "[SEQ]", "fork a branch at message SEQ, or here")
 async def _branch(session: CommandSession, argument: str) -> None:
     runtime = session.runtime
     old = runtime.conversation
     head = (await runtime.engine.store.get_branch(old.id, old.branch)).head_seq
-    at = _parse_number(argument, "branch [N]") if argument else head
+    at = _parse_number(argument, "branch [SEQ]") if argument else head
     runtime.conversation = await old.fork(at)
     session.screen.show_note(
         f"Now on branch {runtime.conversation.branch}, forked from #{at}; to go back, type /switch {old.branch}."
     )
 
 
+@slash_command("switch", "[BRANCH]", "list the branches, or switch to one")
 async def _switch(session: CommandSession, argument: str) -> None:
     runtime = session.runtime
     if not argument:
-        session.screen.show_block(await _render_branches(session))
+        store, conversation = runtime.engine.store, runtime.conversation
+        table = Table(box=None, show_header=False, padding=(0, 1))
+        for each in await store.list_branches(conversation.id):
+            marker = "▸" if each.number == conversation.branch else ""
+            newest = await store.read_tail(conversation.id, 1, branch=each.number, kinds=["message"], roles=["user"])
+            question = Text(to_one_line(newest[0].message.text, 60) if newest else "", style="dim")
+            start = f"from #{each.fork_seq}" if each.lineage else "from the start"
+            table.add_row(marker, f"branch {each.number}", start, f"to #{each.head_seq}", question)
+        session.screen.show_block(table)
         return
     number = _parse_number(argument, "switch [BRANCH]")
     branch = await runtime.engine.store.get_branch(runtime.conversation.id, number)
@@ -177,19 +241,25 @@ async def _switch(session: CommandSession, argument: str) -> None:
     session.screen.show_note(f"Now on branch {number}, at #{branch.head_seq}.")
 
 
-async def _render_branches(session: CommandSession) -> Table:
+@slash_command("retry", "", "ask the last question again")
+async def _retry(session: CommandSession, argument: str) -> None:
+    """Asks the last question again; an existing reply stays on its branch."""
     runtime = session.runtime
-    store, conversation = runtime.engine.store, runtime.conversation
-    table = Table(box=None, show_header=False, padding=(0, 1))
-    for branch in await store.list_branches(conversation.id):
-        marker = "▸" if branch.number == conversation.branch else ""
-        newest = await store.read_tail(conversation.id, 1, branch=branch.number, kinds=["message"], roles=["user"])
-        question = to_one_line(newest[0].message.text, 60) if newest else ""
-        start = f"from #{branch.fork_seq}" if branch.lineage else "from the start"
-        table.add_row(marker, f"branch {branch.number}", start, f"to #{branch.head_seq}", Text(question, style="dim"))
-    return table
+    old, store = runtime.conversation, runtime.engine.store
+    last = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"])
+    questions = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"], roles=["user"])
+    if not last or not questions:
+        raise InvalidRequest("There is no question to retry yet.")
+    if last[0].role == "assistant":
+        at = questions[0].seq
+        runtime.conversation = await old.fork(at)
+        session.screen.show_note(
+            f"Now on branch {runtime.conversation.branch}, forked from #{at}; the old reply is on /switch {old.branch}."
+        )
+    await session.run_turn(None)
 
 
+@slash_command("model", "[NAME]", "show the model, or change it")
 async def _model(session: CommandSession, argument: str) -> None:
     runtime = session.runtime
     if not argument:
@@ -208,46 +278,17 @@ async def _model(session: CommandSession, argument: str) -> None:
     session.screen.show_meter(meter)
 
 
-async def _retry(session: CommandSession, argument: str) -> None:
-    """Asks the last question again; an existing reply stays on its branch."""
-    runtime = session.runtime
-    old, store = runtime.conversation, runtime.engine.store
-    last = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"])
-    questions = await store.read_tail(old.id, 1, branch=old.branch, kinds=["message"], roles=["user"])
-    if not last or not questions:
-        raise InvalidRequest("There is no question to retry yet.")
-    if last[0].role == "assistant":
-        at = questions[0].seq
-        runtime.conversation = await old.fork(at)
-        session.screen.show_note(
-            f"Now on branch {runtime.conversation.branch}, forked from #{at}; the old reply is on /switch {old.branch}."
-        )
-    await session.run_turn(None)
-
-
-async def _attach(session: CommandSession, argument: str) -> None:
-    if argument:
-        session.attachments.append(await load_attachment(Path(argument), session.runtime.engine.store))
-    if not session.attachments:
-        session.screen.show_note("Nothing is attached; attach an image or a PDF with /attach FILE.")
-        return
-    names = ", ".join(each.name for each in session.attachments)
-    session.screen.show_note(f"Attached to the next message: {names}; undo with /detach.")
-
-
-async def _detach(session: CommandSession, argument: str) -> None:
-    removed = pluralize(len(session.attachments), "attachment")
-    session.attachments.clear()
-    session.screen.show_note(f"Removed {removed} from the next message.")
-
-
+@slash_command("export", "PATH", "export the conversation: a transcript to a .md file, else all data")
 async def _export(session: CommandSession, argument: str) -> None:
-    runtime = session.runtime
-    path_text = _require_argument(argument, "export PATH")
-    path = await export_conversation(runtime.engine.store, runtime.conversation, path_text)
-    session.screen.show_note(f"Wrote {path}.")
+    conversation, store = session.runtime.conversation, session.runtime.engine.store
+    path = await asyncio.to_thread(Path(_require_argument(argument, "export PATH")).expanduser)
+    if await asyncio.to_thread(path.exists):
+        raise InvalidRequest(f"{path} already exists; choose another name.")
+    document = await export_to_file(store, conversation.id, path, branch=conversation.branch)
+    session.screen.show_note(format_export(document))
 
 
+@slash_command("help", "", "show this list")
 async def _help(session: CommandSession, argument: str) -> None:
     table = Table(box=None, show_header=False, padding=(0, 1))
     for command in COMMANDS:
@@ -257,30 +298,11 @@ async def _help(session: CommandSession, argument: str) -> None:
     session.screen.show_block(table)
 
 
+@slash_command("quit", "", "quit")
 async def _quit(session: CommandSession, argument: str) -> None:
     session.is_quitting = True
 
 
-COMMANDS = (
-    SlashCommand("context", "", "show the context window by slot, and what is not included", _context),
-    SlashCommand("compact", "[WHAT TO KEEP]", "archive older messages and summarize them", _compact),
-    SlashCommand("undo", "", "undo the last compaction", _undo),
-    SlashCommand("attach", "[FILE]", "attach an image or a PDF to the next message, or list what is attached", _attach),
-    SlashCommand("detach", "", "remove the attachments of the next message", _detach),
-    SlashCommand("add", "NAME", "add a rule, reference or tool of the agent to the session", _add),
-    SlashCommand("remove", "NAME", "remove an item from the session", _remove),
-    SlashCommand("pin", "N", "pin message N, so that no compaction archives it", _pin),
-    SlashCommand("calls", "", "list all tool calls of the last turn", _calls),
-    SlashCommand("unpin", "N", "unpin message N", _unpin),
-    SlashCommand("priority", "N PRIORITY", "set the priority of message N, 1 to 10; 0 resets it", _priority),
-    SlashCommand("branch", "[N]", "fork a branch at message N, or here", _branch),
-    SlashCommand("switch", "[BRANCH]", "list the branches, or switch to one", _switch),
-    SlashCommand("retry", "", "ask the last question again", _retry),
-    SlashCommand("model", "[NAME]", "show the model, or change it", _model),
-    SlashCommand("export", "PATH", "export the conversation: a transcript to a .md file, else all data", _export),
-    SlashCommand("help", "", "show this list", _help),
-    SlashCommand("quit", "", "quit", _quit),
-)
 KEY_HELP = (
     ("[[ and @", "refer to a note or a file; Tab completes"),
     ("Alt-Enter, or \\ at a line's end", "new line"),
@@ -303,6 +325,7 @@ async def load_argument_items(session: CommandSession) -> dict[str, Sequence[Com
     return {
         "add": [CompletionItem(item.name, item.type) for item in available],
         "remove": [CompletionItem(item.name, item.type) for item in in_session],
+        "why": [*numbers, *(CompletionItem(item.name, item.type) for item in in_session)],
         "pin": numbers,
         "unpin": [CompletionItem(str(number)) for number in pins],
         "priority": numbers,
@@ -329,36 +352,3 @@ def _parse_number(argument: str, usage: str) -> int:
             f"{argument!r} is not a number; usage: /{usage}. The line below each reply has its number."
         )
     return int(text)
-
-
-async def export_conversation(store: "LogStore", conversation: "Conversation", path_text: str) -> Path:
-    """Exports to a new file; an existing file is never overwritten."""
-    path = await asyncio.to_thread(Path(path_text).expanduser)
-    if path.suffix.lower() in (".md", ".markdown"):
-        text = format_transcript(conversation.id, await conversation.messages())
-    else:
-        text = "".join([f"{line.rstrip()}\n" async for line in store.export_conversation(conversation.id)])
-    await asyncio.to_thread(_write_new_file, path, text)
-    return path
-
-
-def format_transcript(name: str, entries: "list[Entry]") -> str:
-    """Formats all messages as Markdown, archived or not, each under a heading with its number."""
-    sections = [f"# {name}\n"]
-    for entry in entries:
-        message = entry.message
-        text = message.text or "\n".join(result.text for result in message.tool_results)
-        calls = "".join(f"\n\n`{call.name}({call.arguments})`" for call in message.tool_calls)
-        mark = " (incomplete)" if entry.metadata.incomplete else ""
-        sections.append(f"## #{entry.seq} {_SPEAKERS[message.role]}{mark}\n\n{text}{calls}\n")
-    return "\n".join(sections)
-
-
-def _write_new_file(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise InvalidRequest(f"{path} already exists; choose another name.") from error
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be written: {error.strerror}.") from error

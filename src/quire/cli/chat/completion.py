@@ -6,7 +6,7 @@ is passed in as `CompletionSources`, loaded before the prompt appears.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -54,32 +54,20 @@ def suggest(
 ) -> list[Suggestion]:
     """Suggests completions of the text before the cursor, best first."""
     if (link := _LINK.search(text_before_cursor)) is not None:
-        return _suggest_links(link[1], sources, headings)
+        note, hash_, heading_start = link[1].partition("#")
+        if not hash_:
+            return _suggest_items(note, sources.notes, text_template="{}]]")
+        return _suggest_items(heading_start, map(CompletionItem, headings(note)), text_template="{}]]")
     if (file := _FILE.search(text_before_cursor)) is not None:
-        return _suggest_files(file[0], sources.files)
+        matches = _rank_matches(file[0][1:].removeprefix('"'), map(CompletionItem, sources.files))
+        mentions = [f'@"{each.name}"' if re.search(r'[\s"]', each.name) else f"@{each.name}" for each in matches]
+        return [Suggestion(text, len(file[0]), each.name) for text, each in zip(mentions, matches, strict=True)]
     if (command := _COMMAND.match(text_before_cursor)) is not None:
         return _suggest_items(command[1], sources.commands, display_template="/{}", text_template="{} ")
     if (argument := _ARGUMENT.match(text_before_cursor)) is not None:
         name, typed = argument[1], argument[2]
         return _suggest_paths(typed) if name in _PATH_COMMANDS else _suggest_items(typed, sources.arguments(name))
     return []
-
-
-def _suggest_links(
-    typed: str, sources: CompletionSources, headings: Callable[[str], Sequence[str]]
-) -> list[Suggestion]:
-    note, hash_, heading_start = typed.partition("#")
-    if hash_:
-        matches = _rank_matches(heading_start, [CompletionItem(heading) for heading in headings(note)])
-        return [Suggestion(f"{each.name}]]", len(heading_start), each.name) for each in matches]
-    return _suggest_items(typed, sources.notes, text_template="{}]]")
-
-
-def _suggest_files(mention: str, files: Sequence[str]) -> list[Suggestion]:
-    typed = mention[1:].removeprefix('"')
-    matches = _rank_matches(typed, [CompletionItem(path) for path in files])
-    mentions = [f'@"{each.name}"' if re.search(r'[\s"]', each.name) else f"@{each.name}" for each in matches]
-    return [Suggestion(text, len(mention), each.name) for text, each in zip(mentions, matches, strict=True)]
 
 
 def _suggest_items(
@@ -111,20 +99,15 @@ def _rank_matches(typed: str, items: Iterable[CompletionItem]) -> list[Completio
 
 def _suggest_paths(typed: str) -> list[Suggestion]:
     """Suggests files and folders on disk."""
-    return list(_iterate_paths(typed))
-
-
-def _iterate_paths(typed: str) -> Iterator[Suggestion]:
     folder, _, start = typed.rpartition("/")
     directory = Path(f"{folder}/" if "/" in typed else ".").expanduser()
     try:
         paths = sorted(directory.iterdir())[:MAX_LISTED_PATHS]
     except OSError:
-        return
+        return []
     matches = [path for path in paths if path.name.startswith(start) and not path.name.startswith(".")]
-    for each in matches[:MAX_SUGGESTIONS]:
-        name = f"{each.name}/" if each.is_dir() else each.name
-        yield Suggestion(name, len(start), name)
+    names = [f"{each.name}/" if each.is_dir() else each.name for each in matches[:MAX_SUGGESTIONS]]
+    return [Suggestion(name, len(start), name) for name in names]
 
 
 def build_note_items(paths: Iterable[tuple[str, Sequence[str]]]) -> list[CompletionItem]:

@@ -17,8 +17,8 @@ from quire.model.events import RequestPrepared
 from quire.view.budget import UsageReport, UsageStatus
 
 if TYPE_CHECKING:
-    from quire.log import LogStore
     from quire.model import Entry
+    from quire.store import SqlStore
 
 METER_COLUMNS = 20
 """Width of the meter's bar."""
@@ -34,7 +34,7 @@ _MAX_ARGUMENT_LINES = 20
 class CompactionStats(NamedTuple):
     number: int
     archived_messages: int
-    """Messages archived by this compaction, without those of the one it supersedes."""
+    """Messages archived by this compaction and not by the one that it supersedes."""
     freed_tokens: int
     cleared_results: int = 0
     """Tool results that are stubs from now on."""
@@ -43,7 +43,7 @@ class CompactionStats(NamedTuple):
     failures: tuple[str, ...] = ()
 
 
-async def load_compaction_stats(store: "LogStore", entry: "Entry") -> CompactionStats:
+async def load_compaction_stats(store: "SqlStore", entry: "Entry") -> CompactionStats:
     body = entry.body
     assert isinstance(body, Compaction)
     previous = None
@@ -111,7 +111,10 @@ def render_meter(reading: MeterReading) -> Text:
     line = Text(style="dim")
     if reading.reply_seq is not None:
         line.append(f"#{reading.reply_seq} · ")
-    line.append_text(_render_meter_bar(report))
+    # A full bar means that the next request compacts first or is refused.
+    filled = min(METER_COLUMNS, round(METER_COLUMNS * report.total_tokens / max(1, report.trigger_tokens)))
+    line.append("━" * filled, style=f"not dim {_STATUS_COLORS[report.status]}")
+    line.append("─" * (METER_COLUMNS - filled), style="dim")
     if report.status == "over":
         effect = "compacts first" if report.context_management_enabled else "too large to send, run /compact"
         if report.proposes_compaction:
@@ -126,13 +129,6 @@ def render_meter(reading: MeterReading) -> Text:
     if reading.turn_cost or reading.conversation_cost:
         line.append(f" · ${reading.turn_cost:.4f} of ${reading.conversation_cost:.4f}")
     return line
-
-
-def _render_meter_bar(report: UsageReport) -> Text:
-    """Renders the bar; a full bar means that the next request compacts first or is refused."""
-    filled = min(METER_COLUMNS, round(METER_COLUMNS * report.total_tokens / max(1, report.trigger_tokens)))
-    full, rest = ("━" * filled, f"not dim {_STATUS_COLORS[report.status]}"), ("─" * (METER_COLUMNS - filled), "dim")
-    return Text.assemble(full, rest)
 
 
 def render_approval_request(call: ToolCallPart) -> Group:
@@ -156,30 +152,19 @@ def deduplicate_references(*groups: Iterable[DocumentReference]) -> tuple[Docume
 
 
 def render_references(references: Sequence[DocumentReference]) -> Group:
-    lines: list[RenderableType] = [_render_reference(each) for each in references[:MAX_LISTED_REFERENCES]]
-    if hidden := len(references) - len(lines):
+    lines: list[RenderableType] = []
+    for each in references[:MAX_LISTED_REFERENCES]:
+        if each.path is None:  # The reference is broken, and its snippet says why.
+            lines.append(Text(f"✗ {sanitize(each.link)}", style="red"))
+            text = each.snippet
+        else:
+            inclusion = ", found by a tool" if each.kind == "search" else "" if each.injected else ", listed only"
+            place = f" ({sanitize(each.path)}{inclusion})"
+            lines.append(Text.assemble((f"• {sanitize(each.link)}", "cyan"), (place, "dim")))
+            text = each.summary or each.snippet
+        if text:
+            line = Text(to_one_line(text, MAX_REFERENCE_TEXT_CHARS), style="dim", no_wrap=True, overflow="ellipsis")
+            lines.append(Padding(line, (0, 0, 0, 2)))
+    if (hidden := len(references) - MAX_LISTED_REFERENCES) > 0:
         lines.append(Text(f"… and {hidden} more; list them with `quire context show --reply N`", style="dim"))
     return Group(Text("Documents", style="bold dim"), *(Padding(line, (0, 0, 0, 2)) for line in lines))
-
-
-def _render_reference(reference: DocumentReference) -> Group:
-    sign, color = ("•", "cyan") if reference.path is not None else ("✗", "red")
-    head = Text.assemble((f"{sign} {sanitize(reference.link)}", color))
-    if reference.path is not None:
-        head.append(f" ({sanitize(reference.path)}{_format_inclusion(reference)})", style="dim")
-    text = _get_reference_text(reference)
-    return Group(
-        head, *([Padding(Text(text, style="dim", no_wrap=True, overflow="ellipsis"), (0, 0, 0, 2))] if text else [])
-    )
-
-
-def _format_inclusion(reference: DocumentReference) -> str:
-    if reference.kind == "search":
-        return ", found by a tool"
-    return "" if reference.injected else ", listed only"
-
-
-def _get_reference_text(reference: DocumentReference) -> str:
-    """Returns the document's summary, or the problem of a broken reference."""
-    text = reference.summary if reference.path is not None and reference.summary else reference.snippet
-    return to_one_line(text or "", MAX_REFERENCE_TEXT_CHARS)

@@ -5,23 +5,25 @@ that everything else works without one.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire.agent.approvals import ApprovalCallback, Approvals
 from quire.agent.limits import TurnLimits, build_turn_limits
 from quire.agent.turn import run_turn
 from quire.cli.chat.renderables import CompactionStats, MeterReading, load_compaction_stats
-from quire.cli.common import MAIN_BRANCH
-from quire.cli.engine_setup import SettingOverrides, build_model, open_engine_from_settings, to_overrides
-from quire.cli.mcp_servers import start_servers
+from quire.cli.common import find_conversations
+from quire.cli.engine_setup import build_model, open_engine_from_settings, start_servers
 from quire.cli.paths import find_agent_file
 from quire.engine import Conversation
-from quire.errors import ConversationNotFound, ModelRequestRejected
+from quire.errors import ConversationNotFound, DocumentNotFound, InvalidRequest, ModelRequestRejected
 from quire.llm.error_mapping import explain_unusable_model
+from quire.model import FilePart, ImagePart, Message, TextPart
+from quire.model.entry_metadata import sum_usage
 from quire.model.events import TurnEvent
 
 if TYPE_CHECKING:
@@ -29,9 +31,24 @@ if TYPE_CHECKING:
     from quire.agent.protocols import ToolRunner
     from quire.engine import Engine
     from quire.llm import Model
-    from quire.model import Entry, Message, Usage
+    from quire.model import Entry, Usage
     from quire.settings import Settings
+    from quire.store import SqlStore
 
+
+MAX_ATTACHMENT_BYTES = 20 * 1_000_000
+"""Maximum size of one attachment. Providers accept requests of about 30 MB, and base64 adds a third."""
+
+_MEDIA_TYPES = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "image/webp"),
+    (re.compile(rb"%PDF-"), "application/pdf"),
+)
+"""Signatures at the start of the files that both wire formats can carry. A file name proves nothing."""
+
+_GENERATED_ID = re.compile(r"[0-9a-z]{26}")
 
 ModelFactory = Callable[["Settings"], "Model"]
 
@@ -49,11 +66,13 @@ class ChatOptions:
     """A question follows at once: without a usable model, no conversation is created."""
 
 
-def build_overrides(pairs: Iterable[str], *, agent: str | None = None, vault: Path | None = None) -> SettingOverrides:
+def build_overrides(
+    pairs: Sequence[str] | None = None, *, agent: str | None = None, vault: Path | None = None
+) -> list[str]:
     """Combines `--set` with `--agent` and `--vault`, which are settings with their own options."""
     extra = [f"agent={find_agent_file(agent)}"] if agent is not None else []
     extra += [f"vault={vault}"] if vault is not None else []
-    return to_overrides([*pairs, *extra])
+    return [*(pairs or ()), *extra]
 
 
 class ChatRuntime:
@@ -77,7 +96,7 @@ class ChatRuntime:
         self._model = model
 
     async def run_turn(
-        self, question: "Message | str | None", *, stop: asyncio.Event | None = None
+        self, question: Message | str | None, *, stop: asyncio.Event | None = None
     ) -> AsyncGenerator[TurnEvent, None]:
         """Runs a turn with this question, or with None retries the last one."""
         # Loading a provider's client takes a second or two.
@@ -109,14 +128,15 @@ class ChatRuntime:
         self.engine = engine
         self.conversation = Conversation(engine, self.conversation.id, self.conversation.branch)
 
-    async def read_meter(self, *, reply_seq: int | None = None, usage: "Usage | None" = None) -> MeterReading:
+    async def read_meter(self, *, reply_seq: int | None = None, usages: "Sequence[Usage]" = ()) -> MeterReading:
+        """Reads the meter after a reply; `usages` are those of the turn's model calls."""
         engine = self.engine
         return MeterReading(
             report=await self.conversation.usage(),
             reply_seq=reply_seq,
-            usage=usage,
-            turn_cost=engine.config.estimate_cost(usage, engine.settings.model),
-            conversation_cost=await engine.store.get_cost(self.conversation.id),
+            usage=sum_usage(usages) if usages else None,
+            turn_cost=sum(engine.config.estimate_cost(usage, engine.settings.model) for usage in usages),
+            conversation_cost=await engine.store.spending.get_cost(self.conversation.id),
         )
 
     async def load_compaction_stats(self, entry: "Entry") -> CompactionStats:
@@ -132,7 +152,7 @@ def _create_model(settings: "Settings", make_model: ModelFactory) -> "Model":
 
 @asynccontextmanager
 async def open_chat(
-    overrides: SettingOverrides,
+    overrides: Sequence[str],
     chat_options: ChatOptions,
     *,
     ask: ApprovalCallback | None = None,
@@ -159,20 +179,67 @@ async def open_chat(
 
 
 async def open_chosen_conversation(engine: "Engine", chat_options: ChatOptions) -> Conversation:
-    """Opens the conversation with the chosen id (created if missing), the most recently used one, or a new one."""
-    if chat_options.conversation is not None:
-        return await engine.conversation(
-            chat_options.conversation, branch=await _find_last_used_branch(engine, chat_options.conversation)
-        )
-    recent = await engine.store.list_conversations(limit=1) if chat_options.resume and not chat_options.new else []
-    if not recent:
-        return await engine.conversation()
-    return Conversation(engine, recent[0].id, await _find_last_used_branch(engine, recent[0].id))
+    """Opens the named conversation, the most recently used one, or a new one.
 
-
-async def _find_last_used_branch(engine: "Engine", conversation: str) -> int:
+    A name that no conversation has becomes the id of a new one.
+    """
+    store, name = engine.store, chat_options.conversation
+    if name is None:
+        recent = await store.list_conversations(limit=1) if chat_options.resume and not chat_options.new else []
+        if not recent:
+            return await engine.conversation()
+        name = recent[0].id
     try:
-        branches = await engine.store.list_branches(conversation)
+        branches = await store.list_branches(name)
     except ConversationNotFound:
-        return MAIN_BRANCH
-    return max(branches, key=lambda branch: (branch.updated_at, branch.number)).number
+        found = await find_conversations(store, name)
+        # The beginning of an id that somebody chose may be a new id: `team-1` beside `team-10`.
+        if len(found) != 1 or (found[0].id.startswith(name) and not _GENERATED_ID.fullmatch(found[0].id)):
+            return await engine.conversation(name)
+        name = found[0].id
+        branches = await store.list_branches(name)
+    last_used = max(branches, key=lambda branch: (branch.updated_at, branch.number))
+    return await engine.conversation(name, branch=last_used.number)
+
+
+class Attachment(NamedTuple):
+    """A stored file: its name, and the part of a message that refers to it."""
+
+    name: str
+    part: ImagePart | FilePart
+
+
+async def load_attachment(path: Path, store: "SqlStore") -> Attachment:
+    """Reads an image or a PDF and stores it as a blob. Its content decides the media type."""
+    data = await asyncio.to_thread(_read_attachment, path)
+    media_type = next((name for signature, name in _MEDIA_TYPES if signature.match(data)), None)
+    if media_type is None:
+        raise InvalidRequest(
+            f"{path} is neither an image (PNG, JPEG, GIF, WebP) nor a PDF. To send a text file, refer to it with "
+            "@path, or pipe it into `quire ask`."
+        )
+    blob = await store.put_blob(data, media_type=media_type)
+    if media_type.startswith("image/"):
+        return Attachment(path.name, ImagePart(blob=blob, media_type=media_type))
+    return Attachment(path.name, FilePart(blob=blob, media_type=media_type, name=path.name))
+
+
+def attach_to(text: str, attachments: Sequence[Attachment]) -> Message:
+    """Builds the user's message: the text, followed by the attachments."""
+    return Message(role="user", parts=(TextPart(text=text), *(each.part for each in attachments)))
+
+
+def _read_attachment(path: Path) -> bytes:
+    path = path.expanduser()
+    try:
+        if not path.is_file():  # A pipe or a device could block or never end.
+            if not path.exists():
+                raise DocumentNotFound(f"There is no file {path}.")
+            raise InvalidRequest(f"{path} is not a file.")
+        with path.open("rb") as file:
+            data = file.read(MAX_ATTACHMENT_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.") from error
+    if len(data) > MAX_ATTACHMENT_BYTES:
+        raise InvalidRequest(f"{path} is larger than {MAX_ATTACHMENT_BYTES // 1_000_000} MB; attach a smaller file.")
+    return data

@@ -1,25 +1,38 @@
-"""Chat session: handles one input line, as a slash command or as a message to the model, and draws what happens.
+"""Main loop of `quire chat`, and its session: handles one line as a slash command or as a message to the model.
 
-It handles neither keys nor prompts. An error in a line never ends the session.
+The session handles neither keys nor prompts. An error in a line never ends it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.attachments import Attachment, attach_to
-from quire.cli.chat.commands import COMMANDS, CommandCall, load_argument_items, parse_command
+from quire.agent.approvals import ApprovalDecision, Deny
+from quire.cli import paths
+from quire.cli.chat.commands import COMMANDS, load_argument_items, parse_command
 from quire.cli.chat.completion import CompletionItem, CompletionSources, build_note_items
-from quire.errors import QuireError
+from quire.cli.chat.input import InputEnded, InputInterrupted, InputReader, PipeReader, disable_echo, stop_on_interrupt
+from quire.cli.chat.runtime import Attachment, ChatOptions, ChatRuntime, attach_to, open_chat
+from quire.cli.chat.screen import Screen
+from quire.cli.engine_setup import format_server_problem
+from quire.cli.output import make_console, show_progress
+from quire.context.vault.sections import find_headings
+from quire.context.vault.wikilinks import ResolvedLink
+from quire.errors import DocumentNotFound, MissingExtra, PathRefused, QuireError
+from quire.model import Usage
 from quire.model.context_events import ContextCompacted, ContextEvent
-from quire.model.events import QuestionRecorded, ReplyRecorded, TurnEnded, TurnFailed
+from quire.model.events import QuestionRecorded, ReplyRecorded
 
 if TYPE_CHECKING:
-    from quire.cli.chat.runtime import ChatRuntime
-    from quire.cli.chat.screen import Screen
-    from quire.model import Entry
+    from rich.console import Console
 
+    from quire.model import Entry, ToolCallPart
+
+RESUMED_MESSAGE_COUNT = 2
+"""Last messages that are printed when a conversation is resumed."""
 PrintAbovePrompt = Callable[[Callable[[], None]], Awaitable[None]]
 """Prints something while the prompt waits for input."""
 
@@ -30,7 +43,7 @@ async def _print_now(show: Callable[[], None]) -> None:
 
 class ChatSession:
     def __init__(
-        self, runtime: "ChatRuntime", screen: "Screen", *, print_above_prompt: PrintAbovePrompt = _print_now
+        self, runtime: ChatRuntime, screen: Screen, *, print_above_prompt: PrintAbovePrompt = _print_now
     ) -> None:
         self.runtime, self.screen = runtime, screen
         self.is_quitting = False
@@ -52,8 +65,12 @@ class ChatSession:
         self._busy = True
         try:
             call = parse_command(line)
-            if call is not None:
-                await self._run_command(call)
+            if call is not None and call.command.name == "retry":
+                # A retry runs a turn, which stops by itself and records the partial reply.
+                await call.command.run(self, call.argument)
+            elif call is not None:
+                if not await _run_unless_stopped(self._stop, call.command.run(self, call.argument)):
+                    self.screen.show_note("Stopped.")
             elif line.strip():
                 await self.run_turn(line)
         except QuireError as error:
@@ -68,18 +85,11 @@ class ChatSession:
         """Stops the running turn or command, not the session."""
         self._stop.set()
 
-    async def _run_command(self, call: CommandCall) -> None:
-        if call.command.name == "retry":
-            # A retry runs a turn, which stops by itself and records the partial reply.
-            await call.command.run(self, call.argument)
-        elif not await _run_unless_stopped(self._stop, call.command.run(self, call.argument)):
-            self.screen.show_note("Stopped.")
-
     async def run_turn(self, text: str | None) -> None:
         if text is not None and "[[" in text:
             await self.refresh_vault()
         self.screen.show_status("connecting to the model")
-        number = usage = None
+        number, usages = None, list[Usage]()
         question = attach_to(text, self.attachments) if text is not None and self.attachments else text
         async with aclosing(self.runtime.run_turn(question, stop=self._stop)) as events:
             async for event in events:
@@ -89,15 +99,12 @@ class ChatSession:
                     self.attachments.clear()
                 elif isinstance(event, ReplyRecorded):
                     number = event.entry.seq
-                elif isinstance(event, TurnEnded | TurnFailed):
-                    usage = event.usage
+                    usages.append(event.usage)
         await self._show_compactions()
-        reading = await self.runtime.read_meter(reply_seq=number, usage=usage)
+        reading = await self.runtime.read_meter(reply_seq=number, usages=usages)
         self.screen.show_meter(reading)
-        await self._propose_compaction(is_proposed=reading.report.proposes_compaction)
-
-    async def _propose_compaction(self, *, is_proposed: bool) -> None:
-        """Asks once whether to compact; a shorter history, or a compaction, ends the question."""
+        # Asks once whether to compact; a shorter history, or a compaction, ends the question.
+        is_proposed = reading.report.proposes_compaction
         if is_proposed and not self._has_proposed:
             plan = await self.runtime.conversation.plan_compaction()
             freed = f" It would free about {plan.freed_tokens:,} tokens." if plan is not None else ""
@@ -172,3 +179,88 @@ async def _run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Non
             raise
         return False
     return True
+
+
+async def run_chat(overrides: Sequence[str], chat_options: ChatOptions) -> None:
+    console = make_console(sys.stdout)
+    approval_prompt = ApprovalPrompt()
+    async with open_chat(overrides, chat_options, ask=approval_prompt.ask) as runtime:
+        reader, screen = _create_reader(runtime, console), Screen(console)
+        session = ChatSession(runtime, screen, print_above_prompt=reader.print_above_prompt)
+        approval_prompt.attach(reader, session)
+        await show_greeting(runtime, screen)
+        screen.print_blank_line()
+        if runtime.engine.vault is not None:
+            with show_progress("Indexing the vault") as progress:
+                async for step in runtime.engine.index_vault():
+                    progress.update(step.done, step.total)
+            await session.reload_completions()
+        await run_input_loop(session, reader)
+
+
+class ApprovalPrompt:
+    """Asks the user to approve tool calls; the reader is attached after the runtime is open."""
+
+    def attach(self, reader: InputReader, session: ChatSession) -> None:
+        self._reader, self._session = reader, session
+
+    async def ask(self, call: "ToolCallPart") -> ApprovalDecision:
+        try:
+            return await self._reader.ask_approval(call)
+        except InputInterrupted:
+            self._session.stop()
+            return Deny()
+
+
+async def run_input_loop(session: ChatSession, reader: InputReader) -> None:
+    while not session.is_quitting:
+        try:
+            line = await reader.read(await session.load_completions())
+        except InputEnded:
+            return
+        except InputInterrupted:
+            session.screen.show_note("To quit, press Ctrl-D or type /quit.")
+            continue
+        with stop_on_interrupt(session.stop), disable_echo(sys.stdin):
+            await session.handle_line(line)
+
+
+def _create_reader(runtime: ChatRuntime, console: "Console") -> InputReader:
+    if not (sys.stdin.isatty() and console.is_terminal):
+        return PipeReader(sys.stdin, console)
+    try:
+        from quire.cli.chat.terminal import TerminalReader
+    except ImportError as error:
+        raise MissingExtra(extra="cli", feature="Chatting in a terminal") from error
+    history = Path(paths.get_default_database_url().removeprefix("sqlite:///")).with_name("history")
+    return TerminalReader(history=history, headings=lambda note: _list_headings(runtime, note))
+
+
+def _list_headings(runtime: ChatRuntime, note: str) -> Sequence[str]:
+    vault = runtime.engine.vault
+    if vault is None:
+        return ()
+    destination = vault.resolve(note.partition("|")[0])
+    if not isinstance(destination, ResolvedLink):
+        return ()
+    try:
+        return [heading.text for heading in find_headings(vault.read(destination.path).text)]
+    except (DocumentNotFound, PathRefused):
+        return ()
+
+
+async def show_greeting(runtime: ChatRuntime, screen: Screen) -> None:
+    conversation, engine = runtime.conversation, runtime.engine
+    for problem in runtime.server_problems:
+        screen.show_note(format_server_problem(problem))
+    last = await engine.store.read_tail(
+        conversation.id, RESUMED_MESSAGE_COUNT, branch=conversation.branch, kinds=["message"]
+    )
+    if not last:
+        screen.show_note(
+            f"New conversation {conversation.id} with {engine.settings.model}. Type /help for the commands."
+        )
+        return
+    screen.show_resumed(conversation.id, branch=conversation.branch, newest=last[-1])
+    screen.show_history(last)
+    screen.show_meter(await runtime.read_meter(reply_seq=last[-1].seq))

@@ -6,18 +6,18 @@ The exported names are imported lazily, so that importing `quire.context.vault.p
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.context.vault.passages import NotePassage
     from quire.context.vault.paths import Root, TextFile
     from quire.context.vault.references import ReferencedDocument, add_summaries
     from quire.context.vault.scanner import KnownFile, Note, ScanBatch, ScanStep
+    from quire.context.vault.sections import NotePassage
     from quire.context.vault.vault import Vault
     from quire.context.vault.wikilinks import AmbiguousLink, BrokenLink, LinkResolution, ResolvedLink, Wikilink
 
 _MODULE_EXPORTS = {
-    "passages": ("NotePassage",),
     "paths": ("Root", "TextFile"),
     "references": ("ReferencedDocument", "add_summaries"),
     "scanner": ("KnownFile", "Note", "ScanBatch", "ScanStep"),
+    "sections": ("NotePassage",),
     "vault": ("Vault",),
     "wikilinks": ("AmbiguousLink", "BrokenLink", "LinkResolution", "ResolvedLink", "Wikilink"),
 }

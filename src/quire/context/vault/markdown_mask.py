@@ -78,34 +78,25 @@ class _MaskScanner:
             self._in_paragraph = False
             return end + 1
         indent = _indent_width(line)
-        self._close_items(indent)
+        if not self._in_paragraph:
+            self._item_indent = min(self._item_indent, indent)
         if not self._in_paragraph and indent >= self._item_indent + 4:
             return self._mask_span(start, end) + 1
         fence = _FENCE.match(line)
         if fence and (fence["quote"] or fence["marks"] or indent < self._item_indent + 4):
             self._in_paragraph = False
-            return self._mask_span(start + fence.start("fence"), self._fence_end(fence, end)) + 1
+            # It ends at the closing fence; without one, at the end of the enclosing quote or of the text.
+            if fence["quote"] and end > self._known_quote_end:
+                # The end of the quoted lines from here on; searched once for each quote.
+                outside = _QUOTE_END.search(self._text, end + 1)
+                self._known_quote_end = max(end, outside.start() - 1) if outside else len(self._text)
+            bound = self._known_quote_end if fence["quote"] else len(self._text)
+            closing = _closing_fence(fence["fence"][0], len(fence["fence"])).search(self._text, end, bound)
+            return self._mask_span(start + fence.start("fence"), closing.end() if closing else bound) + 1
         if item := _LIST_ITEM.match(line):
             self._item_indent = min(_indent_width(line[: item.end()], whole=True), indent + 6)
         self._in_paragraph = not _NON_PARAGRAPH_LINE.match(line)
         return self._scan_inline(start, end) + 1
-
-    def _close_items(self, indent: int) -> None:
-        if not self._in_paragraph:
-            self._item_indent = min(self._item_indent, indent)
-
-    def _fence_end(self, fence: re.Match[str], opened: int) -> int:
-        """End of the closing fence; without one, of the enclosing quote or of the text."""
-        bound = self._quote_end(opened) if fence["quote"] else len(self._text)
-        closing = _closing_fence(fence["fence"][0], len(fence["fence"])).search(self._text, opened, bound)
-        return closing.end() if closing else bound
-
-    def _quote_end(self, position: int) -> int:
-        """End of the quoted lines from here on; searched once for each quote."""
-        if position > self._known_quote_end:
-            outside = _QUOTE_END.search(self._text, position + 1)
-            self._known_quote_end = max(position, outside.start() - 1) if outside else len(self._text)
-        return self._known_quote_end
 
     def _scan_inline(self, position: int, end: int) -> int:
         """Scans inline syntax; returns the end of the line that it reaches, which may be a later one."""
@@ -127,19 +118,20 @@ class _MaskScanner:
             case "`":
                 stop = self._code_span_end(position, len(marker))
             case "<":
-                stop = self._element_end(marker.lower(), start, position)
+                tag = marker.lower()
+                stop = self._find_end(
+                    "-->" if tag == "<!--" else "</pre>" if tag.startswith("<pre") else "</code>", position
+                )
+                if stop is None and tag == "<!--":
+                    # An unclosed HTML comment at the start of a line extends to the end of the text.
+                    before = self._text[max(0, start - 4) : start]
+                    is_line_start = not before.rpartition("\n")[2].strip() and ("\n" in before or start < 4)
+                    stop = len(self._text) if is_line_start else None
             case "%":
                 stop = self._find_end("%%", position)
             case _:
                 stop = self._find_end("$$", position) if marker == "$$" else self._math_end(position)
         return position if stop is None else self._mask_span(start, stop)
-
-    def _element_end(self, tag: str, start: int, position: int) -> int | None:
-        if tag != "<!--":
-            return self._find_end("</pre>" if tag.startswith("<pre") else "</code>", position)
-        stop = self._find_end("-->", position)
-        # An unclosed HTML comment at the start of a line extends to the end of the text.
-        return len(self._text) if stop is None and self._is_line_start(start) else stop
 
     def _mask_span(self, start: int, end: int) -> int:
         self._masked_spans.append((start, end))
@@ -176,10 +168,6 @@ class _MaskScanner:
     def _paragraph_end(self, position: int) -> int:
         at = bisect_left(self._blank_lines, position)
         return self._blank_lines[at] if at < len(self._blank_lines) else len(self._text)
-
-    def _is_line_start(self, position: int) -> bool:
-        before = self._text[max(0, position - 4) : position]
-        return not before.rpartition("\n")[2].strip() and ("\n" in before or position < 4)
 
     def _line_end(self, position: int) -> int:
         end = self._text.find("\n", position)

@@ -7,9 +7,8 @@ who knows the budget, decides whether a text is inlined or only listed.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import assert_never
 
-from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportedFile, ImportLimits, SkippedImport, resolve_imports
+from quire.context.file_imports import DEFAULT_IMPORT_LIMITS, ImportLimits, resolve_imports
 from quire.context.vault.paths import Root
 from quire.context.vault.sections import find_block, find_headings, find_section
 from quire.context.vault.wikilinks import (
@@ -52,16 +51,21 @@ def resolve_references(
     limits: ImportLimits = DEFAULT_IMPORT_LIMITS,
 ) -> list[ReferencedDocument]:
     """References of a message, wikilinks first, without duplicates. Without `resolve_link`, only `@paths`."""
-    linked = (
-        []
-        if resolve_link is None
-        else [_read_resolved(link, resolve_link(link), root) for link in find_wikilinks(text)]
-    )
+    documents: list[ReferencedDocument] = []
+    if resolve_link is not None:
+        documents += [_read_linked(link, resolve_link(link), root) for link in find_wikilinks(text)]
     imports = resolve_imports(text, root, limits=limits)
-    mentioned = (*map(_from_import, imports.imported), *map(_from_skipped_import, imports.skipped))
+    for file in imports.imported:
+        documents.append(ReferencedDocument(DocumentReference(link=file.link, path=file.path), file.text))
+    for skipped in imports.skipped:
+        reference = DocumentReference(link=skipped.link, path=skipped.path, snippet=skipped.message)
+        documents.append(ReferencedDocument(reference))
+    # Duplicates have the same text of the same file, or the same broken link.
     unique: dict[object, ReferencedDocument] = {}
-    for document in (*linked, *mentioned):
-        unique.setdefault(_dedup_key(document), document)
+    for document in documents:
+        reference = document.reference
+        name = reference.link.partition("|")[0].strip("![] ").casefold()
+        unique.setdefault((reference.path, document.digest) if reference.path else name, document)
     return list(unique.values())
 
 
@@ -72,8 +76,10 @@ async def add_summaries(
     cache: MutableMapping[str, str],
     stored: Mapping[str, str],
 ) -> list[ReferencedDocument]:
-    """Adds summaries to the documents. `stored` and `cache` map the digest of a text to its summary; those of `stored`,
-    which a model may have written, come first, and `cache` is filled."""
+    """Adds summaries to the documents. `stored` and `cache` map the digest of a text to its summary.
+
+    A summary in `stored`, which a model may have written, comes first. `cache` is filled.
+    """
     summarized: list[ReferencedDocument] = []
     for document in documents:
         if document.text is not None and document.digest is not None:
@@ -86,15 +92,7 @@ async def add_summaries(
     return summarized
 
 
-def _dedup_key(document: ReferencedDocument) -> object:
-    """References are duplicates if they have the same text of the same file, or the same broken link."""
-    reference = document.reference
-    if reference.path:
-        return reference.path, document.digest
-    return reference.link.partition("|")[0].strip("![] ").casefold()
-
-
-def _read_resolved(link: Wikilink, resolution: LinkResolution, root: Root) -> ReferencedDocument:
+def _read_linked(link: Wikilink, resolution: LinkResolution, root: Root) -> ReferencedDocument:
     match resolution:
         case BrokenLink(reason):
             return _unresolved(link.text, f"Not found: {reason}.")
@@ -103,44 +101,29 @@ def _read_resolved(link: Wikilink, resolution: LinkResolution, root: Root) -> Re
                 link.text, f"Several notes have this name: {_format_options(options)}. Write the path of one."
             )
         case ResolvedLink(path, others):
-            note = f"Other notes with this name: {_format_options(others)}." if others else None
-            return _read_document(link, path, root, note)
-    assert_never(resolution)
-
-
-def _read_document(link: Wikilink, path: str, root: Root, note: str | None) -> ReferencedDocument:
+            pass
     try:
         text = root.read(path).text
     except DocumentNotFound:
         return _unresolved(link.text, f"Not found: {path!r} was removed after the vault was scanned.")
     except PathRefused as refusal:
         return ReferencedDocument(DocumentReference(link=link.text, path=path, snippet=str(refusal)))
-    part, missing = _select_part(link, text)
-    snippet = " ".join(filter(None, (missing, note))) or None
-    return ReferencedDocument(DocumentReference(link=link.text, path=path, snippet=snippet), part)
-
-
-def _select_part(link: Wikilink, text: str) -> tuple[str, str | None]:
-    """The section or block that a link names. If it is missing: the whole note, as in Obsidian, and a message."""
-    if link.block_id is not None:
-        span = find_block(text, link.block_id)
-        missing = f"The note has no block ^{link.block_id}; this is the whole note."
-    elif link.headings:
-        span = find_section(text, link.headings)
-        missing = f"The note has no heading {' > '.join(link.headings)!r}; this is the whole note."
-        if span is None:
-            missing += f" Its headings: {_format_options(heading.text for heading in find_headings(text)) or 'none'}."
-    else:
-        return text, None
-    return (text, missing) if span is None else (text[span.start : span.end].rstrip(), None)
-
-
-def _from_import(file: ImportedFile) -> ReferencedDocument:
-    return ReferencedDocument(DocumentReference(link=file.link, path=file.path), file.text)
-
-
-def _from_skipped_import(skipped: SkippedImport) -> ReferencedDocument:
-    return ReferencedDocument(DocumentReference(link=skipped.link, path=skipped.path, snippet=skipped.message))
+    # The section or block that the link names. If it is missing: the whole note, as in Obsidian, and a message.
+    notes: list[str] = []
+    if link.block_id is not None or link.headings:
+        span = find_section(text, link.headings) if link.block_id is None else find_block(text, link.block_id)
+        if span is not None:
+            text = text[span.start : span.end].rstrip()
+        elif link.block_id is not None:
+            notes.append(f"The note has no block ^{link.block_id}; this is the whole note.")
+        else:
+            known = _format_options(heading.text for heading in find_headings(text)) or "none"
+            missing = " > ".join(link.headings)
+            notes.append(f"The note has no heading {missing!r}; this is the whole note. Its headings: {known}.")
+    if others:
+        notes.append(f"Other notes with this name: {_format_options(others)}.")
+    reference = DocumentReference(link=link.text, path=path, snippet=" ".join(notes) or None)
+    return ReferencedDocument(reference, text)
 
 
 def _unresolved(link: str, snippet: str) -> ReferencedDocument:

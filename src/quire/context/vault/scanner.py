@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 from quire.context.front_matter import FrontMatter, parse_front_matter
 from quire.context.vault.markdown_mask import mask_non_prose
-from quire.context.vault.passages import NotePassage, split_note
-from quire.context.vault.paths import Root, TextFile
-from quire.context.vault.safe_open import ListedFile
-from quire.context.vault.sections import Heading, find_block_ids, find_headings
+from quire.context.vault.paths import ListedFile, Root, TextFile
+from quire.context.vault.sections import Heading, NotePassage, find_block_ids, find_headings, split_note
 from quire.context.vault.wikilinks import Wikilink, find_wikilinks, is_note
 from quire.errors import DocumentNotFound, PathRefused
 
@@ -115,7 +113,12 @@ def parse_note(file: TextFile) -> Note:
     start = len(file.text) - len(body)
     masked_text = mask_non_prose(file.text)
     headings = find_headings(file.text, masked_text=masked_text, start=start)
-    title = _find_title(file.path, front_matter, headings)
+    # The title of the front matter, or else a first heading of level 1, or else the file name.
+    title = PurePosixPath(file.path).stem
+    if isinstance(written := front_matter.extra.get("title"), str) and written.strip():
+        title = written.strip()
+    elif headings and headings[0].level == 1 and headings[0].text:
+        title = headings[0].text
     return Note(
         path=file.path,
         title=title,
@@ -128,16 +131,6 @@ def parse_note(file: TextFile) -> Note:
         passages=tuple(split_note(file.text, title=title, headings=headings, masked_text=masked_text, start=start)),
         links=tuple(find_wikilinks(file.text, masked_text=masked_text)),
     )
-
-
-def _find_title(path: str, front_matter: FrontMatter, headings: list[Heading]) -> str:
-    """The title of the front matter, or else a first heading of level 1, or else the file name."""
-    title = front_matter.extra.get("title")
-    if isinstance(title, str) and title.strip():
-        return title.strip()
-    if headings and headings[0].level == 1 and headings[0].text:
-        return headings[0].text
-    return PurePosixPath(path).stem
 
 
 class _BatchBuilder:

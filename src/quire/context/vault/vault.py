@@ -7,10 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.context.imports import DEFAULT_IMPORT_LIMITS, ImportLimits
+from quire.context.file_imports import DEFAULT_IMPORT_LIMITS, ImportLimits
 from quire.context.vault.paths import Root, TextFile
 from quire.context.vault.references import ReferencedDocument, resolve_references
-from quire.context.vault.scanner import KnownFile, ScanBatch, ScanStep, scan_files
+from quire.context.vault.scanner import KnownFile, ScanStep, scan_files
 from quire.context.vault.wikilinks import (
     AmbiguityPolicy,
     BrokenLink,
@@ -55,7 +55,9 @@ class Vault:
             _log.warning(
                 "The vault %s does not exist; links in messages are marked as broken until it does.", self.root.path
             )
-        self.name = name or _name_after_path(self.root.path)
+        digest = sha256(os.fsencode(self.root.path)).hexdigest()[:PATH_DIGEST_CHARS]
+        # A folder name may contain bytes that are not UTF-8; a database stores none.
+        self.name = name or f"{self.root.path.name.encode(errors='replace').decode()}-{digest}"
         """Name of the search index in a store. By default it contains a digest of the resolved path, so that two
         folders of the same name have separate indexes; a folder that was moved is indexed again."""
         self._on_ambiguous: AmbiguityPolicy = on_ambiguous
@@ -75,14 +77,17 @@ class Vault:
         current = dict(self._known_files if known is None else known)
         for step in scan_files(self.root, current.copy(), files):
             if step.batch:
-                _apply_batch(current, step.batch)
+                for note in step.batch.notes:
+                    current[note.path] = KnownFile(note.digest, note.size, note.modified, note.aliases)
+                for file, stored in step.batch.touched:
+                    current[file.path] = stored._replace(size=file.size, modified=file.modified)
+                for path in step.batch.deleted:
+                    current.pop(path, None)
             yield step
         self._known_files = current
-        self._update_link_index([file.path for file in files])
-
-    def _update_link_index(self, paths: list[str]) -> None:
-        """Rebuilds the link index if paths or aliases changed: most changes are to the text of a note only."""
-        aliases = {path: file.aliases for path, file in self._known_files.items() if file.aliases}
+        # Most changes are to the text of a note only; the link index depends on paths and aliases.
+        paths = [file.path for file in files]
+        aliases = {path: file.aliases for path, file in current.items() if file.aliases}
         if self._link_snapshot is None or (self._link_snapshot.paths, self._link_snapshot.aliases) != (paths, aliases):
             self._link_snapshot = _LinkSnapshot(paths, aliases, LinkIndex(paths, aliases=aliases))
 
@@ -122,18 +127,3 @@ class Vault:
         return resolve_references(
             text, self.root, resolve_link=self.resolve if "[[" in text else None, limits=self._limits
         )
-
-
-def _name_after_path(path: Path) -> str:
-    digest = sha256(os.fsencode(path)).hexdigest()[:PATH_DIGEST_CHARS]
-    # A folder name may contain bytes that are not UTF-8; a database stores none.
-    return f"{path.name.encode(errors='replace').decode()}-{digest}"
-
-
-def _apply_batch(known: dict[str, KnownFile], batch: ScanBatch) -> None:
-    for note in batch.notes:
-        known[note.path] = KnownFile(note.digest, note.size, note.modified, note.aliases)
-    for file, stored in batch.touched:
-        known[file.path] = stored._replace(size=file.size, modified=file.modified)
-    for path in batch.deleted:
-        known.pop(path, None)

@@ -95,10 +95,16 @@ class LinkIndex:
         self._by_alias: dict[str, list[str]] = {}
         # Of several files with one name, the shortest path is first, as in Obsidian.
         for path in sorted(paths, key=lambda path: (len(path), path)):
-            for key in _link_keys(path):
+            # The full path, and for a note also the path without its suffix.
+            full = fold_name(path)
+            for key in [full, *(full.removesuffix(suffix) for suffix in NOTE_SUFFIXES if full.endswith(suffix))]:
                 self._by_path.setdefault(key, []).append(path)
-                for suffix in _path_suffixes(key):
-                    self._by_suffix.setdefault(suffix, []).append(path)
+                # The path itself, and the rest after each slash.
+                start = 0
+                while True:
+                    self._by_suffix.setdefault(key[start:], []).append(path)
+                    if not (start := key.find("/", start) + 1):
+                        break
             for alias in (aliases or {}).get(path, ()):
                 known = self._by_alias.setdefault(fold_name(alias), [])
                 if path not in known[-1:]:
@@ -122,15 +128,24 @@ class LinkIndex:
 
     def _find_paths(self, target: str, source: str | None) -> list[str]:
         folder = source.rpartition("/")[0] if source else ""
-        steps = _split_target(target, folder)
-        if steps is None:
+        steps = folder.split("/") if folder and target.startswith(("./", "../")) else []
+        for step in target.split("/"):
+            if step == "..":
+                if not steps:
+                    return []
+                steps.pop()
+            elif step.strip() not in ("", "."):
+                steps.append(step.strip())
+        if not steps:
             return []
-        key = fold_name("/".join(steps))
-        exact = _prefer_exact_case(self._by_path.get(key, []), steps)
-        if exact or target.startswith(("/", "./", "../")):
-            return exact
-        same_folder = self._by_path.get(fold_name(f"{folder}/{'/'.join(steps)}"), []) if folder else []
-        return same_folder[:1] or self._by_suffix.get(key) or self._by_alias.get(fold_name(target), [])
+        written = "/".join(steps)
+        options = self._by_path.get(fold_name(written), [])
+        # Of paths that differ in letter case only, the one spelled like the link; otherwise all.
+        spelled = [path for path in options if path == written or path.rpartition(".")[0] == written]
+        if options or target.startswith(("/", "./", "../")):
+            return spelled[:1] or options
+        same_folder = self._by_path.get(fold_name(f"{folder}/{written}"), []) if folder else []
+        return same_folder[:1] or self._by_suffix.get(fold_name(written)) or self._by_alias.get(fold_name(target), [])
 
 
 def fold_name(name: str) -> str:
@@ -142,38 +157,3 @@ def fold_name(name: str) -> str:
 
 def is_note(path: str) -> bool:
     return path.lower().endswith(NOTE_SUFFIXES)
-
-
-def _split_target(target: str, folder: str) -> list[str] | None:
-    """Splits a link's path into names from the root; None if it is outside the root."""
-    steps = folder.split("/") if folder and target.startswith(("./", "../")) else []
-    for step in target.split("/"):
-        if step == "..":
-            if not steps:
-                return None
-            steps.pop()
-        elif step.strip() not in ("", "."):
-            steps.append(step.strip())
-    return steps or None
-
-
-def _link_keys(path: str) -> list[str]:
-    """The full path, and for a note also the path without its suffix."""
-    key = fold_name(path)
-    return [key, *(key.removesuffix(suffix) for suffix in NOTE_SUFFIXES if key.endswith(suffix))]
-
-
-def _path_suffixes(key: str) -> Iterable[str]:
-    """The path itself, and the rest after each slash."""
-    yield key
-    at = key.find("/")
-    while at >= 0:
-        yield key[at + 1 :]
-        at = key.find("/", at + 1)
-
-
-def _prefer_exact_case(options: list[str], steps: list[str]) -> list[str]:
-    """Of paths that differ in letter case only, the one spelled like the link; otherwise all."""
-    written = "/".join(steps)
-    exact = [path for path in options if path == written or path.rpartition(".")[0] == written]
-    return exact[:1] or options

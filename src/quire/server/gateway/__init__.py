@@ -4,8 +4,8 @@ A request is parsed, matched to a stored conversation, prepared, forwarded, rela
 `exchange.py` shows the steps. `codecs` has one codec per wire format.
 """
 
-from quire.server.gateway.conversation_routes import router as conversations_router
 from quire.server.gateway.other_paths import router as other_paths_router
+from quire.server.gateway.responses_routes import conversations_router
 from quire.server.gateway.responses_routes import router as responses_router
 from quire.server.gateway.routes import router
 

@@ -10,10 +10,10 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.gateway.codecs import CHAT, MESSAGES
-from quire.server.gateway.codecs.base import Codec
-from quire.server.problems import PROBLEM_MEDIA_TYPE
-from quire.view.wire_formats.fields import get_text, is_object
+from quire.model.json_values import get_text, is_object
+from quire.wire.codec import Codec
+from quire.wire.codecs import CHAT, MESSAGES
+from quire.wire.http_errors import PROBLEM_MEDIA_TYPE
 
 GATEWAY_PREFIX = "/v1/"
 MESSAGES_PREFIXES = ("/v1/messages", "/v1/v1/messages")
@@ -58,9 +58,9 @@ class _ProblemRewriter:
         if is_object(problem) and "error" not in problem:
             detail = get_text(problem, "detail") or HTTPStatus(start["status"]).phrase
             error = self._codec.build_error(start["status"], detail, code=get_text(problem, "code") or "error")
-            body = bytes(error.body)
-            replaced = {name for name, _ in error.raw_headers}
-            headers = [pair for pair in start["headers"] if pair[0] not in replaced]
-            start = {**start, "headers": [*headers, *error.raw_headers]}
+            body = error.body
+            own = Headers({**error.headers, "content-length": str(len(body))}).raw
+            replaced = {name for name, _ in own}
+            start = {**start, "headers": [*(pair for pair in start["headers"] if pair[0] not in replaced), *own]}
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})

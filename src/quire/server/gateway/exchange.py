@@ -11,38 +11,32 @@ from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 
-from quire.agent.cancellation import run_shielded
+from quire.concurrency.cancellation import run_shielded
+from quire.concurrency.worker_threads import run_sized
 from quire.engine.context import spend_caps_for
 from quire.errors import AccessDenied, InvalidRequest, ModelError, QuireError, StaleHead, StoreError
-from quire.log import Store
-from quire.log.worker_threads import run_sized
+from quire.proxy.client_session import find_origin, find_session
+from quire.proxy.engine_variants import EngineVariant, EngineVariants
+from quire.proxy.known_messages import ClientBody, KnownMessageCache
+from quire.proxy.prepare import PreparedRequest, prepare_request
+from quire.proxy.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_request
+from quire.proxy.reply_recorder import MISSING_FROM_LOG
+from quire.proxy.response_items import resolve_items, restore_envelope
 from quire.server.auth import Caller, check_model
-from quire.server.gateway.client_session import find_origin, find_session
-from quire.server.gateway.codecs import choose_target
-from quire.server.gateway.codecs.base import ClientRequest, Codec
-from quire.server.gateway.codecs.bodies import (
-    RequestLimitExceeded,
-    UnreadableBody,
-    encode_body,
-    get_model_name,
-)
-from quire.server.gateway.engine_variants import EngineVariant, EngineVariants
 from quire.server.gateway.header_rules import filter_response_headers
-from quire.server.gateway.known_messages import ClientBody, KnownMessageCache
-from quire.server.gateway.prepare import PreparedRequest, prepare_request
-from quire.server.gateway.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_history
 from quire.server.gateway.relay import Relay
-from quire.server.gateway.reply_recorder import MISSING_FROM_LOG
-from quire.server.gateway.reply_references import resolve_items, restore_envelope
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS, TurnRecorder
-from quire.server.gateway.upstream import CREATE_PATHS, UpstreamCall, build_upstream_call
+from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
 from quire.server.upstream_client import UpstreamResponse
 from quire.settings.schema import Upstream
+from quire.store import SqlStore
+from quire.wire.codec import ClientRequest, Codec, RequestLimitExceeded, UnreadableBody, encode_body, get_model_name
+from quire.wire.codecs import choose_target
+from quire.wire.http_errors import ErrorResponse
 
 _log = logging.getLogger(__name__)
 
@@ -103,24 +97,24 @@ class Exchange:
 
     def build_call(self, upstream: Upstream, path: str | None = None) -> UpstreamCall:
         """Builds the call of the upstream that creates a reply, or one of another path."""
-        target = choose_target(self.codec, upstream)
+        target = choose_target(self.codec, upstream.speaks)
         is_translated = target is not self.codec
         return build_upstream_call(
             upstream,
-            path or CREATE_PATHS[target.name],
+            target,
+            path or target.create_path,
             server_state=self.server_state,
             caller=self.caller,
             headers=self.headers,
-            format_name=target.name,
             is_translated=is_translated,
             query="" if is_translated else self.query,
         )
 
-    async def _send_error(self, writer: ResponseWriter, response: Response) -> None:
+    async def _send_error(self, writer: ResponseWriter, error: ErrorResponse) -> None:
         self.telemetry.count_gateway_decision("rejected")
-        await writer.send_error(response, {})
+        await writer.send_error(error, {})
 
-    def build_no_upstream_error(self, model: str) -> Response:
+    def build_no_upstream_error(self, model: str) -> ErrorResponse:
         detail = f"No upstream serves the model {model!r}; add one under `upstreams`, or set `base_url`."
         return self.codec.build_error(404, detail, code="model_not_found")
 
@@ -139,7 +133,7 @@ class Exchange:
         try:
             # A cached head and a cached key need no query, and an unrecorded reply would be paid for in vain.
             await self.server_state.store.check_known_outage()
-            if choose_target(self.codec, upstream) is not self.codec:
+            if choose_target(self.codec, upstream.speaks) is not self.codec:
                 self._check_translatable(body.fields)
             resolved = await resolve_items(self.codec, body.fields, self.get_store())
             if resolved is not body.fields:
@@ -152,7 +146,7 @@ class Exchange:
             # The reservation must be known to the relay, which settles it, even if the client disconnects now.
             return await run_shielded(_reserve_spend(prepared))
         except UnreadableBody as error:
-            if self._has_spend_cap or choose_target(self.codec, upstream) is not self.codec:
+            if self._has_spend_cap or choose_target(self.codec, upstream.speaks) is not self.codec:
                 raise InvalidRequest(
                     "Quire cannot parse this request, so that it can neither be translated nor counted under a spend "
                     f"cap (`max_spend`); correct it. {error}"
@@ -162,7 +156,7 @@ class Exchange:
             if (
                 self.server_state.settings.on_store_failure == "refuse"
                 or self._has_spend_cap
-                or choose_target(self.codec, upstream) is not self.codec
+                or choose_target(self.codec, upstream.speaks) is not self.codec
             ):
                 raise
             _log.warning("Request passed through unrecorded, store failure: %s", error)
@@ -179,20 +173,20 @@ class Exchange:
 
     @property
     def head_scope(self) -> HeadScope:
-        found = find_session(self.headers, self.server_state.settings.scopes)
+        found = find_session(self.headers, self.server_state.settings.session_headers)
         return HeadScope(self.caller.tenant, found[1] if found is not None else None)
 
-    def get_store(self) -> Store:
+    def get_store(self) -> SqlStore:
         return self.server_state.engine_for(self.caller.tenant).store
 
     def get_variant(self, client_request: ClientRequest, upstream: Upstream) -> EngineVariant:
         """The engine that prepares requests for this model and upstream."""
-        target = choose_target(self.codec, upstream)
+        target = choose_target(self.codec, upstream.speaks)
         return self.variants.get(
             self.caller.tenant,
             client_request.model,
             reserved_tokens=_limit_reserve(client_request.options.max_tokens, upstream),
-            limits_reserve=not (target is self.codec and self.codec.name == "chat"),
+            limits_reserve=target is not self.codec or self.codec.default_overflow == "refuse",
             target=target,
         )
 
@@ -201,12 +195,12 @@ class Exchange:
     ) -> PreparedRequest:
         """Matches the request to the log and prepares it. With `known_match`, skips matching and always fits."""
         variant = self.get_variant(client_request, upstream)
-        default_overflow = "refuse" if variant.target is self.codec and self.codec.name != "chat" else "fit"
+        default_overflow = self.codec.default_overflow if variant.target is self.codec else "fit"
         overflow = client_request.overflow or upstream.overflow or default_overflow
-        origin = find_origin(self.headers, client_request, scopes=self.server_state.settings.scopes)
+        origin = find_origin(self.headers, client_request, session_headers=self.server_state.settings.session_headers)
         failure: QuireError = StaleHead()
         for attempt in range(MAX_MATCH_ATTEMPTS):
-            match = known_match or await match_history(
+            match = known_match or await match_request(
                 variant.engine.store,
                 client_request,
                 self.requested,
@@ -226,7 +220,7 @@ class Exchange:
                     may_fit=overflow == "fit",
                     force_fit=known_match is not None,
                     forwards_reference=client_request.previous_reply is not None and known_match is None,
-                    is_recorded=client_request.is_stored or self.server_state.settings.keep_unstored,
+                    is_recorded=client_request.is_stored or self.server_state.settings.record_unstored,
                 )
             except (StaleHead, *MISSING_FROM_LOG) as error:
                 known_match, failure = None, error
@@ -270,7 +264,7 @@ def _count_model_fields(raw_body: bytes) -> int:
 async def _reserve_spend(prepared: PreparedRequest) -> PreparedRequest:
     """Reserves the estimated cost under the spend caps that apply to the request."""
     choices = prepared.client_request.choice_count
-    request = await prepared.conversation.reserve_spend(prepared.request, choices=choices)
+    request = await prepared.recorder.reserve_spend(prepared.request, choices=choices)
     return replace(prepared, request=request)
 
 

@@ -5,8 +5,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 from starlette.datastructures import Headers
 
+from quire.access.keys import contains_key
 from quire.errors import InvalidRequest
-from quire.log import contains_key
 from quire.server.auth import KEY_HEADERS
 from quire.settings.schema import Upstream
 

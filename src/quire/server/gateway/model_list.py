@@ -7,12 +7,13 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from quire.errors import InvalidKey, ModelError
+from quire.model.json_values import filter_objects, is_object
 from quire.server.auth import Caller
 from quire.server.gateway.upstream import build_upstream_call
 from quire.server.state import ServerState
-from quire.settings.schema import FormatName, Upstream
+from quire.settings.schema import Upstream
 from quire.view.model_table import find_layers, merge_layers
-from quire.view.wire_formats.fields import filter_objects, is_object
+from quire.wire.codecs import choose_only_format
 
 MODEL_LIST_TIMEOUT_SECONDS = 10.0
 """Seconds to wait for an upstream's list of models; a slower upstream contributes none."""
@@ -78,15 +79,14 @@ def _list_upstreams(server_state: ServerState) -> list[Upstream]:
 async def _fetch_models(
     upstream: Upstream, server_state: ServerState, caller: Caller, headers: Headers
 ) -> list[dict[str, Any]]:
-    format_name: FormatName = "messages" if set(upstream.speaks) == {"messages"} else "chat"
     try:
         call = build_upstream_call(
             upstream,
+            choose_only_format(upstream.speaks),
             "models",
             server_state=server_state,
             caller=caller,
             headers=headers,
-            format_name=format_name,
             is_translated=True,
         )
         async with asyncio.timeout(MODEL_LIST_TIMEOUT_SECONDS):

@@ -8,13 +8,13 @@ from quire.engine.context import spend_caps_for
 from quire.errors import AccessDenied, ModelError, QuireError
 from quire.server.auth import Caller, check_model
 from quire.server.dependencies import ChatCaller, get_server_state
-from quire.server.gateway.codecs import CHAT
-from quire.server.gateway.codecs.bodies import UnreadableBody, get_model_name, parse_body
 from quire.server.gateway.exchange import relay_unrecorded
-from quire.server.gateway.response import CancellableResponse, ResponseWriter
+from quire.server.gateway.response import CancellableResponse, ResponseWriter, to_http_response
 from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS
 from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
+from quire.wire.codec import UnreadableBody, get_model_name, parse_body
+from quire.wire.codecs import CHAT, choose_only_format
 
 router = APIRouter(prefix="/v1", include_in_schema=False)
 """Included after all other routes of the gateway, since it matches every path."""
@@ -32,7 +32,7 @@ async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Re
     except ClientDisconnect:
         return Response(status_code=400)
     except QuireError as error:
-        return CHAT.to_error_response(error)
+        return to_http_response(CHAT.to_error_response(error))
 
     async def respond(writer: ResponseWriter) -> None:
         try:
@@ -55,11 +55,11 @@ def _build_call(request: Request, server_state: ServerState, caller: Caller, pat
     check_model(caller, model, upstream.model)
     return build_upstream_call(
         upstream,
+        choose_only_format(upstream.speaks),
         path,
         server_state=server_state,
         caller=caller,
         headers=request.headers,
-        format_name="messages" if set(upstream.speaks) == {"messages"} else "chat",
         query=request.url.query,
         content_type=request.headers.get("content-type", "application/json"),
     )

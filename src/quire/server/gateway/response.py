@@ -7,6 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.wire.http_errors import ErrorResponse
+
 ResponseHandler = Callable[["ResponseWriter"], Awaitable[None]]
 
 
@@ -29,9 +31,12 @@ class ResponseWriter:
         await self.start(status, {**headers, "content-length": str(len(body))})
         await self.write(body, last=True)
 
-    async def send_error(self, response: Response, headers: Mapping[str, str]) -> None:
-        own = {name: value for name, value in response.headers.items() if name != "content-length"}
-        await self.send_response(response.status_code, {**headers, **own}, bytes(response.body))
+    async def send_error(self, error: ErrorResponse, headers: Mapping[str, str]) -> None:
+        await self.send_response(error.status, {**headers, **error.headers}, error.body)
+
+
+def to_http_response(error: ErrorResponse) -> Response:
+    return Response(error.body, status_code=error.status, headers=dict(error.headers))
 
 
 class CancellableResponse(Response):

@@ -8,32 +8,31 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
+from quire.concurrency.worker_threads import run_sized
 from quire.engine import Conversation
 from quire.errors import InvalidRequest, ModelError, QuireError
-from quire.log.ids import new_id, now
-from quire.log.worker_threads import run_sized
 from quire.model import Usage
-from quire.server.auth import check_model
-from quire.server.gateway.codecs import RESPONSES, choose_target
-from quire.server.gateway.codecs.bodies import RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
-from quire.server.gateway.codecs.responses_encoder import MICROSECONDS_PER_SECOND
-from quire.server.gateway.codecs.responses_object import (
-    build_started_response,
-    build_usage,
-    end_response,
-    make_response_id,
+from quire.model.ids import new_id, now
+from quire.model.json_values import filter_objects
+from quire.proxy.recognition import HistoryMatch, RequestedConversation, match_request
+from quire.proxy.response_items import (
+    build_compaction_item,
+    build_entry_items,
+    get_covered_span,
+    resolve_items,
+    restore_envelope,
 )
-from quire.server.gateway.codecs.sse import encode_event
-from quire.server.gateway.compaction_items import build_compaction_item, get_covered_span
+from quire.server.auth import check_model
 from quire.server.gateway.exchange import Exchange, relay_unrecorded
-from quire.server.gateway.recognition import HistoryMatch, RequestedConversation, match_history
-from quire.server.gateway.reply_references import resolve_items, restore_envelope
 from quire.server.gateway.response import ResponseWriter
-from quire.server.gateway.response_items import build_entry_items
 from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS
 from quire.settings.schema import Upstream
-from quire.view.wire_formats import WireMessage
-from quire.view.wire_formats.fields import filter_objects
+from quire.wire import WireMessage
+from quire.wire.codec import RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
+from quire.wire.codecs import RESPONSES, choose_target
+from quire.wire.responses.object import build_started_response, build_usage, end_response, make_response_id
+from quire.wire.responses.stream import MICROSECONDS_PER_SECOND
+from quire.wire.sse import encode_event
 
 COMPACT_PATH = "responses/compact"
 COMPACTION_TRIGGER = "compaction_trigger"
@@ -52,7 +51,7 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
     try:
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
         upstream = _find_upstream(exchange, body)
-        if choose_target(exchange.codec, upstream) is exchange.codec:
+        if choose_target(exchange.codec, upstream.speaks) is exchange.codec:
             return await _forward(exchange, writer, upstream)
         history = await _compact_history(exchange, body, upstream)
     except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
@@ -75,7 +74,7 @@ async def respond_or_compact(exchange: Exchange, writer: ResponseWriter) -> None
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
         *items, last = filter_objects(body.get("input")) or [{}]
         upstream = _find_upstream(exchange, body)
-        if last.get("type") != COMPACTION_TRIGGER or choose_target(exchange.codec, upstream) is exchange.codec:
+        if last.get("type") != COMPACTION_TRIGGER or choose_target(exchange.codec, upstream.speaks) is exchange.codec:
             return await exchange.respond(writer)
         history = await _compact_history(exchange, {**body, "input": items}, upstream)
     except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
@@ -175,7 +174,7 @@ async def _record_history(exchange: Exchange, body: dict[str, Any], upstream: Up
     request = await restore_envelope(parsed, store)
     variant = exchange.get_variant(request, upstream)
     envelope = await variant.load_envelope(request)
-    match: HistoryMatch = await match_history(
+    match: HistoryMatch = await match_request(
         store, request, RequestedConversation(), head_cache=exchange.head_cache, scope=exchange.head_scope
     )
     engine = variant.engine.with_changes(agent=envelope.agent, spending_key=exchange.caller.spending_key)

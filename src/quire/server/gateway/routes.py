@@ -9,22 +9,21 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest
+from quire.proxy.engine_variants import EngineVariants
+from quire.proxy.known_messages import KnownMessageCache
+from quire.proxy.recognition import HeadCache, RequestedConversation
 from quire.server.auth import Caller
 from quire.server.dependencies import ChatCaller, get_server_state
-from quire.server.gateway.codecs import CHAT, MESSAGES, RESPONSES
-from quire.server.gateway.codecs.base import Codec
-from quire.server.gateway.engine_variants import EngineVariants
 from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.header_rules import MAX_CONVERSATION_HEADER_CHARS, decode_conversation_header
-from quire.server.gateway.known_messages import KnownMessageCache
 from quire.server.gateway.model_list import build_model_list, collect_models
-from quire.server.gateway.recognition import HeadCache, RequestedConversation
-from quire.server.gateway.response import CancellableResponse, ResponseWriter
+from quire.server.gateway.response import CancellableResponse, ResponseWriter, to_http_response
 from quire.server.gateway.response_compaction import respond_or_compact, respond_with_compaction
 from quire.server.gateway.token_count import respond_with_token_count
 from quire.server.problems import ERROR_RESPONSES
-from quire.server.state import ServerState
 from quire.server.telemetry import get_telemetry
+from quire.wire.codec import Codec
+from quire.wire.codecs import CHAT, MESSAGES, RESPONSES
 
 router = APIRouter(prefix="/v1", tags=["gateway"])
 
@@ -120,11 +119,16 @@ async def _exchange(
         requested = RequestedConversation(conversation and decode_conversation_header(conversation), branch)
         raw = await request.body()
     except InvalidRequest as error:
-        return codec.to_error_response(error)
+        return to_http_response(codec.to_error_response(error))
     except ClientDisconnect:
         return Response(status_code=400)
     server_state = get_server_state(request)
-    gateway = _get_gateway_state(request, server_state)
+    state = request.app.state
+    if not hasattr(state, "gateway"):
+        # The caches are created on the first request.
+        state.gateway = _GatewayState(EngineVariants(server_state.engines), HeadCache(), KnownMessageCache())
+        server_state.store.on_connection_loss(state.gateway.head_cache.clear)
+    gateway: _GatewayState = state.gateway
     exchange = Exchange(
         server_state=server_state,
         variants=gateway.variants,
@@ -163,12 +167,3 @@ class _GatewayState(NamedTuple):
     variants: EngineVariants
     head_cache: HeadCache
     known_messages: KnownMessageCache
-
-
-def _get_gateway_state(request: Request, server_state: ServerState) -> _GatewayState:
-    """Returns the application's gateway caches, created on the first request."""
-    state = request.app.state
-    if not hasattr(state, "gateway"):
-        state.gateway = _GatewayState(EngineVariants(server_state), HeadCache(), KnownMessageCache())
-        server_state.store.on_connection_loss(state.gateway.head_cache.clear)
-    return state.gateway

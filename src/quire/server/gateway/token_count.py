@@ -2,17 +2,17 @@
 
 from pydantic_core import to_json
 
+from quire.concurrency.worker_threads import run_sized
 from quire.errors import InvalidRequest, ModelError, QuireError
-from quire.log.worker_threads import run_sized
+from quire.proxy.engine_variants import RecognizedRequest
+from quire.proxy.recognition import HistoryMatch
 from quire.server.auth import check_model
-from quire.server.gateway.codecs import choose_target
-from quire.server.gateway.codecs.bodies import UnreadableBody, get_model_name, parse_body
 from quire.server.gateway.exchange import Exchange, relay_unrecorded
-from quire.server.gateway.matched_request import MatchedRequest
-from quire.server.gateway.recognition import HistoryMatch
 from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS
 from quire.settings.schema import Upstream
+from quire.wire.codec import UnreadableBody, get_model_name, parse_body
+from quire.wire.codecs import choose_target
 
 
 async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -> None:
@@ -25,7 +25,7 @@ async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -
         if upstream is None:
             return await writer.send_error(exchange.build_no_upstream_error(model), {})
         check_model(exchange.caller, model, upstream.model)
-        if choose_target(codec, upstream) is codec and codec.count_path is not None:
+        if choose_target(codec, upstream.speaks) is codec and codec.count_path is not None:
             return await _forward_count(exchange, writer, upstream)
         tokens, is_exact = await _count(exchange, body, upstream)
     except UnreadableBody as error:
@@ -55,12 +55,12 @@ async def _count(exchange: Exchange, body: dict[str, object], upstream: Upstream
     variant = exchange.get_variant(request, upstream)
     envelope = await variant.load_envelope(request)
     calibration = await variant.engine.load_calibration(variant.engine.policy.model)
-    matched = MatchedRequest(
+    recognized = RecognizedRequest(
         client_request=request,
         match=HistoryMatch(conversation=""),
         variant=variant,
         envelope=envelope,
         calibration=calibration,
     )
-    await run_sized(len(exchange.raw_body), matched.count_tokens)
-    return round(matched.tokens * matched.ratio), matched.message_counter.token_counter.exact
+    await run_sized(len(exchange.raw_body), recognized.count_tokens)
+    return round(recognized.tokens * recognized.ratio), recognized.message_counter.token_counter.exact

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from quire.agent.cancellation import run_shielded
+from quire.concurrency.cancellation import run_shielded
 from quire.errors import StoreError, StoreRolledBack
 from quire.model import Usage
 from quire.model.base import JsonObject
+from quire.proxy.prepare import PreparedRequest
+from quire.proxy.recognition import HistoryMatch
+from quire.proxy.reply_recorder import RecordedReply, record_reply
 from quire.server.gateway.header_rules import encode_conversation_header, filter_response_headers
-from quire.server.gateway.prepare import PreparedRequest
-from quire.server.gateway.recognition import HistoryMatch
-from quire.server.gateway.reply_recorder import RecordedReply, record_reply
 from quire.server.upstream_client import UpstreamResponse
-from quire.view.wire_formats import Reply
+from quire.wire import Reply
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class TurnRecorder:
         prepared = self.prepared
         self.prepared = replace(prepared, request=replace(prepared.request, reservation=None))
         try:
-            await prepared.conversation.settle_spend(prepared.request, is_billed=self.is_billed, usage=usage)
+            await prepared.recorder.settle_spend(prepared.request, is_billed=self.is_billed, usage=usage)
         except StoreError as error:
             _log.warning("Reservation of a call without a recorded reply stays until it expires: %s", error)
 
@@ -116,7 +116,7 @@ class TurnRecorder:
             "x-quire-conversation": encode_conversation_header(prepared.match.conversation),
             "x-quire-branch": str(branch),
         }
-        if not prepared.matched.is_native:
+        if not prepared.recognized.is_native:
             headers["request-id"] = f"req_{prepared.request.id}"
         if not prepared.is_recorded:
             headers |= UNRECORDED_HEADERS

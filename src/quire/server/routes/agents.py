@@ -1,17 +1,20 @@
-"""Agents: the agent of the server, and its items."""
+"""The agent of the server: its items and its memories."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
-from pydantic import BaseModel
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, Field
 
 from quire.context.items import get_include_mode, index_agent_items
 from quire.engine import Engine
+from quire.engine.context_gatherer import memory_namespace
 from quire.errors import NotFound
-from quire.model.agents import Agent, IncludeMode
-from quire.server.dependencies import ReadCaller, StateDep, engine_for_caller
+from quire.model.agents import IncludeMode
+from quire.schemas.records import MemorySchema
+from quire.server.dependencies import Page, PageCursor, PageLimit, ReadEngine, WriteEngine
 
 router = APIRouter(prefix="/api/agents", tags=["agents"])
+memory_router = APIRouter(prefix="/api/memories", tags=["memory"])
 
 
 class AgentItemSchema(BaseModel):
@@ -36,16 +39,14 @@ class AgentListSchema(BaseModel):
 
 
 @router.get("")
-async def list_agents(caller: ReadCaller, server_state: StateDep) -> AgentListSchema:
+async def list_agents(engine: ReadEngine) -> AgentListSchema:
     """Lists the agents of the server, which has exactly one."""
-    return AgentListSchema(items=[_to_schema(engine_for_caller(server_state, caller))])
+    return AgentListSchema(items=[_to_schema(engine)])
 
 
 @router.get("/{name}")
-async def get_agent(
-    caller: ReadCaller, server_state: StateDep, name: Annotated[str, Path(min_length=1, max_length=200)]
-) -> AgentSchema:
-    agent = _to_schema(engine_for_caller(server_state, caller))
+async def get_agent(engine: ReadEngine, name: Annotated[str, Path(min_length=1, max_length=200)]) -> AgentSchema:
+    agent = _to_schema(engine)
     if agent.name != name:
         raise NotFound(f"This server has no agent {name!r}; its agent is {agent.name!r}.")
     return agent
@@ -59,18 +60,57 @@ def _to_schema(engine: Engine) -> AgentSchema:
         model=engine.settings.model,
         instructions=agent.instructions,
         memory_enabled=agent.memory.enabled,
-        items=_list_items(agent),
+        items=[
+            AgentItemSchema(
+                type=item.type,
+                name=item.name,
+                server=item.server,
+                include=get_include_mode(agent, agent_item),
+                enabled=agent_item.enabled,
+            )
+            for item, agent_item in index_agent_items(agent).items()
+        ],
     )
 
 
-def _list_items(agent: Agent) -> list[AgentItemSchema]:
-    return [
-        AgentItemSchema(
-            type=item.type,
-            name=item.name,
-            server=item.server,
-            include=get_include_mode(agent, agent_item),
-            enabled=agent_item.enabled,
-        )
-        for item, agent_item in index_agent_items(agent).items()
-    ]
+MemoryId = Annotated[str, Path(min_length=1, max_length=200)]
+
+
+class MemoryBody(BaseModel):
+    text: str = Field(min_length=1, max_length=20_000)
+
+
+@memory_router.get("")
+async def list_memories(
+    engine: ReadEngine,
+    limit: PageLimit = 50,
+    cursor: PageCursor = None,
+    include_retired: Annotated[bool, Query(description="Include memories that were corrected or retired.")] = False,
+) -> Page[MemorySchema]:
+    """Lists memories, newest first."""
+    before = await engine.store.memories.get(cursor) if cursor is not None else None
+    memories = await engine.store.memories.list(
+        memory_namespace(engine.agent), include_retired=include_retired, limit=limit, before=before
+    )
+    return Page(
+        items=[MemorySchema.from_record(each) for each in memories],
+        next_cursor=memories[-1].id if len(memories) == limit else None,
+    )
+
+
+@memory_router.post("", status_code=201)
+async def create_memory(engine: WriteEngine, body: MemoryBody) -> MemorySchema:
+    added = await engine.store.memories.add(memory_namespace(engine.agent), body.text, source="user")
+    return MemorySchema.from_record(added)
+
+
+@memory_router.put("/{memory}")
+async def correct_memory(engine: WriteEngine, memory: MemoryId, body: MemoryBody) -> MemorySchema:
+    """Retires a memory and returns its replacement."""
+    return MemorySchema.from_record(await engine.store.memories.replace(memory, body.text, source="user"))
+
+
+@memory_router.delete("/{memory}")
+async def retire_memory(engine: WriteEngine, memory: MemoryId) -> MemorySchema:
+    """Retires a memory: requests and search no longer use it."""
+    return MemorySchema.from_record(await engine.store.memories.retire(memory))

@@ -1,28 +1,40 @@
-"""Context of the next request: token usage, preview, session items, pins, priorities."""
+"""Context of the next request: token usage, preview, session items, pins, priorities, compaction."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from quire.context.items import ResolvedSessionItem, index_agent_items
-from quire.engine.context import EngineContext
+from quire.context.items import index_agent_items
+from quire.engine import Conversation
 from quire.log import MAIN_BRANCH
-from quire.model import ContextItem, Manifest, Priority
+from quire.model import BranchState, ContextItem, Manifest
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY, SessionIncludeMode
-from quire.schemas.context import ContextItemSchema, ContextUsageSchema, ItemType
+from quire.schemas.context import (
+    ActiveCompactionSchema,
+    CompactionPlanSchema,
+    ContextItemSchema,
+    ContextUsageSchema,
+    ItemType,
+    PinListSchema,
+    PriorityListSchema,
+)
 from quire.server.dependencies import (
     BranchQuery,
+    ChatEngine,
     ConversationId,
     EntrySeq,
     ModelQuery,
     ReadCaller,
+    ReadEngine,
     StateDep,
-    WriteCaller,
+    WriteEngine,
+    engine_for_caller,
     load_conversation,
 )
 
 router = APIRouter(prefix="/api/conversations/{conversation}", tags=["context"])
+compaction_router = APIRouter(prefix="/api/conversations/{conversation}/compaction", tags=["compaction"])
 
 
 class ContextItemListSchema(BaseModel):
@@ -39,16 +51,8 @@ class AddPinBody(BaseModel):
     seq: int = Field(ge=1, le=2**62, description="Sequence number of the message.")
 
 
-class PinListSchema(BaseModel):
-    pins: list[int]
-
-
 class SetPriorityBody(BaseModel):
     priority: int | None = Field(ge=MIN_PRIORITY, le=MAX_PRIORITY, description="1 to 10; null resets it to 5.")
-
-
-class PriorityListSchema(BaseModel):
-    priorities: list[Priority] = Field(description="Messages for which a priority is set.")
 
 
 @router.get("/usage")
@@ -60,7 +64,7 @@ async def get_usage(
     model: ModelQuery = None,
 ) -> ContextUsageSchema:
     """Token usage of the next request before a question is added, and the compaction trigger."""
-    loaded = await load_conversation(server_state, caller, conversation, branch, model=model)
+    loaded = await load_conversation(engine_for_caller(server_state, caller, model=model), conversation, branch)
     return ContextUsageSchema.from_report(await loaded.usage())
 
 
@@ -74,35 +78,32 @@ async def preview_context(
     model: ModelQuery = None,
 ) -> Manifest:
     """Manifest that a request would have now. Changes nothing."""
-    return await (await load_conversation(server_state, caller, conversation, branch, model=model)).preview(message)
+    loaded = await load_conversation(engine_for_caller(server_state, caller, model=model), conversation, branch)
+    return await loaded.preview(message)
 
 
 @router.get("/items")
 async def list_items(
-    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+    engine: ReadEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
 ) -> ContextItemListSchema:
-    loaded = await load_conversation(server_state, caller, conversation, branch)
-    return _list_items(loaded.engine, await loaded.items())
+    loaded = await load_conversation(engine, conversation, branch)
+    return await _list_items(loaded)
 
 
 @router.post("/items", status_code=201)
 async def add_item(
-    caller: WriteCaller,
-    server_state: StateDep,
-    conversation: ConversationId,
-    body: AddItemBody,
-    branch: BranchQuery = MAIN_BRANCH,
+    engine: WriteEngine, conversation: ConversationId, body: AddItemBody, branch: BranchQuery = MAIN_BRANCH
 ) -> ContextItemListSchema:
     """Adds a rule, reference or tool of the agent to the session."""
-    loaded = await load_conversation(server_state, caller, conversation, branch)
-    await loaded.add_item(_to_context_item(body))
-    return _list_items(loaded.engine, await loaded.items())
+    loaded = await load_conversation(engine, conversation, branch)
+    named = ContextItem(type=body.type, name=body.name, server=body.server) if body.type is not None else body.name
+    await loaded.add_item(named)
+    return await _list_items(loaded)
 
 
 @router.delete("/items/{type}/{name:path}")
 async def remove_item(
-    caller: WriteCaller,
-    server_state: StateDep,
+    engine: WriteEngine,
     conversation: ConversationId,
     type: ItemType,
     name: Annotated[str, Path(min_length=1, max_length=500)],
@@ -110,46 +111,37 @@ async def remove_item(
     server: Annotated[str | None, Query(max_length=500, description="MCP server of a tool.")] = None,
 ) -> ContextItemListSchema:
     """Removes an item from the session, whatever its include mode."""
-    loaded = await load_conversation(server_state, caller, conversation, branch)
+    loaded = await load_conversation(engine, conversation, branch)
     await loaded.remove_item(ContextItem(type=type, name=name, server=server))
-    return _list_items(loaded.engine, await loaded.items())
+    return await _list_items(loaded)
 
 
 @router.post("/pins", status_code=201)
 async def pin_message(
-    caller: WriteCaller,
-    server_state: StateDep,
-    conversation: ConversationId,
-    body: AddPinBody,
-    branch: BranchQuery = MAIN_BRANCH,
+    engine: WriteEngine, conversation: ConversationId, body: AddPinBody, branch: BranchQuery = MAIN_BRANCH
 ) -> PinListSchema:
     """Pins a message: it stays in the request verbatim through every compaction."""
-    loaded = await load_conversation(server_state, caller, conversation, branch)
+    loaded = await load_conversation(engine, conversation, branch)
     await loaded.pin(body.seq)
-    return await _load_pins(loaded.engine, conversation, branch)
+    return PinListSchema(pins=list((await _load_state(loaded)).pins))
 
 
 @router.delete("/pins/{seq}")
 async def unpin_message(
-    caller: WriteCaller,
-    server_state: StateDep,
-    conversation: ConversationId,
-    seq: EntrySeq,
-    branch: BranchQuery = MAIN_BRANCH,
+    engine: WriteEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> PinListSchema:
-    loaded = await load_conversation(server_state, caller, conversation, branch)
+    loaded = await load_conversation(engine, conversation, branch)
     await loaded.unpin(seq)
-    return await _load_pins(loaded.engine, conversation, branch)
+    return PinListSchema(pins=list((await _load_state(loaded)).pins))
 
 
-async def _load_pins(engine: EngineContext, conversation: str, branch: int) -> PinListSchema:
-    return PinListSchema(pins=list((await engine.store.get_branch(conversation, branch)).state.pins))
+async def _load_state(conversation: Conversation) -> BranchState:
+    return (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
 
 
 @router.put("/priorities/{seq}")
 async def set_priority(
-    caller: WriteCaller,
-    server_state: StateDep,
+    engine: WriteEngine,
     conversation: ConversationId,
     seq: EntrySeq,
     body: SetPriorityBody,
@@ -157,19 +149,79 @@ async def set_priority(
 ) -> PriorityListSchema:
     """Sets the priority of a message. Compactions of the `hybrid` strategy archive messages of low priority first, and
     preserve those of high priority verbatim up to a share of the request."""
-    loaded = await load_conversation(server_state, caller, conversation, branch)
+    loaded = await load_conversation(engine, conversation, branch)
     await loaded.set_priority(seq, body.priority)
-    state = (await loaded.engine.store.get_branch(conversation, branch)).state
-    return PriorityListSchema(priorities=list(state.priorities))
+    return PriorityListSchema(priorities=list((await _load_state(loaded)).priorities))
 
 
-def _to_context_item(item: AddItemBody) -> ContextItem | str:
-    return item.name if item.type is None else ContextItem(type=item.type, name=item.name, server=item.server)
-
-
-def _list_items(engine: EngineContext, session: list[ResolvedSessionItem]) -> ContextItemListSchema:
-    modes: dict[ContextItem, SessionIncludeMode] = {each.item: each.include for each in session}
-    items = [*modes, *(item for item in index_agent_items(engine.agent) if item not in modes)]
+async def _list_items(conversation: Conversation) -> ContextItemListSchema:
+    agent = conversation.engine.agent
+    modes: dict[ContextItem, SessionIncludeMode] = {each.item: each.include for each in await conversation.items()}
+    items = [*modes, *(item for item in index_agent_items(agent) if item not in modes)]
     return ContextItemListSchema(
-        items=[ContextItemSchema.from_item(item, engine.agent, session_mode=modes.get(item)) for item in items]
+        items=[ContextItemSchema.from_item(item, agent, session_mode=modes.get(item)) for item in items]
+    )
+
+
+class CompactionStatusSchema(BaseModel):
+    active: ActiveCompactionSchema | None
+    plan: CompactionPlanSchema | None = Field(
+        description="What a manual compaction would do now; null if there is nothing to compact."
+    )
+
+
+class CompactBody(BaseModel):
+    instructions: str | None = Field(default=None, max_length=10_000, description="What the summary must preserve.")
+
+
+class EditSummaryBody(BaseModel):
+    summary: str = Field(min_length=1, max_length=200_000)
+
+
+@compaction_router.get("")
+async def get_compaction(
+    engine: ReadEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> CompactionStatusSchema:
+    return await _load_status(await load_conversation(engine, conversation, branch))
+
+
+@compaction_router.post("")
+async def compact(
+    engine: ChatEngine, conversation: ConversationId, body: CompactBody, branch: BranchQuery = MAIN_BRANCH
+) -> CompactionStatusSchema:
+    """Compacts now, even below the threshold. Nothing is deleted, and it can be undone."""
+    loaded = await load_conversation(engine, conversation, branch)
+    await loaded.compact(instructions=body.instructions)
+    return await _load_status(loaded)
+
+
+@compaction_router.put("")
+async def edit_summary(
+    engine: WriteEngine, conversation: ConversationId, body: EditSummaryBody, branch: BranchQuery = MAIN_BRANCH
+) -> CompactionStatusSchema:
+    """Replaces the text of the current summary; undo restores the previous one."""
+    loaded = await load_conversation(engine, conversation, branch)
+    await loaded.edit_summary(body.summary)
+    return await _load_status(loaded)
+
+
+@compaction_router.delete("")
+async def undo_compaction(
+    engine: WriteEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+) -> CompactionStatusSchema:
+    """Undoes the active compaction: the model sees again what it saw before."""
+    loaded = await load_conversation(engine, conversation, branch)
+    await loaded.undo_compaction()
+    return await _load_status(loaded)
+
+
+async def _load_status(conversation: Conversation) -> CompactionStatusSchema:
+    store = conversation.engine.store
+    active = (await _load_state(conversation)).active_compaction
+    entry = (
+        await store.get_entry(conversation.id, active.seq, branch=conversation.branch) if active is not None else None
+    )
+    plan = await conversation.plan_compaction()
+    return CompactionStatusSchema(
+        active=ActiveCompactionSchema.from_entry(entry), plan=CompactionPlanSchema.from_plan(plan)
     )

@@ -1,4 +1,4 @@
-"""Conversations and branches: create, list, rename, fork, verify, purge."""
+"""Conversations, branches and log entries: create, list, rename, fork, verify, purge, append without a model call."""
 
 from typing import Annotated, NamedTuple
 
@@ -8,23 +8,30 @@ from pydantic import BaseModel, Field
 from quire.engine import Engine
 from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
 from quire.log.types import MAX_ORIGIN_CHARS
+from quire.model import BranchState, EntryKind, Message
+from quire.schemas import JsonModel
+from quire.schemas.entries import EntrySchema, entry_to_schema
 from quire.schemas.records import BranchSchema, ConversationSchema, IntegrityFaultSchema
 from quire.server.dependencies import (
-    AdminCaller,
+    AdminEngine,
+    AfterSeq,
+    BranchQuery,
     ConversationId,
+    EntrySeq,
     Page,
     PageCursor,
     PageLimit,
-    ReadCaller,
-    StateDep,
-    WriteCaller,
+    ReadEngine,
+    WriteEngine,
     decode_cursor,
     encode_cursor,
-    engine_for_caller,
+    load_conversation,
 )
+from quire.server.turn_submission import append_once
 
 router = APIRouter(prefix="/api/conversations", tags=["conversations"])
 origins_router = APIRouter(prefix="/api/origins", tags=["conversations"])
+entries_router = APIRouter(prefix="/api/conversations/{conversation}", tags=["entries"])
 
 
 class ConversationDetailSchema(ConversationSchema):
@@ -95,8 +102,7 @@ def _parse_origin_filter(
 
 @router.get("")
 async def list_conversations(
-    caller: ReadCaller,
-    server_state: StateDep,
+    engine: ReadEngine,
     origin_filter: Annotated[_OriginFilter, Depends(_parse_origin_filter)],
     limit: PageLimit = 50,
     cursor: PageCursor = None,
@@ -104,7 +110,7 @@ async def list_conversations(
     """Lists conversations, most recently used first; of one session, project, client or purpose if given."""
     position = decode_cursor(cursor, _ConversationPosition)
     before = ConversationRecord(position.id, "", 0, position.updated_at) if position is not None else None
-    store = engine_for_caller(server_state, caller).store
+    store = engine.store
     found = await store.list_conversations(limit=limit, before=before, **origin_filter._asdict())
     records = await store.fill_titles(*found)
     last = {"id": records[-1].id, "updated_at": records[-1].updated_at} if len(records) == limit else None
@@ -112,62 +118,50 @@ async def list_conversations(
 
 
 @origins_router.get("")
-async def list_origins(caller: ReadCaller, server_state: StateDep) -> OriginListSchema:
+async def list_origins(engine: ReadEngine) -> OriginListSchema:
     """Clients and projects that conversations come from, for the filters of their list."""
-    counts = await engine_for_caller(server_state, caller).store.list_origins()
+    counts = await engine.store.list_origins()
     return OriginListSchema(items=[OriginCountSchema(**each._asdict()) for each in counts])
 
 
 @router.post("", status_code=201)
-async def create_conversation(
-    caller: WriteCaller, server_state: StateDep, body: CreateConversationBody
-) -> ConversationDetailSchema:
+async def create_conversation(engine: WriteEngine, body: CreateConversationBody) -> ConversationDetailSchema:
     """Creates a conversation with the items that the agent always includes."""
-    engine = engine_for_caller(server_state, caller)
     created = await engine.store.create_conversation(body.id, title=body.title)
     await engine.conversation(created.id)
     return await _load_detail(engine, created.id)
 
 
 @router.get("/{conversation}")
-async def get_conversation(
-    caller: ReadCaller, server_state: StateDep, conversation: ConversationId
-) -> ConversationDetailSchema:
-    return await _load_detail(engine_for_caller(server_state, caller), conversation)
+async def get_conversation(engine: ReadEngine, conversation: ConversationId) -> ConversationDetailSchema:
+    return await _load_detail(engine, conversation)
 
 
 @router.patch("/{conversation}")
 async def rename_conversation(
-    caller: WriteCaller, server_state: StateDep, conversation: ConversationId, body: RenameConversationBody
+    engine: WriteEngine, conversation: ConversationId, body: RenameConversationBody
 ) -> ConversationDetailSchema:
-    engine = engine_for_caller(server_state, caller)
     await engine.store.rename_conversation(conversation, body.title)
     return await _load_detail(engine, conversation)
 
 
 @router.delete("/{conversation}", status_code=204)
-async def purge_conversation(caller: AdminCaller, server_state: StateDep, conversation: ConversationId) -> None:
+async def purge_conversation(engine: AdminEngine, conversation: ConversationId) -> None:
     """Erases every message permanently: from the log, summaries, search, memories and manifests."""
-    await engine_for_caller(server_state, caller).store.purge(conversation)
+    await engine.store.purge(conversation)
 
 
 @router.post("/{conversation}/branches", status_code=201)
-async def fork_conversation(
-    caller: WriteCaller, server_state: StateDep, conversation: ConversationId, body: ForkBody
-) -> BranchSchema:
+async def fork_conversation(engine: WriteEngine, conversation: ConversationId, body: ForkBody) -> BranchSchema:
     """Creates a branch that shares all entries up to and including `fork_seq`."""
-    store = engine_for_caller(server_state, caller).store
-    return BranchSchema.from_record(
-        await store.fork(conversation, at=body.fork_seq, branch=body.branch, name=body.name)
-    )
+    forked = await engine.store.fork(conversation, at=body.fork_seq, branch=body.branch, name=body.name)
+    return BranchSchema.from_record(forked)
 
 
 @router.get("/{conversation}/verify")
-async def verify_conversation(
-    caller: ReadCaller, server_state: StateDep, conversation: ConversationId
-) -> VerificationSchema:
+async def verify_conversation(engine: ReadEngine, conversation: ConversationId) -> VerificationSchema:
     """Verifies the hash chain of every entry; returns the entries that were changed."""
-    faults = await engine_for_caller(server_state, caller).store.verify_conversation(conversation)
+    faults = await engine.store.verify_conversation(conversation)
     return VerificationSchema(faults=[IntegrityFaultSchema.from_record(fault) for fault in faults])
 
 
@@ -175,4 +169,90 @@ async def _load_detail(engine: Engine, conversation: str) -> ConversationDetailS
     store = engine.store
     [record] = await store.fill_titles(await store.get_conversation(conversation))
     branches = [BranchSchema.from_record(branch) for branch in await store.list_branches(conversation)]
-    return ConversationDetailSchema(**record._asdict(), cost_usd=await store.get_cost(conversation), branches=branches)
+    return ConversationDetailSchema(
+        **record._asdict(), cost_usd=await store.spending.get_cost(conversation), branches=branches
+    )
+
+
+EntrySeqQuery = Annotated[int, Query(ge=1, le=2**62)]
+
+
+class EntryPage(JsonModel):
+    items: list[EntrySchema] = Field(description="In log order.")
+    has_more: bool = Field(description="More entries match: after the last item, or with `newest` before the first.")
+    head: int = Field(description="Sequence number of the newest entry of the branch.")
+    state: BranchState = Field(description="State of the branch: active compaction, pins, items.")
+
+
+class AppendMessagesBody(JsonModel):
+    messages: list[str | Message] = Field(
+        min_length=1, max_length=1_000, description="Recorded all or none. A string is a user message."
+    )
+    branch: int = Field(default=MAIN_BRANCH, ge=0, le=2**31 - 1)
+    after: AfterSeq = None
+
+
+class AppendedEntriesSchema(JsonModel):
+    items: list[EntrySchema]
+
+
+@entries_router.get("/entries")
+async def list_entries(
+    engine: ReadEngine,
+    conversation: ConversationId,
+    branch: BranchQuery = MAIN_BRANCH,
+    first: EntrySeqQuery = 1,
+    last: EntrySeqQuery | None = None,
+    limit: PageLimit = 100,
+    newest: Annotated[bool, Query(description="Return the newest entries of the range, not the oldest.")] = False,
+    kinds: Annotated[list[EntryKind] | None, Query(description="Only entries of these kinds.")] = None,
+) -> EntryPage:
+    """Lists the entries `first` to `last`. Compacted entries are included."""
+    store = engine.store
+    record = await store.get_branch(conversation, branch)
+    # Not beyond the returned head, even if entries were appended since.
+    last = min(last or record.head_seq, record.head_seq)
+    if newest:
+        entries = await store.read_tail(conversation, limit + 1, branch=branch, last=last, kinds=kinds)
+        entries = [entry for entry in entries if entry.seq >= first]
+        page = entries[-limit:]
+    else:
+        entries = await store.read_range(
+            conversation, branch=branch, first=first, last=last, kinds=kinds, limit=limit + 1
+        )
+        page = entries[:limit]
+    return EntryPage(
+        items=[entry_to_schema(entry) for entry in page],
+        has_more=len(entries) > limit,
+        head=record.head_seq,
+        state=record.state,
+    )
+
+
+@entries_router.get("/entries/{seq}")
+async def get_entry(
+    engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
+) -> EntrySchema:
+    return entry_to_schema(await engine.store.get_entry(conversation, seq, branch=branch))
+
+
+@entries_router.delete("/entries/{seq}", status_code=204)
+async def purge_entry(
+    engine: AdminEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
+) -> None:
+    """Erases one message permanently: from the log, summaries, search, memories and manifests."""
+    await engine.store.purge(conversation, [seq], branch=branch)
+
+
+@entries_router.post("/messages", status_code=201)
+async def append_messages(
+    engine: WriteEngine, conversation: ConversationId, body: AppendMessagesBody
+) -> AppendedEntriesSchema:
+    """Records messages without calling a model."""
+    loaded = await load_conversation(engine, conversation, body.branch)
+    messages = [Message.user(each) if isinstance(each, str) else each for each in body.messages]
+    if body.after is None:
+        entries = await loaded.append(*messages)
+    else:
+        entries = await append_once(loaded, messages, after=body.after)
+    return AppendedEntriesSchema(items=[entry_to_schema(entry) for entry in entries])

@@ -11,10 +11,11 @@ from pydantic import BaseModel, Field
 
 from quire.errors import SchemaOutdated, StoreError, StoreFull, StoreReadOnly, error_detail
 from quire.server.lifecycle import StreamRegistry
-from quire.server.problems import error_code, problem_response
+from quire.server.problems import problem_response
 from quire.server.state import ServerState
 from quire.server.telemetry import get_telemetry
 from quire.server.telemetry.metrics import METRICS_MEDIA_TYPE
+from quire.wire.http_errors import error_code
 
 READINESS_TIMEOUT_SECONDS = 2.0
 """Seconds that the database has to answer the readiness check."""

@@ -5,10 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
+from quire.access.keys import KEY_SCOPES, MAX_KEY_SPEND_USD, MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS, KeyScope
 from quire.errors import AccessDenied, InsufficientScope
-from quire.log import KEY_SCOPES, KeyScope
-from quire.log.keys import MAX_KEY_SPEND_USD, MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS
-from quire.schemas.records import CreatedKeySchema, KeySchema
+from quire.schemas.records import CreatedKeySchema, KeySchema, SpendingSchema
 from quire.server.auth import get_key_verifier
 from quire.server.dependencies import AdminCaller, Page, PageCursor, PageLimit, StateDep, decode_cursor, encode_cursor
 from quire.settings.schema import tenant_spend_cap_for
@@ -37,11 +36,6 @@ class CreateKeyBody(BaseModel):
     )
 
 
-class SpendingSchema(BaseModel):
-    spent_usd: float = Field(description="Cost of all calls of the tenant so far, in US dollars.")
-    max_spend: float | None = Field(description="Maximum cost of the tenant in US dollars; null for no cap.")
-
-
 class _KeyPosition(BaseModel):
     """Pagination cursor: the last key of a page."""
 
@@ -56,8 +50,8 @@ async def list_keys(
     """Lists keys, newest first, including revoked and expired ones."""
     position = decode_cursor(cursor, _KeyPosition)
     store = server_state.store.for_tenant(caller.tenant)
-    keys = await store.list_keys(limit=limit, before=position)
-    spending = await store.get_spending()
+    keys = await store.keys.list(limit=limit, before=position)
+    spending = await store.spending.sum_by_key()
     last = {"id": keys[-1].id, "created_at": keys[-1].created_at} if len(keys) == limit else None
     items = [KeySchema.from_record(each, spent_usd=spending.get(each.id, 0.0)) for each in keys]
     return Page(items=items, next_cursor=encode_cursor(last))
@@ -66,7 +60,7 @@ async def list_keys(
 @router.get("/spending")
 async def get_spending(caller: AdminCaller, server_state: StateDep) -> SpendingSchema:
     """The cost of all calls of the tenant, with and without a key, and its cap."""
-    spending = await server_state.store.for_tenant(caller.tenant).get_spending()
+    spending = await server_state.store.for_tenant(caller.tenant).spending.sum_by_key()
     cap = tenant_spend_cap_for(server_state.settings, caller.tenant)
     return SpendingSchema(spent_usd=sum(spending.values()), max_spend=cap)
 
@@ -88,7 +82,7 @@ async def create_key(
             "Your API key has a spend cap or a list of models, so it cannot create a key with the scope 'chat'; "
             "use a key without them."
         )
-    created, text = await server_state.store.for_tenant(caller.tenant).create_key(
+    created, text = await server_state.store.for_tenant(caller.tenant).keys.create(
         body.name,
         body.scopes,
         expires_at=body.expires_at,
@@ -103,5 +97,5 @@ async def create_key(
 @router.delete("/{key}", status_code=204)
 async def revoke_key(request: Request, caller: AdminCaller, server_state: StateDep, key: KeyId) -> None:
     """Revokes a key: on this node at once, on other nodes within ten seconds."""
-    await server_state.store.for_tenant(caller.tenant).revoke_key(key)
+    await server_state.store.for_tenant(caller.tenant).keys.revoke(key)
     get_key_verifier(request.app).evict(key)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -12,9 +11,7 @@ from pydantic import BaseModel, Field
 from quire.context.vault import Vault
 from quire.errors import InvalidRequest
 from quire.log import MAIN_BRANCH
-from quire.model import Entry
-from quire.model.entry_metadata import DocumentReference
-from quire.server.dependencies import BranchQuery, ConversationId, ReadCaller, StateDep, WriteCaller, engine_for_caller
+from quire.server.dependencies import BranchQuery, ConversationId, ReadEngine, WriteEngine
 
 router = APIRouter(prefix="/api", tags=["references"])
 
@@ -69,93 +66,80 @@ class StoredBlobSchema(BaseModel):
 
 @router.get("/conversations/{conversation}/references")
 async def list_references(
-    caller: ReadCaller, server_state: StateDep, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
+    engine: ReadEngine, conversation: ConversationId, branch: BranchQuery = MAIN_BRANCH
 ) -> ReferencedDocumentListSchema:
     """Lists documents that messages of the branch name or that tools found for them, in order of first use."""
-    store = engine_for_caller(server_state, caller).store
-    return ReferencedDocumentListSchema(
-        items=_group_references(await store.list_referencing_entries(conversation, branch=branch))
-    )
-
-
-def _group_references(entries: Iterable[Entry]) -> list[ReferencedDocumentSchema]:
     documents: dict[str, ReferencedDocumentSchema] = {}
-    for entry in entries:
+    for entry in await engine.store.list_referencing_entries(conversation, branch=branch):
         for reference in entry.metadata.references or ():
             document = documents.setdefault(
                 reference.path or reference.link,
                 ReferencedDocumentSchema(link=reference.link, path=reference.path, summary=reference.summary, uses=[]),
             )
             document.summary = reference.summary or document.summary
-            document.uses.append(_to_use_schema(entry, reference))
-    return list(documents.values())
-
-
-def _to_use_schema(entry: Entry, reference: DocumentReference) -> DocumentUseSchema:
-    return DocumentUseSchema(
-        seq=entry.seq,
-        role=entry.role,
-        kind=reference.kind,
-        injected=bool(reference.injected),
-        blob=reference.blob,
-        snippet=reference.snippet,
-    )
+            document.uses.append(
+                DocumentUseSchema(
+                    seq=entry.seq,
+                    role=entry.role,
+                    kind=reference.kind,
+                    injected=bool(reference.injected),
+                    blob=reference.blob,
+                    snippet=reference.snippet,
+                )
+            )
+    return ReferencedDocumentListSchema(items=list(documents.values()))
 
 
 @router.get("/documents")
 async def find_document_names(
-    caller: ReadCaller,
-    server_state: StateDep,
+    engine: ReadEngine,
     query: Annotated[str, Query(max_length=500, description="Part of a name.")] = "",
     limit: Annotated[int, Query(ge=1, le=200)] = DEFAULT_NAME_LIMIT,
 ) -> DocumentNameListSchema:
     """Finds notes and files of the vault whose names contain the query; names that start with it come first."""
-    vault = engine_for_caller(server_state, caller).vault
-    return DocumentNameListSchema(
-        items=await asyncio.to_thread(_search_names, vault, query.casefold(), limit) if vault else []
-    )
+    if engine.vault is None:
+        return DocumentNameListSchema(items=[])
+    items = await asyncio.to_thread(_search_names, engine.vault, query.casefold(), limit)
+    return DocumentNameListSchema(items=items)
 
 
 def _search_names(vault: Vault, query: str, limit: int) -> list[DocumentNameSchema]:
     files = [file.path for file in vault.root.list_files()]
     matches = [path for path in files if query in path.casefold()]
     matches.sort(key=lambda path: (not _stem(path).casefold().startswith(query), len(path), path))
-    name_counts = Counter(_stem(path).casefold() for path in files if path.endswith(".md"))
-    return [_to_name_schema(path, unique=name_counts[_stem(path).casefold()] == 1) for path in matches[:limit]]
+    counts = Counter(_stem(path).casefold() for path in files if path.endswith(".md"))
+    items: list[DocumentNameSchema] = []
+    for path in matches[:limit]:
+        is_note = path.endswith(".md")
+        # A note gets its bare name if that is unique, else its path.
+        bare = _stem(path) if counts[_stem(path).casefold()] == 1 else path.removesuffix(".md")
+        items.append(DocumentNameSchema(name=bare if is_note else path, path=path, is_note=is_note))
+    return items
 
 
 def _stem(path: str) -> str:
     return PurePosixPath(path).name.removesuffix(".md")
 
 
-def _to_name_schema(path: str, *, unique: bool) -> DocumentNameSchema:
-    """A note gets its bare name if that is unique, else its path."""
-    is_note = path.endswith(".md")
-    name = path if not is_note else _stem(path) if unique else path.removesuffix(".md")
-    return DocumentNameSchema(name=name, path=path, is_note=is_note)
-
-
 @router.get("/documents/content")
 async def read_document(
-    caller: ReadCaller, server_state: StateDep, path: Annotated[str, Query(min_length=1, max_length=2_000)]
+    engine: ReadEngine, path: Annotated[str, Query(min_length=1, max_length=2_000)]
 ) -> DocumentTextSchema:
     """Reads the current text of a file of the vault."""
-    vault = engine_for_caller(server_state, caller).vault
+    vault = engine.vault
     if vault is None:
         raise InvalidRequest(
             "There is no vault to read from; configure the setting `vault`, and name the tenant in "
-            "`host_access_tenants` if its clients use API keys."
+            "`trusted_tenants` if its clients use API keys."
         )
     file = await asyncio.to_thread(vault.read, path)
     return DocumentTextSchema(path=file.path, text=file.text)
 
 
 @router.get("/blobs/{digest}")
-async def read_blob(
-    caller: ReadCaller, server_state: StateDep, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
-) -> Response:
+async def read_blob(engine: ReadEngine, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
     """Reads a file that a message or request quoted, as it was then. Sandboxed: browsers never render it as a page."""
-    blob = await engine_for_caller(server_state, caller).store.get_blob(digest)
+    blob = await engine.store.get_blob(digest)
     headers = {
         "Content-Disposition": "attachment",
         "Content-Security-Policy": "sandbox",
@@ -165,9 +149,9 @@ async def read_blob(
 
 
 @router.post("/blobs", status_code=201)
-async def upload_blob(caller: WriteCaller, server_state: StateDep, request: Request) -> StoredBlobSchema:
+async def upload_blob(engine: WriteEngine, request: Request) -> StoredBlobSchema:
     """Stores the request body, of any media type, as a blob for messages."""
     data = await request.body()
     media_type = request.headers.get("content-type", "application/octet-stream")
-    digest = await engine_for_caller(server_state, caller).store.put_blob(data, media_type=media_type)
+    digest = await engine.store.put_blob(data, media_type=media_type)
     return StoredBlobSchema(blob=digest, media_type=media_type, size=len(data))

@@ -8,16 +8,7 @@ from pydantic import BaseModel, Field
 from quire.log import MAIN_BRANCH
 from quire.model import Decision, Manifest
 from quire.schemas.context import ReplaySchema, RequestDiffSchema, RequestSummarySchema
-from quire.server.dependencies import (
-    BranchQuery,
-    ConversationId,
-    EntrySeq,
-    PageLimit,
-    ReadCaller,
-    StateDep,
-    engine_for_caller,
-    load_conversation,
-)
+from quire.server.dependencies import BranchQuery, ConversationId, EntrySeq, PageLimit, ReadEngine, load_conversation
 
 router = APIRouter(tags=["requests"])
 REQUESTS_PATH = "/api/conversations/{conversation}/requests"
@@ -36,15 +27,14 @@ class RequestRecordSchema(BaseModel):
 
 @router.get(REQUESTS_PATH)
 async def list_requests(
-    caller: ReadCaller,
-    server_state: StateDep,
+    engine: ReadEngine,
     conversation: ConversationId,
     branch: BranchQuery = MAIN_BRANCH,
     limit: PageLimit = 100,
     last: Annotated[int | None, Query(ge=1, le=2**62, description="Last reply to list.")] = None,
 ) -> RequestListSchema:
     """Lists the newest requests up to `last`, oldest first."""
-    store = engine_for_caller(server_state, caller).store
+    store = engine.store
     manifests = await store.list_manifests(conversation, branch=branch, limit=limit, last=last)
     entries = await store.get_entries(conversation, [seq for seq, _ in manifests], branch=branch)
     replies = {entry.seq: entry for entry in entries}
@@ -57,47 +47,37 @@ async def list_requests(
 
 @router.get(REQUESTS_PATH + "/{seq}")
 async def get_request(
-    caller: ReadCaller,
-    server_state: StateDep,
-    conversation: ConversationId,
-    seq: EntrySeq,
-    branch: BranchQuery = MAIN_BRANCH,
+    engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> Manifest:
     """Manifest of the request behind this reply: every candidate, whether it was included, and why."""
-    return await (await load_conversation(server_state, caller, conversation, branch)).manifest(seq)
+    return await (await load_conversation(engine, conversation, branch)).manifest(seq)
 
 
 @router.get(REQUESTS_PATH + "/{seq}/replay")
 async def replay_request(
-    caller: ReadCaller,
-    server_state: StateDep,
-    conversation: ConversationId,
-    seq: EntrySeq,
-    branch: BranchQuery = MAIN_BRANCH,
+    engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> ReplaySchema:
     """Rebuilds the request from its manifest and compares the digests."""
-    loaded = await load_conversation(server_state, caller, conversation, branch)
+    loaded = await load_conversation(engine, conversation, branch)
     return ReplaySchema.from_replay(await loaded.replay(seq))
 
 
 @router.get(REQUESTS_PATH + "/{seq}/diff")
 async def diff_requests(
-    caller: ReadCaller,
-    server_state: StateDep,
+    engine: ReadEngine,
     conversation: ConversationId,
     seq: EntrySeq,
     other: Annotated[int, Query(ge=1, le=2**62, description="Reply of the other request.")],
     branch: BranchQuery = MAIN_BRANCH,
 ) -> RequestDiffSchema:
     """Compares the decisions of this request with those of the other."""
-    changes = await (await load_conversation(server_state, caller, conversation, branch)).diff(seq, other)
+    changes = await (await load_conversation(engine, conversation, branch)).diff(seq, other)
     return RequestDiffSchema.from_changes(changes, reply=seq, other=other)
 
 
 @router.get(REQUESTS_PATH + "/{seq}/why")
 async def explain_item(
-    caller: ReadCaller,
-    server_state: StateDep,
+    engine: ReadEngine,
     conversation: ConversationId,
     seq: EntrySeq,
     item: Annotated[str, Query(min_length=1, max_length=1_000, description="Message number or item name.")],
@@ -107,15 +87,15 @@ async def explain_item(
     bare = item.removeprefix("#")
     # More digits than a sequence number can have: a name.
     key = int(bare) if bare.isascii() and bare.isdecimal() and len(bare) < 19 else item
-    return await (await load_conversation(server_state, caller, conversation, branch)).why(key, reply=seq)
+    return await (await load_conversation(engine, conversation, branch)).why(key, reply=seq)
 
 
 @router.get("/api/requests/{id}")
 async def find_request(
-    caller: ReadCaller, server_state: StateDep, id: Annotated[str, Path(min_length=1, max_length=100)]
+    engine: ReadEngine, id: Annotated[str, Path(min_length=1, max_length=100)]
 ) -> RequestRecordSchema:
     """Finds a request by the ID that the gateway returned in `X-Quire-Request`."""
-    record = await engine_for_caller(server_state, caller).store.get_request(id)
+    record = await engine.store.get_request(id)
     return RequestRecordSchema(
         conversation=record.conversation, branch=record.branch, reply=record.seq, manifest=record.manifest
     )

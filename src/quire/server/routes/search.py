@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
 from quire.engine.search import MessageFilter, search_documents, search_memories, search_messages
-from quire.log import SearchHit
+from quire.index.types import SearchHit
 from quire.model import Role
 from quire.schemas import JsonModel
 from quire.schemas.search import MessageHitSchema
-from quire.server.dependencies import ReadCaller, StateDep, engine_for_caller
+from quire.server.dependencies import ReadEngine
 
 router = APIRouter(prefix="/api/search", tags=["search"])
 
@@ -93,8 +93,7 @@ def read_message_filter(
 
 @router.get("")
 async def search(
-    caller: ReadCaller,
-    server_state: StateDep,
+    engine: ReadEngine,
     query: Annotated[str, Query(min_length=1, max_length=MAX_QUERY_CHARS, description="Search words.")],
     where: Annotated[MessageFilter, Depends(read_message_filter)],
     order: Annotated[
@@ -107,7 +106,6 @@ async def search(
 
     The filters, the order and the minimum score apply to messages.
     """
-    engine = engine_for_caller(server_state, caller)
     for each in where.conversations or ():
         await engine.store.get_conversation(each)
     results = await search_messages(engine, query, where=where, order=order, min_score=min_score, limit=limit)

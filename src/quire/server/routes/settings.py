@@ -3,17 +3,18 @@
 The database and the upstreams are configured where the server is started, and are not exposed here.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, ValidationError
 
 from quire.engine import Conversation
-from quire.engine.context import EngineContext
 from quire.errors import AccessDenied, InvalidConfiguration
 from quire.log import MAIN_BRANCH
 from quire.schemas.context import CompactionPlanSchema, ContextUsageSchema
-from quire.server.dependencies import AdminCaller, ReadCaller, StateDep, load_conversation
+from quire.server.dependencies import AdminCaller, ReadCaller, ReadEngine, StateDep, load_conversation
 from quire.settings import Settings
 
 router = APIRouter(prefix="/api/settings", tags=["settings"])
@@ -22,10 +23,8 @@ EDITABLE_SETTINGS = (
     "model",
     "strategy",
     "context_limit",
-    "max_prompt_tokens",
     "reserved_response_tokens",
     "context_threshold",
-    "context_target",
     "recent_messages_to_keep",
     "min_recent_messages_to_keep",
     "context_background_threshold",
@@ -34,7 +33,6 @@ EDITABLE_SETTINGS = (
     "memory_integration",
     "recall_tokens",
     "document_share",
-    "import_share",
     "max_spend",
 )
 """Names of the settings that the API exposes."""
@@ -98,21 +96,12 @@ def _to_schema(settings: Settings, *, editable: bool) -> SettingsSchema:
 
 
 @router.post("/preview")
-async def preview_settings(
-    caller: ReadCaller, server_state: StateDep, body: PreviewSettingsBody
-) -> SettingsPreviewSchema:
+async def preview_settings(engine: ReadEngine, body: PreviewSettingsBody) -> SettingsPreviewSchema:
     """Previews the effect of changed settings on a conversation's next request. Changes nothing."""
-    current = await load_conversation(server_state, caller, body.conversation, body.branch)
-    engine = _with_changes(current.engine, _check_editable(body.changes))
-    changed = Conversation(engine, current.id, current.branch)
+    current = await load_conversation(engine, body.conversation, body.branch)
+    with _check_changes(body.changes):
+        changed = Conversation(engine.with_changes(**body.changes), current.id, current.branch)
     return SettingsPreviewSchema(before=await _measure_effect(current), after=await _measure_effect(changed))
-
-
-def _with_changes(engine: EngineContext, changes: dict[str, Any]) -> EngineContext:
-    try:
-        return engine.with_changes(**changes)
-    except ValidationError as error:
-        raise InvalidConfiguration(_explain_error(error)) from error
 
 
 async def _measure_effect(conversation: Conversation) -> SettingsEffectSchema:
@@ -128,22 +117,21 @@ async def change_settings(caller: AdminCaller, server_state: StateDep, body: Cha
     """Changes settings from the next request on; only on a local server with one user."""
     if not server_state.is_local:
         raise AccessDenied("A shared server's settings cannot be changed over the API; change them where it starts.")
-    try:
-        await server_state.change_settings(_check_editable(body.changes))
-    except ValidationError as error:
-        raise InvalidConfiguration(_explain_error(error)) from error
+    with _check_changes(body.changes):
+        await server_state.change_settings(body.changes)
     return _to_schema(server_state.settings, editable=True)
 
 
-def _check_editable(changes: dict[str, Any]) -> dict[str, Any]:
+@contextmanager
+def _check_changes(changes: dict[str, Any]) -> Generator[None]:
+    """Raises `InvalidConfiguration` for a setting that cannot be changed here, and for values that are not valid."""
     for name in changes:
         if name not in EDITABLE_SETTINGS:
             raise InvalidConfiguration(
                 f"The setting {name!r} cannot be changed here; these can: {', '.join(EDITABLE_SETTINGS)}."
             )
-    return changes
-
-
-def _explain_error(error: ValidationError) -> str:
-    details = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors())
-    return f"The settings are invalid: {details}."
+    try:
+        yield
+    except ValidationError as error:
+        details = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors())
+        raise InvalidConfiguration(f"The settings are invalid: {details}.") from error

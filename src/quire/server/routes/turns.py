@@ -12,14 +12,17 @@ from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.schemas import JsonModel
 from quire.schemas.turn_events import TurnEventSchema
 from quire.server.auth import check_model, check_scope, is_still_authorized
-from quire.server.dependencies import ChatCaller, ConversationId, ReadCaller, StateDep, load_conversation
-from quire.server.event_stream import (
-    EventStreamResponse,
-    LiveEventSchema,
-    event_stream_responses,
+from quire.server.dependencies import (
+    AfterSeq,
+    ChatCaller,
+    ChatEngine,
+    ConversationId,
+    ReadEngine,
+    StateDep,
+    engine_for_caller,
+    load_conversation,
 )
-from quire.server.live_events import get_live_events
-from quire.server.routes.entries import AfterSeq
+from quire.server.event_stream import EventStreamResponse, LiveEventSchema, event_stream_responses
 from quire.server.turn_registry import BranchKey
 from quire.server.turn_submission import TurnSubmission, open_turn, stream_submission
 
@@ -85,39 +88,38 @@ async def send_message(
     was not answered. A server that shuts down ends the stream with `server_stopping`; the reply so far is recorded. The
     stream ends within ten seconds after its key was revoked or expired.
     """
-    is_authorized = partial(is_still_authorized, request)
     model = body.model or server_state.settings.model
-    upstream = server_state.upstream_for(model)
-    check_model(caller, model, upstream.model if upstream is not None else None)
-    loaded = await load_conversation(server_state, caller, conversation, body.branch, model=body.model)
+    check_model(caller, model, server_state.upstream_model_for(model))
+    engine = engine_for_caller(server_state, caller, model=body.model)
     submission = TurnSubmission(
         key=BranchKey(caller.tenant, conversation, body.branch),
-        conversation=loaded,
+        conversation=await load_conversation(engine, conversation, body.branch),
         message=body.question,
         after=body.after,
         model=server_state.model_for(body.model),
     )
     source = await open_turn(server_state.turns, submission)
     events = stream_submission(server_state.turns, submission, source)
-    return EventStreamResponse(events, is_authorized=is_authorized)
+    return EventStreamResponse(events, is_authorized=partial(is_still_authorized, request))
 
 
 @router.post("/stop", status_code=202)
 async def stop_turn(
-    caller: ChatCaller, server_state: StateDep, conversation: ConversationId, body: StopBody
+    engine: ChatEngine, server_state: StateDep, conversation: ConversationId, body: StopBody
 ) -> StopSchema:
     """Stops the branch's turn; the reply so far is recorded and marked as incomplete.
 
     A turn that another server process runs stops about a second later.
     """
-    await load_conversation(server_state, caller, conversation, body.branch)
-    key = BranchKey(caller.tenant, conversation, body.branch)
+    await load_conversation(engine, conversation, body.branch)
+    key = BranchKey(engine.store.tenant, conversation, body.branch)
     return StopSchema(was_running=await server_state.turns.stop(key))
 
 
 @router.post("/approvals/{call}", status_code=204)
 async def decide_approval(
     caller: ChatCaller,
+    engine: ChatEngine,
     server_state: StateDep,
     conversation: ConversationId,
     call: Annotated[str, Path(min_length=1, max_length=500, description="ID of the call in `approval_requested`.")],
@@ -129,7 +131,7 @@ async def decide_approval(
     """
     if body.approve:
         check_scope(caller, "approve")
-    await load_conversation(server_state, caller, conversation, body.branch)
+    await load_conversation(engine, conversation, body.branch)
     key = BranchKey(caller.tenant, conversation, body.branch)
     await server_state.turns.decide_approval(key, call, approve=body.approve)
 
@@ -142,7 +144,7 @@ async def decide_approval(
     responses=event_stream_responses("LiveEventSchema"),
 )
 async def stream_events(
-    request: Request, caller: ReadCaller, server_state: StateDep, conversation: ConversationId
+    request: Request, engine: ReadEngine, server_state: StateDep, conversation: ConversationId
 ) -> EventStreamResponse:
     """Streams live events: `event` is the name, `data` the event as JSON.
 
@@ -151,6 +153,6 @@ async def stream_events(
     code `turn_lost`. A server that shuts down ends the stream with `server_stopping`: reconnect. The stream ends within
     ten seconds after its key was revoked or expired.
     """
-    await load_conversation(server_state, caller, conversation)
-    events = get_live_events(request.app).events(caller.tenant, conversation)
+    await load_conversation(engine, conversation)
+    events = server_state.live_events.events(engine.store.tenant, conversation)
     return EventStreamResponse(events, is_authorized=partial(is_still_authorized, request))

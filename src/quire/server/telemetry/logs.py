@@ -53,16 +53,12 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = _to_fields(record)
-        head = [line.pop("time"), line.pop("level").upper(), line.pop("event")]
-        return _escape_unprintable(
-            " ".join([*head, *(f"{name}={_quote_value(value)}" for name, value in line.items())])
-        )
-
-
-def _quote_value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    is_plain = text.isprintable() and not any(char in text for char in ' "=')
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
+        words: list[str] = [line.pop("time"), line.pop("level").upper(), line.pop("event")]
+        for name, value in line.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            is_plain = text.isprintable() and not any(char in text for char in ' "=')
+            words.append(f"{name}={text if is_plain else json.dumps(text, ensure_ascii=False)}")
+        return _escape_unprintable(" ".join(words))
 
 
 def _escape_unprintable(line: str) -> str:
@@ -76,7 +72,16 @@ def _escape_unprintable(line: str) -> str:
 def _to_fields(record: logging.LogRecord) -> dict[str, Any]:
     time = datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds")
     fields: Mapping[str, Any] = getattr(record, _FIELDS_ATTRIBUTE, {})
-    line = {"time": time, "level": record.levelname.lower(), **_extract_event(record), **fields}
+    if record.name.startswith("quire.jobs"):
+        # Lines of the jobs are JSON documents with their own time.
+        document: dict[str, Any] = json.loads(record.getMessage())
+        event = {name: value for name, value in document.items() if name != "at"}
+    elif record.name == logger.name:
+        event = {"event": record.getMessage()}
+    else:
+        # Arguments of other loggers may contain content or database errors: only the first line of the format is safe.
+        event = {"event": next(iter(str(record.msg).splitlines()), "")}
+    line = {"time": time, "level": record.levelname.lower(), **event, **fields}
     if record.name != logger.name:
         line["logger"] = record.name
     if record.exc_info and record.exc_info[1] is not None:
@@ -84,20 +89,8 @@ def _to_fields(record: logging.LogRecord) -> dict[str, Any]:
     return line
 
 
-def _extract_event(record: logging.LogRecord) -> dict[str, Any]:
-    if record.name.startswith("quire.jobs"):
-        # Lines of the jobs are JSON documents with their own time.
-        document: dict[str, Any] = json.loads(record.getMessage())
-        return {name: value for name, value in document.items() if name != "at"}
-    if record.name == logger.name:
-        return {"event": record.getMessage()}
-    # Arguments of other loggers may contain content or database errors, so only the first line of the format is logged.
-    lines = str(record.msg).splitlines()
-    return {"event": lines[0] if lines else ""}
-
-
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Returns the error's type and those of its causes, and the last 8 frames of its stack."""
+    """Returns the types of the error and its causes, and the last 8 frames of its stack."""
     types, cause, seen = list[str](), error, set[int]()
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))

@@ -6,7 +6,7 @@ but the client's `traceparent` is still propagated to the upstream.
 
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 
 from cachetools import LRUCache
@@ -16,12 +16,12 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from quire import __version__
-from quire.errors import ModelError, QuireError
+from quire.errors import QuireError
 from quire.llm import Model, ModelChunk, Prompt, Reply
 from quire.model import Compaction, Usage
 from quire.model.context_events import CompactionFailed, CompactionStarted, ContextCompacted, ContextEvent
 from quire.model.events import QuestionRecorded, RequestPrepared, ToolCompleted, TurnEvent, TurnStarted
-from quire.view.wire_formats import provider_for
+from quire.wire import infer_wire_format
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _MAX_OPEN_COMPACTIONS = 1_000
@@ -47,13 +47,6 @@ def get_trace_id() -> str | None:
     return trace.format_trace_id(span_context.trace_id) if span_context.is_valid else None
 
 
-def build_trace_headers(span: Span) -> dict[str, str]:
-    """Returns headers that propagate the span's trace context to the next server."""
-    headers: dict[str, str] = {}
-    _PROPAGATOR.inject(headers, trace.set_span_in_context(span))
-    return headers
-
-
 def to_usage_attributes(usage: Usage) -> dict[str, int | str]:
     attributes: dict[str, int | str] = {
         "gen_ai.usage.input_tokens": usage.input_tokens,
@@ -63,12 +56,19 @@ def to_usage_attributes(usage: Usage) -> dict[str, int | str]:
     return attributes | ({"gen_ai.response.model": usage.model} if usage.model is not None else {})
 
 
+def _set_error(span: Span, kind: str) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR)
+
+
 class ModelCallSpan:
     """Span of one model call; send its `headers` with the request."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self.headers: Mapping[str, str] = build_trace_headers(span)
+        self.headers: dict[str, str] = {}
+        """They propagate the trace context of the span to the next server."""
+        _PROPAGATOR.inject(self.headers, trace.set_span_in_context(span))
 
     def set_attributes(self, **attributes: str | int | float | bool) -> None:
         """Sets attributes with the prefix `quire.`; never content."""
@@ -81,8 +81,7 @@ class ModelCallSpan:
             self._span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
 
     def set_error(self, kind: str) -> None:
-        self._span.set_attribute("error.type", kind)
-        self._span.set_status(StatusCode.ERROR)
+        _set_error(self._span, kind)
 
 
 class Tracing:
@@ -100,7 +99,7 @@ class Tracing:
             kind=SpanKind.CLIENT,
             attributes={
                 "gen_ai.operation.name": "chat",
-                "gen_ai.provider.name": provider_for(model),
+                "gen_ai.provider.name": _provider_name(model),
                 "gen_ai.request.model": model,
                 **({"gen_ai.conversation.id": conversation} if conversation is not None else {}),
             },
@@ -122,7 +121,7 @@ class Tracing:
             kind=SpanKind.INTERNAL,
             attributes={
                 "gen_ai.operation.name": "invoke_agent",
-                "gen_ai.provider.name": provider_for(model),
+                "gen_ai.provider.name": _provider_name(model),
                 "gen_ai.agent.name": agent,
                 "gen_ai.conversation.id": conversation,
                 "gen_ai.request.model": model,
@@ -142,28 +141,25 @@ class Tracing:
             case CompactionStarted():
                 self._compaction_starts[key] = time.time_ns()
             case ContextCompacted(entry=entry) if isinstance(entry.body, Compaction):
-                started_ns = self._compaction_starts.pop(key, None)
-                self._record_compaction(entry.body, event.conversation, started_ns)
+                body = entry.body
+                span = self._tracer.start_span(
+                    "compact",
+                    start_time=self._compaction_starts.pop(key, None),
+                    attributes={
+                        "gen_ai.conversation.id": event.conversation,
+                        "quire.compaction.trigger": body.trigger,
+                        "quire.compaction.strategy": body.strategy,
+                        "quire.compaction.tokens_before": body.tokens_before,
+                        "quire.compaction.tokens_after": body.tokens_after,
+                    },
+                )
+                if body.usage is not None:
+                    span.set_attributes(to_usage_attributes(body.usage))
+                span.end()
             case CompactionFailed(reason=reason):
                 trace.get_current_span().add_event("quire.summary_failed", {"error.type": reason})
             case _:
                 pass
-
-    def _record_compaction(self, body: Compaction, conversation: str, started_ns: int | None) -> None:
-        span = self._tracer.start_span(
-            "compact",
-            start_time=started_ns,
-            attributes={
-                "gen_ai.conversation.id": conversation,
-                "quire.compaction.trigger": body.trigger,
-                "quire.compaction.strategy": body.strategy,
-                "quire.compaction.tokens_before": body.tokens_before,
-                "quire.compaction.tokens_after": body.tokens_after,
-            },
-        )
-        if body.usage is not None:
-            span.set_attributes(to_usage_attributes(body.usage))
-        span.end()
 
 
 class TurnSpans:
@@ -199,36 +195,31 @@ class TurnSpans:
         if usage is not None:
             self._span.set_attributes(to_usage_attributes(usage))
         if error is not None:
-            self._span.set_attribute("error.type", type(error).__name__)
-            self._span.set_status(StatusCode.ERROR)
+            _set_error(self._span, type(error).__name__)
 
 
 class InstrumentedModel:
-    """A model whose calls are traced and whose errors are reported to `on_error`."""
+    """A model whose calls are traced by `trace_call`."""
 
-    def __init__(self, model: Model, tracing: Tracing, *, on_error: Callable[[ModelError], None]) -> None:
-        self._model, self._tracing, self._on_error = model, tracing, on_error
+    def __init__(self, model: Model, trace_call: Callable[[str], AbstractContextManager[ModelCallSpan]]) -> None:
+        self._model, self._trace_call = model, trace_call
         self.name = model.name
 
     async def complete(self, prompt: Prompt) -> Reply:
-        with self._trace_call() as span:
+        with self._trace_call(self.name) as span:
             reply = await self._model.complete(replace(prompt, headers=span.headers))
             span.set_reply(reply.usage, reply.finish_reason)
             return reply
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[ModelChunk, None]:
-        with self._trace_call() as span:
+        with self._trace_call(self.name) as span:
             async with aclosing(self._model.stream(replace(prompt, headers=span.headers))) as chunks:
                 async for chunk in chunks:
                     if isinstance(chunk, Reply):
                         span.set_reply(chunk.usage, chunk.finish_reason)
                     yield chunk
 
-    @contextmanager
-    def _trace_call(self) -> Generator[ModelCallSpan]:
-        with self._tracing.trace_call(self.name) as span:
-            try:
-                yield span
-            except ModelError as error:
-                self._on_error(error)
-                raise
+
+def _provider_name(model: str) -> str:
+    """The provider's name in OpenTelemetry's conventions, as far as the model's name tells it."""
+    return "anthropic" if infer_wire_format(model) == "messages" else "openai"

@@ -8,10 +8,8 @@ const settingLabels: Record<string, string> = {
   model: "Modell",
   strategy: "Strategie",
   context_limit: "Kontextgrenze",
-  max_prompt_tokens: "Höchstzahl der Eingabe-Token",
   reserved_response_tokens: "Für die Antwort reservierte Token",
   context_threshold: "Verdichten ab",
-  context_target: "Verdichten auf",
   recent_messages_to_keep: "Neueste Nachrichten behalten",
   min_recent_messages_to_keep: "Mindestens zu behaltende Nachrichten",
   context_background_threshold: "Im Hintergrund verdichten ab",
@@ -20,7 +18,6 @@ const settingLabels: Record<string, string> = {
   memory_integration: "Gedächtnis einbeziehen",
   recall_tokens: "Token für Wiedergefundenes",
   document_share: "Anteil für Dokumente",
-  import_share: "Anteil für Importe",
   max_spend: "Kostengrenze",
 };
 
@@ -28,10 +25,8 @@ const settingDescriptions: Record<string, string> = {
   model: "Modell, das antwortet.",
   strategy: "Strategie der Verdichtung: discard (verwerfen), summarize (zusammenfassen), hybrid (beides) oder eine eigene.",
   context_limit: "Obergrenze für das Kontextfenster jedes Modells; das Fenster selbst, wenn keine Tabelle das Modell aufführt.",
-  max_prompt_tokens: "Obergrenze für Eingabe-Token, unabhängig vom Fenster des Modells.",
   reserved_response_tokens: "Token des Kontextfensters, die für die Antwort reserviert sind.",
   context_threshold: "Vor einer Anfrage verdichten, die mehr als diesen Anteil des Kontextfensters belegt.",
-  context_target: "Bis auf diesen Anteil der verfügbaren Eingabe-Token verdichten.",
   recent_messages_to_keep: "Neueste Nachrichten, die „summarize“ nicht verdichtet.",
   min_recent_messages_to_keep: "Neueste Nachrichten, die keine Strategie verdichtet.",
   context_background_threshold: "Nach einer Antwort ab diesem Anteil des Kontextfensters im Hintergrund verdichten.",
@@ -40,7 +35,6 @@ const settingDescriptions: Record<string, string> = {
   memory_integration: "Gedächtnisdateien des Projekts und Erinnerungen des Agenten einbeziehen.",
   recall_tokens: "Höchstzahl der Token wiedergefundener Nachrichten in einer Anfrage; 0 schaltet das Wiederfinden ab.",
   document_share: "Ein verknüpftes Dokument wird bis zu diesem Anteil der übrigen Token ganz aufgenommen.",
-  import_share: "Derselbe Anteil für eine Datei, die eine Nachricht mit @Pfad importiert.",
   max_spend: "Höchstkosten einer Unterhaltung in US-Dollar samt Zusammenfassungen; Modelle ohne Preis werden abgelehnt.",
 };
 

@@ -1,0 +1,1 @@
+"""API keys, their rate limits, and what may be spent with them."""

@@ -1,0 +1,1 @@
+"""Worker threads, an event loop in a thread, and cancellation."""

@@ -1,0 +1,1 @@
+"""Connections, dialects and migrations of SQLite and PostgreSQL."""

@@ -1,0 +1,104 @@
+"""A psycopg connection that gives up on a server that does not answer.
+
+`statement_timeout` is the server's own limit. A frozen server enforces none, and a cancelled statement waits for it. So
+this shuts the socket down: libpq then reports a broken connection, which no pool uses again.
+
+If the URL names several hosts, the one that worked last is tried first, and one that failed last. Otherwise a frozen
+host that the URL names first would delay every new connection until the time limit.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Self
+
+from psycopg import AsyncConnection, OperationalError
+from psycopg.pq import TransactionStatus
+
+Address = tuple[str, str]
+"""Host and port."""
+
+
+class HostOrder:
+    """Order in which the hosts of a database URL are tried."""
+
+    def __init__(self, addresses: tuple[Address, ...]) -> None:
+        self._addresses = list(addresses)
+
+    def list_arguments(self) -> dict[str, str]:
+        """The hosts and ports as arguments of libpq, in the order to try them."""
+        hosts, ports = zip(*self._addresses, strict=True)
+        return {"host": ",".join(hosts), "port": ",".join(ports)}
+
+    def prefer(self, address: Address) -> None:
+        """Puts the host first that a connection was made to."""
+        if address in self._addresses:
+            self._addresses.remove(address)
+            self._addresses.insert(0, address)
+
+    def demote_first(self) -> None:
+        """Puts the first host last, because no host accepted a connection; it may be the one that does not answer."""
+        self._addresses.append(self._addresses.pop(0))
+
+
+def find_host_order(arguments: Mapping[str, Any]) -> HostOrder | None:
+    """The order of these hosts, shared by all connections of the process; None for a single host."""
+    hosts, ports = str(arguments.get("host", "")).split(","), str(arguments.get("port", "")).split(",")
+    if len(hosts) < 2 or len(hosts) != len(ports):
+        return None
+    return _get_host_order(tuple(zip(hosts, ports, strict=True)))
+
+
+@lru_cache(maxsize=100)
+def _get_host_order(addresses: tuple[Address, ...]) -> HostOrder:
+    return HostOrder(addresses)
+
+
+CONNECT_SECONDS = 5
+"""Maximum time to connect to one host."""
+_GRACE_SECONDS = 1.0
+"""Time after the deadline to read an answer that arrived while the event loop was busy."""
+
+
+class DeadlineConnection(AsyncConnection[Any]):
+    """Shuts its socket down if the server has not answered a statement within `deadline_seconds`."""
+
+    deadline_seconds: float = 10.0
+    _timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def connect(cls, *args: Any, **kwargs: Any) -> Self:
+        """Connects to the first host that accepts it, in the order of `HostOrder`."""
+        order = find_host_order(kwargs)
+        if order is None:
+            return await super().connect(*args, **kwargs)
+        try:
+            connection = await super().connect(*args, **(kwargs | order.list_arguments()))
+        except OperationalError:
+            order.demote_first()
+            raise
+        order.prefer((connection.info.host, str(connection.info.port)))
+        return connection
+
+    async def wait(self, *args: Any, **kwargs: Any) -> Any:
+        self._start_timer(self.deadline_seconds, self._on_deadline)
+        try:
+            return await super().wait(*args, **kwargs)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _start_timer(self, seconds: float, callback: Any) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, callback)
+
+    def _on_deadline(self) -> None:
+        self._start_timer(_GRACE_SECONDS, self._shut_down)
+
+    def _shut_down(self) -> None:
+        # An idle connection waits for notifications, which may take any time.
+        if not self.closed and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            with suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,405 @@
+"""SQLAlchemy tables. The migrations create them; a test checks that both agree.
+
+The primary key of every tenant's row begins with the tenant, then the conversation if the row belongs to one.
+Times are microseconds since 1970, digests have 32 bytes, bodies are canonical JSON stored as TEXT to preserve their
+bytes.
+"""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
+from sqlalchemy.types import UserDefinedType
+
+
+class Bytes(UserDefinedType[bytes]):
+    """Binary column without conversion; SQLAlchemy's own type would copy every value."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "BLOB"
+
+
+metadata = MetaData()
+
+conversations = Table(
+    "quire_conversations",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("title", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("purged_at", BigInteger),
+    Column("client", Text),
+    Column("session", Text),
+    Column("project", Text),
+    Column("agent", Text),
+    Column("parent_agent", Text),
+    Column("purpose", Text),
+    Column("row_digest", Bytes, nullable=False),
+)
+
+branches = Table(
+    "quire_branches",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("lineage", Text, nullable=False),
+    Column("head_seq", BigInteger, nullable=False),
+    Column("head_digest", Bytes, nullable=False),
+    Column("head_path", Bytes, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
+)
+
+entries = Table(
+    "quire_entries",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("role", Text),
+    Column("author", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("digest", Bytes, nullable=False),
+    Column("path", Bytes, nullable=False),
+    Column("tokens", Integer),
+    Column("counter", Text),
+    Column("body", Text, nullable=False),
+    Column("notes", Text),
+    Column("purged_at", BigInteger),
+    Column("content_digest", Bytes, nullable=False),
+)
+
+paths = Table(
+    "quire_paths",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("path", Bytes, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, nullable=False),
+)
+"""The message at the end of each path. Separate from the entries so that it can be partitioned by path: the look-up
+finds the conversation, so it cannot filter by it."""
+
+blobs = Table(
+    "quire_blobs",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("digest", Bytes, primary_key=True),
+    Column("media_type", Text, nullable=False),
+    Column("data", Bytes, nullable=False),
+    Column("uploaded_at", BigInteger),
+)
+"""`uploaded_at` is set for a blob that was stored before the message that uses it, and may have no references yet."""
+
+blob_uses = Table(
+    "quire_blob_uses",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("digest", Bytes, primary_key=True),
+)
+"""References from entries to blobs, so that a purge can delete blobs without references."""
+
+manifests = Table(
+    "quire_manifests",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("manifest", Text, nullable=False),
+    Column("request_id", Text),
+    Column("response_id", Text),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""The manifest of every answered request (what it was built from), by the number of its reply.
+
+`response_id` is the id by which a client may refer to the reply; an upstream may repeat one."""
+
+imports = Table(
+    "quire_imports",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("item", Text, primary_key=True),
+    Column("digest", Bytes, primary_key=True),
+    Column("branch", Integer, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+)
+"""Ledger of imported messages: the id and the digest of each in its source, and the entry that it became."""
+
+transcripts = Table(
+    "quire_transcripts",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("project", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("subpath", Text, primary_key=True),
+    Column("conversation", Text),
+    Column("line_count", BigInteger, nullable=False),
+    Column("modified_at", BigInteger, nullable=False),
+    Column("summary", Text),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Transcripts of agents, which resume their sessions from them. `subpath` is empty for the session's own one;
+`conversation` was made from it."""
+
+transcript_lines = Table(
+    "quire_transcript_lines",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("project", Text, primary_key=True),
+    Column("session", Text, primary_key=True),
+    Column("subpath", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("uuid", Text),
+    Column("line", Text, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Lines of a transcript, opaque and in order; `uuid` identifies a line that may be appended again."""
+
+calibrations = Table(
+    "quire_calibrations",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("calibration", Text, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Ratio of a model's reported tokens to Quire's own counts, as JSON."""
+
+costs = Table(
+    "quire_costs",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("cost_usd", Double, nullable=False),
+)
+"""Total cost of a conversation's model calls, summaries included, by API key ('' without one)."""
+
+spending = Table(
+    "quire_spending",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("shard", Integer, primary_key=True, autoincrement=False),
+    Column("cost_usd", Double, nullable=False),
+)
+"""Total cost of an API key's calls ('' without one): the sum of its shards. Each conversation belongs to one shard, so
+that concurrent calls rarely wait for the lock of the same row."""
+
+spend_reservations = Table(
+    "quire_spend_reservations",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("reservation", Text, primary_key=True),
+    Column("conversation", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("amount_usd", Double, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""Estimated cost of each call in progress that a spend cap applies to."""
+
+turn_leases = Table(
+    "quire_turn_leases",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("turn", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("after_seq", BigInteger),
+    Column("question_digest", Bytes),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("stop_requested", Integer, nullable=False),
+    Column("pending_call", Text),
+    Column("approval", Text),
+    Column("is_approved", Integer),
+    Column("outcome", Text),
+)
+"""Running turns of servers: see `quire.turns.leases`. `owner` names the process; `after_seq` and `question_digest`
+are the idempotency key of the question."""
+
+passages = Table(
+    "quire_passages",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("scope", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("digest", Bytes, nullable=False),
+    Column("at", BigInteger),
+    Column("embedder", Text),
+    Column("vector", Bytes),
+)
+"""Searchable passages of vault documents and memories. Derived data.
+
+`vector` is used only where PostgreSQL has the extension pgvector, and has its type there."""
+
+terms = Table(
+    "quire_terms",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("scope", Text, primary_key=True),
+    Column("term", Text, primary_key=True),
+    Column("block", BigInteger, primary_key=True, autoincrement=False),
+    Column("postings", Bytes, nullable=False),
+)
+"""The inverted index: one row per term and block of numbers of passages or messages; it also stores the vectors of
+passages, by embedder."""
+
+search_scopes = Table(
+    "quire_search_scopes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("scope", Text, primary_key=True),
+    Column("next_number", BigInteger, nullable=False),
+    Column("passage_count", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("format", Integer, nullable=False),
+)
+"""Next number and count of a scope's passages, and the format version of its index. A writer of the scope locks this
+row. Of the messages, segments are numbered, and `revision` counts their changes."""
+
+message_segments = Table(
+    "quire_message_segments",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("segment", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("erasures", Integer, nullable=False),
+    Column("format", Integer, nullable=False),
+    Column("embedder", Text),
+    Column("columns", Bytes, nullable=False),
+    Column("terms", Bytes, nullable=False),
+)
+"""Index of a branch's own messages, `ENTRIES_PER_SEGMENT` entries per row, as opaque bytes. Derived data.
+
+`number` identifies the segment within the tenant, `revision` its last change, `erasures` counts its purges. `embedder`
+is set if every message in it has a vector."""
+
+unindexed_branches = Table(
+    "quire_unindexed_branches",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
+)
+"""Branches with entries that are not in the message index yet, and the last of them: an outbox that every append writes
+to."""
+
+uncounted_branches = Table(
+    "quire_uncounted_branches",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
+)
+"""Branches with entries that are not in the roll-up yet, and the last of them: an outbox of every append."""
+
+memories = Table(
+    "quire_memories",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("memory", Text, primary_key=True),
+    Column("namespace", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("conversation", Text),
+    Column("branch", Integer),
+    Column("seq", BigInteger),
+    Column("source", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("retired_at", BigInteger),
+    Column("replaced_by", Text),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Memories of an agent, each with the message or the source that it came from."""
+
+documents = Table(
+    "quire_documents",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("vault", Text, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("digest", Bytes, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("modified_ns", BigInteger, nullable=False),
+    Column("title", Text, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("aliases", Text, nullable=False),
+    Column("headings", Text, nullable=False),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""Indexed files of a vault; aliases and headings are JSON lists. Derived data."""
+
+api_keys = Table(
+    "quire_api_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("digest", Bytes, nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("requests_per_minute", Integer),
+    Column("max_spend", Double),
+    Column("models", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
+    Column("row_digest", Bytes, nullable=False),
+)
+"""API keys: the public id and the digest of the secret; scopes are separated by spaces,
+`models` is a JSON list."""
+
+turn_events = Table(
+    "quire_turn_events",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("turn", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("events", Text, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+)
+"""Events of running turns that other processes show, as JSON arrays; `number` is that of the first event in a row."""
+
+rate_limits = Table(
+    "quire_rate_limits",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("tokens", Double, nullable=False),
+    Column("granted", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+"""Token bucket of an API key: its tokens at a time in seconds, and the permits that the last server took."""
+
+sweeps = Table(
+    "quire_sweeps",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("swept_until", BigInteger, nullable=False),
+)
+"""Time up to which each sweep has searched for missing work. It covers all tenants, so it has no tenant column."""

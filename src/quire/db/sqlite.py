@@ -1,0 +1,217 @@
+"""SQLite: one writer thread, several reader threads, and short inline reads on the caller's thread."""
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import Any, cast
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.pool import StaticPool
+
+from quire.db import migrate
+from quire.db.database import (
+    INLINE_READ_FLAG,
+    InlineReadTooLong,
+    PoolStats,
+    T,
+    TransactionOptions,
+    Work,
+    map_database_errors,
+)
+from quire.db.database_url import create_private_files
+from quire.db.notifications import ConversationKey, Notifications, take_changes
+from quire.db.raw_sql import execute_text
+
+BUSY_TIMEOUT_SECONDS = 60
+"""Maximum wait for the write lock of another process."""
+
+CHECKPOINT_WAIT_SECONDS = 10.0
+"""Maximum wait of a purge for readers whose snapshots prevent the checkpoint; later writes then retry it."""
+
+_CHECKPOINT_RETRY_SECONDS = 0.01
+_READER_THREADS = 4
+# synchronous FULL: an acknowledged append survives a power cut. secure_delete: purged content is overwritten.
+_PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "secure_delete = ON",
+    "foreign_keys = ON",
+    "cache_size = -16000",
+)
+_BEGIN_WRITE = "BEGIN IMMEDIATE"
+
+
+class SqliteDatabase:
+    """One thread and connection for writes; several for reads, which never block in WAL mode.
+
+    Inline reads run on the caller's thread, because a round trip to another thread takes longer than the read.
+    """
+
+    def __init__(self, writer: Engine, reader: Engine, inline: Engine | None) -> None:
+        self._writer, self._reader, self._inline_engine = writer, reader, inline
+        self.notifications = Notifications()
+        self._inline_connection: Connection | None = None
+        self._needs_checkpoint = False
+        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="quire-write")
+        self._read_threads = (
+            self._write_thread
+            if writer is reader
+            else ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="quire-read")
+        )
+
+    @classmethod
+    async def open(cls, url: URL) -> "SqliteDatabase":
+        if url.database in (None, "", ":memory:"):
+            writer = reader = _build_engine(url, begin=_BEGIN_WRITE, poolclass=StaticPool)
+            inline = None
+        else:
+            await asyncio.to_thread(create_private_files, url)
+            writer = _build_engine(url, begin=_BEGIN_WRITE, pool_size=1, max_overflow=0)
+            reader = _build_engine(url, begin="BEGIN", pool_size=_READER_THREADS, max_overflow=0)
+            inline = _build_engine(url, begin=None, pool_size=1, max_overflow=0)
+        database = cls(writer, reader, inline)
+        try:
+            await database.write(_migrate_if_needed, TransactionOptions(tenant=""))
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def read(self, work: Work[T], options: TransactionOptions) -> T:
+        if options.inline and self._inline_engine is not None:
+            try:
+                return self._read_inline(self._inline_engine, work)
+            except InlineReadTooLong:
+                pass
+        result, _ = await self._run_in_thread(self._read_threads, self._reader, work)
+        return result
+
+    async def write(self, work: Work[T], options: TransactionOptions) -> T:
+        del options
+        result, changes = await self._run_in_thread(self._write_thread, self._writer, work)
+        self.notifications.announce_changes(changes)
+        if self._needs_checkpoint:
+            await self._try_checkpoint()
+        return result
+
+    async def check_writable(self, *, max_age_seconds: float) -> None:
+        """Does nothing: the file is on this machine, and a write reports its own error at once."""
+
+    async def check_known_outage(self) -> None:
+        """Does nothing, like `check_writable`."""
+
+    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+        """Does nothing: there is no connection to lose."""
+
+    def get_pool_stats(self) -> PoolStats:
+        pools: list[Any] = [engine.pool for engine in {self._writer, self._reader}]
+        in_use = sum(pool.checkedout() for pool in pools if hasattr(pool, "checkedout"))
+        return PoolStats(in_use=in_use, idle=sum(pool.checkedin() for pool in pools if hasattr(pool, "checkedin")))
+
+    async def scrub(self) -> None:
+        """Checkpoints the write-ahead log, which retains old pages until then.
+
+        A reader with an older snapshot prevents that. This waits for it up to `CHECKPOINT_WAIT_SECONDS`, without
+        blocking other writes; after that every write tries again, and closing the last connection checkpoints too.
+        """
+        self._needs_checkpoint = True
+        deadline = time.monotonic() + CHECKPOINT_WAIT_SECONDS
+        # Polling, because readers may be in other processes.
+        while not await self._try_checkpoint() and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_CHECKPOINT_RETRY_SECONDS)
+
+    async def _try_checkpoint(self) -> bool:
+        checkpoint = partial(_checkpoint, self._writer)
+        is_complete = await asyncio.get_running_loop().run_in_executor(self._write_thread, checkpoint)
+        if is_complete:
+            self._needs_checkpoint = False
+        return is_complete
+
+    def _read_inline(self, engine: Engine, work: Work[T]) -> T:
+        """Reads without a transaction: each statement sees what is committed when it starts."""
+        with map_database_errors():
+            if self._inline_connection is None:
+                self._inline_connection = engine.connect()
+                self._inline_connection.info[INLINE_READ_FLAG] = True
+            return work(self._inline_connection)
+
+    async def _run_in_thread(
+        self, threads: ThreadPoolExecutor, engine: Engine, work: Work[T]
+    ) -> tuple[T, set[ConversationKey]]:
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(_run_transaction, engine, work))
+
+    async def close(self) -> None:
+        for threads in {self._write_thread, self._read_threads}:
+            await asyncio.to_thread(threads.shutdown)
+        if self._inline_connection is not None:
+            self._inline_connection.close()
+        for engine in {self._writer, self._reader, self._inline_engine} - {None}:
+            cast(Engine, engine).dispose()
+
+
+def _run_transaction(engine: Engine, work: Work[T]) -> tuple[T, set[ConversationKey]]:
+    """Returns the result, and the conversations that were changed."""
+    with map_database_errors():
+        with engine.begin() as connection:
+            take_changes(connection)
+            result = work(connection)
+            changes = take_changes(connection)
+        return result, changes
+
+
+def _checkpoint(engine: Engine) -> bool:
+    """Moves the write-ahead log into the database file and truncates it; returns whether no reader prevented that."""
+    with map_database_errors(), closing(engine.raw_connection()) as connection:
+        try:
+            [is_busy, *_] = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            return False
+        return not is_busy
+
+
+def _migrate_if_needed(connection: Connection) -> None:
+    if migrate.needs_upgrade(connection):
+        migrate.run_migrations(connection)
+
+
+def _build_engine(url: URL, *, begin: str | None, **pool: Any) -> Engine:
+    engine = create_engine(
+        url.set(drivername="sqlite+pysqlite"),
+        connect_args={"check_same_thread": False, "isolation_level": None, "timeout": BUSY_TIMEOUT_SECONDS},
+        **pool,
+    )
+
+    def on_connect(connection: Any, _record: object) -> None:
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+        if begin == _BEGIN_WRITE:
+            connection.execute("PRAGMA busy_timeout = 0")
+
+    def on_begin(connection: Connection) -> None:
+        if begin == _BEGIN_WRITE:
+            _acquire_write_lock(connection)
+        elif begin is not None:
+            execute_text(connection, begin)
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+    return engine
+
+
+def _acquire_write_lock(connection: Connection) -> None:
+    """Polls for the write lock every 1 to 3 ms: SQLite's own backoff grows to 100 ms and starves a writer."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            return execute_text(connection, _BEGIN_WRITE)
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0.001, 0.003))  # noqa: S311 (jitter)

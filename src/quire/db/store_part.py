@@ -1,0 +1,101 @@
+"""Base of the store and of its parts: methods that run one function in one transaction of one tenant.
+
+An operation is a function `(connection, tenant, …)`. A part of the store binds it with one line, which also says how it
+runs: `list_origins = read(conversations.list_origins)`.
+"""
+
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from quire.db.database import BULK_STATEMENT_SECONDS, REQUEST_STATEMENT_SECONDS, Database, TransactionOptions
+from quire.errors import StoreError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+StoreFunction = Callable[Concatenate[Connection, str, P], T]
+
+DEFAULT_TENANT = "default"
+
+
+class TenantDatabase:
+    """A database as one tenant uses it. All parts of a store share it."""
+
+    def __init__(self, database: Database, tenant: str) -> None:
+        if not tenant:
+            raise StoreError("The tenant of a store must not be empty; give it a name.")
+        self.database, self.tenant = database, tenant
+
+
+class StorePart:
+    """A part of a store."""
+
+    def __init__(self, base: TenantDatabase) -> None:
+        self.base = base
+
+    async def run(
+        self, transaction: "Transaction", function: StoreFunction[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs a function in a transaction of the tenant."""
+        base = self.base
+        options = TransactionOptions(
+            base.tenant, inline=transaction.inline, statement_seconds=transaction.statement_seconds
+        )
+        run = base.database.write if transaction.writes else base.database.read
+        return await run(lambda connection: function(connection, base.tenant, *args, **kwargs), options)
+
+    async def run_on_conversation(
+        self,
+        function: Callable[Concatenate[Connection, str, str, P], T],
+        conversation: str,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Runs a write that locks rows of this conversation."""
+        base = self.base
+        return await base.database.write(
+            lambda connection: function(connection, base.tenant, conversation, *args, **kwargs),
+            TransactionOptions(base.tenant, conversation=conversation),
+        )
+
+
+Method = Callable[Concatenate[StorePart, P], Coroutine[Any, Any, T]]
+
+
+class Transaction(NamedTuple):
+    """How an operation runs; called with the operation, it makes the method of a store."""
+
+    writes: bool = False
+    inline: bool = False
+    statement_seconds: float = REQUEST_STATEMENT_SECONDS
+
+    def __call__(self, function: StoreFunction[P, T]) -> Method[P, T]:
+        @wraps(function)
+        async def method(part: StorePart, *args: P.args, **kwargs: P.kwargs) -> T:
+            return await part.run(self, function, *args, **kwargs)
+
+        return method
+
+
+read = Transaction()
+read_inline = Transaction(inline=True)
+"""A read that usually returns few rows, so it may run on the event loop."""
+read_bulk = Transaction(statement_seconds=BULK_STATEMENT_SECONDS)
+"""A read whose statements may take minutes."""
+write = Transaction(writes=True)
+write_bulk = Transaction(writes=True, statement_seconds=BULK_STATEMENT_SECONDS)
+"""A write whose statements may take minutes."""
+
+
+def write_conversation(
+    function: Callable[Concatenate[Connection, str, str, P], T],
+) -> Callable[Concatenate[StorePart, str, P], Coroutine[Any, Any, T]]:
+    """A write that locks rows of the conversation in its first argument."""
+
+    @wraps(function)
+    async def method(part: StorePart, conversation: str, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await part.run_on_conversation(function, conversation, *args, **kwargs)
+
+    return method

@@ -1,0 +1,288 @@
+"""Bounded readers for files of unknown origin: JSON Lines, large JSON documents, and SQLite databases.
+
+No line, value or query can take more memory or time than its limit, and a broken item does not end the file: it yields
+a `SourceError`, and the items after it are read.
+"""
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from pydantic_core import from_json
+
+from quire.importers.base import SourceError
+from quire.model.base import replace_lone_surrogates
+
+MAX_LINE_BYTES = 64_000_000
+"""Maximum length of one line; a longer one is skipped without being loaded."""
+_SKIP_BYTES = 1_000_000
+
+MAX_VALUE_BYTES = 64_000_000
+"""Maximum length of one value of a document: a conversation."""
+MAX_VALUE_TOKENS = 2_000_000
+"""Maximum strings and brackets of one value: each takes up to a hundred bytes of memory once it is parsed."""
+MAX_VALUE_DEPTH = 500
+"""Maximum nesting of one value."""
+_PARSER_DEPTH = 100
+"""Nesting up to which `parse_json` is used; its parser refuses more than 200 levels."""
+_CHUNK_BYTES = 256 * 1024
+_NEXT_BRACKET = re.compile(rb'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)*+([\[\]{}]?)', re.DOTALL)
+"""Everything up to a bracket outside of strings, and the bracket; without one, up to a string that does not end."""
+_STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_BETWEEN_VALUES = b" \t\r\n,"
+_OTHER_ENCODINGS = (b"\xff\xfe", b"\xfe\xff", b"\x00")
+
+MAX_CELL_BYTES = MAX_LINE_BYTES
+"""Maximum size of one value of a database."""
+MAX_QUERY_STEPS = 2_000_000_000
+"""Maximum steps of SQLite's virtual machine for one database: minutes of work, and no query without end."""
+MAX_TABLES = 1_000
+"""Tables of a database that are looked at."""
+_PROGRESS_STEPS = 1_000_000
+SQLITE_HEADER = b"SQLite format 3\x00"
+
+
+def parse_json(data: bytes) -> Any:
+    """Parses JSON of a bounded depth and replaces lone surrogates; raises `ValueError` if it is not valid."""
+    try:
+        return from_json(data)
+    except ValueError:
+        # The fast parser refuses lone surrogates, which programs write where they cut a text within a character.
+        if b"\\u" not in data:
+            raise
+    try:
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return from_json(replace_lone_surrogates(text).encode())
+
+
+class JsonLine(NamedTuple):
+    number: int
+    value: dict[str, Any]
+
+
+def read_json_lines(
+    path: Path, *, is_skipped: Callable[[bytes], bool] | None = None
+) -> Iterator[JsonLine | SourceError]:
+    """The objects of a file, one per line, with their line numbers from 1.
+
+    A last line without a line break that is not complete JSON is skipped: the program is still writing it.
+    `is_skipped` decides by its bytes whether a line is skipped without being parsed.
+    """
+    with path.open("rb") as stream:
+        yield from parse_json_lines(stream, name=path.name, is_skipped=is_skipped)
+
+
+def parse_json_lines(
+    stream: IO[bytes], *, name: str, is_skipped: Callable[[bytes], bool] | None = None
+) -> Iterator[JsonLine | SourceError]:
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        is_complete = line.endswith(b"\n")
+        if len(line) > MAX_LINE_BYTES and not is_complete:
+            while (piece := stream.readline(_SKIP_BYTES)) and not piece.endswith(b"\n"):
+                pass
+            yield SourceError.of(f"{name}:{number}", f"The line has more than {MAX_LINE_BYTES:,} bytes.")
+            continue
+        if line.isspace() or (is_skipped is not None and is_skipped(line)):
+            continue
+        try:
+            value = parse_json(line)
+        except ValueError as error:
+            if is_complete:
+                yield SourceError.of(f"{name}:{number}", f"The line is not JSON: {error}.")
+            continue
+        if isinstance(value, dict):
+            yield JsonLine(number, value)
+        else:
+            yield SourceError.of(f"{name}:{number}", "The line is not a JSON object.")
+
+
+class JsonValue(NamedTuple):
+    number: int
+    """Position among the values of the document, from 1."""
+    value: dict[str, Any]
+
+
+def read_json_values(stream: IO[bytes], *, name: str) -> Iterator[JsonValue | SourceError]:
+    """The objects of a document: items of its array, or each of several values. Other values are errors.
+
+    Exports are single arrays of hundreds of megabytes. A scanner finds where each item ends, and only that item is
+    parsed. Streaming parsers of others build any item however large it is; here a larger one is skipped without being
+    loaded.
+    """
+    for number, piece in enumerate(_Scanner().scan(stream), start=1):
+        item = f"{name}:{number}"
+        if piece.reason is not None:
+            yield SourceError.of(item, piece.reason)
+            continue
+        try:
+            if piece.depth <= _PARSER_DEPTH:
+                value = parse_json(piece.data)
+            else:
+                text = json.dumps(json.loads(piece.data), ensure_ascii=False)
+                value = json.loads(replace_lone_surrogates(text))
+        except RecursionError:
+            yield SourceError.of(item, "The item is not JSON: it is nested too deeply.")
+            continue
+        except ValueError as error:
+            yield SourceError.of(item, f"The item is not JSON: {error}.")
+            continue
+        yield JsonValue(number, value) if isinstance(value, dict) else SourceError.of(item, "The item is no object.")
+
+
+class _Piece(NamedTuple):
+    """A value without its parsed form, or the reason why it cannot be parsed."""
+
+    data: bytes = b""
+    depth: int = 0
+    reason: str | None = None
+
+
+class _Scanner:
+    """Splits a document at the brackets of its outermost values."""
+
+    def __init__(self) -> None:
+        self._base: int | None = None
+        """Depth at which values begin: 1 inside an array, 0 otherwise; None before the first bracket."""
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+        self._has_other_value = False
+        self._begin_value()
+
+    def _begin_value(self) -> None:
+        self._pieces: list[bytes] = []
+        self._bytes = self._tokens = self._deepest = 0
+
+    @property
+    def _is_between_values(self) -> bool:
+        return self._depth <= (self._base or 0)
+
+    def scan(self, stream: IO[bytes]) -> Iterator[_Piece]:
+        chunk = stream.read(_CHUNK_BYTES)
+        if chunk.startswith(_OTHER_ENCODINGS):
+            yield _Piece(reason="The file is not UTF-8; convert it first.")
+            return
+        chunk = chunk.removeprefix(b"\xef\xbb\xbf")
+        while chunk:
+            yield from self._scan_chunk(chunk)
+            chunk = stream.read(_CHUNK_BYTES)
+        if self._depth or self._in_string:
+            yield _Piece(reason="The file ends in the middle of a value; it may not be complete.")
+
+    def _scan_chunk(self, chunk: bytes) -> Iterator[_Piece]:
+        position = self._finish_string(chunk, 0) if self._in_string else 0
+        start = 0
+        """Where the current value, or the gap before the next one, begins in the chunk."""
+        while (bracket := _NEXT_BRACKET.match(chunk, position)) is not None and bracket[1]:
+            position = bracket.end()
+            if bracket[1] in b"[{":
+                if self._is_between_values:
+                    start = position - 1
+                    self._add_gap(chunk[bracket.start() : start])
+                    if self._has_other_value:
+                        yield _Piece(reason="The item is no object.")
+                    self._has_other_value = False
+                    self._begin_value()
+                self._depth += 1
+                if self._base is None:
+                    self._base = 1 if bracket[1] == b"[" else 0
+                if self._depth > self._base:
+                    self._tokens += 1
+                    self._deepest = max(self._deepest, self._depth - self._base)
+            elif self._is_between_values:
+                # The array ends here, or nothing that is open.
+                self._depth = self._base = 0
+                self._add_gap(chunk[start : position - 1])
+            else:
+                self._depth -= 1
+                if self._is_between_values:
+                    self._add(chunk[start:position])
+                    reason = self._find_excess()
+                    yield _Piece(reason=reason) if reason else _Piece(b"".join(self._pieces), self._deepest)
+                    self._begin_value()
+            if self._is_between_values:
+                start = position
+        end = bracket.end() if bracket is not None else position
+        if end < len(chunk):
+            # A string begins here and ends in a later chunk.
+            self._finish_string(chunk, end + 1)
+        if self._is_between_values:
+            self._add_gap(chunk[start:])
+        else:
+            self._add(chunk[start:])
+
+    def _finish_string(self, chunk: bytes, position: int) -> int:
+        """Position after the string that contains `position`; the end of the chunk if it does not end here."""
+        rest = _STRING_REST.match(chunk, position + self._is_escaped)
+        end = rest.end() if rest is not None else len(chunk)
+        self._in_string = chunk[end : end + 1] != b'"'
+        self._is_escaped = self._in_string and end < len(chunk)
+        return len(chunk) if self._in_string else end + 1
+
+    def _add(self, data: bytes) -> None:
+        self._bytes += len(data)
+        self._tokens += (data.count(b'"') - data.count(b'\\"')) // 2
+        if self._find_excess() is None:
+            self._pieces.append(data)
+        else:
+            self._pieces.clear()
+
+    def _add_gap(self, gap: bytes) -> None:
+        self._has_other_value |= bool(gap.strip(_BETWEEN_VALUES))
+
+    def _find_excess(self) -> str | None:
+        if self._bytes > MAX_VALUE_BYTES:
+            return f"The item has more than {MAX_VALUE_BYTES:,} bytes."
+        if self._tokens > MAX_VALUE_TOKENS:
+            return f"The item has more than {MAX_VALUE_TOKENS:,} strings and brackets."
+        if self._deepest > MAX_VALUE_DEPTH:
+            return f"The item is nested more than {MAX_VALUE_DEPTH} levels deep."
+        return None
+
+
+class SqliteReader:
+    """A database of another program, open for reading. The program may be using it, or anyone may have made it.
+
+    Only ordinary tables are read, since a view can run any query.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'")
+        self._tables = frozenset(name for (name,) in rows.fetchmany(MAX_TABLES))
+
+    def has_tables(self, *names: str) -> bool:
+        return self._tables.issuperset(names)
+
+    def query(self, sql: str, parameters: tuple[object, ...] = ()) -> Iterator[dict[str, Any]]:
+        """Rows as dicts, read one at a time."""
+        with closing(self._connection.execute(sql, parameters)) as cursor:
+            names = [column[0] for column in cursor.description]
+            for row in cursor:
+                yield dict(zip(names, row, strict=True))
+
+
+@contextmanager
+def open_sqlite(path: Path) -> Generator[SqliteReader]:
+    """Opens a database read-only; raises `sqlite3.Error` or `OSError` if it is none."""
+    with path.open("rb") as stream:
+        if stream.read(len(SQLITE_HEADER)) != SQLITE_HEADER:
+            raise sqlite3.DatabaseError("it is not a SQLite database")
+    with closing(
+        sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+    ) as connection:
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        steps = count(_PROGRESS_STEPS, _PROGRESS_STEPS)
+        connection.set_progress_handler(lambda: next(steps) > MAX_QUERY_STEPS, _PROGRESS_STEPS)
+        yield SqliteReader(connection)

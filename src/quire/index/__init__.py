@@ -1,0 +1,1 @@
+"""The search index in the database: passages, messages, memories and documents."""

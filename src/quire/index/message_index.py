@@ -1,0 +1,456 @@
+"""The message index of a tenant: segments of each branch, and rows of the inverted index over all of them.
+
+Every append marks its branch as unindexed in the same transaction. An indexer reads what is missing as tasks, extends
+the segments, and stores them together with their postings. A writer locks the tenant's scope of messages, so segments,
+postings and revisions agree at every commit, and revisions commit in their order. A purge locks it too: what was read
+before a purge is refused after it.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, and_, bindparam, delete, func, insert, or_, select, text
+
+from quire.db.dialects import insert_or_ignore, upsert
+from quire.db.raw_sql import fetch_binary, yield_to_event_loop
+from quire.db.schema import branches, entries, message_segments, terms, unindexed_branches
+from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
+from quire.errors import InvalidEntry, StaleSegment
+from quire.index.inverted_index import (
+    SearchScope,
+    append_index_rows,
+    get_scope,
+    lock_scope,
+    remove_numbers,
+    split_chunks,
+    update_scope,
+)
+from quire.index.types import (
+    IndexedBranch,
+    IndexingBatch,
+    MessageIndexRead,
+    SegmentColumns,
+    SegmentData,
+    SegmentRef,
+    SegmentTask,
+    SegmentUpdate,
+    messages_scope,
+)
+from quire.log import conversations, reads
+from quire.log.conversations import with_branch
+from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, MessageKey
+from quire.model import Entry
+from quire.search.format import FORMAT_VERSION
+from quire.search.postings import ENTRIES_PER_SEGMENT, build_postings
+
+MAX_UNINDEXED_BRANCHES = 500
+"""Branches of one indexing batch."""
+MAX_CHANGES = 256
+"""Changed segments of one read, at about 40 kB each."""
+
+_REF_COLUMNS = tuple(message_segments.c[name] for name in SegmentRef._fields)
+
+
+def list_segments(connection: Connection, tenant: str, branch: Branch) -> list[SegmentRef]:
+    """The segments along a branch, oldest first. The last one of a parent may extend beyond the fork."""
+    ranges = list(branch.split_ranges())
+    if not ranges:
+        return []
+    along_branch = or_(
+        *(
+            and_(
+                message_segments.c.branch == own_range.branch,
+                message_segments.c.segment.between(
+                    (own_range.first - 1) // ENTRIES_PER_SEGMENT, (own_range.last - 1) // ENTRIES_PER_SEGMENT
+                ),
+            )
+            for own_range in ranges
+        )
+    )
+    query = select(*_REF_COLUMNS).where(
+        message_segments.c.tenant == tenant, message_segments.c.conversation == branch.conversation, along_branch
+    )
+    branch_order = {own_range.branch: index for index, own_range in enumerate(reversed(ranges))}
+    refs = [SegmentRef._make(row) for row in connection.execute(query)]
+    return sorted(refs, key=lambda ref: (branch_order[ref.branch], ref.segment))
+
+
+def read_segments(
+    connection: Connection, tenant: str, conversation: str, refs: Sequence[SegmentRef]
+) -> list[SegmentData]:
+    """The bytes of these segments, in order; raises `StaleSegment` if one was rewritten since it was listed."""
+    data_by_revision: dict[int, SegmentData] = {}
+    for branch, first, last in _group_consecutive(refs):
+        params = {"tenant": tenant, "conversation": conversation, "branch": branch, "first": first, "last": last}
+        for revision, columns, term_data in fetch_binary(connection, SEGMENT_DATA, params):
+            data_by_revision[revision] = SegmentData(columns, term_data)
+    if missing := [ref for ref in refs if ref.revision not in data_by_revision]:
+        conversations.get_conversation(connection, tenant, conversation)
+        raise StaleSegment(
+            f"Segment {missing[0].segment} of branch {missing[0].branch} of {conversation!r} was rewritten since it "
+            "was listed; list the segments again."
+        )
+    return [data_by_revision[ref.revision] for ref in refs]
+
+
+SEGMENT_DATA = text("""
+    SELECT revision, columns, terms FROM quire_message_segments
+    WHERE tenant = :tenant AND conversation = :conversation AND branch = :branch AND segment BETWEEN :first AND :last
+""")
+
+
+def _group_consecutive(refs: Iterable[SegmentRef]) -> Iterator[tuple[int, int, int]]:
+    """Ranges of consecutive segments of a branch, each of which is one range of the primary key."""
+    first = last = None
+    for ref in sorted(refs, key=lambda ref: (ref.branch, ref.segment)):
+        if first is not None and last is not None and (ref.branch, ref.segment - 1) != (last.branch, last.segment):
+            yield first.branch, first.segment, last.segment
+            first = ref
+        first, last = first or ref, ref
+    if first is not None and last is not None:
+        yield first.branch, first.segment, last.segment
+
+
+def has_unindexed(connection: Connection, tenant: str, *, conversations: Collection[str] | None = None) -> bool:
+    """Whether entries of these conversations (None: of any) are not in the index yet."""
+    query = select(unindexed_branches.c.last_seq).where(unindexed_branches.c.tenant == tenant).limit(1)
+    if conversations is None:
+        return connection.execute(query).first() is not None
+    return any(
+        connection.execute(query.where(unindexed_branches.c.conversation.in_(chunk))).first() is not None
+        for chunk in split_chunks(conversations)
+    )
+
+
+def read_indexing_batch(
+    connection: Connection,
+    tenant: str,
+    *,
+    max_entries: int,
+    embedder: str | None = None,
+    conversations: Collection[str] | None = None,
+) -> IndexingBatch:
+    """The next segments to build, of about `max_entries` entries, from these conversations (None: from any).
+
+    With an `embedder`, also segments that lack its vectors.
+    """
+    tasks: list[SegmentTask] = []
+    finished: list[IndexedBranch] = []
+    count = 0
+    for row in _list_unindexed(connection, tenant, conversations):
+        lineage = json.loads(row.lineage)
+        first_own = lineage[-1][1] + 1 if lineage else 1
+        stored = _list_own_segments(connection, tenant, row.conversation, row.branch)
+        for segment in range((first_own - 1) // ENTRIES_PER_SEGMENT, (row.last_seq - 1) // ENTRIES_PER_SEGMENT + 1):
+            last = min(row.last_seq, (segment + 1) * ENTRIES_PER_SEGMENT)
+            if count >= max_entries:
+                return IndexingBatch(tuple(tasks), tuple(finished))
+            task = _make_task(connection, tenant, row, stored.get(segment), segment, last, embedder)
+            if task is not None:
+                tasks.append(task)
+                count += len(task.entries)
+        finished.append(IndexedBranch(row.conversation, row.branch, row.last_seq))
+    return IndexingBatch(tuple(tasks), tuple(finished))
+
+
+def _list_unindexed(connection: Connection, tenant: str, conversations: Collection[str] | None) -> list[Any]:
+    query = (
+        select(
+            unindexed_branches.c.conversation,
+            unindexed_branches.c.branch,
+            unindexed_branches.c.last_seq,
+            branches.c.lineage,
+        )
+        .join(
+            branches,
+            and_(
+                branches.c.tenant == unindexed_branches.c.tenant,
+                branches.c.conversation == unindexed_branches.c.conversation,
+                branches.c.branch == unindexed_branches.c.branch,
+            ),
+        )
+        .where(unindexed_branches.c.tenant == tenant)
+        .order_by(unindexed_branches.c.conversation, unindexed_branches.c.branch)
+        .limit(MAX_UNINDEXED_BRANCHES)
+    )
+    if conversations is None:
+        return list(connection.execute(query))
+    chunks = split_chunks(sorted(conversations))
+    return [
+        row for chunk in chunks for row in connection.execute(query.where(unindexed_branches.c.conversation.in_(chunk)))
+    ]
+
+
+def _list_own_segments(connection: Connection, tenant: str, conversation: str, branch: int) -> dict[int, SegmentRef]:
+    refs = connection.execute(_OWN_SEGMENTS, {"tenant": tenant, "conversation": conversation, "branch": branch})
+    return {ref.segment: ref for ref in map(SegmentRef._make, refs)}
+
+
+_OWN_SEGMENTS = select(*_REF_COLUMNS).where(
+    message_segments.c.tenant == bindparam("tenant"),
+    message_segments.c.conversation == bindparam("conversation"),
+    message_segments.c.branch == bindparam("branch"),
+)
+
+
+def _make_task(
+    connection: Connection,
+    tenant: str,
+    row: Any,
+    stored: SegmentRef | None,
+    segment: int,
+    last: int,
+    embedder: str | None,
+) -> SegmentTask | None:
+    """The task of one segment; None if it has everything."""
+    first = segment * ENTRIES_PER_SEGMENT + 1
+    data: SegmentData | None = None
+    if stored is not None and stored.format == FORMAT_VERSION:
+        is_embedded = embedder is None or stored.embedder == embedder
+        if stored.last_seq >= last and is_embedded:
+            return None
+        [data] = read_segments(connection, tenant, row.conversation, [stored])
+        if stored.last_seq < last:
+            first = stored.last_seq + 1
+    own_entries = reads.read_own_range(connection, tenant, row.conversation, branch=row.branch, first=first, last=last)
+    return SegmentTask(row.conversation, row.branch, segment, last, stored, data, tuple(own_entries))
+
+
+def put_segments(
+    connection: Connection, tenant: str, updates: Sequence[SegmentUpdate], *, indexed: Sequence[IndexedBranch] = ()
+) -> list[SegmentUpdate]:
+    """Stores segments with their postings in one transaction, and returns those that were refused.
+
+    A segment is refused if it was changed, or one of its entries purged, since they were read. The branches in
+    `indexed` are no longer unindexed, unless one of their segments was refused.
+    """
+    scope = lock_messages(connection, tenant)
+    refused: list[SegmentUpdate] = []
+    numbered: list[tuple[int, Mapping[str, int]]] = []
+    for update in updates:
+        _check_range(conversations.get_branch(connection, tenant, update.conversation, update.branch), update)
+        stored = _find_segment(connection, tenant, update.conversation, update.branch, update.segment)
+        if (stored.revision if stored is not None else None) != update.base_revision or (
+            _count_purged(connection, tenant, update) != update.purged_count
+        ):
+            refused.append(update)
+            continue
+        number = stored.number if stored is not None else scope.next_number
+        if update.replaces_rows and stored is not None and stored.format == FORMAT_VERSION:
+            # Its bytes could not be read, so the terms of its messages are not known.
+            first = number * ENTRIES_PER_SEGMENT
+            removed = remove_numbers(connection, tenant, scope.scope, range(first, first + ENTRIES_PER_SEGMENT))
+            scope = scope._replace(passage_count=scope.passage_count - removed)
+        scope = scope._replace(
+            next_number=max(scope.next_number, number + 1),
+            revision=scope.revision + 1,
+            passage_count=scope.passage_count + len(update.term_counts),
+        )
+        _write_segment(connection, tenant, update, number, scope.revision, stored.erasures if stored else 0)
+        numbered += [(number * ENTRIES_PER_SEGMENT + row, counts) for row, counts in update.term_counts]
+    append_index_rows(connection, tenant, scope.scope, build_postings(numbered))
+    update_scope(connection, tenant, scope)
+    unfinished = {(each.conversation, each.branch) for each in refused}
+    _delete_unindexed(connection, tenant, [each for each in indexed if each[:2] not in unfinished])
+    return refused
+
+
+def _check_range(branch: Branch, update: SegmentUpdate) -> None:
+    first = max(update.segment * ENTRIES_PER_SEGMENT, branch.fork_seq) + 1
+    last = min((update.segment + 1) * ENTRIES_PER_SEGMENT, branch.head_seq)
+    if not first <= update.last_seq <= last:
+        raise InvalidEntry(
+            f"Segment {update.segment} of branch {branch.number} can hold the entries {first} to {last}, "
+            f"but this one ends with #{update.last_seq}."
+        )
+
+
+def lock_messages(connection: Connection, tenant: str) -> SearchScope:
+    """Locks the scope of messages. An index of another format is emptied, and every branch marked as unindexed."""
+    scope = lock_scope(connection, tenant, messages_scope(tenant))
+    if scope.format == FORMAT_VERSION:
+        return scope
+    connection.execute(delete(terms).where(terms.c.tenant == tenant, terms.c.scope == scope.scope))
+    mark_all_unindexed(connection, tenant)
+    scope = scope._replace(format=FORMAT_VERSION, passage_count=0, revision=scope.revision + 1)
+    update_scope(connection, tenant, scope)
+    return scope
+
+
+def reset_format(connection: Connection, tenant: str) -> None:
+    """Starts the rebuild of a message index of another format."""
+    lock_messages(connection, tenant)
+
+
+def mark_all_unindexed(connection: Connection, tenant: str) -> None:
+    """Marks every branch as unindexed, so that its segments are checked."""
+    has_entries = and_(branches.c.tenant == tenant, branches.c.head_seq > 0)
+    rows = select(branches.c.tenant, branches.c.conversation, branches.c.branch, branches.c.head_seq).where(has_entries)
+    connection.execute(delete(unindexed_branches).where(unindexed_branches.c.tenant == tenant))
+    connection.execute(insert(unindexed_branches).from_select(["tenant", "conversation", "branch", "last_seq"], rows))
+
+
+def mark_unembedded(connection: Connection, tenant: str, embedder: str) -> int:
+    """Marks the branches with messages that lack a vector of this embedder as unindexed; returns their number."""
+    lacking = or_(message_segments.c.embedder.is_(None), message_segments.c.embedder != embedder)
+    query = (
+        select(message_segments.c.conversation, message_segments.c.branch, func.max(message_segments.c.last_seq))
+        .where(message_segments.c.tenant == tenant, lacking, func.length(message_segments.c.columns) > 0)
+        .group_by(message_segments.c.conversation, message_segments.c.branch)
+    )
+    rows = connection.execute(query).all()
+    for conversation, branch, last_seq in rows:
+        mark_unindexed(connection, tenant, conversation, branch, last_seq)
+    return len(rows)
+
+
+def mark_unindexed(connection: Connection, tenant: str, conversation: str, branch: int, last_seq: int) -> None:
+    """Marks a branch whose segments must be checked, unless it is marked already."""
+    row = {"tenant": tenant, "conversation": conversation, "branch": branch, "last_seq": last_seq}
+    connection.execute(insert_or_ignore(connection, unindexed_branches), row)
+
+
+def _find_segment(
+    connection: Connection, tenant: str, conversation: str, branch: int, segment: int
+) -> SegmentRef | None:
+    params = {"tenant": tenant, "conversation": conversation, "branch": branch, "segment": segment}
+    row = connection.execute(_SEGMENT, params).first()
+    return None if row is None else SegmentRef._make(row)
+
+
+_SEGMENT = _OWN_SEGMENTS.where(message_segments.c.segment == bindparam("segment"))
+
+
+def _count_purged(connection: Connection, tenant: str, update: SegmentUpdate) -> int:
+    """A purge is final, so an equal number of purged entries means the same entries."""
+    params = {
+        "tenant": tenant,
+        "conversation": update.conversation,
+        "branch": update.branch,
+        "first": update.first_read_seq,
+        "last": update.last_seq,
+    }
+    return connection.execute(_PURGED_COUNT, params).scalar_one()
+
+
+_PURGED_COUNT = select(func.count()).where(
+    entries.c.tenant == bindparam("tenant"),
+    entries.c.conversation == bindparam("conversation"),
+    entries.c.branch == bindparam("branch"),
+    entries.c.seq.between(bindparam("first"), bindparam("last")),
+    entries.c.purged_at.is_not(None),
+)
+
+
+def _write_segment(
+    connection: Connection, tenant: str, update: SegmentUpdate, number: int, revision: int, erasures: int
+) -> None:
+    row = {
+        "tenant": tenant,
+        "conversation": update.conversation,
+        "branch": update.branch,
+        "segment": update.segment,
+        "number": number,
+        "revision": revision,
+        "last_seq": update.last_seq,
+        "erasures": erasures,
+        "format": FORMAT_VERSION,
+        "embedder": update.embedder,
+        **update.data._asdict(),
+    }
+    connection.execute(upsert(connection, message_segments, replace=_MUTABLE_COLUMNS), row)
+
+
+_MUTABLE_COLUMNS = ("revision", "last_seq", "erasures", "format", "embedder", "columns", "terms")
+
+
+def _delete_unindexed(connection: Connection, tenant: str, indexed: Sequence[IndexedBranch]) -> None:
+    """Unmarks branches, except those that have moved on. The last statement, since an append waits for its locks."""
+    for number, each in enumerate(indexed):
+        if number % 500 == 499:
+            yield_to_event_loop(connection)
+        connection.execute(_UNMARK, {"of_tenant": tenant, **{f"of_{k}": v for k, v in each._asdict().items()}})
+
+
+_UNMARK = delete(unindexed_branches).where(
+    unindexed_branches.c.tenant == bindparam("of_tenant"),
+    unindexed_branches.c.conversation == bindparam("of_conversation"),
+    unindexed_branches.c.branch == bindparam("of_branch"),
+    unindexed_branches.c.last_seq <= bindparam("of_last_seq"),
+)
+
+
+def read_message_index(
+    connection: Connection, tenant: str, query_terms: Collection[str], *, after_revision: int
+) -> MessageIndexRead:
+    """The segments that changed after a revision, at most `MAX_CHANGES`, and with the last of them the postings."""
+    scope = get_scope(connection, tenant, messages_scope(tenant))
+    if scope is None:
+        return MessageIndexRead(0, True, True, (), {})
+    changes: tuple[SegmentColumns, ...] = ()
+    revision = scope.revision
+    if revision > after_revision:
+        params = {"tenant": tenant, "revision": after_revision, "limit": MAX_CHANGES}
+        rows = fetch_binary(connection, CHANGED_SEGMENTS, params)
+        changes = tuple(SegmentColumns._make(row[1:]) for row in rows)
+        if len(rows) == MAX_CHANGES:
+            return MessageIndexRead(rows[-1][0], False, True, changes, {})
+    postings: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
+    for chunk in split_chunks(query_terms):
+        for term, block, data in _read_postings(connection, {"tenant": tenant, "scope": scope.scope}, chunk):
+            postings[term].append((block, data))
+    return MessageIndexRead(revision, True, scope.format == FORMAT_VERSION, changes, postings)
+
+
+CHANGED_SEGMENTS = text("""
+    SELECT revision, number, conversation, branch, format, columns FROM quire_message_segments
+    WHERE tenant = :tenant AND revision > :revision ORDER BY revision LIMIT :limit
+""")
+_POSTINGS_POSTGRES = text("""
+    SELECT term, block, postings FROM quire_terms
+    WHERE tenant = :tenant AND scope = :scope AND term = ANY(:terms)
+""")
+
+
+def _read_postings(connection: Connection, params: Mapping[str, Any], query_terms: Sequence[str]) -> list[Any]:
+    if connection.dialect.name == "postgresql":
+        return fetch_binary(connection, _POSTINGS_POSTGRES, {**params, "terms": list(query_terms)})
+    numbered = {f"term_{number}": term for number, term in enumerate(query_terms)}
+    return fetch_binary(connection, _build_sqlite_query(len(query_terms)), {**params, **numbered})
+
+
+@cache
+def _build_sqlite_query(count: int) -> TextClause:
+    names = ", ".join(f":term_{number}" for number in range(count))
+    return text(f"""
+        SELECT term, block, postings FROM quire_terms
+        WHERE tenant = :tenant AND scope = :scope AND term IN ({names})
+    """)  # noqa: S608 (the inserted text has only names of parameters)
+
+
+def read_messages(
+    connection: Connection, tenant: str, keys: Sequence[MessageKey]
+) -> tuple[list[Entry | None], dict[str, ConversationRecord]]:
+    """The messages with these keys, None for one that is gone or purged, and their conversations by id."""
+    records = conversations.get_conversations(connection, tenant, {key.conversation for key in keys})
+    return reads.read_messages(connection, tenant, keys), records
+
+
+class MessageIndex(StorePart):
+    """The message index: segments of each branch, and an inverted index over all of them."""
+
+    read_segments = read(read_segments)
+    has_unindexed = read_inline(has_unindexed)
+    read_batch = read_bulk(read_indexing_batch)
+    put_segments = write_bulk(put_segments)
+    mark_unembedded = write_bulk(mark_unembedded)
+    reset_format = write_bulk(reset_format)
+    read_changes = read(read_message_index)
+    read_messages = read(read_messages)
+
+    async def list_segments(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[SegmentRef]:
+        """The segments along a branch, oldest first, without their bytes."""
+        return await self.run(read_inline, with_branch(list_segments), conversation, branch)

@@ -1,0 +1,180 @@
+"""Vector search: exact nearest neighbours by cosine similarity.
+
+PostgreSQL ranks the vectors where it has the extension pgvector. Elsewhere they are stored in the rows of the inverted
+index, by blocks, and ranked in this process. Both scan every vector of the scope, so the result is exact.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, select, text
+
+from quire.db import schema
+from quire.db.pgvector import uses_pgvector
+from quire.db.raw_sql import fetch_binary
+from quire.errors import StoreError
+from quire.index import inverted_index
+from quire.search.postings import IndexRowKey, RankedPassage
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+_VECTORS_PER_BLOCK = 256
+_BLOCKS_PER_READ = 64
+"""Rows per statement, to bound memory."""
+
+
+def pack_vector(vector: ArrayLike) -> bytes:
+    """Packs a vector for the store: float32 bytes of unit length; zeros, which match nothing, if it has no length."""
+    import numpy as np
+
+    array = np.asarray(vector, dtype=np.float32)
+    if array.ndim != 1 or not array.size:
+        raise StoreError(f"A vector must have one dimension, but this has the shape {array.shape}; pack row by row.")
+    length = float(np.linalg.norm(array))
+    unit = array / length if length and np.isfinite(length) else np.zeros_like(array)
+    return unit.astype("<f4").tobytes()
+
+
+def add_vectors(
+    connection: Connection, tenant: str, scope: str, numbered: Sequence[tuple[int, bytes]], *, embedder: str
+) -> None:
+    """Stores vectors of this embedder for passages, given by number."""
+    if uses_pgvector(connection):
+        params = {
+            "numbers": [number for number, _ in numbered],
+            "vectors": [_to_pgvector_text(vector) for _, vector in numbered],
+        }
+        connection.execute(_SET_VECTORS, {"tenant": tenant, "scope": scope, **params})
+        return
+    added: defaultdict[IndexRowKey, bytearray] = defaultdict(bytearray)
+    for number, vector in numbered:
+        added[number // _VECTORS_PER_BLOCK, _vector_term(embedder, len(vector) // 4)] += (
+            number.to_bytes(4, "little") + vector
+        )
+    inverted_index.append_index_rows(connection, tenant, scope, {key: bytes(data) for key, data in added.items()})
+
+
+_SET_VECTORS = text("""
+    UPDATE quire_passages AS stored SET vector = CAST(incoming.vector AS vector)
+    FROM unnest(CAST(:numbers AS bigint[]), CAST(:vectors AS text[])) AS incoming (number, vector)
+    WHERE stored.tenant = :tenant AND stored.scope = :scope AND stored.number = incoming.number
+""")
+
+
+def remove_vectors(connection: Connection, tenant: str, scope: str, removed: Iterable[tuple[int, str | None]]) -> None:
+    """Removes vectors of these passages, given by number and embedder, from the index rows."""
+    by_embedder: defaultdict[str, set[int]] = defaultdict(set)
+    for number, embedder in removed:
+        if embedder is not None:
+            by_embedder[embedder].add(number)
+    if not by_embedder or uses_pgvector(connection):
+        return
+    for embedder, numbers in by_embedder.items():
+        for term in _list_vector_terms(connection, tenant, scope, embedder):
+            numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
+            for number in numbers:
+                numbers_by_row[number // _VECTORS_PER_BLOCK, term].add(number)
+            remove = partial(_remove_numbers, dimensions=int(term.rpartition(":")[2]))
+            inverted_index.remove_from_index_rows(connection, tenant, scope, numbers_by_row, remove_numbers=remove)
+
+
+def find_nearest(
+    connection: Connection, tenant: str, scope: str, vector: ArrayLike, *, embedder: str, limit: int
+) -> list[RankedPassage]:
+    """The passages with the most similar vectors of the same embedder, nearest first."""
+    params = {"tenant": tenant, "scope": scope}
+    rank = _rank_in_database if uses_pgvector(connection) else _rank_in_process
+    ranked = rank(connection, params, pack_vector(vector), embedder, limit)
+    return [RankedPassage(scope, number, score) for number, score in ranked if score > 0]
+
+
+def _vector_term(embedder: str, dimensions: int) -> str:
+    """The index term of vectors; it cannot collide with a word, since no word contains a colon."""
+    return f"vector:{embedder}:{dimensions}"
+
+
+def _list_vector_terms(connection: Connection, tenant: str, scope: str, embedder: str) -> list[str]:
+    columns = schema.terms.c
+    query = select(columns.term).where(
+        columns.tenant == tenant,
+        columns.scope == scope,
+        columns.term > f"vector:{embedder}:",
+        columns.term < f"vector:{embedder};",
+    )
+    return list(connection.execute(query.distinct()).scalars())
+
+
+def _remove_numbers(data: bytes, numbers: Collection[int], *, dimensions: int) -> bytes:
+    import numpy as np
+
+    stored, rows = _split_rows(data, dimensions)
+    return rows[~np.isin(stored, list(numbers))].tobytes()
+
+
+def _split_rows(data: bytes, dimensions: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """The passage numbers, and the whole rows, whose first four bytes are the number."""
+    import numpy as np
+
+    rows = np.frombuffer(data, dtype="<f4").reshape(-1, dimensions + 1)
+    return rows.view("<u4")[:, 0], rows
+
+
+def _to_pgvector_text(vector: bytes) -> str:
+    import numpy as np
+
+    return f"[{','.join(map('{:.9g}'.format, np.frombuffer(vector, dtype='<f4').tolist()))}]"
+
+
+def _rank_in_database(
+    connection: Connection, params: Mapping[str, Any], vector: bytes, embedder: str, limit: int
+) -> list[tuple[int, float]]:
+    query = {"embedder": embedder, "vector": _to_pgvector_text(vector), "dimensions": len(vector) // 4, "limit": limit}
+    return [(row.number, row.score) for row in connection.execute(_NEAREST, {**params, **query})]
+
+
+# Vectors have unit length, so the inner product is the cosine similarity.
+_NEAREST = text("""
+    SELECT number, -(vector <#> CAST(:vector AS vector)) AS score FROM quire_passages
+    WHERE tenant = :tenant AND scope = :scope AND embedder = :embedder AND vector_dims(vector) = :dimensions
+    ORDER BY vector <#> CAST(:vector AS vector), number LIMIT :limit
+""")
+
+
+def _rank_in_process(
+    connection: Connection, params: Mapping[str, Any], vector: bytes, embedder: str, limit: int
+) -> list[tuple[int, float]]:
+    import numpy as np
+
+    query = np.frombuffer(vector, dtype="<f4")
+    numbers: list[NDArray[np.uint32]] = []
+    scores: list[NDArray[np.float32]] = []
+    for block in _read_blocks(connection, {**params, "term": _vector_term(embedder, len(query))}):
+        number, rows = _split_rows(block, len(query))
+        numbers.append(number)
+        scores.append(rows[:, 1:] @ query)
+    if not numbers:
+        return []
+    number, score = np.concatenate(numbers), np.concatenate(scores)
+    order = np.lexsort((number, -score))[:limit]
+    return [(int(number[index]), float(score[index])) for index in order]
+
+
+def _read_blocks(connection: Connection, params: Mapping[str, Any]) -> Iterator[bytes]:
+    """The vector blocks of a term, `_BLOCKS_PER_READ` per statement."""
+    last = -1
+    while rows := fetch_binary(connection, _VECTOR_BLOCKS, {**params, "last": last}):
+        yield from (data for _, data in rows)
+        last = rows[-1][0]
+
+
+_VECTOR_BLOCKS = text(f"""
+    SELECT block, postings FROM quire_terms
+    WHERE tenant = :tenant AND scope = :scope AND term = :term AND block > :last
+    ORDER BY block LIMIT {_BLOCKS_PER_READ}
+""")  # noqa: S608 (a constant)

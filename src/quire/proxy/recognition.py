@@ -1,0 +1,387 @@
+"""Recognition: find which conversation and branch a client's messages continue.
+
+The gateway and the adapters decide it by the same rules. Messages are equal if their normal forms are. The path of the
+messages is looked up in an LRU cache of branch heads, then in the store. In a conversation that the client names, a
+list that does not start with the conversation is matched by overlap: clients drop the oldest messages, or put a summary
+before the rest. A list without an overlap has only new messages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from cachetools import LRUCache
+from pydantic_core import from_json
+
+from quire.concurrency.worker_threads import run_sized
+from quire.errors import BranchNotFound, ConversationNotFound
+from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
+from quire.model import CHAIN_ROOT, Entry
+from quire.model.ids import new_id
+from quire.store import SqlStore
+from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
+from quire.wire.codec import ClientRequest
+
+HEAD_CACHE_SIZE = 10_000
+"""Maximum number of branch heads in the LRU cache."""
+MAX_SESSION_CONVERSATIONS = 20
+"""Maximum number of a session's conversations that are searched for the messages after a client's own summary."""
+MAX_SESSION_BRANCHES = 4
+"""Maximum number of branches of each that are searched, the most recently used ones."""
+MAX_OVERLAP_MESSAGES = 200
+"""Maximum number of newest messages, of the client and of the log, that are compared to find an overlap."""
+OVERLAP_MARGIN_MESSAGES = 16
+"""Stored messages read beyond the length of the client's list, for clients that take back their latest messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryMatch:
+    """The position in the log that a client's request continues from."""
+
+    conversation: str
+    branch: int = MAIN_BRANCH
+    head_seq: int = 0
+    """Newest entry before the new messages."""
+    head_path: bytes = CHAIN_ROOT
+    """Path of the message that the new messages follow."""
+    stored_start: int = 0
+    """Index of the first message of the client's list that is stored; those before it are the client's own summary."""
+    stored_end: int = 0
+    """Index of the first message that is new."""
+    entry_range: tuple[int, int] | None = None
+    """First and last entry of the stored messages."""
+    client_path: bytes | None = CHAIN_ROOT
+    """The client's path after the stored messages; None if its list does not start with the conversation."""
+    recorded_tokens: tuple[int, str] | None = None
+    """Token count of the stored messages and the counter's name, if a manifest has them."""
+    entries: tuple[Entry, ...] = ()
+    """Entries of `entry_range`, if matching has read them."""
+    creates_conversation: bool = False
+    """Whether the conversation does not exist yet."""
+    delta_only: bool = False
+    """Whether the client sends only new messages, and Quire adds the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedConversation:
+    """Conversation and branch named by request headers."""
+
+    conversation: str | None = None
+    branch: int | None = None
+
+
+class HeadScope(NamedTuple):
+    """Where cached heads are shared: two sessions may have equal messages, and are different conversations."""
+
+    tenant: str
+    session: str | None
+
+
+class HeadCache:
+    """LRU cache of branch heads that this process answered last; the next turn needs no query.
+
+    It holds only heads, and misses if the client adds a reply, which another node wrote. An entry may be stale: if the
+    branch has grown meanwhile, recording the turn detects it and forks. It is cleared when a connection to the database
+    breaks, because the database may then be in an earlier state.
+    """
+
+    def __init__(self) -> None:
+        self._matches: LRUCache[tuple[HeadScope, bytes], HistoryMatch] = LRUCache(HEAD_CACHE_SIZE)
+
+    def find(
+        self,
+        scope: HeadScope,
+        messages: Sequence[ClientMessage],
+        client_paths: Sequence[bytes],
+        requested: RequestedConversation,
+    ) -> HistoryMatch | None:
+        """Finds the head after the last reply in `messages`."""
+        for length in range(len(messages), 0, -1):
+            if messages[length - 1].role == "assistant":
+                match = self._matches.get((scope, client_paths[length - 1]))
+                return match if match is not None and requested.conversation in (None, match.conversation) else None
+        return None
+
+    def clear(self) -> None:
+        self._matches.clear()
+
+    def update(self, scope: HeadScope, old_path: bytes | None, match: HistoryMatch) -> None:
+        """Replaces the head at `old_path` with `match`."""
+        if old_path is not None:
+            self._matches.pop((scope, old_path), None)
+        if match.client_path is not None:
+            self._matches[scope, match.client_path] = match
+
+
+async def match_request(
+    store: SqlStore,
+    request: ClientRequest,
+    requested: RequestedConversation,
+    *,
+    head_cache: HeadCache | None,
+    scope: HeadScope,
+    origin: ConversationOrigin | None = None,
+) -> HistoryMatch:
+    """Finds where a request of the gateway continues.
+
+    A request that names the reply or the conversation that it continues has only new messages. A second continuation of
+    a reply forks. Raises `ResponseNotFound` and `ConversationNotFound`.
+    """
+    if request.previous_reply is not None:
+        recorded = await store.find_response(request.previous_reply)
+        branch = await store.get_branch(recorded.conversation, recorded.branch)
+        if branch.head_seq != recorded.seq:
+            newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
+            # A compaction or a pin may follow the reply, but no message.
+            if not newest or newest[-1].seq != recorded.seq:
+                branch = await _get_or_create_fork(store, branch, recorded.seq)
+        return _continue_with_new_messages(branch)
+    if request.conversation is not None:
+        latest = await store.match_history((), conversation=request.conversation)
+        if latest is None:
+            raise ConversationNotFound(f"No conversation {request.conversation!r} exists; create it first.")
+        return _continue_with_new_messages(latest.branch)
+    known_paths = request.known_start.paths
+    new_messages = request.messages[len(known_paths) :]
+    paths = await run_sized(request.work_bytes, compute_client_paths, new_messages, known_paths=known_paths)
+    cached = head_cache.find(scope, request.messages, paths, requested) if head_cache is not None else None
+    if cached is not None:
+        return cached
+    return await match_history(store, request.messages, paths, requested, size=len(request.raw), origin=origin)
+
+
+async def match_history(
+    store: SqlStore,
+    messages: Sequence[ClientMessage],
+    paths: Sequence[bytes],
+    requested: RequestedConversation,
+    *,
+    size: int,
+    origin: ConversationOrigin | None = None,
+) -> HistoryMatch:
+    """Finds where a list of messages continues, by path or by overlap; else it begins a conversation.
+
+    `paths` are the client's paths after each message, and `size` is the size of all messages for `run_sized`.
+    Conversations of the client's own session come before all others.
+    """
+    session = origin.session if origin is not None else None
+    found = await store.match_history(paths, conversation=requested.conversation, session=session)
+    if found is not None and found.length and await _is_significant(store, found, messages, requested, session):
+        return await _continue_branch(store, found, messages, paths)
+    if requested.conversation is None and origin is not None and session is not None:
+        compacted = await _match_compacted_list(store, messages, origin, size=size)
+        if compacted is not None:
+            return compacted
+    if requested.conversation is None or found is None:
+        return HistoryMatch(conversation=requested.conversation or new_id(), creates_conversation=True)
+    branch = found.branch
+    if requested.branch is not None:
+        branch = await store.get_branch(branch.conversation, requested.branch)
+    elif found.length:
+        active = await store.match_history((), conversation=branch.conversation)
+        if active is None:
+            raise BranchNotFound
+        branch = active.branch
+    if branch.head_seq == 0:
+        return HistoryMatch(conversation=branch.conversation, branch=branch.number, head_path=branch.head_path)
+    overlap = await _match_overlap(store, branch, messages, size=size)
+    return _continue_with_new_messages(branch) if overlap is None else await _to_match(store, overlap)
+
+
+def _continue_with_new_messages(branch: Branch) -> HistoryMatch:
+    return HistoryMatch(
+        conversation=branch.conversation,
+        branch=branch.number,
+        head_seq=branch.head_seq,
+        head_path=branch.head_path,
+        client_path=None,
+        delta_only=True,
+    )
+
+
+async def _is_significant(
+    store: SqlStore,
+    found: BranchMatch,
+    messages: Sequence[ClientMessage],
+    requested: RequestedConversation,
+    session: str | None,
+) -> bool:
+    """Whether the match identifies a position: it contains a reply, is in the client's own session, or is at the head
+    of the requested conversation.
+
+    First messages such as greetings repeat, so without a reply they identify no conversation among all others.
+    """
+    if any(each.role == "assistant" for each in messages[: found.length]):
+        return True
+    if requested.conversation is not None:
+        return found.branch.head_seq - found.seq <= 1
+    if session is None:
+        return False
+    return any(each.id == found.branch.conversation for each in await store.list_session(session))
+
+
+async def _match_compacted_list(
+    store: SqlStore, messages: Sequence[ClientMessage], origin: ConversationOrigin, *, size: int
+) -> HistoryMatch | None:
+    """Finds a conversation of the same agent and session whose newest messages follow the client's own summary."""
+    if origin.session is None or not any(each.role == "assistant" for each in messages):
+        return None
+    for record in await store.list_session(origin.session, limit=MAX_SESSION_CONVERSATIONS):
+        if record.origin is None or (record.origin.agent, record.origin.purpose) != (origin.agent, origin.purpose):
+            continue
+        branches = sorted(await store.list_branches(record.id), key=lambda branch: -branch.updated_at)
+        matches = [
+            await _match_overlap(store, branch, messages, size=size) for branch in branches[:MAX_SESSION_BRANCHES]
+        ]
+        found = [match for match in matches if match is not None]
+        # A branch that continues at its head is preferred: the others would fork.
+        at_head = [match for match in found if match.continues_at_head]
+        if found:
+            return await _to_match(store, (at_head or found)[0])
+    return None
+
+
+async def _continue_branch(
+    store: SqlStore, found: BranchMatch, messages: Sequence[ClientMessage], paths: Sequence[bytes]
+) -> HistoryMatch:
+    """Continues a branch that the client's list starts with, or forks it where other messages follow.
+
+    The stored paths are those of the messages as they were recorded. Messages after the one that was found may still
+    equal the client's, in the normal form.
+    """
+    branch, stored_end, seq = found.branch, found.length, found.seq
+    if branch.head_seq != seq and branch.head_path != paths[stored_end - 1]:
+        later = await store.read_range(
+            branch.conversation, branch=branch.number, first=seq + 1, kinds=["message"], limit=MAX_OVERLAP_MESSAGES
+        )
+        equal = await run_sized(sum(len(entry.raw) for entry in later), _count_equal, messages[stored_end:], later)
+        if equal:
+            stored_end, seq = stored_end + equal, later[equal - 1].seq
+        # A compaction or a pin may follow the last message.
+        if later and later[-1].seq != seq:
+            branch = await _get_or_create_fork(store, branch, seq)
+    recorded_tokens: tuple[int, str] | None = None
+    if found.manifest is not None and stored_end == found.length:
+        # The manifest of a request has the token count of the client's list up to the reply.
+        manifest: dict[str, Any] = from_json(found.manifest)
+        tokens = manifest.get("forwarded", {}).get("client_list_tokens")
+        recorded_tokens = (tokens, manifest["counter"]) if tokens is not None else None
+    return HistoryMatch(
+        conversation=branch.conversation,
+        branch=branch.number,
+        head_seq=branch.head_seq,
+        head_path=branch.head_path,
+        stored_end=stored_end,
+        entry_range=(1, seq),
+        client_path=paths[stored_end - 1],
+        recorded_tokens=recorded_tokens,
+    )
+
+
+def _count_equal(messages: Sequence[ClientMessage], entries: Sequence[Entry]) -> int:
+    """Number of messages from the first one on that equal the entries."""
+    pairs = zip(messages, entries, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0].match_key == _make_match_key(pair[1]), pairs))
+
+
+async def _get_or_create_fork(store: SqlStore, branch: Branch, at: int) -> Branch:
+    """Forks here, reusing an existing fork that has no entries yet."""
+    fork_point = (branch.find_owner(at), at)
+    for each in await store.list_branches(branch.conversation):
+        if each.head_seq == at and each.lineage and each.lineage[-1] == fork_point:
+            return each
+    return await store.fork(branch.conversation, at=at, branch=branch.number)
+
+
+class Overlap(NamedTuple):
+    """Messages `first` to `last` of the client's list equal the stored messages that end at `stored_last`."""
+
+    first: int
+    last: int
+    stored_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class _BranchOverlap:
+    """Messages `first` to `last` of the client's list are stored as the entries `run` of a branch."""
+
+    branch: Branch
+    first: int
+    last: int
+    run: list[Entry]
+    continues_at_head: bool
+
+
+async def _match_overlap(
+    store: SqlStore, branch: Branch, messages: Sequence[ClientMessage], *, size: int
+) -> _BranchOverlap | None:
+    """Compares the client's newest messages with the newest of a branch."""
+    if not any(each.role == "assistant" for each in messages):
+        return None
+    newest = messages[-MAX_OVERLAP_MESSAGES:]
+    count = min(MAX_OVERLAP_MESSAGES, len(messages) + OVERLAP_MARGIN_MESSAGES)
+    stored = await store.read_tail(branch.conversation, count, branch=branch.number, kinds=["message"])
+
+    def compare() -> Overlap | None:
+        return find_overlap(
+            [each.match_key for each in newest],
+            [_make_match_key(entry) for entry in stored],
+            is_reply=[each.role == "assistant" for each in newest],
+        )
+
+    overlap = await run_sized(size + sum(len(entry.raw) for entry in stored), compare)
+    if overlap is None:
+        return None
+    run = stored[overlap.stored_last - (overlap.last - overlap.first) : overlap.stored_last + 1]
+    unseen, at_head = len(messages) - len(newest), overlap.stored_last == len(stored) - 1
+    return _BranchOverlap(branch, overlap.first + unseen, overlap.last + unseen, run, at_head)
+
+
+def _make_match_key(entry: Entry) -> bytes:
+    return normalize_message(entry.message).canonical_json().encode()
+
+
+def find_overlap(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Sequence[bool]) -> Overlap | None:
+    """Finds a run from the client's first message to the log's head, else the run that ends last in the client's list.
+
+    A run to the head is preferred because it continues the conversation: repeated identical turns would otherwise match
+    an earlier place and fork. `sent` and `stored` are match keys, oldest first; `is_reply` marks assistant messages in
+    `sent`. A run counts only if it contains a reply, because users often repeat their own words. The work is the
+    product of the two lengths: digests are compared, and each run extends the one that ends a message earlier.
+    """
+    sent_digests, stored_digests = ([sha256(key).digest() for key in keys] for keys in (sent, stored))
+    head, last_reply = len(stored) - 1, -1
+    to_head: Overlap | None = None
+    latest: Overlap | None = None
+    # One row of the table of runs: runs[n + 1] is the length of the run that ends at `last` and at stored message n.
+    runs = [0] * (len(stored) + 1)
+    for last, digest in enumerate(sent_digests):
+        last_reply = last if is_reply[last] else last_reply
+        found: Overlap | None = None
+        for stored_last in range(head, -1, -1):
+            run = runs[stored_last + 1] = runs[stored_last] + 1 if digest == stored_digests[stored_last] else 0
+            if found is None and last_reply > last - run:
+                found = Overlap(last - run + 1, last, stored_last)
+        if found is not None:
+            latest = found
+            to_head = found if (found.first, found.stored_last) == (0, head) else to_head
+    return to_head or latest
+
+
+async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
+    branch, last = overlap.branch, overlap.run[-1]
+    if not overlap.continues_at_head:
+        branch = await _get_or_create_fork(store, branch, last.seq)
+    return HistoryMatch(
+        conversation=branch.conversation,
+        branch=branch.number,
+        head_seq=branch.head_seq,
+        head_path=branch.head_path,
+        stored_start=overlap.first,
+        stored_end=overlap.last + 1,
+        entry_range=(overlap.run[0].seq, last.seq),
+        entries=tuple(overlap.run),
+        client_path=None,
+    )

@@ -1,0 +1,163 @@
+"""Records a relayed reply with its question and manifest, atomically.
+
+If the branch head has moved meanwhile, the turn is recorded on a fork. If the store is briefly unavailable, recording
+is retried with backoff. If the log lacks what the turn follows, the database was set back, and the client must retry.
+Recording is idempotent: the same turn after the same message is stored once.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from quire.concurrency.worker_threads import run_sized
+from quire.engine import Conversation
+from quire.engine.recorder import Recorder
+from quire.engine.request import Request
+from quire.errors import (
+    BranchNotFound,
+    ConversationNotFound,
+    EntryNotFound,
+    StaleHead,
+    StoreBusy,
+    StoreRolledBack,
+    StoreUnavailable,
+)
+from quire.model import Entry, Message, Usage, next_path
+from quire.model.base import JsonObject
+from quire.proxy.prepare import PreparedRequest
+from quire.wire import Reply
+from quire.wire.replies import drop_incomplete_calls, estimate_usage
+
+_log = logging.getLogger(__name__)
+
+STORE_RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
+"""Backoff: seconds before each retry of a store that is unavailable or busy."""
+MAX_STORE_RETRY_SECONDS = 3.0
+"""Time after which no retry starts: one attempt may wait several seconds for a lock, and the client waits for it."""
+MISSING_FROM_LOG = (ConversationNotFound, BranchNotFound, EntryNotFound)
+"""Errors of a log that lacks what this process read or wrote there."""
+CLIENT_RESPONSE_FIELD = "client_response"
+"""Provider field of a reply's usage with the fields of a translated response; `response` has those of the upstream."""
+
+
+class RecordedReply(NamedTuple):
+    """A reply and its entry in the log."""
+
+    entry: Entry
+    reply: Reply
+    client_path: bytes | None
+    """The client's path after the reply; None if the client does not send the whole conversation."""
+
+
+async def record_reply(
+    prepared: PreparedRequest,
+    replies: Sequence[Reply],
+    *,
+    size: int,
+    incomplete: bool = False,
+    response_id: str | None = None,
+    response_fields: JsonObject | None = None,
+) -> RecordedReply | None:
+    """Records the first reply, and each further choice on a fork; None if all replies are empty.
+
+    `size` is the number of bytes of all replies; later requests may refer to the first one by `response_id`, and a read
+    of it repeats `response_fields`.
+    """
+    replies = await run_sized(size, _complete_replies, prepared, replies, incomplete=incomplete)
+    if not replies:
+        return None
+    first, *others = replies
+    is_stored = prepared.client_request.is_stored
+    if is_stored and response_fields:
+        usage = first.usage or Usage()
+        provider_fields = {**(usage.provider_fields or {}), CLIENT_RESPONSE_FIELD: response_fields}
+        first = first._replace(usage=usage.model_copy(update={"provider_fields": provider_fields}))
+    size += prepared.client_request.work_bytes
+    client_path, log_path = await run_sized(size, _compute_paths, prepared, first.message)
+    request = replace(
+        prepared.request,
+        client_path=client_path if client_path != log_path else None,
+        response_id=response_id if is_stored else None,
+    )
+    entry = await _record_with_retry(prepared.recorder, request, first, incomplete=incomplete)
+    for number, other in enumerate(others, start=1):
+        engine = prepared.recorder.engine
+        fork = await engine.store.fork(
+            entry.conversation, at=entry.seq - 1, branch=entry.branch, name=f"choice {number}"
+        )
+        await Recorder(engine, entry.conversation, fork.number).append(other.message)
+    return RecordedReply(entry, first, client_path)
+
+
+def _complete_replies(prepared: PreparedRequest, replies: Sequence[Reply], *, incomplete: bool) -> list[Reply]:
+    """Returns the replies that are not empty, without incomplete calls if the stream broke off.
+
+    The usage of the first is estimated if the upstream reported none.
+    """
+    if incomplete:
+        replies = [reply._replace(message=drop_incomplete_calls(reply.message)) for reply in replies]
+    recorded = [reply for reply in replies if reply.message.parts or reply.message.provider_fields]
+    if recorded and recorded[0].usage is None:
+        manifest, counter = prepared.request.manifest, prepared.recognized.message_counter
+        usage = estimate_usage(manifest, model=manifest.policy.model, output_tokens=counter.count(recorded[0].message))
+        recorded[0] = recorded[0]._replace(usage=usage)
+    return recorded
+
+
+def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | None, bytes]:
+    """Computes the paths after the reply: of the client's list, and of the log."""
+    log_path = prepared.request.after
+    for message in (*(each.message for each in prepared.request.pending), reply):
+        log_path = next_path(log_path, message.canonical_json())
+    return prepared.compute_client_path(reply), log_path
+
+
+async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply, *, incomplete: bool) -> Entry:
+    """Records a reply; forks if the branch head has moved, and retries with backoff if the store is unavailable."""
+    delays, deadline = iter(STORE_RETRY_DELAYS_SECONDS), time.monotonic() + MAX_STORE_RETRY_SECONDS
+    engine, head = recorder.engine, request.assembly.head
+    while True:
+        try:
+            try:
+                stored = await recorder.record(reply, request=request, incomplete=incomplete)
+            except StaleHead:
+                # A fork at the head that the request was built on: both turns follow the message that they answer.
+                branch = await engine.store.fork(recorder.conversation, at=head, branch=recorder.branch)
+                recorder = Recorder(engine, recorder.conversation, branch.number)
+                assembly = request.assembly.with_record(branch=branch.number)
+                request = replace(request, assembly=assembly, after=branch.head_path, creates_conversation=None)
+                continue
+            recorder.defer_compaction(request, stored, partial(_compact, recorder))
+            return stored[-1]
+        except MISSING_FROM_LOG as error:
+            await _log_lost_entries(recorder, head=head)
+            raise StoreRolledBack from error
+        except (StoreUnavailable, StoreBusy):
+            delay = next(delays, None)
+            if delay is None or time.monotonic() + delay > deadline:
+                raise
+            await asyncio.sleep(delay)
+
+
+async def _compact(recorder: Recorder) -> None:
+    await Conversation(recorder.engine, recorder.conversation, recorder.branch).compact_if_needed()
+
+
+async def _log_lost_entries(recorder: Recorder, *, head: int) -> None:
+    """Names the entries that this process has seen in the log, and that are not there now."""
+    try:
+        stored = (await recorder.engine.store.get_branch(recorder.conversation, recorder.branch)).head_seq
+    except MISSING_FROM_LOG:
+        stored = 0
+    _log.warning(
+        "The database was set back: conversation %r, branch %d, lost the entries %d to %d. What its client sends again "
+        "is restored.",
+        recorder.conversation,
+        recorder.branch,
+        stored + 1,
+        head,
+    )

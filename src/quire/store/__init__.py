@@ -1,0 +1,6 @@
+"""The store: the log and what stands beside it, for one tenant, in SQLite or PostgreSQL."""
+
+from quire.db.store_part import DEFAULT_TENANT
+from quire.store.sql_store import SqlStore
+
+__all__ = ["DEFAULT_TENANT", "SqlStore"]

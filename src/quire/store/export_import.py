@@ -1,0 +1,351 @@
+"""Export and import of a conversation as JSON Lines: header, blobs, each branch with its own entries, and an end line.
+
+Export, import and export again gives the same bytes, except for the id if another one is given. An import verifies
+every digest and is atomic. Recall segments and passages are not exported, since they are derived from the log; memories
+are not, since they belong to their agent.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic_core import to_json
+from sqlalchemy import Connection
+
+from quire.db.database import map_database_errors
+from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
+from quire.log import append, blobs, conversations, ledger, reads
+from quire.log.types import Blob, Branch, ConversationOrigin, ConversationRecord
+from quire.model import (
+    ActiveCompaction,
+    Author,
+    BranchState,
+    Compaction,
+    Entry,
+    EntryKind,
+    EntryMetadata,
+    Manifest,
+    apply_entry,
+    chain_digest,
+    compute_content_digest,
+    next_path,
+)
+from quire.model.base import FrozenModel
+from quire.model.entry_bodies import parse_body
+
+EXPORT_FORMAT = 1
+
+EXPORT_BATCH_SIZE = 1_000
+"""Entries per statement, in an export and in an import."""
+
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+BranchNumber = Annotated[int, Field(ge=0, lt=2**31)]
+"""Integers within the range of their database column."""
+
+
+class ConversationLine(FrozenModel):
+    line: Literal["conversation"] = "conversation"
+    format: Literal[1]
+    id: str = Field(min_length=1)
+    title: str
+    created_at: Int64
+    origin: ConversationOrigin | None = None
+
+
+class BlobLine(FrozenModel):
+    line: Literal["blob"] = "blob"
+    digest: str
+    media_type: str
+    data: str
+
+
+class BranchLine(FrozenModel):
+    line: Literal["branch"] = "branch"
+    number: BranchNumber
+    name: str
+    created_at: Int64
+    lineage: tuple[tuple[BranchNumber, Int64], ...]
+
+
+class EntryLine(FrozenModel):
+    line: Literal["entry"] = "entry"
+    branch: BranchNumber
+    seq: Int64
+    kind: EntryKind
+    author: Author
+    at: Int64
+    digest: str
+    path: str
+    tokens: Int64 | None = None
+    counter: str | None = None
+    purged_at: Int64 | None = None
+    content_digest: str | None = None
+    """Digest of content that was purged; that of other entries is computed."""
+    notes: JsonValue = None
+    body: JsonValue
+
+
+class ManifestLine(FrozenModel):
+    line: Literal["manifest"] = "manifest"
+    branch: BranchNumber
+    seq: Int64
+    manifest: JsonValue
+
+
+class EndLine(FrozenModel):
+    line: Literal["end"] = "end"
+    entries: int
+
+
+ExportLine = Annotated[
+    ConversationLine | BlobLine | BranchLine | EntryLine | ManifestLine | EndLine, Field(discriminator="line")
+]
+_LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(ExportLine)
+
+
+def format_conversation_line(conversation: ConversationRecord) -> str:
+    return ConversationLine(
+        format=EXPORT_FORMAT,
+        id=conversation.id,
+        title=conversation.title,
+        created_at=conversation.created_at,
+        origin=conversation.origin,
+    ).canonical_json()
+
+
+def format_blob_line(digest: str, blob: Blob) -> str:
+    data = base64.b64encode(blob.data).decode()
+    return BlobLine(digest=digest, media_type=blob.media_type, data=data).canonical_json()
+
+
+def format_branch_line(branch: Branch) -> str:
+    return BranchLine(
+        number=branch.number, name=branch.name, created_at=branch.created_at, lineage=branch.lineage
+    ).canonical_json()
+
+
+def format_entry_line(entry: Entry) -> str:
+    """Formats an entry; its body is copied byte by byte."""
+    head: dict[str, Any] = {
+        "line": "entry",
+        "branch": entry.branch,
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "author": entry.author,
+        "at": entry.created_at,
+        "digest": entry.digest.hex(),
+        "path": entry.path.hex(),
+    }
+    purged_digest = entry.content_digest.hex() if entry.content_digest and entry.purged_at is not None else None
+    optional = {
+        "tokens": entry.tokens,
+        "counter": entry.counter,
+        "purged_at": entry.purged_at,
+        "content_digest": purged_digest,
+    }
+    head |= {name: value for name, value in optional.items() if value is not None}
+    notes = f',"notes":{entry.raw_metadata}' if entry.raw_metadata else ""
+    return f'{json.dumps(head, separators=(",", ":"))[:-1]}{notes},"body":{entry.raw}}}'
+
+
+def format_manifest_line(branch: int, seq: int, manifest: str) -> str:
+    return f'{{"line":"manifest","branch":{branch},"seq":{seq},"manifest":{manifest}}}'
+
+
+def format_end_line(count: int) -> str:
+    return EndLine(entries=count).canonical_json()
+
+
+def import_lines(
+    connection: Connection, tenant: str, lines: Iterable[str], *, as_id: str | None = None
+) -> ConversationRecord:
+    """Imports one exported conversation, under another id if one is given."""
+    numbered = _parse_lines(lines)
+    number, first = next(numbered, (0, None))
+    if not isinstance(first, ConversationLine):
+        raise ImportFailed(
+            f"Line {number}: an export must begin with the line of its conversation. Nothing was imported."
+        )
+    conversation = ConversationRecord(as_id or first.id, first.title, first.created_at, first.created_at, first.origin)
+    importer = _Importer(connection, tenant, conversation)
+    for number, line in numbered:
+        try:
+            with map_database_errors():
+                importer.import_line(line)
+        except (StoreUnavailable, StoreBusy):
+            raise
+        except (QuireError, ValueError, LookupError) as error:
+            # A line may contain anything: an invalid digest, a body of another kind, a branch that exists already.
+            raise ImportFailed(f"Line {number}: {_describe_error(error)} Nothing was imported.") from error
+    importer.finish()
+    return conversation
+
+
+def _parse_lines(lines: Iterable[str]) -> Iterator[tuple[int, ExportLine]]:
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            yield number, _LINE_ADAPTER.validate_json(text)
+        except ValidationError as error:
+            raise ImportFailed(f"Line {number}: {_describe_error(error)} Nothing was imported.") from error
+
+
+def _describe_error(error: Exception) -> str:
+    if isinstance(error, QuireError):
+        return str(error)
+    if not isinstance(error, ValidationError):
+        return f"{error}."
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(step) for step in first['loc'])} {first['msg']}."
+
+
+class _Importer:
+    """Imports the lines in order; holds the current branch and a batch of its entries."""
+
+    def __init__(self, connection: Connection, tenant: str, conversation: ConversationRecord) -> None:
+        self._connection, self._tenant, self._conversation = connection, tenant, conversation
+        self._branch: Branch | None = None
+        self._compactions: dict[int, ActiveCompaction] = {}
+        self._pending: list[Entry] = []
+        self._count = 0
+        self._is_ended = False
+        conversations.insert_conversation(connection, tenant, conversation)
+
+    def import_line(self, line: ExportLine) -> None:
+        if self._is_ended:
+            raise ImportFailed("There are lines after the end line of the export.")
+        match line:
+            case ConversationLine():
+                raise ImportFailed("A second conversation begins here; import each conversation from its own file.")
+            case BlobLine():
+                data = base64.b64decode(line.data)
+                if blobs.put_blob(self._connection, self._tenant, data, media_type=line.media_type) != line.digest:
+                    raise ImportFailed(f"The blob {line.digest} does not match its digest.")
+            case BranchLine():
+                self._flush()
+                self._branch, self._compactions = self._create_branch(line), {}
+            case EntryLine():
+                self._import_entry(line)
+            case ManifestLine():
+                self._import_manifest(line)
+            case EndLine():
+                self._flush()
+                if line.entries != self._count:
+                    raise ImportFailed(f"The end line counts {line.entries} entries, but {self._count} were read.")
+                self._is_ended = True
+
+    def finish(self) -> None:
+        if not self._is_ended:
+            raise ImportFailed("The export is incomplete: its end line is missing. Nothing was imported.")
+
+    def _create_branch(self, line: BranchLine) -> Branch:
+        """The branch without its own entries."""
+        conversation = self._conversation.id
+        if not line.lineage:
+            return conversations.get_branch(self._connection, self._tenant, conversation, line.number)
+        parent, at = line.lineage[-1]
+        origin = conversations.get_branch(self._connection, self._tenant, conversation, parent)
+        new_branch = conversations.build_fork(
+            self._connection,
+            self._tenant,
+            origin,
+            at=at,
+            number=line.number,
+            name=line.name,
+            created_at=line.created_at,
+        )
+        conversations.insert_branch(self._connection, self._tenant, new_branch)
+        conversations.touch_conversation(self._connection, self._tenant, conversation, new_branch.updated_at)
+        return new_branch
+
+    def _import_entry(self, line: EntryLine) -> None:
+        branch = self._branch
+        if branch is None or line.branch != branch.number or line.seq != branch.head_seq + 1:
+            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not follow the entry before it.")
+        entry = _to_entry(self._conversation.id, line)
+        computed = chain_digest(branch.head_digest, entry.content_digest or b"")
+        path = next_path(branch.head_path, entry.raw) if entry.kind == "message" else branch.head_path
+        if entry.purged_at is not None and not entry.has_purged_form:
+            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} is marked as purged but has content.")
+        if computed != entry.digest or (entry.purged_at is None and path != entry.path):
+            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its digest.")
+        if entry.kind != "message" and entry.path != branch.head_path:
+            raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its path.")
+        self._branch = branch._replace(
+            head_seq=entry.seq,
+            head_digest=entry.digest,
+            head_path=entry.path,
+            state=self._fold_state(branch.state, entry),
+        )
+        self._pending.append(entry)
+        self._count += 1
+        if len(self._pending) >= EXPORT_BATCH_SIZE:
+            self._flush()
+
+    def _import_manifest(self, line: ManifestLine) -> None:
+        self._flush()
+        if self._branch is None or self._branch.number != line.branch:
+            raise ImportFailed(f"The manifest of reply #{line.seq} does not follow its branch {line.branch}.")
+        reply = reads.get_entry(self._connection, self._tenant, self._branch, line.seq)
+        # A manifest names the conversation that a replay reads, so under another id it names the imported one.
+        recorded = Manifest.parse(_to_compact_json(line.manifest))
+        manifest = recorded.model_copy(update={"conversation": self._conversation.id})
+        ledger.import_manifest(self._connection, self._tenant, reply, manifest)
+
+    def _fold_state(self, state: BranchState, entry: Entry) -> BranchState:
+        if entry.kind == "message":
+            return state
+        body = entry.body
+        if isinstance(body, Compaction):
+            self._compactions[entry.seq] = ActiveCompaction.from_entry(entry.seq, body)
+        return apply_entry(state, entry.seq, body, compaction_at=self._compaction_at)
+
+    def _compaction_at(self, seq: int) -> ActiveCompaction:
+        if seq not in self._compactions and self._branch is not None:
+            body = reads.get_entry(self._connection, self._tenant, self._branch, seq).body
+            if isinstance(body, Compaction):
+                self._compactions[seq] = ActiveCompaction.from_entry(seq, body)
+        return self._compactions[seq]
+
+    def _flush(self) -> None:
+        if self._pending:
+            append.insert_entries(self._connection, self._tenant, self._pending)
+            entry_digests = ((entry, entry.blob_digests()) for entry in self._pending)
+            append.insert_blob_uses(self._connection, self._tenant, entry_digests)
+            self._pending = []
+        if self._branch is not None:
+            conversations.move_head(self._connection, self._tenant, self._branch)
+
+
+def _to_entry(conversation: str, line: EntryLine) -> Entry:
+    raw = _to_compact_json(line.body)
+    body = parse_body(line.kind, raw)
+    notes = None if line.notes is None else _to_compact_json(line.notes)
+    if notes is not None:
+        EntryMetadata.parse(notes)
+    entry = Entry(
+        conversation=conversation,
+        branch=line.branch,
+        seq=line.seq,
+        kind=line.kind,
+        role=getattr(body, "role", None),
+        author=line.author,
+        created_at=line.at,
+        digest=bytes.fromhex(line.digest),
+        path=bytes.fromhex(line.path),
+        tokens=line.tokens,
+        counter=line.counter,
+        raw=raw,
+        raw_metadata=notes,
+        purged_at=line.purged_at,
+    )
+    if line.purged_at is not None:
+        return entry._replace(content_digest=bytes.fromhex(line.content_digest or ""))
+    return entry._replace(content_digest=compute_content_digest(metadata=entry.digest_metadata(), body=raw))
+
+
+def _to_compact_json(value: JsonValue) -> str:
+    return to_json(value, inf_nan_mode="constants").decode()

@@ -1,0 +1,291 @@
+"""Verification: reports every row of a conversation, or of the tenant, that differs from what was recorded.
+
+Entries have a hash chain and a digest of their content, blobs the digest of their bytes, other rows a row digest.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
+from math import isclose
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, select, tuple_
+
+from quire.access.spending import shard_of
+from quire.db.schema import (
+    api_keys,
+    blob_uses,
+    blobs,
+    branches,
+    calibrations,
+    costs,
+    entries,
+    imports,
+    manifests,
+    memories,
+    paths,
+    spending,
+    transcript_lines,
+    transcripts,
+)
+from quire.db.schema import conversations as conversations_table
+from quire.errors import ConversationNotFound, EntryNotFound, IntegrityViolation
+from quire.log import conversations, ledger, reads
+from quire.log.blobs import compute_digest
+from quire.log.row_digests import has_row_digest
+from quire.log.types import Blob, Branch, IntegrityFault
+from quire.model import CHAIN_ROOT, Entry, Message, chain_digest, next_path
+
+_BATCH_SIZE = 2_000
+
+_COST_TOLERANCE = 1e-9
+"""Difference that rounding explains, in dollars and as a share: the sums are added in another order."""
+
+_CHANGED_ROW = "is not as it was recorded"
+
+
+def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
+    """The faults of the rows that belong to no conversation: memories, API keys, token calibrations, transcripts and
+    costs."""
+    tables: tuple[tuple[Table, str, str], ...] = (
+        (memories, "memory", "memory"),
+        (api_keys, "API key", "id"),
+        (calibrations, "calibration", "model"),
+        (transcripts, "transcript", "session"),
+        (transcript_lines, "line of the transcript", "session"),
+    )
+    faults = [
+        IntegrityFault(None, None, f"{label} {row[key]!r} {_CHANGED_ROW}")
+        for table, label, key in tables
+        for row in connection.execute(select(table).where(table.c.tenant == tenant).order_by(table.c[key])).mappings()
+        if not has_row_digest(table, row)
+    ]
+    return faults + list(_verify_costs(connection, tenant))
+
+
+def _verify_costs(connection: Connection, tenant: str) -> Iterator[IntegrityFault]:
+    """Compares the two records of each cost: by conversation, and by API key and shard."""
+    totals: defaultdict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in connection.execute(select(costs).where(costs.c.tenant == tenant)):
+        totals[row.key_id, shard_of(row.conversation)][0] += row.cost_usd
+    for row in connection.execute(select(spending).where(spending.c.tenant == tenant)):
+        totals[row.key_id, row.shard][1] += row.cost_usd
+    for (key_id, shard), (by_conversation, by_key) in sorted(totals.items()):
+        if not isclose(by_conversation, by_key, rel_tol=_COST_TOLERANCE, abs_tol=_COST_TOLERANCE):
+            name = f"API key {key_id!r}" if key_id else "calls without an API key"
+            yield IntegrityFault(None, None, f"the costs of {name} in shard {shard} do not add up")
+
+
+def verify_conversation(connection: Connection, tenant: str, conversation: str) -> list[IntegrityFault]:
+    """The faults of all branches; an empty list means that every byte is as it was recorded."""
+    branch_rows = _read_rows(connection, branches, tenant, conversation).all()
+    faults = list(_verify_conversation_row(connection, tenant, conversation, branch_rows))
+    for row in branch_rows:
+        faults += _verify_branch(connection, tenant, row)
+    faults += _verify_stray_rows(connection, tenant, conversation, branch_rows)
+    faults += _verify_manifests(connection, tenant, conversation)
+    faults += _verify_imports(connection, tenant, conversation)
+    return faults
+
+
+def _read_rows(connection: Connection, table: Table, tenant: str, conversation: str) -> Any:
+    query = select(table).where(table.c.tenant == tenant, table.c.conversation == conversation)
+    return connection.execute(query.order_by(*table.primary_key.columns)).mappings()
+
+
+def _verify_conversation_row(
+    connection: Connection, tenant: str, conversation: str, branch_rows: Iterable[Mapping[Any, Any]]
+) -> Iterator[IntegrityFault]:
+    row = _read_rows(connection, conversations_table, tenant, conversation).first()
+    if row is None:
+        raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
+    if not has_row_digest(conversations_table, row):
+        yield IntegrityFault(
+            None, None, f"the conversation's title, origin, time of creation or of purge {_CHANGED_ROW}"
+        )
+    last_update = max(each["updated_at"] for each in branch_rows)
+    # A purge of the whole conversation clears the times of its branches.
+    is_cleared = row["purged_at"] is not None and not last_update
+    if row["updated_at"] != last_update and not is_cleared:
+        yield IntegrityFault(None, None, "the conversation's time of update is not that of its branches")
+
+
+def _verify_branch(connection: Connection, tenant: str, row: Mapping[Any, Any]) -> list[IntegrityFault]:
+    number: int = row["branch"]
+    faults: list[IntegrityFault] = []
+    if not has_row_digest(branches, row):
+        faults.append(IntegrityFault(number, None, f"the row of the branch {_CHANGED_ROW}"))
+    try:
+        branch = conversations.to_branch([row[name] for name in conversations.BRANCH_FIELDS])
+    except ValueError:
+        return [*faults, IntegrityFault(number, None, "the lineage or the state of the branch cannot be read")]
+    try:
+        entry_faults = list(_verify_entries(connection, tenant, branch))
+    except EntryNotFound:
+        entry_faults = [IntegrityFault(number, branch.fork_seq, "is missing, though the branch begins after it")]
+    if not entry_faults and not _has_folded_state(connection, tenant, branch):
+        faults.append(IntegrityFault(number, branch.head_seq, "does not lead to the stored state of the branch"))
+    return faults + entry_faults
+
+
+def _has_folded_state(connection: Connection, tenant: str, branch: Branch) -> bool:
+    try:
+        return branch.state == conversations.fold_state(connection, tenant, branch, branch.head_seq)
+    except IntegrityViolation:
+        # A shared entry was changed, which is a fault of the branch that owns it.
+        return True
+
+
+def _verify_entries(connection: Connection, tenant: str, branch: Branch) -> Iterator[IntegrityFault]:
+    """Compares each entry with the stored and the computed digest of the previous one, so that only a broken entry is
+    reported and not its successors."""
+    seq = branch.fork_seq
+    digests, end_paths = _read_start(connection, tenant, branch)
+    while page := reads.read_range(connection, tenant, branch, first=seq + 1, limit=_BATCH_SIZE):
+        seq_by_path = _read_paths(connection, tenant, page)
+        damaged_blobs = _find_damaged_blobs(connection, tenant, page)
+        for entry in page:
+            for missing in range(seq + 1, entry.seq):
+                yield IntegrityFault(branch.number, missing, "is missing")
+            seq = entry.seq
+            computed = {chain_digest(digest, entry.content_digest or b"") for digest in digests}
+            computed_paths = _compute_paths(entry, end_paths)
+            fault = _find_fault(entry, computed, computed_paths, seq_by_path) or damaged_blobs.get(seq)
+            if fault is not None:
+                yield IntegrityFault(branch.number, seq, fault)
+            digests, end_paths = {entry.digest, *computed}, {entry.path, *computed_paths}
+    for missing in range(seq + 1, branch.head_seq + 1):
+        yield IntegrityFault(branch.number, missing, "is missing")
+    if branch.head_digest not in digests or branch.head_path not in end_paths:
+        yield IntegrityFault(branch.number, branch.head_seq, "does not match the head of the branch")
+
+
+def _compute_paths(entry: Entry, end_paths: set[bytes]) -> set[bytes]:
+    """The paths that this entry gives after these. That of removed content can only be accepted."""
+    if entry.kind != "message":
+        return end_paths
+    return {entry.path} if entry.purged_at is not None else {next_path(path, entry.raw) for path in end_paths}
+
+
+def _find_fault(
+    entry: Entry, computed: set[bytes], computed_paths: set[bytes], seq_by_path: dict[bytes, int]
+) -> str | None:
+    # No digest covers the row of a purged entry, so it must be exactly what a purge writes.
+    if entry.purged_at is not None and not entry.has_purged_form:
+        return "is marked as purged but has content"
+    if entry.digest not in computed or not entry.has_recorded_content:
+        return "does not have the digest that was recorded"
+    if entry.path not in computed_paths or entry.role != _parse_role(entry):
+        return "does not have the path or role that its body gives"
+    if entry.kind == "message" and seq_by_path.get(entry.path) != entry.seq:
+        return "cannot be found by its path"
+    return None
+
+
+def _read_start(connection: Connection, tenant: str, branch: Branch) -> tuple[set[bytes], set[bytes]]:
+    if not branch.fork_seq:
+        return {CHAIN_ROOT}, {CHAIN_ROOT}
+    last_shared = reads.get_entry(connection, tenant, branch, branch.fork_seq)
+    return {last_shared.digest}, {last_shared.path}
+
+
+def _read_paths(connection: Connection, tenant: str, page: list[Entry]) -> dict[bytes, int]:
+    first = page[0]
+    query = select(paths.c.path, paths.c.seq).where(
+        paths.c.tenant == tenant,
+        paths.c.path.in_([entry.path for entry in page if entry.kind == "message"]),
+        paths.c.conversation == first.conversation,
+        paths.c.branch == first.branch,
+    )
+    return {row.path: row.seq for row in connection.execute(query)}
+
+
+def _find_damaged_blobs(connection: Connection, tenant: str, page: list[Entry]) -> dict[int, str]:
+    """Faults, by number, of entries whose blobs are missing, have other bytes, or could be deleted as unused."""
+    first, last = page[0], page[-1]
+    uses = (
+        blob_uses.c.tenant == tenant,
+        blob_uses.c.conversation == first.conversation,
+        blob_uses.c.branch == first.branch,
+        blob_uses.c.seq.between(first.seq, last.seq),
+    )
+    recorded = {
+        (seq, digest) for seq, digest in connection.execute(select(blob_uses.c.seq, blob_uses.c.digest).where(*uses))
+    }
+    damaged = {digest for digest in {digest for _, digest in recorded} if not _has_bytes(connection, tenant, digest)}
+    faults: dict[int, str] = {seq: "uses a blob with other bytes" for seq, digest in recorded if digest in damaged}
+    for entry in page:
+        if entry.purged_at is None and entry.has_recorded_content:
+            needed = {(entry.seq, bytes.fromhex(digest)) for digest in entry.blob_digests()}
+            if not needed <= recorded:
+                faults[entry.seq] = "uses a blob that is missing"
+    return faults
+
+
+def _has_bytes(connection: Connection, tenant: str, digest: bytes) -> bool:
+    query = select(blobs.c.media_type, blobs.c.data).where(blobs.c.tenant == tenant, blobs.c.digest == digest)
+    row = connection.execute(query).first()
+    return row is not None and compute_digest(Blob._make(row)) == digest
+
+
+def _verify_stray_rows(
+    connection: Connection, tenant: str, conversation: str, branch_rows: Iterable[Mapping[Any, Any]]
+) -> Iterator[IntegrityFault]:
+    """Faults of rows that belong to no entry of a branch: an append would collide with them, or a look-up find them."""
+    own = (entries.c.tenant == tenant, entries.c.conversation == conversation)
+    heads = {row["branch"]: row["head_seq"] for row in branch_rows}
+    for branch, seq in _list_positions(connection, entries, *own, _is_after_heads(heads)):
+        yield IntegrityFault(branch, seq, "is after the head of the branch, or in no branch")
+    entry_keys = select(entries.c.branch, entries.c.seq).where(*own)
+    own_paths = (paths.c.tenant == tenant, paths.c.conversation == conversation)
+    is_stray = tuple_(paths.c.branch, paths.c.seq).not_in(entry_keys)
+    for branch, seq in _list_positions(connection, paths, *own_paths, is_stray):
+        yield IntegrityFault(branch, seq, "has a path but no entry")
+
+
+def _is_after_heads(heads: Mapping[int, int]) -> ColumnElement[bool]:
+    condition = entries.c.branch.not_in(list(heads))
+    for branch, head_seq in heads.items():
+        condition = condition | ((entries.c.branch == branch) & (entries.c.seq > head_seq))
+    return condition
+
+
+def _list_positions(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> list[tuple[int, int]]:
+    query = select(table.c.branch, table.c.seq).where(*conditions).order_by(table.c.branch, table.c.seq)
+    return [(branch, seq) for branch, seq in connection.execute(query)]
+
+
+def _verify_manifests(connection: Connection, tenant: str, conversation: str) -> Iterator[IntegrityFault]:
+    own = (entries.c.tenant == tenant, entries.c.conversation == conversation)
+    replies = select(entries.c.branch, entries.c.seq).where(*own, entries.c.role == "assistant")
+    own_manifests = (manifests.c.tenant == tenant, manifests.c.conversation == conversation)
+    is_stray = tuple_(manifests.c.branch, manifests.c.seq).not_in(replies)
+    for branch, seq in _list_positions(connection, manifests, *own_manifests, is_stray):
+        yield IntegrityFault(branch, seq, "has a manifest but is no reply")
+    for row in ledger.list_manifest_rows(connection, tenant, conversation):
+        if not has_row_digest(manifests, row):
+            yield IntegrityFault(row["branch"], row["seq"], f"has a manifest that {_CHANGED_ROW}")
+
+
+def _verify_imports(connection: Connection, tenant: str, conversation: str) -> Iterator[IntegrityFault]:
+    """Faults of the ledger of imports: a row must name the entry that its item became."""
+    query = (
+        select(imports.c.branch, imports.c.seq, imports.c.digest, entries.c.kind, entries.c.body, entries.c.purged_at)
+        .outerjoin(
+            entries,
+            (entries.c.tenant == imports.c.tenant)
+            & (entries.c.conversation == imports.c.conversation)
+            & (entries.c.branch == imports.c.branch)
+            & (entries.c.seq == imports.c.seq),
+        )
+        .where(imports.c.tenant == tenant, imports.c.conversation == conversation)
+        .execution_options(yield_per=_BATCH_SIZE)
+    )
+    for branch, seq, digest, kind, body, purged_at in connection.execute(query):
+        is_recorded = kind == "message" and purged_at is None
+        if kind is None or (is_recorded and sha256(body.encode()).digest() != digest):
+            yield IntegrityFault(branch, seq, "is not the entry that the ledger of imports recorded")
+
+
+def _parse_role(entry: Entry) -> str | None:
+    return Message.parse(entry.raw).role if entry.kind == "message" else None

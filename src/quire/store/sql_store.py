@@ -1,0 +1,303 @@
+"""`SqlStore`: the asynchronous store on SQLite and PostgreSQL, for one tenant.
+
+Every operation is a function on a connection, which a method runs in one transaction. The store itself holds the log;
+what stands beside the log is in its parts.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from functools import wraps
+
+from cachetools import LRUCache
+
+from quire.access.keys import Keys, RateLimits
+from quire.access.spending import Spending
+from quire.db import dialects, migrate
+from quire.db.database import Database, ObservedDatabase, PoolStats, TransactionObserver, TransactionOptions
+from quire.db.notifications import Notifications
+from quire.db.store_part import (
+    DEFAULT_TENANT,
+    Method,
+    P,
+    StoreFunction,
+    StorePart,
+    T,
+    TenantDatabase,
+    read,
+    read_bulk,
+    read_inline,
+    write,
+    write_bulk,
+    write_conversation,
+)
+from quire.errors import BlobNotFound, StoreError
+from quire.index.documents import Documents
+from quire.index.memories import Memories
+from quire.index.message_index import MessageIndex
+from quire.index.passages import Passages
+from quire.log import blobs, conversations, history_match, ledger, reads
+from quire.log.conversations import with_branch
+from quire.log.imports import Imports
+from quire.log.titles import fill_titles
+from quire.log.transcripts import Transcripts
+from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
+from quire.model import Entry, EntryKind, Manifest, Role
+from quire.store import integrity, value_purge
+from quire.store.all_tenants import AllTenants
+from quire.store.backtests import Backtests
+from quire.store.purge import purge_entries
+from quire.store.turn_records import append_items, record_reply
+from quire.turns.events import TurnEvents
+from quire.turns.leases import TurnLeases
+from quire.usage.report import UsageRollup
+
+
+def _erase(function: StoreFunction[P, T]) -> Method[P, T]:
+    """A bulk write that erases content, also from the disk."""
+
+    @wraps(function)
+    async def method(part: StorePart, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            erased = await part.run(write_bulk, function, *args, **kwargs)
+        except StoreError as error:
+            if not blobs.is_missing_blob(error):
+                raise
+            # A concurrent append referenced a blob that was being deleted; the retry sees the reference and retains it.
+            erased = await part.run(write_bulk, function, *args, **kwargs)
+        await part.base.database.scrub()
+        return erased
+
+    return method
+
+
+class SqlStore(StorePart):
+    """The log in SQLite or PostgreSQL."""
+
+    def __init__(self, database: Database, *, tenant: str = DEFAULT_TENANT) -> None:
+        base = TenantDatabase(database, tenant)
+        super().__init__(base)
+        self.passages = Passages(base)
+        self.message_index = MessageIndex(base)
+        self.memories = Memories(base)
+        self.documents = Documents(base)
+        self.imports = Imports(base)
+        self.transcripts = Transcripts(base)
+        self.usage = UsageRollup(base)
+        self.keys = Keys(base)
+        self.spending = Spending(base)
+        self.rate_limits = RateLimits(base)
+        self.leases = TurnLeases(base)
+        self.turn_events = TurnEvents(base)
+        self.backtests = Backtests(base)
+        self.all_tenants = AllTenants(base)
+        self._known_blobs: LRUCache[bytes, None] = LRUCache(blobs.MAX_KNOWN_BLOBS)
+        """Digests of stored blobs, which are not sent again; a purge may make it stale. Only the event loop changes it,
+        and the database threads only test for membership."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, url: str, *, tenant: str = DEFAULT_TENANT, listen_url: str | None = None
+    ) -> AsyncGenerator["SqlStore"]:
+        """Opens `sqlite:///path` (created and migrated if needed) or `postgresql://…` (see `quire db upgrade`).
+
+        If `url` leads to a pooler, `listen_url` leads past it, for the connection of `notifications`."""
+        store = cls(await dialects.open_database(url, listen_url=listen_url), tenant=tenant)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def for_tenant(self, tenant: str) -> "SqlStore":
+        """A store for another tenant on the same database; closing either closes both."""
+        return SqlStore(self.base.database, tenant=tenant)
+
+    async def close(self) -> None:
+        await self.base.database.close()
+
+    @property
+    def tenant(self) -> str:
+        return self.base.tenant
+
+    @property
+    def notifications(self) -> Notifications:
+        """Notifications between the processes that use the database, of all tenants."""
+        return self.base.database.notifications
+
+    async def check(self, *, max_age_seconds: float = 0.0) -> None:
+        """Health check: raises a `StoreError` unless the database has the current schema and accepts writes.
+
+        The result of the write test may be as old as `max_age_seconds`.
+        """
+        await self.base.database.check_writable(max_age_seconds=max_age_seconds)
+        await self.base.database.read(migrate.check_version, TransactionOptions(self.tenant))
+
+    async def check_known_outage(self) -> None:
+        """Raises `StoreUnavailable` if the database is known to be unavailable: see `Database.check_known_outage`."""
+        await self.base.database.check_known_outage()
+
+    def on_connection_loss(self, callback: Callable[[], None]) -> None:
+        """Calls back when a connection to the database broke, so that caches of its state can be cleared."""
+        self.base.database.on_connection_loss(callback)
+
+    def observe_transactions(self, observer: TransactionObserver) -> None:
+        """Reports every future transaction of this store, and of stores derived from it, to `observer`."""
+        self.base.database = ObservedDatabase(self.base.database, observer)
+
+    def get_pool_stats(self) -> PoolStats:
+        return self.base.database.get_pool_stats()
+
+    create_conversation = write(conversations.create_conversation)
+    get_conversation = read_inline(conversations.get_conversation)
+    list_conversations = read(conversations.list_conversations)
+    list_conversation_ids = read(conversations.list_conversation_ids)
+    list_origins = read(conversations.list_origins)
+    list_session = read(conversations.list_session)
+    rename_conversation = write_conversation(conversations.rename_conversation)
+    fill_titles = read(fill_titles)
+    sum_tokens = read(reads.sum_tokens)
+    get_branch = read_inline(conversations.get_branch)
+    list_branches = read(conversations.list_branches)
+    fork = write_conversation(conversations.create_fork)
+    append = write_conversation(append_items)
+    match_history = read_inline(history_match.match_history)
+    get_request = read_inline(ledger.get_request)
+    find_response = read_inline(ledger.find_response)
+    forget_response = write(ledger.forget_response)
+    get_calibration = read_inline(ledger.get_calibration)
+    put_blob = write(blobs.put_blob)
+    get_blob = read(blobs.get_blob)
+    purge = _erase(purge_entries)
+    purge_value = _erase(value_purge.erase_value)
+    find_value = read_bulk(value_purge.count_value_rows)
+    is_purged = read(conversations.is_purged)
+    verify_tenant = read_bulk(integrity.verify_tenant)
+    verify_conversation = read_bulk(integrity.verify_conversation)
+
+    async def get_entry(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Entry:
+        return await self.run(read_inline, with_branch(reads.get_entry), conversation, branch, seq)
+
+    async def get_entries(self, conversation: str, seqs: Collection[int], *, branch: int = MAIN_BRANCH) -> list[Entry]:
+        """These entries in ascending order; unknown numbers are skipped."""
+        return await self.run(read_inline, with_branch(reads.read_entries), conversation, branch, seqs)
+
+    async def read_range(
+        self,
+        conversation: str,
+        *,
+        branch: int = MAIN_BRANCH,
+        first: int = 1,
+        last: int | None = None,
+        kinds: Collection[EntryKind] | None = None,
+        roles: Collection[Role] | None = None,
+        limit: int | None = None,
+    ) -> list[Entry]:
+        """Entries `first` to `last`, oldest first; with `limit`, the oldest of them."""
+        return await self.run(
+            read_inline,
+            with_branch(reads.read_range),
+            conversation,
+            branch,
+            first=first,
+            last=last,
+            kinds=kinds,
+            roles=roles,
+            limit=limit,
+        )
+
+    async def list_referencing_entries(self, conversation: str, *, branch: int = MAIN_BRANCH) -> list[Entry]:
+        """Entries of a branch whose metadata references documents, oldest first."""
+        return await self.run(read, with_branch(reads.read_referencing_entries), conversation, branch)
+
+    async def read_tail(
+        self,
+        conversation: str,
+        limit: int,
+        *,
+        branch: int = MAIN_BRANCH,
+        last: int | None = None,
+        kinds: Collection[EntryKind] | None = None,
+        roles: Collection[Role] | None = None,
+    ) -> list[Entry]:
+        """The newest `limit` entries up to `last`, oldest first."""
+        return await self.run(
+            read_inline,
+            with_branch(reads.read_tail),
+            conversation,
+            branch,
+            limit=limit,
+            last=last,
+            kinds=kinds,
+            roles=roles,
+        )
+
+    async def read_window(
+        self,
+        conversation: str,
+        *,
+        branch: int = MAIN_BRANCH,
+        max_tokens: int | None = None,
+        known: Window | None = None,
+    ) -> Window:
+        """The active compaction and the messages that it does not cover, independent of the history's length.
+
+        With `max_tokens`, a long window is read only from its end, until it has that many tokens. Entries of `known`,
+        a window of this branch that was read before, are not read again unless they were purged since."""
+        return await self.run(
+            read_inline, with_branch(reads.read_window), conversation, branch, max_tokens=max_tokens, known=known
+        )
+
+    async def record_reply(
+        self, conversation: str, record: ReplyRecord, *, branch: int = MAIN_BRANCH, after: bytes | None = None
+    ) -> list[Entry]:
+        """Appends a turn like `append`, and stores the manifest of its request in the same transaction."""
+        known_blobs = self._known_blobs
+        try:
+            stored = await self.run_on_conversation(
+                record_reply, conversation, record, branch=branch, after=after, known_digests=known_blobs
+            )
+        except (BlobNotFound, StoreError) as error:
+            if not (len(known_blobs) and blobs.is_missing_blob(error)):
+                raise
+            # A purge deleted a blob that this process considers stored; retry with all blobs.
+            known_blobs.clear()
+            stored = await self.run_on_conversation(record_reply, conversation, record, branch=branch, after=after)
+        known_blobs.update(dict.fromkeys(map(blobs.compute_digest, record.blobs)))
+        return stored
+
+    async def get_manifest(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> Manifest:
+        """The manifest of the request that entry `seq` answered."""
+        return await self.run(read_inline, with_branch(ledger.get_manifest), conversation, branch, seq)
+
+    async def list_manifests(
+        self, conversation: str, *, branch: int = MAIN_BRANCH, limit: int | None = None, last: int | None = None
+    ) -> list[tuple[int, Manifest]]:
+        """The newest `limit` manifests of a branch with the numbers of their replies, oldest first."""
+        return await self.run(read, with_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
+
+    async def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
+        """The conversation as JSON Lines, up to the heads that its branches had at the start."""
+        from quire.store import export_import
+
+        yield export_import.format_conversation_line(await self.get_conversation(conversation))
+        for digest in await self.run(read_bulk, blobs.list_used_blobs, conversation):
+            yield export_import.format_blob_line(digest, await self.get_blob(digest))
+        count = 0
+        for branch in await self.list_branches(conversation):
+            yield export_import.format_branch_line(branch)
+            for first in range(branch.fork_seq + 1, branch.head_seq + 1, export_import.EXPORT_BATCH_SIZE):
+                last = min(first + export_import.EXPORT_BATCH_SIZE - 1, branch.head_seq)
+                for entry in await self.read_range(conversation, branch=branch.number, first=first, last=last):
+                    yield export_import.format_entry_line(entry)
+                    count += 1
+            for seq, manifest in await self.run(
+                read_bulk, with_branch(ledger.list_own_manifests), conversation, branch.number
+            ):
+                yield export_import.format_manifest_line(branch.number, seq, manifest)
+        yield export_import.format_end_line(count)
+
+    async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:
+        """Imports an exported conversation in one transaction, under another id if one is given."""
+        from quire.store.export_import import import_lines
+
+        return await self.run(write_bulk, import_lines, lines, as_id=as_id)

@@ -1,0 +1,108 @@
+"""Writes of a turn under its lease: appends, and replies with their manifest, blobs, token calibration and cost."""
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import Connection
+
+from quire.access.spending import charge, discard_reservation
+from quire.db.dialects import insert_rows, upsert
+from quire.db.raw_sql import batch_statements, execute
+from quire.db.schema import branches, calibrations, conversations, paths
+from quire.log import ledger
+from quire.log.append import append_entries
+from quire.log.blobs import insert_blobs
+from quire.log.conversations import build_main_branch, to_branch_row, to_conversation_row
+from quire.log.row_digests import ROW_DIGEST, with_row_digest
+from quire.log.types import MAIN_BRANCH, ReplyRecord, TurnLease
+from quire.model import Body, Draft, Entry
+from quire.turns.leases import check_lease
+from quire.usage.rollup import reset_usage
+
+
+def append_items(
+    connection: Connection,
+    tenant: str,
+    conversation: str,
+    *items: Draft | Body,
+    branch: int = MAIN_BRANCH,
+    after: bytes | None = None,
+    lease: TurnLease | None = None,
+) -> list[Entry]:
+    """Appends all items or none.
+
+    With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: items that are stored right after that
+    message are returned. If other entries follow it, raises `StaleHead` (optimistic concurrency). With `lease`, raises
+    `TurnLeaseLost` if the turn no longer has it.
+    """
+
+    def check_turn() -> None:
+        if lease is not None:
+            check_lease(connection, tenant, lease, ends_turn=False)
+
+    drafts = [item if isinstance(item, Draft) else Draft(body=item) for item in items]
+    return append_entries(connection, tenant, conversation, drafts, branch=branch, after=after, check_turn=check_turn)
+
+
+def record_reply(
+    connection: Connection,
+    tenant: str,
+    conversation: str,
+    record: ReplyRecord,
+    *,
+    branch: int = MAIN_BRANCH,
+    after: bytes | None = None,
+    known_digests: Collection[bytes] = (),
+) -> list[Entry]:
+    """Appends the turn's messages and stores its manifest under the number of the last one, the reply.
+
+    Blobs in `known_digests` are assumed to be stored; if one is not, a foreign key refuses the reference to it.
+    """
+    with batch_statements(connection):
+        if record.creates_conversation is not None:
+            # If another turn created it first, the append raises `StaleHead`.
+            record_row = to_conversation_row(tenant, record.creates_conversation)
+            insert_rows(connection, conversations, [record_row], ignore_existing=True)
+            branch_row = to_branch_row(tenant, build_main_branch(record.creates_conversation))
+            insert_rows(connection, branches, [branch_row], ignore_existing=True)
+        insert_blobs(connection, tenant, record.blobs, exclude=known_digests)
+
+    def check_turn() -> None:
+        if record.lease is not None:
+            check_lease(connection, tenant, record.lease, ends_turn=record.ends_turn)
+
+    return append_entries(
+        connection,
+        tenant,
+        conversation,
+        record.drafts,
+        branch=branch,
+        after=after,
+        check_turn=check_turn,
+        write_extra=lambda stored, is_new: _write_ledger(connection, tenant, record, stored, is_new=is_new),
+    )
+
+
+def _write_ledger(
+    connection: Connection, tenant: str, record: ReplyRecord, stored: Sequence[Entry], *, is_new: bool
+) -> None:
+    """Stores manifest, calibration, cost and client path of a turn."""
+    reply = stored[-1]
+    if record.client_path is not None:
+        path_row = ledger.to_key(tenant, reply) | {"path": record.client_path}
+        insert_rows(connection, paths, [path_row], ignore_existing=True)
+    manifest = record.build_manifest(stored)
+    if not ledger.insert_manifest(
+        connection, tenant, reply, manifest, request_id=record.request_id, response_id=record.response_id
+    ):
+        return
+    if not is_new:
+        # The roll-up may have counted the reply without its manifest.
+        reset_usage(connection, tenant, reply.conversation)
+    if record.calibration is not None:
+        model, calibration = record.calibration
+        row = with_row_digest(calibrations, {"tenant": tenant, "model": model, "calibration": calibration})
+        execute(connection, upsert(connection, calibrations, replace=["calibration", ROW_DIGEST]), row)
+    if record.reservation_id is not None:
+        discard_reservation(connection, tenant, record.reservation_id)
+    if record.cost or record.reservation_id is not None:
+        charge(connection, tenant, reply.conversation, record.cost, key_id=record.key_id)

@@ -1,0 +1,104 @@
+"""Insights: usage from the roll-up, with suggestions for what to pin, to include always, or to remove.
+
+The roll-up follows the log in a background job. Readers count what is missing first.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal, NamedTuple
+
+from quire.usage.contribution import DAY_MICROSECONDS
+from quire.usage.report import USAGE_GROUPINGS, RollupReport, UsageGroup, UsageGrouping, UsageRollup
+
+DEFAULT_DAYS = 30
+"""Days of a report, unless it says otherwise."""
+MIN_SUGGESTION_REQUESTS = 20
+"""Turns or requests below which there is no suggestion."""
+PIN_SHARE = 0.2
+"""Share of turns from which a document that messages reference is suggested to be pinned."""
+ALWAYS_SHARE = 0.5
+"""Share of requests from which an item that is included only sometimes is suggested to be `always`."""
+EPOCH = date(1970, 1, 1)
+
+SuggestedAction = Literal["pin", "always", "remove"]
+
+
+class UsageSuggestion(NamedTuple):
+    """A change of the configuration that the usage suggests."""
+
+    action: SuggestedAction
+    kind: Literal["document", "rule", "reference", "tool"]
+    name: str
+    share: float
+    """Share of the turns that reference a document, or of the requests that include an item."""
+    tokens: int
+    """Tokens that it took in requests."""
+
+
+class Insights(NamedTuple):
+    since_day: int
+    report: RollupReport
+    suggestions: tuple[UsageSuggestion, ...]
+
+
+async def count_usage(usage: UsageRollup, *, max_batches: int | None = None) -> int:
+    """Counts what the roll-up lacks, at most this number of batches; returns the number of counted branches."""
+    count = batches = 0
+    while max_batches is None or batches < max_batches:
+        counted = await usage.count()
+        if not counted:
+            break
+        count, batches = count + counted, batches + 1
+    return count
+
+
+async def read_insights(
+    usage: UsageRollup,
+    *,
+    since: int | None = None,
+    groupings: Sequence[UsageGrouping] = USAGE_GROUPINGS,
+    limit: int = 10,
+) -> Insights:
+    """Reads the roll-up from the day of `since` (microseconds since 1970) on; by default the last 30 days."""
+    since_day = default_since_day() if since is None else since // DAY_MICROSECONDS
+    report = await usage.read_report(since_day=since_day, groupings=groupings, limit=limit)
+    return Insights(since_day, report, tuple(suggest_changes(report)))
+
+
+def suggest_changes(report: RollupReport) -> Iterator[UsageSuggestion]:
+    """What to pin, to include always, or to remove; nothing before there is enough usage."""
+    turns, requests = report.totals.turns, report.totals.requests
+    if turns >= MIN_SUGGESTION_REQUESTS:
+        for name, _, counts in report.documents:
+            if counts.uses >= PIN_SHARE * turns:
+                yield UsageSuggestion("pin", "document", name, counts.uses / turns, counts.tokens)
+    if requests >= MIN_SUGGESTION_REQUESTS:
+        yield from _suggest_always("rule", report.rules, requests)
+        yield from _suggest_always("reference", report.references, requests)
+        yield from _suggest_removals(report, requests)
+
+
+def _suggest_always(
+    kind: Literal["rule", "reference"], groups: Iterable[UsageGroup], requests: int
+) -> Iterator[UsageSuggestion]:
+    for name, _, counts in groups:
+        if ALWAYS_SHARE * requests <= counts.requests < counts.candidates:
+            yield UsageSuggestion("always", kind, name, counts.requests / requests, counts.tokens)
+
+
+def _suggest_removals(report: RollupReport, requests: int) -> Iterator[UsageSuggestion]:
+    for name, _, counts in report.unused_rules:
+        if counts.candidates >= MIN_SUGGESTION_REQUESTS:
+            yield UsageSuggestion("remove", "rule", name, 0.0, 0)
+    for name, _, counts in report.unused_tools:
+        if counts.requests >= MIN_SUGGESTION_REQUESTS:
+            yield UsageSuggestion("remove", "tool", name, counts.requests / requests, counts.tokens)
+
+
+def default_since_day() -> int:
+    return (datetime.now(UTC).date() - EPOCH).days - DEFAULT_DAYS + 1
+
+
+def format_day(day: int) -> str:
+    """The date of a day since 1970, as `2026-01-31`."""
+    return (EPOCH + timedelta(days=day)).isoformat()

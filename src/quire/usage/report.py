@@ -1,0 +1,207 @@
+"""The usage roll-up as a part of the store, and reports of it: totals, groups, items, turns by cost, document pairs."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+from sqlalchemy import Connection, and_, func, select
+
+from quire.db.schema import documents, uncounted_branches
+from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
+from quire.log.conversations import list_conversation_ids
+from quire.usage import rollup
+from quire.usage.contribution import Dimension, TurnUsage, UsageCounts
+from quire.usage.rollup import RecountResult, document_pairs, usage_totals, usage_turns
+
+UsageGrouping = Literal["day", "model", "project", "source", "slot", "tool"]
+USAGE_GROUPINGS: tuple[UsageGrouping, ...] = get_args(UsageGrouping)
+
+MAX_PENDING_BRANCHES = 10_000
+"""Number up to which branches with uncounted entries are counted exactly."""
+
+
+class UsageGroup(NamedTuple):
+    """Counts of one name of a dimension; of a day, `name` is empty."""
+
+    name: str
+    day: int | None
+    """Days since 1970 (UTC) of a group by day."""
+    counts: UsageCounts
+
+
+class DocumentPair(NamedTuple):
+    """Two documents, and the number of conversations that use both."""
+
+    first: str
+    second: str
+    conversations: int
+
+
+class UnusedDocuments(NamedTuple):
+    """Documents of the vault that no message references."""
+
+    total: int
+    paths: tuple[str, ...]
+    """The first of them, in alphabetical order."""
+
+
+class RollupReport(NamedTuple):
+    """One consistent read of the roll-up."""
+
+    totals: UsageCounts
+    groups: dict[UsageGrouping, list[UsageGroup]]
+    documents: list[UsageGroup]
+    rules: list[UsageGroup]
+    references: list[UsageGroup]
+    unused_rules: list[UsageGroup]
+    """Rules that were candidates and never included."""
+    unused_tools: list[UsageGroup]
+    """Tools that requests offered and the model never called, those with the most tokens first."""
+    turns: list[TurnUsage]
+    unused_documents: UnusedDocuments
+    pending_branches: int
+    """Branches with entries that are not counted yet."""
+
+
+def read_usage(
+    connection: Connection,
+    tenant: str,
+    *,
+    since_day: int = 0,
+    groupings: Sequence[UsageGrouping] = USAGE_GROUPINGS,
+    limit: int = 20,
+) -> RollupReport:
+    """Usage since a day (days since 1970, UTC). Each list has the `limit` first rows; groups by day have all."""
+    [totals] = _read_groups(connection, tenant, "all", since_day, limit=1) or [UsageGroup("", None, UsageCounts())]
+    groups: dict[UsageGrouping, list[UsageGroup]] = {
+        each: _read_days(connection, tenant, since_day)
+        if each == "day"
+        else _read_groups(connection, tenant, each, since_day, limit=limit)
+        for each in groupings
+    }
+    return RollupReport(
+        totals=totals.counts,
+        groups=groups,
+        documents=_read_groups(connection, tenant, "document", since_day, limit=limit),
+        rules=_read_groups(connection, tenant, "rule", since_day, limit=limit),
+        references=_read_groups(connection, tenant, "reference", since_day, limit=limit),
+        unused_rules=_read_groups(connection, tenant, "rule", since_day, limit=limit, unused="requests"),
+        unused_tools=_read_groups(connection, tenant, "tool", since_day, limit=limit, unused="uses"),
+        turns=_read_turns(connection, tenant, since_day, limit=limit),
+        unused_documents=_read_unused_documents(connection, tenant, since_day, limit=limit),
+        pending_branches=count_pending_branches(connection, tenant),
+    )
+
+
+_ORDER: dict[Dimension, tuple[str, ...]] = {
+    "slot": ("tokens",),
+    "tool": ("uses", "requests"),
+    "document": ("uses", "requests"),
+    "rule": ("requests", "candidates"),
+    "reference": ("requests", "candidates"),
+}
+"""Counts by which the rows of a dimension are ordered, the highest first."""
+_USAGE_ORDER = ("cost_nanos", "input_tokens", "requests")
+_ITEM_COLUMNS = ("requests", "candidates", "uses", "tokens")
+"""Counts of slots, tools, documents, rules and references; the others are 0."""
+_USAGE_COLUMNS = tuple(name for name in UsageCounts._fields if name not in ("candidates", "uses", "tokens"))
+
+
+def _read_groups(
+    connection: Connection,
+    tenant: str,
+    dimension: Dimension,
+    since_day: int,
+    *,
+    limit: int,
+    unused: Literal["requests", "uses"] | None = None,
+) -> list[UsageGroup]:
+    """The groups of a dimension; with `unused`, only those of which this count is 0, by tokens."""
+    order = _ORDER.get(dimension, _USAGE_ORDER) if unused is None else ("tokens", "candidates")
+    names = _ITEM_COLUMNS if dimension in _ORDER else _USAGE_COLUMNS
+    sums = {name: func.sum(usage_totals.c[name]) for name in names}
+    query = (
+        select(usage_totals.c.name, *sums.values())
+        .where(usage_totals.c.tenant == tenant, usage_totals.c.dimension == dimension, usage_totals.c.day >= since_day)
+        .group_by(usage_totals.c.name)
+        .order_by(*(sums[name].desc() for name in order), usage_totals.c.name)
+        .limit(limit)
+    )
+    if unused is not None:
+        query = query.having(sums[unused] == 0)
+    # A sum is a decimal number on PostgreSQL.
+    rows = ((row[0], dict(zip(names, map(int, row[1:]), strict=True))) for row in connection.execute(query))
+    return [UsageGroup(name, None, UsageCounts(**counts)) for name, counts in rows]
+
+
+def _read_days(connection: Connection, tenant: str, since_day: int) -> list[UsageGroup]:
+    query = (
+        select(usage_totals.c.day, *(usage_totals.c[name] for name in UsageCounts._fields))
+        .where(usage_totals.c.tenant == tenant, usage_totals.c.dimension == "all", usage_totals.c.day >= since_day)
+        .order_by(usage_totals.c.day)
+    )
+    return [UsageGroup("", row[0], UsageCounts(*row[1:])) for row in connection.execute(query)]
+
+
+def _read_turns(connection: Connection, tenant: str, since_day: int, *, limit: int) -> list[TurnUsage]:
+    """The turns with the highest cost; where no price is known, those with the most tokens."""
+    order = ("cost_nanos", "tokens", "conversation", "branch", "seq")
+    query = (
+        select(*(usage_turns.c[name] for name in TurnUsage._fields))
+        .where(usage_turns.c.tenant == tenant, usage_turns.c.day >= since_day)
+        .order_by(*(usage_turns.c[name].desc() for name in order))
+        .limit(limit)
+    )
+    return [TurnUsage._make(row) for row in connection.execute(query)]
+
+
+def _read_unused_documents(connection: Connection, tenant: str, since_day: int, *, limit: int) -> UnusedDocuments:
+    used = select(usage_totals.c.name).where(
+        usage_totals.c.tenant == tenant, usage_totals.c.dimension == "document", usage_totals.c.day >= since_day
+    )
+    unused = and_(documents.c.tenant == tenant, documents.c.path.not_in(used))
+    count = connection.execute(select(func.count()).select_from(documents).where(unused)).scalar_one()
+    paths = connection.execute(select(documents.c.path).where(unused).order_by(documents.c.path).limit(limit))
+    return UnusedDocuments(count, tuple(paths.scalars()))
+
+
+def read_document_pairs(connection: Connection, tenant: str, *, limit: int = 100) -> list[DocumentPair]:
+    """Documents that are used together, in the most conversations first."""
+    order = document_pairs.c.conversations.desc(), document_pairs.c.first.desc(), document_pairs.c.second.desc()
+    query = (
+        select(*(document_pairs.c[name] for name in DocumentPair._fields))
+        .where(document_pairs.c.tenant == tenant)
+        .order_by(*order)
+        .limit(limit)
+    )
+    return [DocumentPair._make(row) for row in connection.execute(query)]
+
+
+def count_pending_branches(connection: Connection, tenant: str) -> int:
+    """Branches with entries that are not counted yet, up to `MAX_PENDING_BRANCHES`."""
+    some = select(uncounted_branches.c.branch).where(uncounted_branches.c.tenant == tenant).limit(MAX_PENDING_BRANCHES)
+    return connection.execute(select(func.count()).select_from(some.subquery())).scalar_one()
+
+
+def has_uncounted(connection: Connection, tenant: str) -> bool:
+    """Whether entries of the tenant are not in the roll-up yet."""
+    # Ordered by the primary key: PostgreSQL would otherwise scan the table if most rows are of this tenant.
+    columns = uncounted_branches.c
+    query = select(columns.last_seq).where(columns.tenant == tenant).order_by(columns.conversation, columns.branch)
+    return connection.execute(query.limit(1)).first() is not None
+
+
+class UsageRollup(StorePart):
+    """Statistics by day, model, project, source, slot and tool."""
+
+    has_uncounted = read_inline(has_uncounted)
+    count = write_bulk(rollup.count_usage)
+    read_report = read(read_usage)
+    read_document_pairs = read(read_document_pairs)
+
+    async def recount(self) -> RecountResult:
+        """Compares the roll-up with a full count of the log, and corrects what differs."""
+        while await self.count():
+            pass
+        conversations = await self.run(read_bulk, list_conversation_ids)
+        corrected = [await self.run(write_bulk, rollup.recount_conversation, each) for each in conversations]
+        return RecountResult(len(conversations), sum(corrected), await self.run(write_bulk, rollup.recount_totals))

@@ -1,0 +1,405 @@
+"""Maintains the usage roll-up: counts new entries, subtracts a conversation before a purge, checks against the log.
+
+Every append marks its branch as uncounted in the same transaction. A job folds the entries above the branch's
+high-water mark into the contributions and totals, and moves the mark, all in one transaction: a job that is lost or
+repeated counts nothing twice. A purge subtracts all contributions of the conversation in its own transaction, and what
+is left of the conversation is counted again. For that, the contributions of each conversation are stored apart from the
+tenant's totals. All tables are derived data, which `quire stats --recount` checks against the log.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Integer,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+)
+
+from quire.db.dialects import upsert
+from quire.db.raw_sql import yield_to_event_loop
+from quire.db.schema import entries, manifests, metadata, uncounted_branches
+from quire.log.conversations import get_conversation, list_branches
+from quire.log.reads import ENTRY_COLUMNS
+from quire.model import Entry, Manifest
+from quire.usage.contribution import Contribution, TurnUsage, UsageCounts, UsageKey, pair_documents
+
+counted_branches = Table(
+    "quire_counted_branches",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("last_seq", BigInteger, nullable=False),
+)
+"""High-water mark of each branch: the roll-up has its own entries up to this one."""
+
+usage_contributions = Table(
+    "quire_usage_contributions",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("dimension", Text, primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in UsageCounts._fields),
+)
+"""What each conversation adds to the totals."""
+
+usage_totals = Table(
+    "quire_usage_totals",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("dimension", Text, primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in UsageCounts._fields),
+)
+"""The sum of the contributions of all conversations, by dimension, day (number since 1970, UTC) and name."""
+
+usage_turns = Table(
+    "quire_usage_turns",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("day", Integer, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("cost_nanos", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+)
+"""Turns with a cost or reported tokens, by the reply that ends each; an index orders them by cost."""
+
+document_pairs = Table(
+    "quire_document_pairs",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("first", Text, primary_key=True),
+    Column("second", Text, primary_key=True),
+    Column("conversations", BigInteger, nullable=False),
+)
+"""Documents that are used together, and in how many conversations; `first` sorts before `second`."""
+
+
+BATCH_ENTRIES = 500
+"""Entries that one transaction counts: purges wait for it."""
+MAX_UNCOUNTED_BRANCHES = 200
+"""Branches that one transaction counts."""
+
+Pairs = set[tuple[str, str]]
+
+
+class RecountResult(NamedTuple):
+    """What a recount found. Everything that differed from the log was corrected."""
+
+    conversations: int
+    corrected_conversations: int
+    corrected_totals: int
+    """Rows of the totals and of document pairs that were not the sum of the contributions."""
+
+
+def count_usage(connection: Connection, tenant: str, *, max_entries: int = BATCH_ENTRIES) -> int:
+    """Counts the next entries that are not in the roll-up; returns the number of branches, 0 if nothing is left."""
+    _lock_rollup(connection, tenant)
+    marks = connection.execute(
+        select(uncounted_branches.c.conversation, uncounted_branches.c.branch, uncounted_branches.c.last_seq)
+        .where(uncounted_branches.c.tenant == tenant)
+        .order_by(uncounted_branches.c.conversation, uncounted_branches.c.branch)
+        .limit(MAX_UNCOUNTED_BRANCHES)
+    ).all()
+    remaining, done = max_entries, 0
+    by_conversation: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    for conversation, branch, last_seq in marks:
+        by_conversation[conversation][branch] = last_seq
+    for conversation, branches in by_conversation.items():
+        if remaining <= 0:
+            break
+        remaining -= _count_conversation(connection, tenant, conversation, branches, limit=remaining)
+        done += len(branches)
+    return done
+
+
+def _count_conversation(
+    connection: Connection, tenant: str, conversation: str, branches: Mapping[int, int], *, limit: int
+) -> int:
+    """Counts at most `limit` entries of these branches, each up to its last entry; returns their number."""
+    contribution = _start_contribution(connection, tenant, conversation)
+    counted = _read_marks(connection, tenant, conversation)
+    total = 0
+    for branch, last in branches.items():
+        first = counted.get(branch, 0) + 1
+        rows = _read_countable(connection, tenant, conversation, branch, first, last, limit=limit - total)
+        _fold(connection, contribution, rows)
+        is_complete = len(rows) < limit - total
+        counted_to = last if is_complete else rows[-1][0].seq
+        _move_mark(connection, tenant, conversation, branch, counted_to)
+        total += len(rows)
+        if not is_complete:
+            break
+    add_contribution(connection, tenant, conversation, contribution)
+    return total
+
+
+def reset_usage(connection: Connection, tenant: str, conversation: str) -> None:
+    """Subtracts everything that the conversation added, and marks its branches, so that it is counted again."""
+    _lock_rollup(connection, tenant)
+    if not _read_marks(connection, tenant, conversation):
+        return
+    _subtract_contribution(connection, tenant, conversation)
+    for branch in list_branches(connection, tenant, conversation):
+        if branch.head_seq > branch.fork_seq:
+            mark_uncounted(connection, tenant, [(conversation, branch.number, branch.head_seq)])
+
+
+def mark_uncounted(connection: Connection, tenant: str, marks: Iterable[tuple[str, int, int]]) -> None:
+    """Marks branches, given by conversation, number and last entry."""
+    names = ("conversation", "branch", "last_seq")
+    rows = [{"tenant": tenant, **dict(zip(names, mark, strict=True))} for mark in marks]
+    if rows:
+        connection.execute(upsert(connection, uncounted_branches, replace=["last_seq"]), rows)
+
+
+def recount_conversation(connection: Connection, tenant: str, conversation: str) -> bool:
+    """Compares the contributions of a conversation with its counted entries; corrects them, and returns whether they
+    differed."""
+    _lock_rollup(connection, tenant)
+    contribution = _start_contribution(connection, tenant, conversation)
+    marks = _read_marks(connection, tenant, conversation)
+    for branch, last in marks.items():
+        first = 1
+        while rows := _read_countable(connection, tenant, conversation, branch, first, last, limit=BATCH_ENTRIES):
+            _fold(connection, contribution, rows)
+            first = rows[-1][0].seq + 1
+    stored = _read_contributions(connection, tenant, conversation), _read_turns(connection, tenant, conversation)
+    if stored == (contribution.counts, set(contribution.turns)):
+        return False
+    _subtract_contribution(connection, tenant, conversation)
+    for branch, last in marks.items():
+        _write_mark(connection, tenant, conversation, branch, last)
+    add_contribution(connection, tenant, conversation, contribution)
+    return True
+
+
+def recount_totals(connection: Connection, tenant: str) -> int:
+    """Compares totals and document pairs with the sum of all contributions; corrects them, and returns how many rows
+    differed."""
+    _lock_rollup(connection, tenant)
+    key = [usage_contributions.c[name] for name in UsageKey._fields]
+    sums = [func.sum(usage_contributions.c[name]) for name in UsageCounts._fields]
+    query = select(*key, *sums).where(usage_contributions.c.tenant == tenant).group_by(*key)
+    expected = {UsageKey._make(row[:3]): UsageCounts(*map(int, row[3:])) for row in connection.execute(query)}
+    stored = _read_totals(connection, tenant)
+    differing = sorted(key for key in expected.keys() | stored.keys() if expected.get(key) != stored.get(key))
+    _delete_rows(connection, usage_totals, [{"tenant": tenant, **key._asdict()} for key in differing])
+    _insert_counts(connection, usage_totals, {"tenant": tenant}, {k: expected[k] for k in differing if k in expected})
+    return len(differing) + _recount_pairs(connection, tenant)
+
+
+def _recount_pairs(connection: Connection, tenant: str) -> int:
+    uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    query = select(usage_contributions.c.conversation, usage_contributions.c.name, usage_contributions.c.uses).where(
+        usage_contributions.c.tenant == tenant,
+        usage_contributions.c.dimension == "document",
+        usage_contributions.c.uses > 0,
+    )
+    for conversation, name, count in connection.execute(query):
+        uses[conversation][name] += count
+    expected = Counter(pair for each in uses.values() for pair in pair_documents(each))
+    columns = document_pairs.c.first, document_pairs.c.second, document_pairs.c.conversations
+    rows = connection.execute(select(*columns).where(document_pairs.c.tenant == tenant))
+    stored = {(row[0], row[1]): row[2] for row in rows}
+    differing = sorted(pair for pair in expected.keys() | stored.keys() if expected.get(pair) != stored.get(pair))
+    keys = [{"tenant": tenant, "first": pair[0], "second": pair[1]} for pair in differing]
+    _delete_rows(connection, document_pairs, keys)
+    new_rows = [
+        {**key, "conversations": expected[pair]} for key, pair in zip(keys, differing, strict=True) if expected[pair]
+    ]
+    if new_rows:
+        connection.execute(insert(document_pairs), new_rows)
+    return len(differing)
+
+
+def _lock_rollup(connection: Connection, tenant: str) -> None:
+    """Lets one transaction at a time change the roll-up of a tenant: a purge must subtract what a job counted before
+    it. On SQLite every write transaction is alone anyway."""
+    if connection.dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+        connection.execute(lock, {"name": f"quire usage {tenant}"})
+
+
+def _start_contribution(connection: Connection, tenant: str, conversation: str) -> Contribution:
+    origin = get_conversation(connection, tenant, conversation).origin
+    return Contribution(
+        project=origin.project if origin is not None else None, source=origin.client if origin is not None else None
+    )
+
+
+def _fold(connection: Connection, contribution: Contribution, rows: Iterable[tuple[Entry, str | None]]) -> None:
+    for entry, manifest in rows:
+        contribution.add(entry, Manifest.parse(manifest) if manifest is not None else None)
+        if manifest is not None:
+            # A long manifest takes milliseconds to parse.
+            yield_to_event_loop(connection)
+
+
+def _read_countable(
+    connection: Connection, tenant: str, conversation: str, branch: int, first: int, last: int, *, limit: int
+) -> list[tuple[Entry, str | None]]:
+    """The branch's own entries that may add to the roll-up, each with its manifest."""
+    params = {"tenant": tenant, "conversation": conversation, "branch": branch, "first": first, "last": last}
+    rows = connection.execute(_COUNTABLE.limit(limit), params)
+    return [(Entry._make(row[:-1]), row[-1]) for row in rows]
+
+
+_COUNTABLE = (
+    select(*ENTRY_COLUMNS, manifests.c.manifest)
+    .outerjoin(
+        manifests,
+        and_(
+            manifests.c.tenant == entries.c.tenant,
+            manifests.c.conversation == entries.c.conversation,
+            manifests.c.branch == entries.c.branch,
+            manifests.c.seq == entries.c.seq,
+        ),
+    )
+    .where(
+        entries.c.tenant == bindparam("tenant"),
+        entries.c.conversation == bindparam("conversation"),
+        entries.c.branch == bindparam("branch"),
+        entries.c.seq.between(bindparam("first"), bindparam("last")),
+        or_(entries.c.role == "assistant", entries.c.kind == "compaction", entries.c.notes.is_not(None)),
+    )
+    .order_by(entries.c.seq)
+)
+
+
+def _read_marks(connection: Connection, tenant: str, conversation: str) -> dict[int, int]:
+    query = select(counted_branches.c.branch, counted_branches.c.last_seq).where(
+        *_own(counted_branches, tenant, conversation)
+    )
+    return {row.branch: row.last_seq for row in connection.execute(query)}
+
+
+def _move_mark(connection: Connection, tenant: str, conversation: str, branch: int, last_seq: int) -> None:
+    """Moves the high-water mark; the branch stays marked as uncounted if it has entries after it."""
+    _write_mark(connection, tenant, conversation, branch, last_seq)
+    own = (*_own(uncounted_branches, tenant, conversation), uncounted_branches.c.branch == branch)
+    done = select(uncounted_branches.c.branch).where(*own, uncounted_branches.c.last_seq <= last_seq)
+    # A row that an append has locked will mark later entries. Waiting for it could deadlock with an import, which marks
+    # many branches in its own order.
+    unlocked = done.with_for_update(skip_locked=True).scalar_subquery()
+    connection.execute(delete(uncounted_branches).where(*own, uncounted_branches.c.branch.in_(unlocked)))
+
+
+def _write_mark(connection: Connection, tenant: str, conversation: str, branch: int, last_seq: int) -> None:
+    row = {"tenant": tenant, "conversation": conversation, "branch": branch, "last_seq": last_seq}
+    connection.execute(upsert(connection, counted_branches, replace=["last_seq"]), row)
+
+
+def add_contribution(connection: Connection, tenant: str, conversation: str, contribution: Contribution) -> None:
+    counts, own = contribution.counts, {"tenant": tenant, "conversation": conversation}
+    links_documents = any(key.dimension == "document" and each.uses for key, each in counts.items())
+    pairs: Pairs = _read_pairs(connection, tenant, conversation) if links_documents else set()
+    _increment(connection, usage_contributions, own, counts)
+    _increment(connection, usage_totals, {"tenant": tenant}, counts)
+    if contribution.turns:
+        connection.execute(insert(usage_turns), [{"tenant": tenant, **turn._asdict()} for turn in contribution.turns])
+    if links_documents:
+        _replace_pairs(connection, tenant, pairs, _read_pairs(connection, tenant, conversation))
+
+
+def _subtract_contribution(connection: Connection, tenant: str, conversation: str) -> None:
+    pairs = _read_pairs(connection, tenant, conversation)
+    counts = _read_contributions(connection, tenant, conversation)
+    negative = {key: UsageCounts(*(-count for count in each)) for key, each in counts.items()}
+    _increment(connection, usage_totals, {"tenant": tenant}, negative)
+    is_empty = [usage_totals.c[name] == 0 for name in UsageCounts._fields]
+    _delete_rows(connection, usage_totals, [{"tenant": tenant, **key._asdict()} for key in counts], *is_empty)
+    for table in (usage_contributions, usage_turns, counted_branches):
+        connection.execute(delete(table).where(*_own(table, tenant, conversation)))
+    _replace_pairs(connection, tenant, pairs, set())
+
+
+def _increment(
+    connection: Connection, table: Table, own: Mapping[str, str], counts: Mapping[UsageKey, UsageCounts]
+) -> None:
+    if counts:
+        rows = [{**own, **key._asdict(), **each._asdict()} for key, each in counts.items()]
+        connection.execute(upsert(connection, table, increment=UsageCounts._fields), rows)
+
+
+def _insert_counts(
+    connection: Connection, table: Table, own: Mapping[str, str], counts: Mapping[UsageKey, UsageCounts]
+) -> None:
+    if counts:
+        connection.execute(insert(table), [{**own, **key._asdict(), **each._asdict()} for key, each in counts.items()])
+
+
+def _read_contributions(connection: Connection, tenant: str, conversation: str) -> dict[UsageKey, UsageCounts]:
+    return _read_counts(connection, usage_contributions, *_own(usage_contributions, tenant, conversation))
+
+
+def _read_totals(connection: Connection, tenant: str) -> dict[UsageKey, UsageCounts]:
+    return _read_counts(connection, usage_totals, usage_totals.c.tenant == tenant)
+
+
+def _read_counts(connection: Connection, table: Table, *where: ColumnElement[bool]) -> dict[UsageKey, UsageCounts]:
+    columns = [table.c[name] for name in (*UsageKey._fields, *UsageCounts._fields)]
+    rows = connection.execute(select(*columns).where(*where))
+    return {UsageKey._make(row[:3]): UsageCounts(*row[3:]) for row in rows}
+
+
+def _read_turns(connection: Connection, tenant: str, conversation: str) -> set[TurnUsage]:
+    columns = [usage_turns.c[name] for name in TurnUsage._fields]
+    rows = connection.execute(select(*columns).where(*_own(usage_turns, tenant, conversation)))
+    return set(map(TurnUsage._make, rows))
+
+
+def _read_pairs(connection: Connection, tenant: str, conversation: str) -> Pairs:
+    uses = func.sum(usage_contributions.c.uses)
+    query = (
+        select(usage_contributions.c.name, uses)
+        .where(*_own(usage_contributions, tenant, conversation), usage_contributions.c.dimension == "document")
+        .group_by(usage_contributions.c.name)
+        .having(uses > 0)
+    )
+    return set(pair_documents({name: int(count) for name, count in connection.execute(query)}))
+
+
+def _replace_pairs(connection: Connection, tenant: str, before: Pairs, after: Pairs) -> None:
+    changes = [(pair, 1) for pair in sorted(after - before)] + [(pair, -1) for pair in sorted(before - after)]
+    rows = [
+        {"tenant": tenant, "first": first, "second": second, "conversations": count}
+        for (first, second), count in changes
+    ]
+    if rows:
+        connection.execute(upsert(connection, document_pairs, increment=["conversations"]), rows)
+    removed = [{"tenant": tenant, "first": first, "second": second} for first, second in before - after]
+    _delete_rows(connection, document_pairs, removed, document_pairs.c.conversations <= 0)
+
+
+def _own(table: Table, tenant: str, conversation: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return table.c.tenant == tenant, table.c.conversation == conversation
+
+
+def _delete_rows(
+    connection: Connection, table: Table, keys: Sequence[Mapping[str, Any]], *where: ColumnElement[bool]
+) -> None:
+    if keys:
+        by_key = [table.c[name] == bindparam(f"of_{name}") for name in keys[0]]
+        params = [{f"of_{name}": value for name, value in key.items()} for key in keys]
+        connection.execute(delete(table).where(*by_key, *where), params)

@@ -1,0 +1,5 @@
+"""OpenAI's chat completions."""
+
+from quire.model.policy import WireFormatName
+
+FORMAT: WireFormatName = "chat"

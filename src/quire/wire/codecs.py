@@ -1,0 +1,24 @@
+"""Codecs, one per wire format."""
+
+from collections.abc import Sequence
+
+from quire.model.policy import WireFormatName
+from quire.wire.chat.codec import ChatCodec
+from quire.wire.codec import Codec
+from quire.wire.messages.codec import MessagesCodec
+from quire.wire.responses.codec import ResponsesCodec
+
+CHAT = ChatCodec()
+MESSAGES = MessagesCodec()
+RESPONSES = ResponsesCodec()
+CODECS: dict[WireFormatName, Codec] = {codec.name: codec for codec in (CHAT, MESSAGES, RESPONSES)}
+
+
+def choose_only_format(spoken: Sequence[WireFormatName]) -> Codec:
+    """The codec of an upstream for requests that belong to no format, such as its list of models."""
+    return CODECS[spoken[0]] if len(set(spoken)) == 1 else CHAT
+
+
+def choose_target(codec: Codec, spoken: Sequence[WireFormatName]) -> Codec:
+    """The codec of an upstream for requests of a client's format: the same if the upstream speaks it."""
+    return codec if codec.name in spoken else CODECS[spoken[0]]

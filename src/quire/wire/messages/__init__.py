@@ -1,0 +1,5 @@
+"""Anthropic's Messages."""
+
+from quire.model.policy import WireFormatName
+
+FORMAT: WireFormatName = "messages"

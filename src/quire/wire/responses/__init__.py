@@ -1,0 +1,5 @@
+"""OpenAI's Responses."""
+
+from quire.model.policy import WireFormatName
+
+FORMAT: WireFormatName = "responses"

@@ -1,0 +1,412 @@
+"""Codec of OpenAI's Responses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, cast
+
+from quire.errors import ContextOverflow, NotFound, QuireError, ResponseNotFound
+from quire.model import Message, ToolDefinition
+from quire.model.json_values import filter_objects, get_object, get_text, is_object
+from quire.model.policy import WireFormatName
+from quire.wire import Reply, WireMessage
+from quire.wire.chat.codec import build_error_object, encode_problem
+from quire.wire.client_messages import ParsedMessage
+from quire.wire.codec import (
+    MAX_CALL_ID_CHARS,
+    MAX_NAME_CHARS,
+    ClientRequest,
+    Codec,
+    ReplyContext,
+    ReplyEncoder,
+    RequestOptions,
+    TranslatedFields,
+    TranslatedTools,
+    UnreadableBody,
+    encode_body,
+    get_number,
+    get_token_limit,
+    list_other_fields,
+    split_instructions,
+)
+from quire.wire.http_errors import ErrorResponse
+from quire.wire.responses import FORMAT
+from quire.wire.responses.object import select_request_fields
+from quire.wire.responses.parse import parse_messages
+from quire.wire.responses.stream import ResponsesEncoder, ResponsesStreamDecoder, encode_error_event, parse_response
+from quire.wire.responses.tools import join_name, translate_tools
+
+_INSTRUCTION_ROLES = frozenset({"system", "developer"})
+_ERROR_PARAMS = {"context_length_exceeded": "input", "previous_response_not_found": "previous_response_id"}
+"""The field of the request that an error is about, by the error's code."""
+REFERENCE_FIELDS = ("previous_response_id", "conversation")
+"""Fields that name what a request continues."""
+CONVERSATION_ID_PREFIX = "conv_"
+COMPACTION_TYPES = ("compaction", "compaction_summary", "context_compaction")
+SEAL_PREFIX = "quire1."
+"""Prefix of the content of a compaction item that Quire made."""
+_ITEM_FIELDS_WITHOUT_MEANING = frozenset({"id", "status", "annotations", "logprobs"})
+
+
+ADDITIONAL_TOOLS_TYPE = "additional_tools"
+"""Type of an item that offers tools from its place in the input on."""
+_TRANSLATED_FIELDS = (
+    "model", "input", "instructions", "tools", "stream", "max_output_tokens", "temperature", "top_p", "tool_choice",
+    "parallel_tool_calls", "text", "reasoning", "user", "safety_identifier", "previous_response_id", "conversation",
+    "truncation",
+)  # fmt: skip
+_ECHOED_FIELDS = ("store", "metadata")
+"""Fields that only the response repeats."""
+_DEFAULTS: Mapping[str, object] = {
+    "background": False,
+    "top_logprobs": 0,
+    "service_tier": "auto",
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "include": [],
+}
+"""Values that have no effect."""
+_TOOL_CHOICES = ("auto", "required", "none")
+
+
+class ResponsesCodec(Codec):
+    name: ClassVar[WireFormatName] = FORMAT
+    create_path: ClassVar[str] = "responses"
+    media_types: ClassVar[tuple[str, ...]] = ("input_image", "input_file")
+    thinking_types: ClassVar[tuple[str, ...]] = ("reasoning",)
+    item_field: ClassVar[str] = "input"
+    count_path: ClassVar[str | None] = "responses/input_tokens"
+
+    def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
+        _, history = _split_history(body)
+        text = get_text(body, "instructions")
+        field: list[WireMessage] = [{"type": "message", "role": "system", "content": text}] if text else []
+        return ClientRequest(
+            codec=self,
+            raw=raw,
+            body=body,
+            instructions=(*field, *_list_instructions(body)),
+            messages=tuple(ParsedMessage(message) for message in _parse_items(history)),
+            tools=(*filter_objects(body.get("tools")), *_list_additional_tools(body)),
+            options=_parse_options(body),
+            previous_reply=get_text(body, "previous_response_id"),
+            conversation=_read_conversation(body),
+            is_stored=body.get("store") is not False,
+            overflow="fit" if body.get("truncation") == "auto" else None,
+        )
+
+    def parse_items(self, items: list[WireMessage]) -> list[Message]:
+        """Parses items that are added to a conversation."""
+        self.check_limits({"input": items})
+        leading, others = _split_items({"input": items})
+        return _parse_items((*leading, *others))
+
+    def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
+        for tool in filter_objects(body.get("tools")):
+            for definition in (tool, *filter_objects(tool.get("tools"))):
+                yield "The name of a tool", definition.get("name"), MAX_NAME_CHARS
+        for item in filter_objects(body.get("input")):
+            yield "`id` of an item", item.get("id"), MAX_CALL_ID_CHARS
+            yield "`call_id` of an item", item.get("call_id"), MAX_CALL_ID_CHARS
+            yield "`name` of an item", item.get("name"), MAX_NAME_CHARS
+            yield "`namespace` of an item", item.get("namespace"), MAX_NAME_CHARS
+
+    def count_tools(self, body: Mapping[str, Any]) -> int:
+        return sum(max(1, len(filter_objects(tool.get("tools")))) for tool in filter_objects(body.get("tools")))
+
+    def join_instructions(self, request: ClientRequest, *, is_translated: bool = False) -> str | None:
+        return "\n\n".join(filter(None, map(_extract_text, request.instructions))) or None
+
+    def is_plain_system(self, request: ClientRequest, system: str | None) -> bool:
+        return not _list_leading(request.body)
+
+    def to_tool_definition(self, tool: WireMessage) -> ToolDefinition:
+        parameters: dict[str, Any] = (
+            get_object(tool, "parameters") if tool.get("type") == "function" else {"tool": tool}
+        )
+        name = get_text(tool, "name") or get_text(tool, "type") or "tool"
+        return ToolDefinition(name=name, description=get_text(tool, "description") or "", parameters=parameters)
+
+    def translate_tools(self, request: ClientRequest) -> TranslatedTools:
+        return translate_tools(request.tools)
+
+    def encode_fitted(
+        self,
+        request: ClientRequest,
+        payload: dict[str, Any],
+        *,
+        stable_prefix: Sequence[WireMessage],
+        model: str | None,
+    ) -> bytes:
+        # The messages are the whole history, so the upstream must not add what it has of it.
+        body = {name: value for name, value in request.body.items() if name not in REFERENCE_FIELDS}
+        if request.continues_recorded:
+            body["store"] = False
+        items = [*request.carried_items, *_list_leading(request.body), *payload["input"]]
+        return encode_body({**body, "input": items, **({"model": model} if model else {})})
+
+    def list_sent(self, request: ClientRequest, *, start: int) -> Sequence[WireMessage] | None:
+        return _split_history(request.body)[1] if start == 0 else None
+
+    def is_equivalent(self, rendered: Sequence[WireMessage], sent: Sequence[WireMessage]) -> bool:
+        return _normalize_items(rendered) == _normalize_items(sent)
+
+    def make_encoder(self, context: ReplyContext) -> ReplyEncoder:
+        return ResponsesEncoder(context)
+
+    def build_error(
+        self, status: int, detail: str, *, code: str, headers: Mapping[str, str] | None = None
+    ) -> ErrorResponse:
+        """Builds a problem document (RFC 9457) with OpenAI's `error` object inside."""
+        error = {**build_error_object(detail, code, status), "param": _ERROR_PARAMS.get(code)}
+        return encode_problem(status, detail, code=code, headers=headers, error=error)
+
+    def list_item_references(self, body: Mapping[str, Any]) -> Sequence[str]:
+        return [id_ for item in filter_objects(body.get("input")) if (id_ := _read_item_reference(item)) is not None]
+
+    def find_untranslatable(self, body: Mapping[str, Any]) -> str | None:
+        items = filter_objects(body.get("input"))
+        if any(item.get("type") in COMPACTION_TYPES and _read_item_reference(item) is None for item in items):
+            return (
+                "The input has a compaction item of another provider, which only that provider can read; send the "
+                "messages that it stands for."
+            )
+        return None
+
+    def insert_items(self, body: dict[str, Any], items: Mapping[str, Sequence[WireMessage]]) -> dict[str, Any]:
+        inserted = list[WireMessage]()
+        for item in filter_objects(body.get("input")):
+            inserted += items.get(_read_item_reference(item) or "", [item])
+        return {**body, "input": inserted}
+
+    def build_request_record(self, request: ClientRequest) -> dict[str, Any] | None:
+        leading = [*request.carried_items, *_list_leading(request.body)]
+        return {"fields": select_request_fields(request.body), "leading": leading}
+
+    def carry_over(self, request: ClientRequest, record: Mapping[str, Any]) -> ClientRequest:
+        """Adds messages of the system and the developer; the field `instructions` is not inherited."""
+        carried = tuple(filter_objects(record.get("leading")))
+        own = len(request.instructions) - len(_list_instructions(request.body))
+        instructions = (*request.instructions[:own], *carried, *request.instructions[own:])
+        return replace(request, carried_items=carried, instructions=instructions)
+
+    def is_unknown_reference(self, body: bytes) -> bool:
+        """Also true of a server that stores no responses, and says so."""
+        return any(name in body for name in (b"previous_response_not_found", b"previous_response_id"))
+
+    def build_unknown_reference(self, error: NotFound) -> ErrorResponse:
+        if not isinstance(error, ResponseNotFound):
+            return super().build_unknown_reference(error)
+        detail = f"Previous response with id '{error.response_id}' not found."
+        return self.build_error(400, detail, code="previous_response_not_found")
+
+    def build_overflow(self, error: ContextOverflow) -> ErrorResponse:
+        return self.build_error(400, str(error), code="context_length_exceeded")
+
+    def encode_error_event(self, detail: str, *, code: str) -> bytes:
+        return encode_error_event(detail, code=code)
+
+    def build_token_count(self, tokens: int) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    def translate_options(self, options: RequestOptions) -> TranslatedFields:
+        """The upstream stores nothing, so that reasoning must be in the reply to be sent back."""
+        tool_choice: object = options.tool_choice
+        if options.required_tool is not None:
+            tool_choice = {"type": "function", "name": options.required_tool}
+        fields = {
+            "stream": options.stream or None,
+            "max_output_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": options.parallel_tool_calls,
+            "text": _to_text_options(options.response_format),
+            "reasoning": {"effort": options.reasoning_effort} if options.reasoning_effort else None,
+            "include": ["reasoning.encrypted_content"] if options.reasoning_effort else None,
+            "user": options.user,
+            "store": False,
+        }
+        return TranslatedFields(
+            {name: value for name, value in fields.items() if value is not None},
+            (*(["top_k"] if options.top_k is not None else []), *(["stop"] if options.stop else [])),
+        )
+
+    def make_decoder(self, request: ClientRequest, *, is_translated: bool) -> ResponsesStreamDecoder:
+        return ResponsesStreamDecoder(is_translated=is_translated)
+
+    def parse_response(self, response: object) -> list[Reply]:
+        has_failed = is_object(response) and response.get("status") == "failed"
+        return [] if has_failed else parse_response(response)
+
+    def read_response_id(self, response: object) -> str | None:
+        return get_text(response, "id") if is_object(response) else None
+
+
+def _read_conversation(body: Mapping[str, Any]) -> str | None:
+    conversation = body.get("conversation")
+    id_ = get_text(conversation, "id") if is_object(conversation) else get_text(body, "conversation")
+    return id_.removeprefix(CONVERSATION_ID_PREFIX) if id_ else None
+
+
+def _read_item_reference(item: WireMessage) -> str | None:
+    """The ID that an item refers to, or Quire's own reference to a compaction; the type may be missing."""
+    sealed = get_text(item, "encrypted_content") if item.get("type") in COMPACTION_TYPES else None
+    if sealed is not None and sealed.startswith(SEAL_PREFIX):
+        return sealed
+    is_reference = item.get("type") == "item_reference" or not (item.get("type") or item.get("role"))
+    return get_text(item, "id") if is_reference else None
+
+
+def _list_leading(body: Mapping[str, Any]) -> Sequence[WireMessage]:
+    """The items before the history: instructions, and tools among them."""
+    return _split_history(body)[0]
+
+
+def _list_instructions(body: Mapping[str, Any]) -> list[WireMessage]:
+    return [item for item in _list_leading(body) if item.get("type") != ADDITIONAL_TOOLS_TYPE]
+
+
+def _list_additional_tools(body: Mapping[str, Any]) -> list[WireMessage]:
+    """Tools in items of the input, where Codex sends all of its tools to some models."""
+    items = [item for item in filter_objects(body.get("input")) if item.get("type") == ADDITIONAL_TOOLS_TYPE]
+    return [tool for item in items for tool in filter_objects(item.get("tools"))]
+
+
+def _split_history(body: Mapping[str, Any]) -> tuple[Sequence[WireMessage], Sequence[WireMessage]]:
+    """Splits leading instructions from the history. Those of a conversation are part of it: no request repeats them."""
+    leading, others = _split_items(body)
+    return ((), (*leading, *others)) if _read_conversation(body) is not None else (leading, others)
+
+
+def _split_items(body: Mapping[str, Any]) -> tuple[Sequence[WireMessage], Sequence[WireMessage]]:
+    """Splits leading instructions from the other items of the input."""
+    items: object = body.get("input")
+    if isinstance(items, str):
+        items = [{"type": "message", "role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise UnreadableBody("`input` is missing, empty, or neither a text nor a list.")
+    for index, item in enumerate(cast("list[object]", items)):
+        if not is_object(item):
+            raise UnreadableBody(f"Item {index} of the input is not an object.")
+        if (reference := _read_item_reference(item)) is not None:
+            raise UnreadableBody(f"Item with id '{reference}' not found; send it whole.")
+    typed = [item if "type" in item else {"type": "message", **item} for item in cast("list[WireMessage]", items)]
+    return split_instructions(typed, roles=_INSTRUCTION_ROLES)
+
+
+def _parse_items(items: Sequence[WireMessage]) -> list[Message]:
+    try:
+        parsed = parse_messages([_drop_client_id(item) for item in items])
+    except (QuireError, ValueError, TypeError, AttributeError) as error:
+        # A client may put anything into an item; the upstream decides whether it is valid.
+        raise UnreadableBody(f"The input cannot be parsed: {error}.") from error
+    return parsed
+
+
+def _drop_client_id(item: WireMessage) -> WireMessage:
+    """Drops the ID and the status of an item that the client made; those of a reply belong to its reasoning."""
+    is_message = item.get("type") == "message" and item.get("role") != "assistant"
+    is_output = item.get("type") in ("function_call_output", "custom_tool_call_output")
+    if not (is_message or is_output):
+        return item
+    return {name: value for name, value in item.items() if name not in ("id", "status")}
+
+
+def _extract_text(item: WireMessage) -> str:
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(text for piece in filter_objects(content) if (text := get_text(piece, "text")))
+
+
+def _normalize_items(items: Sequence[WireMessage]) -> list[WireMessage]:
+    """Merges adjacent messages of the user, writes texts as lists, and drops nulls, empty lists, IDs and states."""
+    merged: list[WireMessage] = []
+    for item in items:
+        fields = _drop_meaningless(item)
+        for name in ("content", "output"):
+            if name in fields and item.get("type") != "reasoning":
+                content = fields[name]
+                pieces = [{"type": "text", "text": content}] if isinstance(content, str) else filter_objects(content)
+                is_text = [piece.get("type") in ("input_text", "output_text") for piece in pieces]
+                fields[name] = [
+                    {**_drop_meaningless(piece), **({"type": "text"} if is_text_piece else {})}
+                    for piece, is_text_piece in zip(pieces, is_text, strict=True)
+                ]
+        if merged and fields.get("role") == merged[-1].get("role") == "user":
+            merged[-1]["content"] += fields["content"]
+        else:
+            merged.append(fields)
+    return merged
+
+
+def _drop_meaningless(fields: WireMessage) -> WireMessage:
+    is_reasoning = fields.get("type") == "reasoning"
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and value != [] and (is_reasoning or name not in _ITEM_FIELDS_WITHOUT_MEANING)
+    }
+
+
+def _parse_options(body: dict[str, Any]) -> RequestOptions:
+    choice, required_tool = _parse_tool_choice(body.get("tool_choice"))
+    text, reasoning = get_object(body, "text"), get_object(body, "reasoning")
+    return RequestOptions(
+        stream=body.get("stream") is True,
+        max_tokens=get_token_limit(body, "max_output_tokens"),
+        temperature=get_number(body, "temperature"),
+        top_p=get_number(body, "top_p"),
+        tool_choice=choice,
+        required_tool=required_tool,
+        parallel_tool_calls=value if isinstance(value := body.get("parallel_tool_calls"), bool) else None,
+        response_format=_to_response_format(get_object(text, "format")),
+        reasoning_effort=get_text(reasoning, "effort"),
+        user=get_text(body, "safety_identifier") or get_text(body, "user"),
+        other_fields=(
+            *_list_own_fields(body),
+            *(f"text.{name}" for name in list_other_fields(text, ("format",))),
+            *(f"reasoning.{name}" for name in list_other_fields(reasoning, ("effort",))),
+        ),
+    )
+
+
+def _parse_tool_choice(choice: object) -> tuple[Literal["auto", "required", "none"] | None, str | None]:
+    """Parses which tools the model may or must call; also what a choice among allowed tools has in common with that."""
+    if is_object(choice):
+        mode = choice.get("mode") if choice.get("type") == "allowed_tools" else None
+        is_named = choice.get("type") in ("function", "custom")
+        name = join_name(get_text(choice, "namespace"), get_text(choice, "name") or "") if is_named else None
+        return cast(Any, mode) if mode in _TOOL_CHOICES else None, name or None
+    return cast(Any, choice) if choice in _TOOL_CHOICES else None, None
+
+
+def _list_own_fields(body: Mapping[str, Any]) -> Iterator[str]:
+    """Names of fields without a place in other formats, except those with a value that has no effect."""
+    for name in list_other_fields(body, (*_TRANSLATED_FIELDS, *_ECHOED_FIELDS)):
+        if name not in _DEFAULTS or body[name] != _DEFAULTS[name]:
+            yield name
+    choice = body.get("tool_choice")
+    if is_object(choice) and choice.get("type") not in ("function", "custom"):
+        yield f"tool_choice[{get_text(choice, 'type') or 'unknown'}]"
+    elif choice is not None and not is_object(choice) and choice not in _TOOL_CHOICES:
+        yield "tool_choice"
+
+
+def _to_response_format(format_: WireMessage) -> dict[str, Any] | None:
+    """The form of the reply as in chat completions."""
+    match format_.get("type"):
+        case "json_schema":
+            schema = {name: value for name, value in format_.items() if name != "type"}
+            return {"type": "json_schema", "json_schema": schema}
+        case "json_object":
+            return {"type": "json_object"}
+        case _:
+            return None
+
+
+def _to_text_options(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
+    if response_format is None:
+        return None
+    schema = get_object(response_format, "json_schema")
+    return {"format": {"type": response_format.get("type"), **schema}}
