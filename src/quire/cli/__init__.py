@@ -2,8 +2,6 @@
 
 import sys
 
-from quire.cli.command_groups import COMMAND_GROUPS
-
 
 def main() -> None:
     # Before any other import, because scripts wait for the version.
@@ -20,6 +18,8 @@ def main() -> None:
         return
     import gc
     import os
+
+    from quire.cli.command_groups import COMMAND_GROUPS
 
     # Pydantic's search for plugins reads the metadata of every installed package. Commands that serve or run other
     # programs may have plugins.
