@@ -27,7 +27,7 @@ NOT_STARTED = "1 server of the agent (workshop) is not started, so its tools are
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with an agent, its server, and a conversation that began with the server's tools."""
-    for name in ("QUIRE_CONFIG", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "QUIRE_DATABASE_URL", "QUIRE_MODEL"):
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "QUIRE_DATABASE_URL", "QUIRE_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")
@@ -35,6 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "adder.toml").write_text(AGENT)
     (tmp_path / "quire.toml").write_text('agent = "adder.toml"\ncontext_limit = 16000\n')
+    monkeypatch.setenv("QUIRE_CONFIG", str(tmp_path / "quire.toml"))
     return tmp_path
 
 

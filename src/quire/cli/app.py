@@ -24,6 +24,7 @@ SINGLE_COMMANDS = {
     "search": "quire search 'spring tide' --limit 2",
     "init": "quire init",
     "doctor": "quire doctor",
+    "trust": "quire trust list",
     "serve": "quire serve --open",
     "run": "quire run claude",
     "worker": "quire worker",

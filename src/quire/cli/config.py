@@ -13,6 +13,13 @@ from quire.cli import paths
 from quire.cli.common import SetOptions, command, complete_setting_names, create_group
 from quire.cli.engine_setup import load_cli_settings
 from quire.cli.output import Result, make_table, make_text, print_note
+from quire.cli.workspace_trust import (
+    find_project_settings_path,
+    ignore_untrusted,
+    is_trusted,
+    read_project_file,
+    remember,
+)
 from quire.errors import InvalidConfiguration, MissingExtra, NotFound
 from quire.settings import Settings
 from quire.settings.sources import (
@@ -51,7 +58,7 @@ def get(name: SettingName, *, overrides: SetOptions = None) -> Result:
     from quire.schemas.setup import SettingValueSchema
 
     name = _resolve_name(name)
-    loaded = load_cli_settings(overrides)
+    loaded = load_cli_settings(overrides, decide=ignore_untrusted)
     value = loaded.settings.model_dump(mode="json")[name]
     document = SettingValueSchema(name=name, value=value, origin=loaded.origins.get(name, "default"))
     return Result(document, _format_value(value))
@@ -85,8 +92,11 @@ def set_(
     if (value is None) != unset:
         raise typer.BadParameter("pass either a value or --unset.")
     path = paths.get_user_settings_path(os.environ)
+    was_trusted = False
     if project:
-        path = paths.find_project_settings_path(Path.cwd()) or Path.cwd() / paths.SETTINGS_FILENAME
+        path = find_project_settings_path(Path.cwd()) or Path.cwd() / paths.SETTINGS_FILENAME
+        before = read_project_file(path.parent)
+        was_trusted = before is None or not before.restricted or is_trusted(before, ignore_untrusted)
     parsed = None
     if value is not None:
         # As the file will hold it, and validated with the other settings of the file.
@@ -96,6 +106,9 @@ def set_(
             get_strategy(settings.strategy)  # Built-in ones only: the command line cannot register others.
         parsed = settings.model_dump(mode="json", exclude_none=True).get(name)
     write_setting(path, name, parsed)
+    # What the user has just written is trusted, unless the rest of the file is not.
+    if was_trusted and (written := read_project_file(path.parent)) is not None:
+        remember(written, "trusted")
     for layer in read_environment(os.environ):
         if name in layer.values:
             print_note(f"{layer.source} is set in the environment and overrides the file.")
@@ -113,7 +126,7 @@ def list_(
     """List all settings with their values and origins."""
     from quire.schemas.setup import ListedSettingSchema, SettingListSchema
 
-    loaded = load_cli_settings(overrides)
+    loaded = load_cli_settings(overrides, decide=ignore_untrusted)
     values = loaded.settings.model_dump(mode="json")
     rows = [
         ListedSettingSchema(

@@ -49,12 +49,13 @@ def command(
     """
     from quire.cli.doctor_checks import CHECKS, DoctorSetup
     from quire.cli.engine_setup import load_setting_layers
+    from quire.cli.workspace_trust import ignore_untrusted
     from quire.schemas.setup import FindingsSchema
     from quire.settings.sources import load_settings
 
     error: str | None = None
     try:
-        loaded = load_settings(load_setting_layers(overrides))
+        loaded = load_settings(load_setting_layers(overrides, decide=ignore_untrusted))
     except QuireError as invalid:  # The checks then run on the defaults.
         loaded, error = load_settings([]), str(invalid)
     setup = DoctorSetup(

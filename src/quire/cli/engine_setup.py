@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.cli import paths
 from quire.cli.output import pluralize, to_one_line
+from quire.cli.workspace_trust import Decide, ask_or_refuse, read_trusted_layer
 from quire.errors import StoreUnavailable
 from quire.llm.protocol import ModelBuilder
 from quire.settings.sources import (
@@ -38,18 +39,24 @@ DATABASE_WAIT_SECONDS = 60.0
 _MAX_PAUSE_SECONDS = 5.0
 
 
-def load_setting_layers(overrides: Sequence[str] | None = None) -> list[SettingsLayer]:
+def load_setting_layers(
+    overrides: Sequence[str] | None = None, *, decide: Decide = ask_or_refuse
+) -> list[SettingsLayer]:
     """Loads the layers, lowest precedence first: user's file, project's file, environment, options.
 
-    `overrides` are the `name=value` pairs of `--set`.
+    `overrides` are the `name=value` pairs of `--set`. `decide` is called for a project's file that needs trust.
     """
-    project = paths.find_project_settings_path(Path.cwd())
-    files = [paths.get_user_settings_path(os.environ), *([project] if project is not None else [])]
-    return [*map(read_settings_file, files), *read_environment(os.environ), parse_options(overrides or ())]
+    project = read_trusted_layer(Path.cwd(), decide)
+    return [
+        read_settings_file(paths.get_user_settings_path(os.environ)),
+        *([project] if project is not None else []),
+        *read_environment(os.environ),
+        parse_options(overrides or ()),
+    ]
 
 
-def load_cli_settings(overrides: Sequence[str] | None = None) -> LoadedSettings:
-    return load_settings(load_setting_layers(overrides))
+def load_cli_settings(overrides: Sequence[str] | None = None, *, decide: Decide = ask_or_refuse) -> LoadedSettings:
+    return load_settings(load_setting_layers(overrides, decide=decide))
 
 
 def resolve_database_url(settings: "Settings") -> str:
@@ -57,13 +64,15 @@ def resolve_database_url(settings: "Settings") -> str:
 
 
 @asynccontextmanager
-async def open_engine_from_settings(overrides: Sequence[str] | None = None) -> AsyncGenerator["Engine"]:
+async def open_engine_from_settings(
+    overrides: Sequence[str] | None = None, *, decide: Decide = ask_or_refuse
+) -> AsyncGenerator["Engine"]:
     """Opens the engine that the settings describe. Opening sends no model request."""
     from quire.cli.model_spec_cache import SpecCacheFile
     from quire.engine import open_engine
     from quire.view.model_specs import use_spec_cache
 
-    settings = load_cli_settings(overrides).settings
+    settings = load_cli_settings(overrides, decide=decide).settings
     # The user has just typed these, so they win over the agent's file.
     typed = parse_options(overrides or ()).values
     with use_spec_cache(SpecCacheFile(paths.get_spec_cache_path())):

@@ -99,7 +99,7 @@ def build_command(agent: str) -> str:
     """The command for the agent's settings: this program by its absolute path, because agents have their own PATH."""
     program = Path(sys.argv[0])
     found = shutil.which("quire") if program.stem != "quire" else str(program.absolute())
-    words = [found] if found else [sys.executable, "-m", "quire"]
+    words = [found] if found else [sys.executable, "-P", "-m", "quire"]
     return join_command([*words, "hook", agent])
 
 

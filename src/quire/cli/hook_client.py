@@ -82,9 +82,11 @@ def get_socket_path(folder: str) -> str | None:
     # Where the user's settings may be, as `quire.cli.paths` finds them with a library.
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 (tested with HOME alone)
     configured = os.environ.get("QUIRE_CONFIG")
-    user_folders = (os.environ.get("XDG_CONFIG_HOME") or home / ".config", home / "Library" / "Application Support")
+    library = home / "Library" / "Application Support"
+    user_folders = (os.environ.get("XDG_CONFIG_HOME") or home / ".config", library)
+    data_folders = (os.environ.get("XDG_DATA_HOME") or home / ".local" / "share", library)
     users = [Path(configured)] if configured else [Path(each, "quire", _SETTINGS_FILENAME) for each in user_folders]
-    files = [project, *users]
+    files = [project, *users, *(Path(each, "quire", "trust.json") for each in data_folders)]
     # A service that has read other settings is not used any more, and ends when it is idle.
     times = [(str(file), file.stat().st_mtime_ns) for file in files if file is not None and file.is_file()]
     variables = [item for item in os.environ.items() if item[0].startswith("QUIRE_") or item[0] in _IDENTITY_VARIABLES]
@@ -105,11 +107,14 @@ def get_runtime_folder() -> Path:
 
 
 def start_service(path: str, folder: str, first_line: bytes) -> None:
-    """Starts the service in the background and passes it the first event."""
+    """Starts the service in the background and passes it the first event.
+
+    It runs in the project's folder, whose settings apply, and imports nothing from there (`-P`).
+    """
     import subprocess
 
     process = subprocess.Popen(  # noqa: S603 (our own module)
-        [sys.executable, "-m", "quire.cli.hook_service", path],
+        [sys.executable, "-P", "-m", "quire.cli.hook_service", path],
         cwd=folder if os.path.isdir(folder) else None,  # noqa: PTH112 (pathlib is slower to import)
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

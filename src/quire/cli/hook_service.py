@@ -163,8 +163,13 @@ def _get_fingerprint(path: Path) -> tuple[int, int]:
 @contextlib.asynccontextmanager
 async def open_service() -> AsyncGenerator[HookService]:
     from quire.cli.engine_setup import open_engine_from_settings
+    from quire.cli.workspace_trust import ProjectFile
 
-    async with open_engine_from_settings() as engine:
+    def ignore(file: ProjectFile) -> bool:
+        write_log(f"service: {file.path} is not trusted, so these settings are ignored: {', '.join(file.restricted)}")
+        return False
+
+    async with open_engine_from_settings(decide=ignore) as engine:
         service = HookService(engine)
         yield service
         await service.wait_for_imports()

@@ -18,6 +18,7 @@ import typer
 
 from quire.cli import paths
 from quire.cli.output import Result, Verbatim
+from quire.cli.workspace_trust import read_project_file, remember
 from quire.errors import InvalidConfiguration, InvalidRequest
 from quire.schemas.setup import InitSchema, ModelAlternativeSchema
 from quire.settings.toml_template import render_settings_template
@@ -165,6 +166,8 @@ def command(
     if path.exists() and not force:
         raise InvalidConfiguration(f"{path} already exists; overwrite it with `quire init --force`.")
     result = write_initial_settings(path, os.environ, model=model, base_url=base_url, vault=vault)
+    if here and (written := read_project_file(path.parent)) is not None:
+        remember(written, "trusted")
     return Result(result, lambda _: [Verbatim(format_init_result(result))])
 
 

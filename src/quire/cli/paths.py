@@ -22,11 +22,6 @@ def get_user_settings_path(environ: Mapping[str, str]) -> Path:
     return _get_config_folder() / SETTINGS_FILENAME
 
 
-def find_project_settings_path(folder: Path) -> Path | None:
-    """Finds the nearest settings file in the folder or its parents."""
-    return next((file for each in (folder, *folder.parents) if (file := each / SETTINGS_FILENAME).is_file()), None)
-
-
 def get_default_database_url() -> str:
     return f"sqlite:///{_get_data_folder() / 'quire.db'}"
 
@@ -34,6 +29,11 @@ def get_default_database_url() -> str:
 def get_servers_folder() -> Path:
     """Returns the folder with one file for each running server."""
     return _get_data_folder() / "servers"
+
+
+def get_trust_path() -> Path:
+    """Returns the file with the user's decisions about settings files of folders."""
+    return _get_data_folder() / "trust.json"
 
 
 def get_hook_backups_folder() -> Path:

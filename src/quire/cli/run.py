@@ -156,9 +156,8 @@ def _connect_server(options: "ServeOptions") -> Generator[ServerConnection]:
 
     A server that was started is stopped at the end. It also stops if this process dies.
     """
-    from multiprocessing import get_context
-
     from quire.cli.serve import create_servers_folder, digest_configuration, find_server, make_local_server
+    from quire.concurrency.processes import get_spawn_context
     from quire.server.addresses import bind_socket
 
     server = find_server(digest_configuration(options.settings, options.database_url, os.environ))
@@ -168,7 +167,7 @@ def _connect_server(options: "ServeOptions") -> Generator[ServerConnection]:
     host, log_path = "127.0.0.1", create_servers_folder() / f"{os.getpid()}.log"
     with bind_socket(host, 0) as listener:
         server = make_local_server(options, host, listener.getsockname()[1])
-        process = get_context("spawn").Process(target=serve_quietly, args=(options, listener, log_path))
+        process = get_spawn_context().Process(target=serve_quietly, args=(options, listener, log_path))
         process.start()
     try:
         yield ServerConnection(server=server, process=process, log_path=log_path)

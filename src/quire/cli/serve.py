@@ -1,6 +1,7 @@
 """`quire serve`: runs the server, for the local user with a token or for many users with API keys."""
 
 import asyncio
+import hmac
 import logging
 import os
 import sys
@@ -276,11 +277,15 @@ class LocalServer(FrozenModel):
     """Digest of its settings, its database and its API keys of upstreams."""
 
     def is_running(self) -> bool:
-        """Whether this server answers: another program on its port does not know the token."""
+        """Whether this server answers. Another program on its port gets no token and cannot answer the challenge."""
+        from quire.server.addresses import CHALLENGE_HEADER, generate_token, sign_challenge
+
+        challenge = generate_token()
+        proof = sign_challenge(self.token, challenge).encode()
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=PROBE_SECONDS)
         try:
-            connection.request("GET", "/api/conversations?limit=1", headers={"X-Quire-Key": self.token})
-            return connection.getresponse().status == 200
+            connection.request("GET", "/healthz", headers={CHALLENGE_HEADER: challenge})
+            return hmac.compare_digest(connection.getresponse().read(len(proof) + 1), proof)
         except (OSError, HTTPException):
             return False
         finally:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from quire.concurrency.processes import get_spawn_context
 from quire.db.dialects import sanitize_text
 from quire.importers.base import Source, SourceConversation, SourceError
 from quire.importers.items import build_item, measure_item
@@ -163,8 +163,7 @@ def read_in_processes(source: Source, files: Sequence[Path], options: ImportOpti
     if options.processes < 2 or sum(size for _, size in sizes) < MIN_PARALLEL_BYTES:
         yield from read_batches(source, files, options)
         return
-    # Spawned, because this process has threads.
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(options.processes, mp_context=get_spawn_context()) as pool:
         reading: deque[Future[list[ReadBatch]] | list[Path]] = deque()
         for group, is_small in _group_files(sizes):
             reading.append(pool.submit(_read_group, source, group, options) if is_small else group)

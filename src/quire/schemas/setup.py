@@ -30,6 +30,17 @@ class ChangedSettingSchema(JsonModel):
     path: str
 
 
+class TrustedFileSchema(JsonModel):
+    path: str
+    decision: Literal["trusted", "refused", "changed", "revoked"] = Field(
+        description="`changed`: the file is not as it was when the user decided, so it is asked about again."
+    )
+
+
+class TrustedFilesSchema(JsonModel):
+    files: list[TrustedFileSchema]
+
+
 class ListedAgentSchema(JsonModel):
     name: str
     path: str

@@ -3,17 +3,27 @@
 Imports no web framework, so that `quire run` can start a server's process before anything else.
 """
 
+import hmac
 import secrets
 import socket
 import sys
+from hashlib import sha256
 from ipaddress import ip_address
 from urllib.parse import urlencode
 
 from quire.errors import InvalidConfiguration
 
+CHALLENGE_HEADER = "x-quire-challenge"
+"""Header of a health check whose answer is the proof of `sign_challenge`."""
+
 
 def generate_token() -> str:
     return secrets.token_urlsafe(32)
+
+
+def sign_challenge(token: str, challenge: str) -> str:
+    """Proves that a server knows its token, without telling it to a program that only listens on its port."""
+    return hmac.new(token.encode(), challenge.encode(), sha256).hexdigest()
 
 
 def check_loopback(host: str) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -28,6 +28,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.concurrency.processes import get_spawn_context
 from quire.server.addresses import socket_url
 from quire.server.state import ServerState
 from quire.server.telemetry.logs import log_server_event
@@ -296,7 +297,7 @@ class Supervisor:
             os._exit(128 + number)
 
     def _start_worker(self) -> None:
-        process = get_context("spawn").Process(target=self._target, args=(self._config, self._sock))
+        process = get_spawn_context().Process(target=self._target, args=(self._config, self._sock))
         process.start()
         self._started_at[process] = time.monotonic()
 

@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import AccessDenied, CrossOriginRequest, InvalidConfiguration, InvalidKey
+from quire.server.addresses import CHALLENGE_HEADER, sign_challenge
 from quire.server.auth import ALL_SCOPES, CALLER_SCOPE_KEY, Caller, key_from_headers
 from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
@@ -64,7 +65,8 @@ class LocalAuthMiddleware:
         headers = Headers(scope=scope)
         check_same_site(headers)
         if scope["path"] in HEALTH_PATHS:
-            return None
+            challenge = headers.get(CHALLENGE_HEADER)
+            return None if challenge is None else Response(sign_challenge(self._token.decode(), challenge))
         # The name includes the port, because browsers share cookies between all ports of a host.
         server = scope.get("server")
         cookie_name = f"quire-{server[1] if server else 0}"

@@ -16,6 +16,7 @@ from quire.errors import InvalidConfiguration
 from quire.settings.schema import ModelEntry, Settings, Upstream
 
 ENV_PREFIX = "QUIRE_"
+MAX_FILE_BYTES = 1_000_000
 TABLES: Mapping[str, type[BaseModel]] = {"models": ModelEntry, "upstreams": Upstream}
 """Settings that are tables of named entries. A later layer replaces the entries that it names, not the table."""
 ALIAS_TABLE = "context"
@@ -48,7 +49,7 @@ def load_settings(layers: Iterable[SettingsLayer]) -> LoadedSettings:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for source, layer in layers:
-        for name, value in _resolve_aliases(source, layer).items():
+        for name, value in resolve_aliases(source, layer).items():
             if name not in Settings.model_fields:
                 near = get_close_matches(name, Settings.model_fields, n=1)
                 advice = f"did you mean {near[0]!r}?" if near else "run `quire config list` to see all settings"
@@ -67,7 +68,7 @@ def resolve_setting_name(name: str) -> str:
     return SETTING_ALIASES.get(name, name)
 
 
-def _resolve_aliases(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_aliases(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
     named: list[tuple[str, Any]] = []
     for name, value in layer.items():
         if name == ALIAS_TABLE and isinstance(value, dict):
@@ -86,12 +87,14 @@ def _resolve_aliases(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
 def read_settings_file(path: Path) -> SettingsLayer:
     """Reads a settings file; returns an empty layer if it does not exist."""
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InvalidConfiguration(f"{path} has more than {MAX_FILE_BYTES:,} bytes; settings files are small.")
         return SettingsLayer(str(path), tomllib.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         return SettingsLayer(str(path), {})
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"{path} cannot be read: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidConfiguration(f"{path} is not valid TOML: {error}.") from error
 
 
