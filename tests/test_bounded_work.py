@@ -17,7 +17,7 @@ from quire.model import Message
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.search.query import MAX_EDGE_CHARS, find_time_ranges, parse_query
 from quire.view import rendered
-from quire.view.calibration import Calibration
+from quire.view.budget import Calibration
 from quire.view.model_specs import MAX_PROVIDER_PREFIXES, UNKNOWN_MODEL, model_spec_for
 from quire.view.rendered import MessageCounter
 from quire.wire import wire_format_for

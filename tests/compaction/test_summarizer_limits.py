@@ -28,7 +28,7 @@ from quire.errors import SummaryFailed
 from quire.llm import ModelChunk, Prompt, Reply
 from quire.model import Entry, Message, Usage
 from quire.settings import Settings
-from quire.view.output_limits import output_limit_for, thinking_tokens_for
+from quire.view.model_specs import output_limit_for, thinking_tokens_for
 from quire.wire.tokens import TokenCounter, counter_for, estimating_counter
 
 UNKNOWN_TOKENIZER_FACTOR = 1.5

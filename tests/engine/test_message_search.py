@@ -19,8 +19,8 @@ from quire.log import ConversationOrigin
 from quire.model import Draft, Entry, Message, Pin
 from quire.model.ids import new_id
 from quire.search.catalog import MIN_SIMILARITY, WORD_WEIGHT
-from quire.search.format import FORMAT_VERSION
-from quire.search.query_words import MAX_QUERY_CHARS, MAX_QUERY_WORDS, find_query_words
+from quire.search.postings import FORMAT_VERSION
+from quire.search.query import MAX_QUERY_CHARS, MAX_QUERY_WORDS, find_query_words
 from quire.search.segments import count_message_terms
 from quire.settings import Settings
 from quire.store import SqlStore

@@ -11,8 +11,8 @@ from quire.engine.recall_index import RecallIndexCache
 from quire.engine.search import search_messages
 from quire.llm.embeddings import load_local_embedder
 from quire.model import Compaction, Manifest, Message, Span, ToolCallPart
-from quire.search.format import FORMAT_VERSION
 from quire.search.index import RecallIndex
+from quire.search.postings import FORMAT_VERSION
 from quire.settings import Settings
 from quire.store import SqlStore
 

@@ -11,7 +11,7 @@ from quire.settings import Settings
 from quire.settings.schema import ModelEntry, Upstream
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
-from quire.view.calibration import Calibration
+from quire.view.budget import Calibration
 
 
 def build_named(name: str) -> Model:

@@ -16,7 +16,7 @@ from quire.model.context_events import ContextEvent
 from quire.settings import Settings
 from quire.store import SqlStore
 from quire.testing.scripted_model import ScriptedModel
-from quire.view.calibration import Calibration
+from quire.view.budget import Calibration
 
 SOURCE = Path(inspect.getfile(quire)).parent
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.search.highlights import EXCERPT_CHARS, MAX_HIGHLIGHTED_CHARS, Excerpt, make_excerpt
+from quire.search.passages import EXCERPT_CHARS, MAX_HIGHLIGHTED_CHARS, Excerpt, make_excerpt
 from quire.search.tokenizer import tokenize, tokenize_query
 
 WORDS = st.sampled_from(

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.dialogues import LANGUAGE_CODES, load_dialogues
-from quire.search.foreign_dates import translate_dates
 from quire.search.languages import LANGUAGES, Language, detect_language, detect_query_languages
 from quire.search.message_features import DIRECTIVE_STANDING, extract_features
-from quire.search.query import find_time_ranges, parse_query
+from quire.search.query import find_time_ranges, parse_query, translate_dates
 
 NAMES: dict[str, str] = dict(
     zip(LANGUAGE_CODES, ("english", "german", "french", "spanish", "russian", "chinese", "japanese"), strict=True)

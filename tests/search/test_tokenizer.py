@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from infra.strategies import texts
 from quire.db.dialects import sanitize_text
 from quire.search import tokenizer
-from quire.search.languages import LATIN_LANGUAGES, Language
-from quire.search.stop_words import STOP_WORDS
+from quire.search.languages import LATIN_LANGUAGES, STOP_WORDS, Language
 from quire.search.tokenizer import (
     MAX_CACHED_WORDS,
     MAX_WORD_CHARS,

@@ -23,9 +23,9 @@ from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.store import SqlStore
-from quire.view.calibration import Calibration
+from quire.view.batches import repair_tool_calls
+from quire.view.budget import Calibration
 from quire.view.rendered import drop_unsupported_parts
-from quire.view.tool_call_repair import repair_tool_calls
 from quire.wire import wire_format_for
 from quire.wire.codecs import CODECS
 from quire.wire.messages.render import UNSIGNED_SIGNATURE

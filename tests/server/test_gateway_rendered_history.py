@@ -15,10 +15,9 @@ from quire.proxy import replay_rendering as log_renderer
 from quire.proxy.rendered_history import RenderedHistories, RenderedHistory
 from quire.settings import Settings
 from quire.store import SqlStore
-from quire.view.batches import group_batches
+from quire.view.batches import group_batches, repair_tool_calls
 from quire.view.layout import RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage
-from quire.view.tool_call_repair import repair_tool_calls
 from quire.wire import wire_format_for
 from quire.wire.tokens import counter_for
 

@@ -21,14 +21,12 @@ from quire.model import Compaction, Decision, Entry, Message, Policy, Span, Tool
 from quire.model.entry_bodies import purge_body
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import Assembly, assemble
-from quire.view.batches import MessageBatch, group_batches
+from quire.view.batches import MessageBatch, group_batches, repair_tool_calls
 from quire.view.counted_input import count_summary
 from quire.view.excerpts import excerpt_message
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput, hash_text
 from quire.view.recalled_messages import RecallCandidate
-from quire.view.references import inline_documents
-from quire.view.rendered import MessageCounter, drop_unsupported_parts
-from quire.view.tool_call_repair import repair_tool_calls
+from quire.view.rendered import MessageCounter, drop_unsupported_parts, inline_documents
 from quire.wire import wire_format_for
 from quire.wire.labels import label_text
 from quire.wire.tokens import counter_for

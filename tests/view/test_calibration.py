@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from quire.view.calibration import MAX_RATIO, MIN_RATIO, SMOOTHING_FACTOR, Calibration, update_calibration
+from quire.view.budget import MAX_RATIO, MIN_RATIO, SMOOTHING_FACTOR, Calibration, update_calibration
 
 calibrations = st.builds(
     Calibration,

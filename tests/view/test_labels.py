@@ -15,7 +15,7 @@ from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import assemble
 from quire.view.inputs import ContextBlock, ViewInput
 from quire.view.recalled_messages import RecallCandidate
-from quire.view.references import inline_documents
+from quire.view.rendered import inline_documents
 from quire.wire.labels import label_text
 
 IMITATIONS = [

@@ -28,8 +28,7 @@ from quire.model import (
     ToolDefinition,
     ToolResultPart,
 )
-from quire.view.batches import flatten_batches, group_batches
-from quire.view.tool_call_repair import deduplicate_call_ids, repair_tool_calls
+from quire.view.batches import deduplicate_call_ids, flatten_batches, group_batches, repair_tool_calls
 from quire.wire import infer_wire_format, wire_format_for
 from quire.wire.media import PDF_PAGE_TOKENS, REMOTE_FILE_PAGES
 from quire.wire.responses.render import OpenAIResponsesFormat

@@ -17,8 +17,7 @@ from quire.view.assembly import ViewAssembly, assemble
 from quire.view.batches import MessageBatch
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.inputs import ViewInput
-from quire.view.priorities import classify_batch, classify_priority, spread_priorities
-from quire.view.strategies import HYBRID_PRIORITY_SHARES
+from quire.view.strategies import HYBRID_PRIORITY_SHARES, classify_batch, classify_priority, spread_priorities
 
 COUNTER = make_message_counter("chat")
 CLASSES = ("critical", "important", "normal", "low")

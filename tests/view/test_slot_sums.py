@@ -14,8 +14,7 @@ from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import assemble
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.recalled_messages import RecallCandidate
-from quire.view.references import inline_documents
-from quire.view.rendered import MessageCounter
+from quire.view.rendered import MessageCounter, inline_documents
 from quire.wire import wire_format_for
 from quire.wire.labels import label_text
 from quire.wire.tokens import counter_for

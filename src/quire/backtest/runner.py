@@ -28,7 +28,7 @@ from quire.store.backtests import (
     BacktestShard,
     NewBacktestShard,
 )
-from quire.view.calibration import Calibration
+from quire.view.budget import Calibration
 
 MAX_CONVERSATIONS = 10_000
 """Conversations of one backtest."""

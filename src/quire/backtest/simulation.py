@@ -25,7 +25,7 @@ from quire.llm.embeddings import AsyncEmbedder
 from quire.log import MAIN_BRANCH
 from quire.model import Compaction, Entry, Manifest, Message, Usage
 from quire.store import SqlStore
-from quire.view.calibration import Calibration, update_calibration
+from quire.view.budget import Calibration, update_calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.layout import RenderedRequest
 

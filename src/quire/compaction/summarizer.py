@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quire.llm import Model
-from quire.view.output_limits import output_limit_for, thinking_tokens_for
+from quire.view.model_specs import output_limit_for, thinking_tokens_for
 from quire.wire.tokens import TokenCounter, counter_for
 
 SUMMARY_TEMPERATURE = 0.3

@@ -19,7 +19,7 @@ from quire.model.manifest import Decision
 from quire.view.assembly import ViewAssembly, assemble
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.recalled_messages import FittedCandidate, restore_candidate
-from quire.view.references import inline_documents
+from quire.view.rendered import inline_documents
 from quire.view.strategies import get_strategy
 
 RECENT_TURNS = 2

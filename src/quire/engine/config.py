@@ -19,9 +19,8 @@ from quire.model.base import lazy_property
 from quire.model.ids import now
 from quire.settings import Settings
 from quire.settings.schema import upstream_for
-from quire.view.model_specs import ModelSpec, is_local_model
+from quire.view.model_specs import ModelSpec, is_local_model, output_limit_for, thinking_tokens_for
 from quire.view.model_table import PUBLIC_SOURCES, SpecLayer, find_layers, merge_layers, to_price_spec
-from quire.view.output_limits import output_limit_for, thinking_tokens_for
 from quire.view.strategies import get_strategy
 from quire.wire.tokens import counter_for
 

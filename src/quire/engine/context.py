@@ -21,7 +21,7 @@ from quire.settings import Settings
 from quire.settings.schema import tenant_spend_cap_for
 from quire.store import SqlStore
 from quire.view.assembly import Assembly
-from quire.view.calibration import MAX_RATIO, Calibration
+from quire.view.budget import MAX_RATIO, Calibration
 from quire.view.rendered import MessageCounter
 from quire.wire.tokens import warn_once
 

@@ -14,8 +14,7 @@ from quire.engine.runtime import CachedIndex
 from quire.errors import StaleSegment
 from quire.index.types import SegmentRef
 from quire.log import Branch
-from quire.search.format import FORMAT_VERSION
-from quire.search.postings import ENTRIES_PER_SEGMENT
+from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION
 
 if TYPE_CHECKING:
     from quire.search.index import RecallIndex

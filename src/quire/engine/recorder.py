@@ -16,9 +16,9 @@ from quire.log import ReplyRecord
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
-from quire.view.calibration import update_calibration
+from quire.view.budget import update_calibration
 from quire.view.decisions import set_pending_span
-from quire.view.references import inline_documents
+from quire.view.rendered import inline_documents
 from quire.wire import Reply
 
 CALIBRATION_MIN_SAMPLES = 8

@@ -12,7 +12,7 @@ from cachetools import TTLCache
 
 from quire.errors import ModelContextOverflow
 from quire.model import Policy
-from quire.view.calibration import MAX_RATIO, MIN_RATIO
+from quire.view.budget import MAX_RATIO, MIN_RATIO
 
 MIN_REPORTED_WINDOW_TOKENS = 512
 """Smallest context window that is taken from an error; a smaller one is ignored."""

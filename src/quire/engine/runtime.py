@@ -22,7 +22,7 @@ from quire.llm.embeddings import Embedder
 from quire.log import Window
 from quire.model import Entry, Policy
 from quire.store import SqlStore
-from quire.view.calibration import Calibration
+from quire.view.budget import Calibration
 from quire.view.compaction_plan import CompactionPlan
 from quire.view.rendered import MessageCounter
 from quire.wire import wire_format_for

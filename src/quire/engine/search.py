@@ -19,7 +19,7 @@ from quire.index.types import SearchHit, memory_scope, vault_scope
 from quire.log import Branch, ConversationRecord, MessageKey
 from quire.model import Entry, Role
 from quire.model.base import FrozenModel
-from quire.search.format import FORMAT_VERSION
+from quire.search.postings import FORMAT_VERSION
 from quire.view.recalled_messages import message_to_text
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def search_messages(
     `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
     no hit.
     """
-    from quire.search.query_words import find_query_words
+    from quire.search.query import find_query_words
 
     ids = [branch.conversation] if branch is not None else await _list_conversations(engine, where)
     if ids is not None and not ids:
@@ -178,7 +178,7 @@ async def _refresh(
 
 async def _load_hits(engine: EngineContext, hits: Sequence["CatalogHit"], terms: Collection[str]) -> list[MessageHit]:
     """Reads the messages of hits; one that was purged since it was indexed is left out."""
-    from quire.search.highlights import make_excerpt
+    from quire.search.passages import make_excerpt
 
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
     entries, records = await engine.store.message_index.read_messages(keys)

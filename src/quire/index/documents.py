@@ -1,7 +1,7 @@
 """Indexed documents of vaults: their metadata, written together with their passages."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
@@ -28,19 +28,29 @@ def list_documents(
         [query] if paths is None else [query.where(documents.c.path.in_(c)) for c in split_chunks(sorted(set(paths)))]
     )
     rows = (row for each in queries for row in connection.execute(each).mappings())
-    return [_to_document(row) for row in rows if has_row_digest(documents, row)]
+    found: list[VaultDocument] = []
+    for row in rows:
+        if has_row_digest(documents, row):
+            document = VaultDocument(**{name: row[name] for name in VaultDocument._fields})
+            aliases, headings = (tuple(json.loads(row[name])) for name in ("aliases", "headings"))
+            found.append(document._replace(aliases=aliases, headings=headings))
+    return found
 
 
 def put_documents(connection: Connection, tenant: str, vault: str, items: Sequence[IndexedDocument]) -> None:
-    """Stores these documents and their passages, replacing those with the same paths."""
-    rows = {each.document.path: _to_row(tenant, vault, each.document) for each in items}
-    all_passages = [passage for each in items for passage in each.passages]
-    for each in items:
-        for passage in each.passages:
-            if passage.key != each.document.path:
+    """Stores these documents and their passages, replacing documents with the same paths."""
+    rows: dict[str, dict[str, Any]] = {}
+    for document, document_passages in items:
+        for passage in document_passages:
+            if passage.key != document.path:
                 raise InvalidEntry(
-                    f"The passage {passage.key!r} belongs to the document {each.document.path!r}; use its path as key."
+                    f"The passage {passage.key!r} belongs to the document {document.path!r}; use its path as key."
                 )
+        texts = {"title": sanitize_text(document.title), "summary": sanitize_text(document.summary)}
+        lists = {name: json.dumps(getattr(document, name)) for name in ("aliases", "headings")}
+        row = {"tenant": tenant, "vault": vault, **document._asdict(), **texts, **lists}
+        rows[document.path] = with_row_digest(documents, row)
+    all_passages = [passage for each in items for passage in each.passages]
     # First, because it locks the scope: a concurrent indexer of the same vault waits here.
     passages.write_passages(connection, tenant, vault_scope(vault), all_passages, replacing=rows)
     _delete_rows(connection, tenant, vault, rows)
@@ -67,18 +77,6 @@ def _delete_rows(connection: Connection, tenant: str, vault: str, paths: Iterabl
     for chunk in split_chunks(paths):
         rows = (documents.c.tenant == tenant, documents.c.vault == vault, documents.c.path.in_(chunk))
         connection.execute(delete(documents).where(*rows))
-
-
-def _to_row(tenant: str, vault: str, document: VaultDocument) -> dict[str, Any]:
-    texts = {"title": sanitize_text(document.title), "summary": sanitize_text(document.summary)}
-    lists = {name: json.dumps(getattr(document, name)) for name in ("aliases", "headings")}
-    return with_row_digest(documents, {"tenant": tenant, "vault": vault, **document._asdict(), **texts, **lists})
-
-
-def _to_document(row: Mapping[Any, Any]) -> VaultDocument:
-    document = VaultDocument(**{name: row[name] for name in VaultDocument._fields})
-    aliases, headings = (tuple(json.loads(row[name])) for name in ("aliases", "headings"))
-    return document._replace(aliases=aliases, headings=headings)
 
 
 class Documents(StorePart):

@@ -13,8 +13,13 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from quire.db.dialects import append_bytes, insert_or_ignore
 from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import search_scopes, terms
-from quire.search.format import FORMAT_VERSION
-from quire.search.postings import NUMBERS_PER_BLOCK, POSTING_BYTES, IndexRowKey, remove_postings
+from quire.search.postings import FORMAT_VERSION, NUMBERS_PER_BLOCK, POSTING_BYTES, IndexRowKey, remove_postings
+
+_ROWS_PER_STATEMENT = 500
+_ROWS_PER_APPEND = 2_000
+"""Rows of the index that are written before other tasks run."""
+
+T = TypeVar("T")
 
 
 class SearchScope(NamedTuple):
@@ -55,29 +60,18 @@ def _select(tenant: str, scope: str):
     return select(*_COLUMNS).where(search_scopes.c.tenant == tenant, search_scopes.c.scope == scope)
 
 
-_ROWS_PER_STATEMENT = 500
-_ROWS_PER_APPEND = 2_000
-"""Rows of the index that are written before other tasks run."""
-
-T = TypeVar("T")
-
-
 def append_index_rows(connection: Connection, tenant: str, scope: str, added: Mapping[IndexRowKey, bytes]) -> None:
     """Appends postings to these rows, or creates them."""
+    # In the order of the primary key: neighboring rows share a page.
+    keys = sorted(added, key=lambda key: (key[1], key[0]))
     rows = [
-        {"tenant": tenant, "scope": scope, "term": term, "block": block, "postings": postings}
-        for (block, term), postings in sorted(added.items(), key=_key_order)
+        {"tenant": tenant, "scope": scope, "term": term, "block": block, "postings": added[block, term]}
+        for block, term in keys
     ]
     for start in range(0, len(rows), _ROWS_PER_APPEND):
         if start:
             yield_to_event_loop(connection)
         append_bytes(connection, terms, rows[start : start + _ROWS_PER_APPEND], "postings")
-
-
-def _key_order(item: tuple[IndexRowKey, bytes]) -> tuple[str, int]:
-    """Order of the primary key: neighboring rows share a page."""
-    (block, term), _ = item
-    return term, block
 
 
 def remove_from_index_rows(

@@ -123,9 +123,10 @@ def purge_memories(
 
     Returns them as they were before.
     """
+    citing = _MEMORIES.where(memories.c.conversation == conversation).with_for_update()
     to_purge = [
         memory
-        for memory in _list_citing(connection, tenant, conversation)
+        for memory in map(_to_memory, connection.execute(citing, {"tenant": tenant}).all())
         if purged is None or (memory.citation is not None and (memory.citation.branch, memory.citation.seq) in purged)
     ]
     erase_memories(connection, tenant, to_purge)
@@ -203,11 +204,6 @@ def _to_row(tenant: str, memory: Memory) -> dict[str, object]:
         "replaced_by": memory.replaced_by,
     }
     return with_row_digest(memories, row)
-
-
-def _list_citing(connection: Connection, tenant: str, conversation: str) -> list[Memory]:
-    query = _MEMORIES.where(memories.c.conversation == conversation)
-    return [_to_memory(row) for row in connection.execute(query.with_for_update(), {"tenant": tenant})]
 
 
 def _to_memory(row: Sequence[Any]) -> Memory:

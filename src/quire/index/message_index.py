@@ -43,8 +43,7 @@ from quire.log import conversations, reads
 from quire.log.conversations import with_branch
 from quire.log.types import MAIN_BRANCH, Branch, ConversationRecord, MessageKey
 from quire.model import Entry
-from quire.search.format import FORMAT_VERSION
-from quire.search.postings import ENTRIES_PER_SEGMENT, build_postings
+from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION, build_postings
 
 MAX_UNINDEXED_BRANCHES = 500
 """Branches of one indexing batch."""
@@ -52,6 +51,26 @@ MAX_CHANGES = 256
 """Changed segments of one read, at about 40 kB each."""
 
 _REF_COLUMNS = tuple(message_segments.c[name] for name in SegmentRef._fields)
+_OWN_SEGMENTS = select(*_REF_COLUMNS).where(
+    message_segments.c.tenant == bindparam("tenant"),
+    message_segments.c.conversation == bindparam("conversation"),
+    message_segments.c.branch == bindparam("branch"),
+)
+_SEGMENT = _OWN_SEGMENTS.where(message_segments.c.segment == bindparam("segment"))
+_PURGED_COUNT = select(func.count()).where(
+    entries.c.tenant == bindparam("tenant"),
+    entries.c.conversation == bindparam("conversation"),
+    entries.c.branch == bindparam("branch"),
+    entries.c.seq.between(bindparam("first"), bindparam("last")),
+    entries.c.purged_at.is_not(None),
+)
+_MUTABLE_COLUMNS = ("revision", "last_seq", "erasures", "format", "embedder", "columns", "terms")
+_UNMARK = delete(unindexed_branches).where(
+    unindexed_branches.c.tenant == bindparam("of_tenant"),
+    unindexed_branches.c.conversation == bindparam("of_conversation"),
+    unindexed_branches.c.branch == bindparam("of_branch"),
+    unindexed_branches.c.last_seq <= bindparam("of_last_seq"),
+)
 
 
 def list_segments(connection: Connection, tenant: str, branch: Branch) -> list[SegmentRef]:
@@ -137,26 +156,6 @@ def read_indexing_batch(
 
     With an `embedder`, also segments that lack its vectors.
     """
-    tasks: list[SegmentTask] = []
-    finished: list[IndexedBranch] = []
-    count = 0
-    for row in _list_unindexed(connection, tenant, conversations):
-        lineage = json.loads(row.lineage)
-        first_own = lineage[-1][1] + 1 if lineage else 1
-        stored = _list_own_segments(connection, tenant, row.conversation, row.branch)
-        for segment in range((first_own - 1) // ENTRIES_PER_SEGMENT, (row.last_seq - 1) // ENTRIES_PER_SEGMENT + 1):
-            last = min(row.last_seq, (segment + 1) * ENTRIES_PER_SEGMENT)
-            if count >= max_entries:
-                return IndexingBatch(tuple(tasks), tuple(finished))
-            task = _make_task(connection, tenant, row, stored.get(segment), segment, last, embedder)
-            if task is not None:
-                tasks.append(task)
-                count += len(task.entries)
-        finished.append(IndexedBranch(row.conversation, row.branch, row.last_seq))
-    return IndexingBatch(tuple(tasks), tuple(finished))
-
-
-def _list_unindexed(connection: Connection, tenant: str, conversations: Collection[str] | None) -> list[Any]:
     query = (
         select(
             unindexed_branches.c.conversation,
@@ -176,24 +175,30 @@ def _list_unindexed(connection: Connection, tenant: str, conversations: Collecti
         .order_by(unindexed_branches.c.conversation, unindexed_branches.c.branch)
         .limit(MAX_UNINDEXED_BRANCHES)
     )
-    if conversations is None:
-        return list(connection.execute(query))
-    chunks = split_chunks(sorted(conversations))
-    return [
-        row for chunk in chunks for row in connection.execute(query.where(unindexed_branches.c.conversation.in_(chunk)))
-    ]
-
-
-def _list_own_segments(connection: Connection, tenant: str, conversation: str, branch: int) -> dict[int, SegmentRef]:
-    refs = connection.execute(_OWN_SEGMENTS, {"tenant": tenant, "conversation": conversation, "branch": branch})
-    return {ref.segment: ref for ref in map(SegmentRef._make, refs)}
-
-
-_OWN_SEGMENTS = select(*_REF_COLUMNS).where(
-    message_segments.c.tenant == bindparam("tenant"),
-    message_segments.c.conversation == bindparam("conversation"),
-    message_segments.c.branch == bindparam("branch"),
-)
+    queries = [query]
+    if conversations is not None:
+        chunks = split_chunks(sorted(conversations))
+        queries = [query.where(unindexed_branches.c.conversation.in_(chunk)) for chunk in chunks]
+    unindexed = [row for each in queries for row in connection.execute(each)]
+    tasks: list[SegmentTask] = []
+    finished: list[IndexedBranch] = []
+    count = 0
+    for row in unindexed:
+        lineage = json.loads(row.lineage)
+        first_own = lineage[-1][1] + 1 if lineage else 1
+        own = {"tenant": tenant, "conversation": row.conversation, "branch": row.branch}
+        refs = [SegmentRef._make(each) for each in connection.execute(_OWN_SEGMENTS, own)]
+        stored = {ref.segment: ref for ref in refs}
+        for segment in range((first_own - 1) // ENTRIES_PER_SEGMENT, (row.last_seq - 1) // ENTRIES_PER_SEGMENT + 1):
+            last = min(row.last_seq, (segment + 1) * ENTRIES_PER_SEGMENT)
+            if count >= max_entries:
+                return IndexingBatch(tuple(tasks), tuple(finished))
+            task = _make_task(connection, tenant, row, stored.get(segment), segment, last, embedder)
+            if task is not None:
+                tasks.append(task)
+                count += len(task.entries)
+        finished.append(IndexedBranch(row.conversation, row.branch, row.last_seq))
+    return IndexingBatch(tuple(tasks), tuple(finished))
 
 
 def _make_task(
@@ -222,7 +227,7 @@ def _make_task(
 def put_segments(
     connection: Connection, tenant: str, updates: Sequence[SegmentUpdate], *, indexed: Sequence[IndexedBranch] = ()
 ) -> list[SegmentUpdate]:
-    """Stores segments with their postings in one transaction, and returns those that were refused.
+    """Stores segments with their postings in one transaction, and returns the refused ones.
 
     A segment is refused if it was changed, or one of its entries purged, since they were read. The branches in
     `indexed` are no longer unindexed, unless one of their segments was refused.
@@ -232,10 +237,14 @@ def put_segments(
     numbered: list[tuple[int, Mapping[str, int]]] = []
     for update in updates:
         _check_range(conversations.get_branch(connection, tenant, update.conversation, update.branch), update)
-        stored = _find_segment(connection, tenant, update.conversation, update.branch, update.segment)
-        if (stored.revision if stored is not None else None) != update.base_revision or (
-            _count_purged(connection, tenant, update) != update.purged_count
-        ):
+        own = {"tenant": tenant, "conversation": update.conversation, "branch": update.branch}
+        row = connection.execute(_SEGMENT, {**own, "segment": update.segment}).first()
+        stored = None if row is None else SegmentRef._make(row)
+        # A purge is final, so an equal number of purged entries means the same entries.
+        read_range = {"first": update.first_read_seq, "last": update.last_seq}
+        purged_count = connection.execute(_PURGED_COUNT, {**own, **read_range}).scalar_one()
+        revision = stored.revision if stored is not None else None
+        if revision != update.base_revision or purged_count != update.purged_count:
             refused.append(update)
             continue
         number = stored.number if stored is not None else scope.next_number
@@ -249,12 +258,28 @@ def put_segments(
             revision=scope.revision + 1,
             passage_count=scope.passage_count + len(update.term_counts),
         )
-        _write_segment(connection, tenant, update, number, scope.revision, stored.erasures if stored else 0)
+        new_row = {
+            **own,
+            "segment": update.segment,
+            "number": number,
+            "revision": scope.revision,
+            "last_seq": update.last_seq,
+            "erasures": stored.erasures if stored is not None else 0,
+            "format": FORMAT_VERSION,
+            "embedder": update.embedder,
+            **update.data._asdict(),
+        }
+        connection.execute(upsert(connection, message_segments, replace=_MUTABLE_COLUMNS), new_row)
         numbered += [(number * ENTRIES_PER_SEGMENT + row, counts) for row, counts in update.term_counts]
     append_index_rows(connection, tenant, scope.scope, build_postings(numbered))
     update_scope(connection, tenant, scope)
     unfinished = {(each.conversation, each.branch) for each in refused}
-    _delete_unindexed(connection, tenant, [each for each in indexed if each[:2] not in unfinished])
+    # Branches that have moved on stay marked. The last statement, since an append waits for its locks.
+    finished = [each for each in indexed if each[:2] not in unfinished]
+    for count, each in enumerate(finished):
+        if count % 500 == 499:
+            yield_to_event_loop(connection)
+        connection.execute(_UNMARK, {"of_tenant": tenant, **{f"of_{k}": v for k, v in each._asdict().items()}})
     return refused
 
 
@@ -313,76 +338,6 @@ def mark_unindexed(connection: Connection, tenant: str, conversation: str, branc
     connection.execute(insert_or_ignore(connection, unindexed_branches), row)
 
 
-def _find_segment(
-    connection: Connection, tenant: str, conversation: str, branch: int, segment: int
-) -> SegmentRef | None:
-    params = {"tenant": tenant, "conversation": conversation, "branch": branch, "segment": segment}
-    row = connection.execute(_SEGMENT, params).first()
-    return None if row is None else SegmentRef._make(row)
-
-
-_SEGMENT = _OWN_SEGMENTS.where(message_segments.c.segment == bindparam("segment"))
-
-
-def _count_purged(connection: Connection, tenant: str, update: SegmentUpdate) -> int:
-    """A purge is final, so an equal number of purged entries means the same entries."""
-    params = {
-        "tenant": tenant,
-        "conversation": update.conversation,
-        "branch": update.branch,
-        "first": update.first_read_seq,
-        "last": update.last_seq,
-    }
-    return connection.execute(_PURGED_COUNT, params).scalar_one()
-
-
-_PURGED_COUNT = select(func.count()).where(
-    entries.c.tenant == bindparam("tenant"),
-    entries.c.conversation == bindparam("conversation"),
-    entries.c.branch == bindparam("branch"),
-    entries.c.seq.between(bindparam("first"), bindparam("last")),
-    entries.c.purged_at.is_not(None),
-)
-
-
-def _write_segment(
-    connection: Connection, tenant: str, update: SegmentUpdate, number: int, revision: int, erasures: int
-) -> None:
-    row = {
-        "tenant": tenant,
-        "conversation": update.conversation,
-        "branch": update.branch,
-        "segment": update.segment,
-        "number": number,
-        "revision": revision,
-        "last_seq": update.last_seq,
-        "erasures": erasures,
-        "format": FORMAT_VERSION,
-        "embedder": update.embedder,
-        **update.data._asdict(),
-    }
-    connection.execute(upsert(connection, message_segments, replace=_MUTABLE_COLUMNS), row)
-
-
-_MUTABLE_COLUMNS = ("revision", "last_seq", "erasures", "format", "embedder", "columns", "terms")
-
-
-def _delete_unindexed(connection: Connection, tenant: str, indexed: Sequence[IndexedBranch]) -> None:
-    """Unmarks branches, except those that have moved on. The last statement, since an append waits for its locks."""
-    for number, each in enumerate(indexed):
-        if number % 500 == 499:
-            yield_to_event_loop(connection)
-        connection.execute(_UNMARK, {"of_tenant": tenant, **{f"of_{k}": v for k, v in each._asdict().items()}})
-
-
-_UNMARK = delete(unindexed_branches).where(
-    unindexed_branches.c.tenant == bindparam("of_tenant"),
-    unindexed_branches.c.conversation == bindparam("of_conversation"),
-    unindexed_branches.c.branch == bindparam("of_branch"),
-    unindexed_branches.c.last_seq <= bindparam("of_last_seq"),
-)
-
-
 def read_message_index(
     connection: Connection, tenant: str, query_terms: Collection[str], *, after_revision: int
 ) -> MessageIndexRead:
@@ -400,7 +355,13 @@ def read_message_index(
             return MessageIndexRead(rows[-1][0], False, True, changes, {})
     postings: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
     for chunk in split_chunks(query_terms):
-        for term, block, data in _read_postings(connection, {"tenant": tenant, "scope": scope.scope}, chunk):
+        if connection.dialect.name == "postgresql":
+            statement, chunk_terms = _POSTINGS_POSTGRES, {"terms": chunk}
+        else:
+            statement = _build_sqlite_query(len(chunk))
+            chunk_terms = {f"term_{number}": term for number, term in enumerate(chunk)}
+        params = {"tenant": tenant, "scope": scope.scope, **chunk_terms}
+        for term, block, data in fetch_binary(connection, statement, params):
             postings[term].append((block, data))
     return MessageIndexRead(revision, True, scope.format == FORMAT_VERSION, changes, postings)
 
@@ -413,13 +374,6 @@ _POSTINGS_POSTGRES = text("""
     SELECT term, block, postings FROM quire_terms
     WHERE tenant = :tenant AND scope = :scope AND term = ANY(:terms)
 """)
-
-
-def _read_postings(connection: Connection, params: Mapping[str, Any], query_terms: Sequence[str]) -> list[Any]:
-    if connection.dialect.name == "postgresql":
-        return fetch_binary(connection, _POSTINGS_POSTGRES, {**params, "terms": list(query_terms)})
-    numbered = {f"term_{number}": term for number, term in enumerate(query_terms)}
-    return fetch_binary(connection, _build_sqlite_query(len(query_terms)), {**params, **numbered})
 
 
 @cache

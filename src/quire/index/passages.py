@@ -39,6 +39,14 @@ _TITLE_WEIGHT = 2
 """A word in the title counts as this many words of the text."""
 MAX_UNINTERRUPTED_CHARS = 20_000
 """Characters whose terms are counted before other tasks run."""
+TEXT_WEIGHT = 1.0
+VECTOR_WEIGHT = 0.7
+# Damping constant of reciprocal rank fusion: the usual value; results hardly depend on it.
+_RRF_K = 60
+MAX_QUERY_TERMS = 64
+"""Maximum terms of a query; later ones are ignored."""
+PassageKey = tuple[str, int]
+"""Scope and passage number."""
 
 
 class _StoredPassage(NamedTuple):
@@ -59,6 +67,28 @@ class _StoredPassage(NamedTuple):
 
 _STORED_PASSAGES = select(*(passages.c[name] for name in _StoredPassage._fields)).where(
     passages.c.tenant == bindparam("tenant"), passages.c.scope == bindparam("scope")
+)
+_PASSAGE_COUNT = select(search_scopes.c.passage_count).where(
+    search_scopes.c.tenant == bindparam("tenant"), search_scopes.c.scope == bindparam("scope")
+)
+# One scope per statement: with a list of scopes PostgreSQL could not prune partitions.
+_POSTINGS = select(terms.c.term, terms.c.block, terms.c.postings).where(
+    terms.c.tenant == bindparam("tenant"),
+    terms.c.scope == bindparam("scope"),
+    terms.c.term.in_(bindparam("query_terms", expanding=True)),
+)
+_HITS = select(
+    passages.c.number,
+    passages.c.key,
+    passages.c.part,
+    passages.c.title,
+    passages.c.text,
+    passages.c.at,
+    passages.c.digest,
+).where(
+    passages.c.tenant == bindparam("tenant"),
+    passages.c.scope == bindparam("scope"),
+    passages.c.number.in_(bindparam("numbers", expanding=True)),
 )
 
 
@@ -84,7 +114,15 @@ def write_passages(
     removed = [old for old in stored if not _is_unchanged(old, new)]
     unchanged = {(old.key, old.part) for old in stored if _is_unchanged(old, new)}
     added = [passage for key_part, passage in new.items() if key_part not in unchanged]
-    _remove_passages(connection, tenant, scope, removed)
+    numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
+    for old in removed:
+        for term in _count_weighted_terms(old.title, old.text):
+            numbers_by_row[old.number // NUMBERS_PER_BLOCK, term].add(old.number)
+    inverted_index.remove_from_index_rows(connection, tenant, scope, numbers_by_row, remove_numbers=remove_postings)
+    vectors.remove_vectors(connection, tenant, scope, [(old.number, old.embedder) for old in removed])
+    for chunk in split_chunks([old.number for old in removed]):
+        rows = (passages.c.tenant == tenant, passages.c.scope == scope, passages.c.number.in_(chunk))
+        connection.execute(delete(passages).where(*rows))
     _insert_passages(connection, tenant, scope, added, first=locked.next_number)
     changed = locked._replace(
         next_number=locked.next_number + len(added), passage_count=locked.passage_count + len(added) - len(removed)
@@ -110,7 +148,7 @@ def get_passages(connection: Connection, tenant: str, scope: str, key: str) -> l
 def list_unembedded(
     connection: Connection, tenant: str, scope: str, *, embedder: str, limit: int = 500
 ) -> list[UnembeddedPassage]:
-    """Passages without a vector of this embedder: first those without any, then those of another embedder."""
+    """Passages without a vector of this embedder: first without any, then with one of another embedder."""
     stored = passages.c.embedder
     result: list[UnembeddedPassage] = []
     # Each condition is a range of one index, so passages with a vector are never read.
@@ -226,18 +264,6 @@ def _count_weighted_terms(title: str, text: str) -> dict[str, int]:
     return counts
 
 
-def _remove_passages(connection: Connection, tenant: str, scope: str, removed: Sequence[_StoredPassage]) -> None:
-    numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
-    for old in removed:
-        for term in _count_weighted_terms(old.title, old.text):
-            numbers_by_row[old.number // NUMBERS_PER_BLOCK, term].add(old.number)
-    inverted_index.remove_from_index_rows(connection, tenant, scope, numbers_by_row, remove_numbers=remove_postings)
-    vectors.remove_vectors(connection, tenant, scope, [(old.number, old.embedder) for old in removed])
-    for chunk in split_chunks([old.number for old in removed]):
-        rows = (passages.c.tenant == tenant, passages.c.scope == scope, passages.c.number.in_(chunk))
-        connection.execute(delete(passages).where(*rows))
-
-
 def list_unembedded_scopes(connection: Connection, tenant: str, *, embedder: str) -> list[str]:
     """Scopes of the tenant's memories with a passage that lacks this embedder's vector."""
     prefix = memory_scope("")
@@ -257,18 +283,6 @@ def list_unembedded_scopes(connection: Connection, tenant: str, *, embedder: str
     return result
 
 
-TEXT_WEIGHT = 1.0
-VECTOR_WEIGHT = 0.7
-# Damping constant of reciprocal rank fusion: the usual value; results hardly depend on it.
-_RRF_K = 60
-
-MAX_QUERY_TERMS = 64
-"""Maximum terms of a query; later ones are ignored."""
-
-PassageKey = tuple[str, int]
-"""Scope and passage number."""
-
-
 def hybrid_search(
     connection: Connection,
     tenant: str,
@@ -283,9 +297,19 @@ def hybrid_search(
 
     With a vector and the name of its embedder, also passages with similar vectors.
     """
+    from quire.search.tokenizer import tokenize_query
+
     depth = max(3 * limit, 60)
     unique_scopes = list(dict.fromkeys(scopes))
-    rankings = [(TEXT_WEIGHT, _rank_by_terms(connection, tenant, query, unique_scopes, depth))]
+    query_terms = tokenize_query(query)[:MAX_QUERY_TERMS]
+    posting_rows: list[PostingRow] = []
+    count = 0
+    for scope in unique_scopes if query_terms else ():
+        params = {"tenant": tenant, "scope": scope}
+        count += connection.execute(_PASSAGE_COUNT, params).scalar() or 0
+        rows = connection.execute(_POSTINGS, {**params, "query_terms": query_terms})
+        posting_rows += [PostingRow(scope, term, block, postings) for term, block, postings in rows]
+    rankings = [(TEXT_WEIGHT, rank_by_bm25(posting_rows, passage_count=count, limit=depth))]
     if vector is not None and embedder is not None:
         nearest = [
             ranked
@@ -294,7 +318,16 @@ def hybrid_search(
         ]
         nearest.sort(key=lambda ranked: -ranked.score)
         rankings.append((VECTOR_WEIGHT, nearest[:depth]))
-    return _read_hits(connection, tenant, fuse_rankings(rankings)[:limit])
+    scores = dict(fuse_rankings(rankings)[:limit])
+    hits: dict[PassageKey, SearchHit] = {}
+    for scope in unique_scopes:
+        for chunk in split_chunks(number for owner, number in scores if owner == scope):
+            for number, *row in connection.execute(_HITS, {"tenant": tenant, "scope": scope, "numbers": chunk}):
+                key, part, title, text, at, digest = row
+                # A passage that was changed is no hit: requests contain its text.
+                if Passage(key, text, part, title, at).digest == digest:
+                    hits[scope, number] = SearchHit(scope, key, part, title, text, round(scores[scope, number], 6), at)
+    return [hits[key] for key in scores if key in hits]
 
 
 def fuse_rankings(rankings: Sequence[tuple[float, Sequence[RankedPassage]]]) -> list[tuple[PassageKey, float]]:
@@ -305,66 +338,6 @@ def fuse_rankings(rankings: Sequence[tuple[float, Sequence[RankedPassage]]]) -> 
         for rank, each in enumerate(ranking, start=1):
             sums[each.scope, each.number] += weight / (_RRF_K + rank) / max_score
     return sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _rank_by_terms(
-    connection: Connection, tenant: str, query: str, scope_names: Sequence[str], depth: int
-) -> list[RankedPassage]:
-    from quire.search.tokenizer import tokenize_query
-
-    query_terms = tokenize_query(query)[:MAX_QUERY_TERMS]
-    if not query_terms:
-        return []
-    rows: list[PostingRow] = []
-    count = 0
-    for scope in scope_names:
-        params = {"tenant": tenant, "scope": scope}
-        count += connection.execute(_PASSAGE_COUNT, params).scalar() or 0
-        scope_rows = connection.execute(_POSTINGS, {**params, "query_terms": query_terms})
-        rows.extend(PostingRow(scope, term, block, postings) for term, block, postings in scope_rows)
-    return rank_by_bm25(rows, passage_count=count, limit=depth)
-
-
-_PASSAGE_COUNT = select(search_scopes.c.passage_count).where(
-    search_scopes.c.tenant == bindparam("tenant"), search_scopes.c.scope == bindparam("scope")
-)
-# One scope per statement: with a list of scopes PostgreSQL could not prune partitions.
-_POSTINGS = select(terms.c.term, terms.c.block, terms.c.postings).where(
-    terms.c.tenant == bindparam("tenant"),
-    terms.c.scope == bindparam("scope"),
-    terms.c.term.in_(bindparam("query_terms", expanding=True)),
-)
-
-
-def _read_hits(connection: Connection, tenant: str, scored: Iterable[tuple[PassageKey, float]]) -> list[SearchHit]:
-    scores = dict(scored)
-    by_scope: defaultdict[str, list[int]] = defaultdict(list)
-    for scope, number in scores:
-        by_scope[scope].append(number)
-    hits: dict[PassageKey, SearchHit] = {}
-    for scope, numbers in by_scope.items():
-        for chunk in split_chunks(numbers):
-            for number, *row in connection.execute(_HITS, {"tenant": tenant, "scope": scope, "numbers": chunk}):
-                key, part, title, text, at, digest = row
-                # A passage that was changed is no hit: requests contain its text.
-                if Passage(key, text, part, title, at).digest == digest:
-                    hits[scope, number] = SearchHit(scope, key, part, title, text, round(scores[scope, number], 6), at)
-    return [hits[key] for key in scores if key in hits]
-
-
-_HITS = select(
-    passages.c.number,
-    passages.c.key,
-    passages.c.part,
-    passages.c.title,
-    passages.c.text,
-    passages.c.at,
-    passages.c.digest,
-).where(
-    passages.c.tenant == bindparam("tenant"),
-    passages.c.scope == bindparam("scope"),
-    passages.c.number.in_(bindparam("numbers", expanding=True)),
-)
 
 
 class Passages(StorePart):

@@ -7,7 +7,7 @@ index, by blocks, and ranked in this process. Both scan every vector of the scop
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,14 @@ def remove_vectors(connection: Connection, tenant: str, scope: str, removed: Ite
     if not by_embedder or uses_pgvector(connection):
         return
     for embedder, numbers in by_embedder.items():
-        for term in _list_vector_terms(connection, tenant, scope, embedder):
+        columns = schema.terms.c
+        vector_terms = select(columns.term).where(
+            columns.tenant == tenant,
+            columns.scope == scope,
+            columns.term > f"vector:{embedder}:",
+            columns.term < f"vector:{embedder};",
+        )
+        for term in connection.execute(vector_terms.distinct()).scalars().all():
             numbers_by_row: defaultdict[IndexRowKey, set[int]] = defaultdict(set)
             for number in numbers:
                 numbers_by_row[number // _VECTORS_PER_BLOCK, term].add(number)
@@ -89,25 +96,27 @@ def find_nearest(
 ) -> list[RankedPassage]:
     """The passages with the most similar vectors of the same embedder, nearest first."""
     params = {"tenant": tenant, "scope": scope}
-    rank = _rank_in_database if uses_pgvector(connection) else _rank_in_process
-    ranked = rank(connection, params, pack_vector(vector), embedder, limit)
+    packed = pack_vector(vector)
+    if uses_pgvector(connection):
+        params |= {"embedder": embedder, "vector": _to_pgvector_text(packed)}
+        rows = connection.execute(_NEAREST, {**params, "dimensions": len(packed) // 4, "limit": limit})
+        ranked = [(row.number, row.score) for row in rows]
+    else:
+        ranked = _rank_in_process(connection, params, packed, embedder, limit)
     return [RankedPassage(scope, number, score) for number, score in ranked if score > 0]
+
+
+# Vectors have unit length, so the inner product is the cosine similarity.
+_NEAREST = text("""
+    SELECT number, -(vector <#> CAST(:vector AS vector)) AS score FROM quire_passages
+    WHERE tenant = :tenant AND scope = :scope AND embedder = :embedder AND vector_dims(vector) = :dimensions
+    ORDER BY vector <#> CAST(:vector AS vector), number LIMIT :limit
+""")
 
 
 def _vector_term(embedder: str, dimensions: int) -> str:
     """The index term of vectors; it cannot collide with a word, since no word contains a colon."""
     return f"vector:{embedder}:{dimensions}"
-
-
-def _list_vector_terms(connection: Connection, tenant: str, scope: str, embedder: str) -> list[str]:
-    columns = schema.terms.c
-    query = select(columns.term).where(
-        columns.tenant == tenant,
-        columns.scope == scope,
-        columns.term > f"vector:{embedder}:",
-        columns.term < f"vector:{embedder};",
-    )
-    return list(connection.execute(query.distinct()).scalars())
 
 
 def _remove_numbers(data: bytes, numbers: Collection[int], *, dimensions: int) -> bytes:
@@ -131,21 +140,6 @@ def _to_pgvector_text(vector: bytes) -> str:
     return f"[{','.join(map('{:.9g}'.format, np.frombuffer(vector, dtype='<f4').tolist()))}]"
 
 
-def _rank_in_database(
-    connection: Connection, params: Mapping[str, Any], vector: bytes, embedder: str, limit: int
-) -> list[tuple[int, float]]:
-    query = {"embedder": embedder, "vector": _to_pgvector_text(vector), "dimensions": len(vector) // 4, "limit": limit}
-    return [(row.number, row.score) for row in connection.execute(_NEAREST, {**params, **query})]
-
-
-# Vectors have unit length, so the inner product is the cosine similarity.
-_NEAREST = text("""
-    SELECT number, -(vector <#> CAST(:vector AS vector)) AS score FROM quire_passages
-    WHERE tenant = :tenant AND scope = :scope AND embedder = :embedder AND vector_dims(vector) = :dimensions
-    ORDER BY vector <#> CAST(:vector AS vector), number LIMIT :limit
-""")
-
-
 def _rank_in_process(
     connection: Connection, params: Mapping[str, Any], vector: bytes, embedder: str, limit: int
 ) -> list[tuple[int, float]]:
@@ -154,23 +148,18 @@ def _rank_in_process(
     query = np.frombuffer(vector, dtype="<f4")
     numbers: list[NDArray[np.uint32]] = []
     scores: list[NDArray[np.float32]] = []
-    for block in _read_blocks(connection, {**params, "term": _vector_term(embedder, len(query))}):
-        number, rows = _split_rows(block, len(query))
-        numbers.append(number)
-        scores.append(rows[:, 1:] @ query)
+    block_params = {**params, "term": _vector_term(embedder, len(query)), "last": -1}
+    while blocks := fetch_binary(connection, _VECTOR_BLOCKS, block_params):
+        for _, block in blocks:
+            number, rows = _split_rows(block, len(query))
+            numbers.append(number)
+            scores.append(rows[:, 1:] @ query)
+        block_params["last"] = blocks[-1][0]
     if not numbers:
         return []
     number, score = np.concatenate(numbers), np.concatenate(scores)
     order = np.lexsort((number, -score))[:limit]
     return [(int(number[index]), float(score[index])) for index in order]
-
-
-def _read_blocks(connection: Connection, params: Mapping[str, Any]) -> Iterator[bytes]:
-    """The vector blocks of a term, `_BLOCKS_PER_READ` per statement."""
-    last = -1
-    while rows := fetch_binary(connection, _VECTOR_BLOCKS, {**params, "last": last}):
-        yield from (data for _, data in rows)
-        last = rows[-1][0]
 
 
 _VECTOR_BLOCKS = text(f"""

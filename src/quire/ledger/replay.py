@@ -7,13 +7,12 @@ from quire.errors import BlobNotFound, QuireError
 from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
 from quire.model.entry_bodies import Compaction
 from quire.store import SqlStore
-from quire.view.batches import MessageBatch, group_batches
+from quire.view.batches import MessageBatch, group_batches, repair_tool_calls
 from quire.view.counted_input import build_block_text, build_summary_text, join_system_texts
 from quire.view.layout import RENDERER_VERSION, RenderedRequest, RequestContents, lay_out
 from quire.view.recalled_messages import RecallCandidate, render_recalled
 from quire.view.rendered import MessageCounter
 from quire.view.selection import excerpt_batches
-from quire.view.tool_call_repair import repair_tool_calls
 from quire.wire import BlobLoader, wire_format_for
 
 _MessageRow = tuple[Decision, Span]

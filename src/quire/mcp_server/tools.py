@@ -41,8 +41,8 @@ from quire.mcp_server.arguments import (
     to_micros,
 )
 from quire.model import Entry
-from quire.search.highlights import make_excerpt
-from quire.search.query_words import find_query_words
+from quire.search.passages import make_excerpt
+from quire.search.query import find_query_words
 from quire.view.excerpts import excerpt_message
 from quire.view.recalled_messages import message_to_text
 

@@ -22,8 +22,7 @@ from quire.model.policy import WireFormatName
 from quire.proxy.recognition import HistoryMatch
 from quire.proxy.rendered_history import RenderedHistories, RenderedHistory
 from quire.settings import Settings
-from quire.view.budget import Budget, allocate_budget
-from quire.view.calibration import Calibration
+from quire.view.budget import Budget, Calibration, allocate_budget
 from quire.view.inputs import hash_text
 from quire.view.rendered import MessageCounter
 from quire.view.strategies import get_strategy

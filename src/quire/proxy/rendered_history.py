@@ -12,10 +12,9 @@ from cachetools import TTLCache
 
 from quire.engine.runtime import IDLE_CONVERSATION_SECONDS
 from quire.model.policy import WireFormatName
-from quire.view.batches import group_batches
+from quire.view.batches import group_batches, repair_tool_calls
 from quire.view.layout import DigestStart, RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage
-from quire.view.tool_call_repair import repair_tool_calls
 
 MAX_HISTORY_BYTES = 32 * 1024 * 1024
 """Maximum size of all cached histories, in bytes of their wire format."""

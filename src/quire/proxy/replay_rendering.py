@@ -9,10 +9,9 @@ from quire.model.json_values import filter_objects
 from quire.proxy.engine_variants import RecognizedRequest
 from quire.proxy.rendered_history import RenderedHistory, list_call_ids
 from quire.store import SqlStore
-from quire.view.batches import group_batches
+from quire.view.batches import group_batches, repair_tool_calls
 from quire.view.layout import RenderedRequest, RequestContents, lay_out
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
-from quire.view.tool_call_repair import repair_tool_calls
 from quire.wire import WireMessage
 from quire.wire.client_messages import EquivalentStart, compute_client_paths
 

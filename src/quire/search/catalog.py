@@ -142,7 +142,17 @@ class MessageCatalog:
     def apply(self, changes: Sequence[SegmentChange], *, revision: int) -> None:
         """Adds segments, or replaces them by their current columns."""
         for change in changes:
-            self._remove(change.number)
+            place = self._places.pop(change.number, None)
+            self._unembedded.discard(change.number)
+            if place is not None:
+                del self._owners[change.number]
+                self._starts[change.number] = -1
+                self._live -= int((self._columns["role"][place.start : place.end] != ERASED_ROLE).sum())
+                if place.end == self._size:
+                    self._size = place.start
+                else:
+                    self._columns["role"][place.start : place.end] = ERASED_ROLE
+                    self._dead += place.end - place.start
             # A segment whose bytes are damaged is not searched by meaning; one bad row must not fail every search.
             with suppress(UnreadableSegment):
                 columns = decode_columns(change.columns)
@@ -150,7 +160,16 @@ class MessageCatalog:
                     self._add(change, columns)
         self.revision = revision
         if self._dead > _MIN_CAPACITY and self._dead > MAX_DEAD_SHARE * self._size:
-            self._compact()
+            start = 0
+            live_rows: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+            for place, number in sorted((place, number) for number, place in self._places.items()):
+                live_rows.append(np.arange(place.start, place.end))
+                end = start + place.end - place.start
+                self._places[number] = _Place(start, end)
+                self._starts[number] = start
+                start = end
+            self._resize(np.concatenate(live_rows), max(_MIN_CAPACITY, start + start // 4))
+            self._size, self._dead = start, 0
 
     def search(
         self,
@@ -164,15 +183,25 @@ class MessageCatalog:
     ) -> list[CatalogHit]:
         """The messages that match the words, or are similar to the vector, and meet the conditions."""
         allowed = self._select(where or RowFilter())
-        query = self._prepare_vector(vector)
+        # Quantized like the messages' vectors; None if there is nothing to compare it with.
+        query: FloatArray | None = None
+        if vector is not None and self.dimensions and vector.any():
+            [query] = truncate_vectors(vector[np.newaxis], self.dimensions)
         word_scores = self._score_words(words)
         word_scores[~allowed] = 0
         candidates = self._find_candidates(word_scores, allowed, query, in_time_order=order != "relevance")
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0)
         floor = min_score if order == "relevance" else max(min_score, MIN_TIME_ORDER_SCORE)
+        word_weight = WORD_WEIGHT if words else 0.0
         # In time order, what comes first is scored first, until there are enough.
         for some in [candidates] if order == "relevance" else self._iter_by_time(candidates, newest=order == "newest"):
-            some_scores = self._score(some, word_scores, query, has_words=bool(words))
+            some_scores = word_scores[some].astype(np.float64)
+            if query is not None:
+                cosines = compute_similarities(self._columns["vector"][some], query)
+                similarity = np.clip(cosines, 0, 1).astype(np.float64)
+                is_hit = (some_scores > 0) | (similarity >= MIN_SIMILARITY)
+                some_scores = (word_weight * some_scores + (1 - word_weight) * similarity) * is_hit
+            some_scores = np.round(some_scores, _SCORE_DIGITS)
             matching = (some_scores > 0) & (some_scores >= floor)
             rows, scores = np.concatenate([rows, some[matching]]), np.concatenate([scores, some_scores[matching]])
             if len(rows) >= limit:
@@ -181,7 +210,18 @@ class MessageCatalog:
             # Sorting the hits below compares texts; only those that can be among the first are sorted.
             can_be_first = scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit]
             rows, scores = rows[can_be_first], scores[can_be_first]
-        return self._sort(rows, scores, order, limit)
+        times, seqs, segments = (self._columns[name][rows].tolist() for name in ("at", "seq", "segment"))
+        hits = [
+            (CatalogHit(*self._owners[segment], seq, score), time)
+            for segment, seq, score, time in zip(segments, seqs, scores.tolist(), times, strict=True)
+        ]
+        # Ties go to the newer message, then by conversation, branch and number, so that the order is total.
+        if order == "relevance":
+            hits.sort(key=lambda hit: (-hit[0].score, -hit[1], hit[0]))
+        else:
+            sign = -1 if order == "newest" else 1
+            hits.sort(key=lambda hit: (sign * hit[1], hit[0].conversation, hit[0].branch, sign * hit[0].seq))
+        return [hit for hit, _ in hits[:limit]]
 
     def _iter_by_time(self, rows: IntArray, *, newest: bool) -> Iterator[IntArray]:
         """Yields rows in chunks by time; messages of one time are in one chunk, so that their order is decided."""
@@ -208,33 +248,26 @@ class MessageCatalog:
     def _column(self, name: str) -> NDArray[Any]:
         return self._columns[name][: self._size]
 
-    def _remove(self, number: int) -> None:
-        place = self._places.pop(number, None)
-        self._unembedded.discard(number)
-        if place is None:
-            return
-        del self._owners[number]
-        self._starts[number] = -1
-        self._live -= int((self._columns["role"][place.start : place.end] != ERASED_ROLE).sum())
-        if place.end == self._size:
-            self._size = place.start
-        else:
-            self._columns["role"][place.start : place.end] = ERASED_ROLE
-            self._dead += place.end - place.start
-
     def _add(self, change: SegmentChange, columns: MessageColumns) -> None:
         count, start = len(columns), self._size
         self._live += int((columns.roles != ERASED_ROLE).sum())
         has_vectors = columns.packed_vectors is not None and columns.embedder == self.embedder
         if has_vectors and not self.dimensions:
-            self._set_dimensions(columns.dimensions)
+            # The rows so far have no vectors: they get zeros.
+            self.dimensions = columns.dimensions
+            for name in ("vector", "sketch"):
+                dtype, shape = self._layout()[name]
+                self._columns[name] = np.zeros((len(self._columns["at"]), *shape), dtype)
+            self._columns["vector"][:] = pack_zeros(1, self.dimensions)
         has_vectors = has_vectors and columns.dimensions == self.dimensions
         if not has_vectors:
             self._unembedded.add(change.number)
         packed = columns.packed_vectors if has_vectors else None
         packed = pack_zeros(count, self.dimensions) if packed is None else packed
-        self._reserve(start + count)
-        self._size = start + count
+        size = start + count
+        if size > len(self._columns["at"]):
+            self._resize(np.arange(start), max(_MIN_CAPACITY, size + size // 4))
+        self._size = size
         name_ids = np.array(
             [-1, *(self._names.setdefault(each, len(self._names)) for each in columns.speaker_names)], dtype=np.int32
         )
@@ -248,48 +281,20 @@ class MessageCatalog:
             "sketch": make_sketches(packed) if self.dimensions else 0,
         }
         for name, value in values.items():
-            self._columns[name][start : self._size] = value
+            self._columns[name][start:size] = value
         if change.number >= len(self._starts):
             grown = max(64, 2 * change.number)
             self._starts = np.concatenate([self._starts, np.full(grown - len(self._starts), -1, dtype=np.int64)])
             self._counts = np.concatenate([self._counts, np.zeros(grown - len(self._counts), dtype=np.int64)])
         self._starts[change.number], self._counts[change.number] = start, count
-        self._places[change.number] = _Place(start, start + count)
+        self._places[change.number] = _Place(start, size)
         self._owners[change.number] = (change.conversation, change.branch)
-
-    def _set_dimensions(self, dimensions: int) -> None:
-        """Gives the rows so far, which have no vectors, vectors of zeros."""
-        self.dimensions = dimensions
-        layout = self._layout()
-        for name in ("vector", "sketch"):
-            dtype, shape = layout[name]
-            self._columns[name] = np.zeros((len(self._columns["at"]), *shape), dtype)
-        self._columns["vector"][:] = pack_zeros(1, dimensions)
-
-    def _reserve(self, size: int) -> None:
-        if size > len(self._columns["at"]):
-            self._resize(np.arange(self._size), max(_MIN_CAPACITY, size + size // 4))
 
     def _resize(self, rows: IntArray, capacity: int) -> None:
         for name, array in self._columns.items():
             resized = np.zeros((capacity, *array.shape[1:]), array.dtype)
             resized[: len(rows)] = array[rows]
             self._columns[name] = resized
-
-    def _compact(self) -> None:
-        """Drops the dead rows."""
-        places = sorted((place, number) for number, place in self._places.items())
-        start = 0
-        rows_of_segments: list[IntArray] = []
-        for place, number in places:
-            rows_of_segments.append(np.arange(place.start, place.end))
-            end = start + place.end - place.start
-            self._places[number] = _Place(start, end)
-            self._starts[number] = start
-            start = end
-        rows = np.concatenate(rows_of_segments) if rows_of_segments else np.zeros(0, dtype=np.int64)
-        self._resize(rows, max(_MIN_CAPACITY, start + start // 4))
-        self._size, self._dead = start, 0
 
     def _select(self, where: RowFilter) -> BoolArray:
         """Mask of the live rows that meet the conditions."""
@@ -320,36 +325,30 @@ class MessageCatalog:
         chosen[list(numbers)] = True
         return chosen[self._column("segment")]
 
-    def _prepare_vector(self, vector: FloatArray | None) -> FloatArray | None:
-        """The query's vector, quantized like those of the messages; None if there is nothing to compare it with."""
-        if vector is None or not self.dimensions or not vector.any():
-            return None
-        return truncate_vectors(vector[np.newaxis], self.dimensions)[0]
-
     def _score_words(self, words: Sequence[QueryWord]) -> FloatArray:
         """Share of the query's IDF that each row matches, from 0 to 1."""
         scores = np.zeros(self._size, dtype=np.float32)
         total = 0.0
         for word in words:
-            decoded = [_decode_postings(postings) for postings in word.postings]
+            # Message numbers and term weights, by term.
+            decoded: list[tuple[IntArray, FloatArray]] = []
+            for blocks in word.postings:
+                stored = np.frombuffer(b"".join(data for _, data in blocks), dtype=posting_dtype())
+                counts = [len(data) // POSTING_BYTES for _, data in blocks]
+                first = np.repeat(np.array([block for block, _ in blocks], dtype=np.int64) * NUMBERS_PER_BLOCK, counts)
+                decoded.append((first + stored["offset"], stored["weight"].astype(np.float32)))
             matching = max((len(numbers) for numbers, _ in decoded), default=0)
             idf = inverse_document_frequency(matching, total=len(self))
             total += idf
-            for numbers, weights in decoded:
-                rows, known = self._find_rows(numbers)
+            for numbers, weights in decoded if len(self._starts) else ():
+                segments, offsets = numbers // ENTRIES_PER_SEGMENT, numbers % ENTRIES_PER_SEGMENT
+                in_table = segments < len(self._starts)
+                segments = np.where(in_table, segments, 0)
+                starts = self._starts[segments]
+                known = in_table & (starts >= 0) & (offsets < self._counts[segments])
                 # A message occurs once in the postings of a term, so this addition loses nothing.
-                scores[rows[known]] += weights[known] * np.float32(idf / WEIGHT_SCALE)
+                scores[(starts + offsets)[known]] += weights[known] * np.float32(idf / WEIGHT_SCALE)
         return np.minimum(scores / np.float32(total), 1) if total else scores
-
-    def _find_rows(self, numbers: IntArray) -> tuple[IntArray, BoolArray]:
-        """Rows of messages by their numbers, and which of them are in the catalog."""
-        segments, offsets = numbers // ENTRIES_PER_SEGMENT, numbers % ENTRIES_PER_SEGMENT
-        known = segments < len(self._starts)
-        segments = np.where(known, segments, 0)
-        if not len(self._starts):
-            return numbers, np.zeros(len(numbers), dtype=np.bool_)
-        starts = self._starts[segments]
-        return starts + offsets, known & (starts >= 0) & (offsets < self._counts[segments])
 
     def _find_candidates(
         self, word_scores: FloatArray, allowed: BoolArray, query: FloatArray | None, *, in_time_order: bool
@@ -365,17 +364,14 @@ class MessageCatalog:
             return by_words
         if np.count_nonzero(allowed) <= MAX_CANDIDATES:
             return np.union1d(by_words, np.flatnonzero(allowed))
-        return np.union1d(by_words, self._find_nearest(allowed, query))
-
-    def _find_nearest(self, allowed: BoolArray, query: FloatArray) -> IntArray:
-        """The `MAX_CANDIDATES` allowed rows with the nearest sketches, of equally near ones the newest."""
+        # The nearest sketches. There are few distances: counting them is quicker than a partition.
         [sketch] = make_sketches(pack_vectors(query[np.newaxis]))
         distances = count_differing_bits(self._column("sketch"), sketch)
         distances[~allowed] = self.dimensions + 1
-        # There are few distances: counting them is quicker than a partition.
         threshold = int(np.searchsorted(np.cumsum(np.bincount(distances)), MAX_CANDIDATES))
         near = np.flatnonzero(distances <= threshold)
-        return near[self._top(-distances[near].astype(np.float32), near)]
+        near = near[self._top(-distances[near].astype(np.float32), near)]
+        return np.union1d(by_words, near)
 
     def _top(self, values: FloatArray, rows: IntArray) -> IntArray:
         """Positions of the `MAX_CANDIDATES` highest values, of equal ones the newest."""
@@ -384,37 +380,3 @@ class MessageCatalog:
         equal = np.flatnonzero(values == threshold)
         newest = np.argsort(-self._columns["at"][rows[equal]], kind="stable")
         return np.concatenate([above, equal[newest[: MAX_CANDIDATES - len(above)]]])
-
-    def _score(
-        self, rows: IntArray, word_scores: FloatArray, query: FloatArray | None, *, has_words: bool
-    ) -> NDArray[np.float64]:
-        words = word_scores[rows].astype(np.float64)
-        if query is None:
-            return np.round(words, _SCORE_DIGITS)
-        similarity = np.clip(compute_similarities(self._columns["vector"][rows], query), 0, 1).astype(np.float64)
-        weight = WORD_WEIGHT if has_words else 0.0
-        is_hit = (words > 0) | (similarity >= MIN_SIMILARITY)
-        return np.round((weight * words + (1 - weight) * similarity) * is_hit, _SCORE_DIGITS)
-
-    def _sort(self, rows: IntArray, scores: NDArray[np.float64], order: SearchOrder, limit: int) -> list[CatalogHit]:
-        """Ties go to the newer message, then by conversation, branch and number, so that the order is total."""
-        at = self._columns["at"][rows].tolist()
-        seqs, segments = self._columns["seq"][rows].tolist(), self._columns["segment"][rows].tolist()
-        hits = [
-            (CatalogHit(*self._owners[segment], seq, score), time)
-            for segment, seq, score, time in zip(segments, seqs, scores.tolist(), at, strict=True)
-        ]
-        if order == "relevance":
-            hits.sort(key=lambda hit: (-hit[0].score, -hit[1], hit[0]))
-        else:
-            sign = -1 if order == "newest" else 1
-            hits.sort(key=lambda hit: (sign * hit[1], hit[0].conversation, hit[0].branch, sign * hit[0].seq))
-        return [hit for hit, _ in hits[:limit]]
-
-
-def _decode_postings(blocks: Sequence[BlockPostings]) -> tuple[IntArray, FloatArray]:
-    """Message numbers and term weights."""
-    stored = np.frombuffer(b"".join(data for _, data in blocks), dtype=posting_dtype())
-    counts = [len(data) // POSTING_BYTES for _, data in blocks]
-    first = np.repeat(np.array([block for block, _ in blocks], dtype=np.int64) * NUMBERS_PER_BLOCK, counts)
-    return first + stored["offset"], stored["weight"].astype(np.float32)

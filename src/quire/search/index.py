@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.search.message_features import FRACTION_SCALE, MAX_FEATURE_COUNT
-from quire.search.segments import ROLES, IntArray, MergedPostings, Segment, hash_term, merge_postings
+from quire.search.segments import ROLES, IntArray, MergedPostings, MessageColumns, Segment, hash_term, merge_postings
 from quire.search.vectors import FloatArray, truncate_vectors, unpack_vectors
 
 BoolArray = NDArray[np.bool_]
@@ -108,14 +108,16 @@ def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) 
     names = tuple(sorted({name for each in columns for name in each.speaker_names}))
     at = _concatenate([each.at for each in columns])
     tokens = _concatenate([each.tokens for each in columns])
-    speakers = _concatenate([_map_speakers(part, names) for part in parts])
+    speakers = _concatenate(
+        [np.array([-1, *map(names.index, each.speaker_names)], dtype=np.int64)[each.speaker_ids] for each in columns]
+    )
+    rows = np.arange(len(at), dtype=np.int32)
     session_ids = np.cumsum((np.diff(at, prepend=at[:1]) > SESSION_GAP_MICROS).astype(np.int64))
     passage_counts = _concatenate([each.passage_counts for each in terms])
-    passage_rows = np.repeat(np.arange(len(at), dtype=np.int32), passage_counts)
+    passage_rows = np.repeat(rows, passage_counts)
     postings = merge_postings(terms)
     offsets = np.concatenate([[0], np.cumsum(postings.counts)])
-    vectors, has_vector = _merge_vectors(parts, embedder)
-    mean, centered = _center(vectors, has_vector)
+    mean, centered, has_vector = _merge_vectors(columns, embedder)
     roles = _concatenate([each.roles for each in columns])
     is_user = (roles == ROLES.index("user")) & (speakers < 0)
     features = {name: [each.features[name] for each in terms] for name in (terms[0].features if terms else ())}
@@ -136,7 +138,7 @@ def merge_segments(segments: Iterable[Segment], *, embedder: str | None = None) 
         digits=_to_fraction(features.get("digits", []), MAX_FEATURE_COUNT),
         directives=_concatenate(features.get("directive", [])),
         session_ids=session_ids,
-        session_opening=_opening_scores(session_ids),
+        session_opening=(1 / (1 + rows - np.searchsorted(session_ids, session_ids))).astype(np.float32),
         novelty=_novelty_scores(postings, offsets, passage_rows, len(at)),
         passage_offsets=np.cumsum(passage_counts) - passage_counts,
         passage_rows=passage_rows,
@@ -160,17 +162,6 @@ def _to_fraction(columns: Sequence[IntArray], scale: int) -> FloatArray:
     return (_concatenate(columns) / scale).astype(np.float32)
 
 
-def _map_speakers(segment: Segment, speaker_names: tuple[str, ...]) -> IntArray:
-    own_names = segment.columns.speaker_names
-    merged_ids = np.array([-1, *(speaker_names.index(name) for name in own_names)], dtype=np.int64)
-    return merged_ids[segment.columns.speaker_ids]
-
-
-def _opening_scores(session_ids: IntArray) -> FloatArray:
-    position = np.arange(len(session_ids)) - np.searchsorted(session_ids, session_ids)
-    return (1 / (1 + position)).astype(np.float32)
-
-
 def _novelty_scores(postings: MergedPostings, offsets: IntArray, passage_rows: IntArray, count: int) -> FloatArray:
     if not count:
         return np.zeros(0, dtype=np.float32)
@@ -184,13 +175,14 @@ def _novelty_scores(postings: MergedPostings, offsets: IntArray, passage_rows: I
     return (new_counts / (1 + term_counts)).astype(np.float32)
 
 
-def _merge_vectors(segments: Sequence[Segment], embedder: str | None) -> tuple[FloatArray | None, BoolArray]:
-    """Vectors of this embedder, and which messages have one."""
-    columns = [segment.columns for segment in segments]
+def _merge_vectors(
+    columns: Sequence[MessageColumns], embedder: str | None
+) -> tuple[FloatArray, FloatArray | None, BoolArray]:
+    """The mean vector of this embedder, unit vectors after subtracting it, and which messages have one."""
     count = sum(len(each) for each in columns)
     widths = {each.dimensions for each in columns if each.packed_vectors is not None and each.embedder == embedder}
     if embedder is None or len(widths) != 1:
-        return None, np.zeros(count, dtype=np.bool_)
+        return np.zeros(0, dtype=np.float32), None, np.zeros(count, dtype=np.bool_)
     [width] = widths
     vectors = np.zeros((count, width), dtype=np.float32)
     start = 0
@@ -198,15 +190,10 @@ def _merge_vectors(segments: Sequence[Segment], embedder: str | None) -> tuple[F
         if each.packed_vectors is not None and each.embedder == embedder:
             vectors[start : start + len(each)] = unpack_vectors(each.packed_vectors, width)
         start += len(each)
-    return vectors, np.abs(vectors).max(axis=1) > 0
-
-
-def _center(vectors: FloatArray | None, has_vector: BoolArray) -> tuple[FloatArray, FloatArray | None]:
-    """The mean vector, and the vectors without it as unit vectors. Overwrites `vectors`."""
-    if vectors is None:
-        return np.zeros(0, dtype=np.float32), None
+    has_vector = np.abs(vectors).max(axis=1) > 0
     mean = vectors.mean(axis=0)
+    # In place: these are the largest arrays of an index.
     np.subtract(vectors, mean, out=vectors)
     np.divide(vectors, np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6), out=vectors)
     vectors[~has_vector] = 0
-    return mean, vectors
+    return mean, vectors, has_vector

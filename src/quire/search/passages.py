@@ -1,14 +1,17 @@
-"""Splits long messages into passages of a few sentences, and finds the excerpts of a message for a query.
+"""Passages of a message, and its excerpts: for recall the passages that match, for a search one highlighted line.
 
-Query terms count together only within one passage. A short message is one passage; of a very long one only the head and
-the tail are indexed.
+Query terms count together only within one passage of a few sentences. A short message is one passage; of a very long
+one only the head and the tail are indexed.
 """
 
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from quire.search.languages import detect_language
-from quire.search.tokenizer import find_distinct_terms, tokenize_query
+from quire.search.languages import Language, detect_language
+from quire.search.tokenizer import UNSPACED_CHAR, WORD_PATTERN, find_distinct_terms, tokenize_query, tokenize_word
 
 CharSpan = tuple[int, int]
 
@@ -18,12 +21,35 @@ MAX_INDEXED_CHARS = 60_000
 """Characters of a message that are indexed: its head, and the last `_TAIL_CHARS`."""
 MAX_EXCERPTS = 2
 """Passages of one message that its excerpt may have."""
+EXCERPT_CHARS = 300
+"""Maximum characters of a highlighted excerpt, without the ellipses at its ends."""
+MAX_HIGHLIGHTED_CHARS = 60_000
+"""Characters of a text in which terms are located, from its start."""
 
 _TAIL_CHARS = 20_000
 # It begins with a set of characters, which is quicker to search for than alternatives.
 _SENTENCE_END = re.compile(r"[.!?\n。！？](?:(?<=[\n。！？])|\s)\s*")
 _MAX_SENTENCE_CHARS = 6 * 2 * PASSAGE_WORDS
 """Characters at which text without sentences, such as code or a table, is cut."""
+_LEAD_SHARE = 3
+"""The part of the free space before the matches: a third."""
+_MAX_TRIM_CHARS = 40
+"""Maximum characters by which an end of the excerpt moves so as not to cut a word."""
+_ELLIPSIS = "…"
+_SPACE = re.compile(r"\s+")
+
+
+class Excerpt(NamedTuple):
+    """One line of a text, and the spans (start, end) of the query's terms in it, in order and without overlap."""
+
+    text: str
+    highlights: tuple[CharSpan, ...] = ()
+
+
+class _Match(NamedTuple):
+    start: int
+    end: int
+    term: str
 
 
 def split_passages(text: str) -> list[str]:
@@ -41,10 +67,15 @@ def find_excerpts(text: str, query: str) -> tuple[CharSpan, ...]:
     best = sorted(
         spans, key=lambda span: (-len(query_terms & find_distinct_terms(text[span[0] : span[1]], language)), span)
     )
+    return _merge_spans(sorted(best[:MAX_EXCERPTS]), max_gap=1)
+
+
+def _merge_spans(spans: Iterable[CharSpan], *, max_gap: int = 0) -> tuple[CharSpan, ...]:
+    """Joins overlapping and adjacent spans, as consecutive bigrams have."""
     merged: list[CharSpan] = []
-    for start, end in sorted(best[:MAX_EXCERPTS]):
-        if merged and start - merged[-1][1] <= 1:
-            merged[-1] = (merged[-1][0], end)
+    for start, end in spans:
+        if merged and start - merged[-1][1] <= max_gap:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
             merged.append((start, end))
     return tuple(merged)
@@ -98,3 +129,94 @@ def _cut_sentence(text: str, start: int, end: int) -> Iterator[CharSpan]:
         start = cut
     if end > start:
         yield start, end
+
+
+def make_excerpt(text: str, terms: Collection[str], *, max_chars: int = EXCERPT_CHARS) -> Excerpt:
+    """The excerpt with the most distinct terms, then the most occurrences, then the earliest; else the beginning.
+
+    A word is highlighted if the tokenizer gives it a term of the query, so that what is highlighted is what matched.
+    Positions are in characters (code points).
+    """
+    line = _SPACE.sub(" ", text[:MAX_HIGHLIGHTED_CHARS]).strip()
+    matches = list(_find_matches(line, frozenset(terms), detect_language(text)))
+    start, end = _place_window(line, _find_densest(matches, max_chars), max_chars)
+    prefix = _ELLIPSIS if start > 0 else ""
+    suffix = _ELLIPSIS if end < len(line) or len(text) > MAX_HIGHLIGHTED_CHARS else ""
+    shift = len(prefix) - start
+    visible = (
+        (max(each.start, start) + shift, min(each.end, end) + shift)
+        for each in matches
+        if each.start < end and each.end > start
+    )
+    return Excerpt(f"{prefix}{line[start:end]}{suffix}", _merge_spans(visible))
+
+
+def _find_matches(line: str, terms: frozenset[str], language: Language) -> Iterator[_Match]:
+    for word in WORD_PATTERN.finditer(line) if terms else ():
+        matching = terms.intersection(tokenize_word(word[0], language))
+        if matching and not UNSPACED_CHAR.match(word[0]):
+            yield _Match(word.start(), word.end(), min(matching))
+        elif matching:
+            # A run of a script without spaces, whose terms are characters and pairs of them.
+            normalized, offsets = _normalize_run(word[0])
+            for index in range(len(normalized)):
+                for end in (index + 1, index + 2):
+                    if (term := normalized[index:end]) in matching and end <= len(normalized):
+                        yield _Match(word.start() + offsets[index], word.start() + offsets[end], term)
+
+
+def _normalize_run(run: str) -> tuple[str, list[int]]:
+    """The run as the tokenizer normalizes it, the position of each character in the run as written, and the end."""
+    normalized: list[str] = []
+    offsets: list[int] = []
+    begin = 0
+    for end in range(1, len(run) + 1):
+        if end == len(run) or not unicodedata.combining(run[end]):
+            composed = unicodedata.normalize("NFKC", run[begin:end])
+            normalized.append(composed)
+            offsets += [begin] * len(composed)
+            begin = end
+    return "".join(normalized), [*offsets, len(run)]
+
+
+def _find_densest(matches: Sequence[_Match], max_chars: int) -> CharSpan | None:
+    """Slides a window over the matches, and returns the span of those in the best one."""
+    inside: Counter[str] = Counter()
+    best: tuple[int, int] = (0, 0)
+    span: CharSpan | None = None
+    first = 0
+    for last, match in enumerate(matches):
+        inside[match.term] += 1
+        while first < last and match.end - matches[first].start > max_chars:
+            leaving = matches[first].term
+            inside[leaving] -= 1
+            if not inside[leaving]:
+                del inside[leaving]
+            first += 1
+        density = (len(inside), last - first + 1)
+        if density > best:
+            best, span = density, (matches[first].start, match.end)
+    return span
+
+
+def _place_window(line: str, span: CharSpan | None, max_chars: int) -> CharSpan:
+    """The excerpt around a span: whole words where they are short, never more than `max_chars`."""
+    if len(line) <= max_chars:
+        return 0, len(line)
+    first, last = span or (0, 0)
+    start = max(0, min(first - max(0, max_chars - (last - first)) // _LEAD_SHARE, len(line) - max_chars))
+    end = min(len(line), start + max_chars)
+    last = min(last, end)
+    if start > 0 and line[start - 1] != " ":
+        # The start moves after the word that it cuts, but not past the first match.
+        space = line.find(" ", start, min(first, start + _MAX_TRIM_CHARS))
+        start = space + 1 if space >= 0 else start
+        while space < 0 and start < first and unicodedata.combining(line[start]):
+            start += 1
+    if end < len(line) and line[end] != " ":
+        # The end moves before the word that it cuts, but not into the last match.
+        space = line.rfind(" ", max(last, end - _MAX_TRIM_CHARS), end)
+        end = space if space >= 0 else end
+        while space < 0 and end > last and unicodedata.combining(line[end]):
+            end -= 1
+    return start, end

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
+FORMAT_VERSION = 3
+"""Format of every search index. Raise it with each change of the tokenizer, the features or the codec: an index with
+another version is rebuilt."""
 NUMBERS_PER_BLOCK = 16_384
 """Numbers per row of a term. A larger block means longer rows to rewrite, a smaller one more rows to read."""
 ENTRIES_PER_SEGMENT = 512
@@ -54,14 +56,13 @@ def build_postings(numbered: Iterable[tuple[int, Mapping[str, int]]]) -> dict[In
         rows, encoded_offset = blocks[block], offset.to_bytes(2, "little")
         damping = _BM25_K1 * (1 - _BM25_B + _BM25_B * sum(counts.values()) / _AVERAGE_LENGTH_TERMS)
         # Encoded once per count, since most terms of a passage occur equally often.
-        postings = {count: encoded_offset + _encode_weight(count, damping) for count in set(counts.values())}
+        postings = {
+            count: encoded_offset + bytes((max(1, round(WEIGHT_SCALE * count / (count + damping))),))
+            for count in set(counts.values())
+        }
         for term, count in counts.items():
             rows[term] += postings[count]
     return {(block, term): bytes(data) for block, rows in blocks.items() for term, data in rows.items()}
-
-
-def _encode_weight(count: int, damping: float) -> bytes:
-    return bytes((max(1, round(WEIGHT_SCALE * count / (count + damping))),))
 
 
 def remove_postings(postings: bytes, numbers: Collection[int]) -> bytes:
@@ -81,49 +82,37 @@ def rank_by_bm25(rows: Collection[PostingRow], *, passage_count: int, limit: int
         return []
     blocks = sorted({(row.scope, row.block) for row in rows})
     starts = {block: index * NUMBERS_PER_BLOCK for index, block in enumerate(blocks)}
-    idf = _weigh_terms(rows, passage_count)
+    passages_with_term: defaultdict[str, int] = defaultdict(int)
+    for row in rows:
+        passages_with_term[row.term] += len(row.postings) // POSTING_BYTES
+    idf = {
+        term: np.float32(inverse_document_frequency(count, total=passage_count) / WEIGHT_SCALE)
+        for term, count in passages_with_term.items()
+    }
     scores = np.zeros(len(blocks) * NUMBERS_PER_BLOCK, dtype=np.float32)
     for row in rows:
         stored = np.frombuffer(row.postings, dtype=posting_dtype())
         # Each passage occurs once per row, so this fancy-indexed addition loses nothing.
         scores[starts[row.scope, row.block] + stored["offset"].astype(np.intp)] += stored["weight"] * idf[row.term]
+    # The highest scores above zero; equal ones by number.
+    [indexes] = np.nonzero(scores)
+    if len(indexes) > limit:
+        threshold = np.partition(scores[indexes], len(indexes) - limit)[len(indexes) - limit]
+        indexes = indexes[scores[indexes] >= threshold]
+    best = indexes[np.argsort(-scores[indexes], kind="stable")[:limit]].tolist()
     return [
         RankedPassage(
             blocks[index // NUMBERS_PER_BLOCK][0],
             blocks[index // NUMBERS_PER_BLOCK][1] * NUMBERS_PER_BLOCK + index % NUMBERS_PER_BLOCK,
             float(scores[index]),
         )
-        for index in _top_k(scores, limit)
+        for index in best
     ]
 
 
 def inverse_document_frequency(matching: int, *, total: int) -> float:
     """IDF of a term as in BM25, in nats."""
     return math.log(1 + (max(total - matching, 0) + 0.5) / (matching + 0.5))
-
-
-def _weigh_terms(rows: Iterable[PostingRow], passage_count: int) -> dict[str, np.float32]:
-    import numpy as np
-
-    passages_with_term: defaultdict[str, int] = defaultdict(int)
-    for row in rows:
-        passages_with_term[row.term] += len(row.postings) // POSTING_BYTES
-    return {
-        term: np.float32(inverse_document_frequency(count, total=passage_count) / WEIGHT_SCALE)
-        for term, count in passages_with_term.items()
-    }
-
-
-def _top_k(scores: NDArray[np.float32], limit: int) -> list[int]:
-    """Indexes of the highest scores above zero; equal scores by index."""
-    import numpy as np
-
-    [nonzero] = np.nonzero(scores)
-    if len(nonzero) > limit:
-        threshold = np.partition(scores[nonzero], len(nonzero) - limit)[len(nonzero) - limit]
-        nonzero = nonzero[scores[nonzero] >= threshold]
-    order = np.argsort(-scores[nonzero], kind="stable")[:limit]
-    return [int(index) for index in nonzero[order]]
 
 
 def posting_dtype() -> np.dtype[np.void]:

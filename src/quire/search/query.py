@@ -1,19 +1,19 @@
-"""Parses a question for recall: its terms, the speakers and dates that it names, and its kind.
+"""Parses a query: for a search its words, for recall the terms of a question, its speakers and dates, and its kind.
 
 Dates become time ranges: absolute ("7 May 2023", "May 7th", "in June", "2023-05-07") or relative to the time of the
-question ("yesterday", "two weeks ago", "last month"). A day or month without a year is the latest one before it.
+question ("yesterday", "two weeks ago", "last month"). A day or month without a year is the latest one before it. Dates
+in other languages are translated into English first: "7 de abril" becomes "7 april".
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from difflib import SequenceMatcher
+from types import MappingProxyType
 from typing import NamedTuple
 
-from quire.search.foreign_dates import translate_dates
-from quire.search.language_words import ASKS_NUMBER, ASKS_WHEN
-from quire.search.languages import detect_language, detect_query_languages
+from quire.search.languages import Language, detect_language, detect_query_languages
 from quire.search.tokenizer import (
     UNSPACED_CHAR,
     deduplicate,
@@ -24,6 +24,10 @@ from quire.search.tokenizer import (
     tokenize_word,
 )
 
+MAX_QUERY_CHARS = 4_000
+"""Characters of a query that are searched for, from its start."""
+MAX_QUERY_WORDS = 32
+"""Distinct words of a query that are looked up; later ones are ignored."""
 DAY_MICROS = 24 * 60 * 60 * 1_000_000
 """Microseconds of a day."""
 MAX_EDGE_WORDS = 120
@@ -44,13 +48,17 @@ _META_TERMS = frozenset(tokenize(_META_WORD_LIST))
 
 _ASKS_WHEN = re.compile(
     r"\bwhen\b|\bdates?\b|\bdeadline\b|\bhow long\b|\bhow many (?:days|weeks|months|years)\b"
-    rf"|\b(?:what|which) (?:day|month|year|time)\b|{ASKS_WHEN}"
+    r"|\b(?:what|which) (?:day|month|year|time)\b"
+    r"|\bwann\b|\ban welche[mn] (?:tag|tagen|abend|datum)\b|\bquand\b|\bquels? jours?\b|\bcuándo\b|\bqué días?\b"
+    r"|\bкогда\b|\bпо каким дням\b|什么时候|哪天|几月|几号|星期几|いつ|何月|何日|何曜日|何時"
 )
 # The first "what is the" of a line counts, in an atomic group: trying every one of them would take quadratic time.
 _ASKS_NUMBER = re.compile(
     r"\bhow (?:many|much|long|often)\b|\bpercentage\b|\baverage\b"
     r"|^(?>.*?\bwhat (?:is|was|are) (?:the|my) )"
-    rf".*(?:rate|time|number|percent|score|size|price|cost|budget|goal|target|limit)|{ASKS_NUMBER}",
+    r".*(?:rate|time|number|percent|score|size|price|cost|budget|goal|target|limit)"
+    r"|\bwie (?:viele?|lang|lange|oft|hoch|alt)\b|\bcombien\b|\bcuánt[oa]s?\b|\bсколько\b|多少|多长|多久|几个|几岁"
+    r"|いくら|いくつ|何人|何歳|何個|何分",
     re.MULTILINE,
 )
 _REQUEST = re.compile(
@@ -82,6 +90,53 @@ _MONTH_DATE = re.compile(
 )
 _UNITS_AGO = re.compile(rf"\b(\d{{1,3}}|{'|'.join(_NUMBER_WORDS)}) (day|week|month|year)s? ago\b")
 _LAST_UNIT = re.compile(r"\blast (week|month|year)\b")
+_MONTH_LISTS: Mapping[Language, tuple[str, ...]] = MappingProxyType(
+    {
+        "german": ("januar februar märz april mai juni juli august september oktober november dezember",),
+        "french": ("janvier février mars avril mai juin juillet août septembre octobre novembre décembre",),
+        "spanish": ("enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",),
+        "russian": (
+            "января февраля марта апреля мая июня июля августа сентября октября ноября декабря",
+            "январе феврале марте апреле мае июне июле августе сентябре октябре ноябре декабре",
+            "январь февраль март апрель май июнь июль август сентябрь октябрь ноябрь декабрь",
+        ),
+    }
+)
+_RELATIVE_DATES: Mapping[Language, Mapping[str, str]] = MappingProxyType(
+    {
+        "german": {
+            "gestern": "yesterday", "letzte woche": "last week", "letzter woche": "last week",
+            "letzten monat": "last month", "letztes jahr": "last year", "letzten jahr": "last year",
+        },
+        "french": {
+            "hier": "yesterday", "semaine dernière": "last week", "mois dernier": "last month",
+            "année dernière": "last year", "l'an dernier": "last year",
+        },
+        "spanish": {
+            "ayer": "yesterday", "semana pasada": "last week", "mes pasado": "last month", "año pasado": "last year",
+        },
+        "russian": {
+            "вчера": "yesterday", "прошлой неделе": "last week", "прошлом месяце": "last month",
+            "прошлом году": "last year",
+        },
+        "chinese": {"昨天": "yesterday", "上周": "last week", "上个月": "last month", "去年": "last year"},
+        "japanese": {"昨日": "yesterday", "先週": "last week", "先月": "last month", "去年": "last year"},
+    }
+)  # fmt: skip
+_MONTH_NUMBERS = {
+    name: number % 12 for lists in _MONTH_LISTS.values() for number, name in enumerate(" ".join(lists).split())
+} | {name: number for number, name in enumerate("一 二 三 四 五 六 七 八 九 十 十一 十二".split())}  # noqa: SIM905
+_SPACED_DATES = {
+    language: re.compile(
+        rf"(?:\b(\d{{1,2}})(?:\.|er|º)? (?:de )?)?\b({'|'.join(' '.join(lists).split())})\b(?:,? (?:de )?(\d{{4}})\b)?"
+    )
+    for language, lists in _MONTH_LISTS.items()
+}
+_UNSPACED_DATE = re.compile(r"(?:(\d{4})年)?(\d{1,2}|[一二三四五六七八九十]{1,2})月(?:(\d{1,2})[日号])?")
+_RELATIVE_DATE = {
+    language: re.compile("|".join(phrases) if language in ("chinese", "japanese") else rf"\b(?:{'|'.join(phrases)})\b")
+    for language, phrases in _RELATIVE_DATES.items()
+}
 _MONTH_PREPOSITION = re.compile(r"\b(?:in|of|by|since|until|during|before|after|last|this|early|late|mid) $")
 _MAX_PREPOSITION_CHARS = 7
 """Length of the longest preposition with its space, which bounds how far the text before a month is searched."""
@@ -113,8 +168,23 @@ class RecallQuery:
     """It refers to what the assistant said."""
 
 
+def find_query_words(query: str) -> list[tuple[str, ...]]:
+    """The distinct words of a query without stop words, each with its alternative terms.
+
+    A run of a script without spaces is not a word: each of its bigrams counts as one.
+    """
+    query = query[:MAX_QUERY_CHARS]
+    languages = detect_query_languages(query)
+    words: dict[tuple[str, ...], None] = {}
+    for word in split_words(query):
+        terms = tokenize_query_word(word, languages)
+        alternatives = [terms] if len(tokenize_word(word, languages[0])) == 1 else [(term,) for term in terms]
+        words |= dict.fromkeys(each for each in alternatives if each)
+    return list(words)[:MAX_QUERY_WORDS]
+
+
 def parse_query(text: str, *, at: int, speakers: Sequence[str] = (), name: str | None = None) -> RecallQuery:
-    """Parses a question of the speaker `name` at the time `at`; `speakers` are those of the index."""
+    """Parses a question of the speaker `name` at the time `at`; `speakers` are all names in the index."""
     text = _cut_to_edges(text)
     words = split_words(text)
     words = words if len(words) <= 2 * MAX_EDGE_WORDS else [*words[:MAX_EDGE_WORDS], *words[-MAX_EDGE_WORDS:]]
@@ -154,58 +224,54 @@ def find_time_ranges(text: str, *, at: int) -> tuple[TimeRange, ...]:
     text = _cut_to_edges(text)
     low = translate_dates(text.lower(), detect_language(text))
     today = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at)).date()
-    return tuple(dict.fromkeys((*_parse_dates(low, today), *_parse_relative_dates(low, today))))
-
-
-def _parse_dates(low: str, today: date) -> Iterator[TimeRange]:
+    ranges: list[TimeRange] = []
     for year, month, day in _ISO_DATE.findall(low):
-        yield from _day_range(int(year), int(month), int(day))
+        ranges += _day_range(int(year), int(month), int(day))
     for match in _MONTH_DATE.finditer(low):
-        month = _MONTHS.index(match[2]) + 1
-        day = match[1] or match[3]
+        month, day = _MONTHS.index(match[2]) + 1, match[1] or match[3]
+        is_past = (month, int(day) if day else 1) <= (today.month, today.day)
+        year = int(match[4]) if match[4] else today.year if is_past else today.year - 1
+        before = max(0, match.start(2) - _MAX_PREPOSITION_CHARS)
         if day:
-            year = int(match[4]) if match[4] else _latest_year(today, month, int(day))
-            yield from _day_range(year, month, int(day))
-        elif match[4] or match[2] not in ("may", "march") or _follows_preposition(low, match.start(2)):
-            yield _month_range(int(match[4]) if match[4] else _latest_year(today, month, 1), month)
-
-
-def _follows_preposition(low: str, start: int) -> bool:
-    return bool(_MONTH_PREPOSITION.search(low, max(0, start - _MAX_PREPOSITION_CHARS), start))
-
-
-def _parse_relative_dates(low: str, today: date) -> Iterator[TimeRange]:
+            ranges += _day_range(year, month, int(day))
+        elif match[4] or match[2] not in ("may", "march") or _MONTH_PREPOSITION.search(low, before, match.start(2)):
+            first = date(max(1, year), month, 1)
+            following = date(first.year + month // 12, month % 12 + 1, 1) if first.year < 9_999 else date.max
+            ranges.append(_range_from(first, days=(following - first).days))
     if "yesterday" in low:
-        yield _range_from(today - timedelta(days=1), days=1)
-    for number, unit in _UNITS_AGO.findall(low):
-        back = _NUMBER_WORDS.get(number) or int(number)
-        yield from _range_before(today, days=back * _UNIT_DAYS[unit], width_days=_UNIT_DAYS[unit])
-    for unit in _LAST_UNIT.findall(low):
-        yield from _range_before(today, days=_UNIT_DAYS[unit], width_days=_UNIT_DAYS[unit])
+        ranges.append(_range_from(today - timedelta(days=1), days=1))
+    units = [(_NUMBER_WORDS.get(number) or int(number), unit) for number, unit in _UNITS_AGO.findall(low)]
+    for number, unit in (*units, *((1, unit) for unit in _LAST_UNIT.findall(low))):
+        # A range as wide as its unit: "two weeks ago" is a week.
+        days, width = number * _UNIT_DAYS[unit], _UNIT_DAYS[unit]
+        if days < (today - date.min).days - width:
+            ranges.append(_range_from(today - timedelta(days=days + width // 2), days=width))
+    return tuple(dict.fromkeys(ranges))
 
 
-def _range_before(today: date, *, days: int, width_days: int) -> Iterator[TimeRange]:
-    """Range as wide as its unit: "two weeks ago" is a week."""
-    if days < (today - date.min).days - width_days:
-        yield _range_from(today - timedelta(days=days + width_days // 2), days=width_days)
+def translate_dates(low: str, language: Language) -> str:
+    """Replaces the dates of a text in lower case by English ones; a month alone gets the preposition "in"."""
+    if language == "english":
+        return low
+    low = _RELATIVE_DATE[language].sub(lambda match: f" {_RELATIVE_DATES[language][match[0]]} ", low)
+    if language in _SPACED_DATES:
+        return _SPACED_DATES[language].sub(lambda match: _to_english(match[1], match[2], match[3]), low)
+    return _UNSPACED_DATE.sub(lambda match: _to_english(match[3], match[2], match[1]), low)
 
 
-def _latest_year(today: date, month: int, day: int) -> int:
-    return today.year if (month, day) <= (today.month, today.day) else today.year - 1
+def _to_english(day: str | None, month: str, year: str | None) -> str:
+    number = int(month) - 1 if month.isascii() and month.isdecimal() else _MONTH_NUMBERS.get(month, -1)
+    if not 0 <= number < len(_MONTHS):
+        return " "
+    return f" {day or 'in'} {_MONTHS[number]} {year or ''} "
 
 
-def _day_range(year: int, month: int, day: int) -> Iterator[TimeRange]:
+def _day_range(year: int, month: int, day: int) -> list[TimeRange]:
+    """The range of a day; empty if the calendar does not have it."""
     try:
-        first = date(year, month, day)
+        return [_range_from(date(year, month, day), days=1)]
     except ValueError:
-        return
-    yield _range_from(first, days=1)
-
-
-def _month_range(year: int, month: int) -> TimeRange:
-    first = date(max(1, year), month, 1)
-    following = date(first.year + month // 12, month % 12 + 1, 1) if first.year < 9_999 else date.max
-    return _range_from(first, days=(following - first).days)
+        return []
 
 
 def _range_from(first: date, *, days: int) -> TimeRange:

@@ -7,7 +7,6 @@ have it, not by all.
 """
 
 from collections.abc import Mapping, Sequence
-from math import log
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 
 from quire.search.index import MAX_NEIGHBOR_DISTANCE, BoolArray, RecallIndex
 from quire.search.message_features import DIRECTIVE_STANDING
-from quire.search.query import DAY_MICROS, RecallQuery, TimeRange
+from quire.search.postings import inverse_document_frequency
+from quire.search.query import DAY_MICROS, RecallQuery
 from quire.search.segments import IntArray
 from quire.search.vectors import FloatArray
 
@@ -115,7 +115,10 @@ def rank_messages(
     matches = find_terms(index, query)
     strength = sum_weighted(compute_query_signals(index, query, matches, vector=vector))
     strength += sum_weighted(compute_feedback_signals(index, strength))
-    strength += RARE_TERM_UTILITY * _mark_rare_terms(index, matches)
+    # A query term that hardly any other message has is a name, a number, a path.
+    has_rare_term = np.zeros(len(index), dtype=np.float32)
+    has_rare_term[matches.rare_rows] = 1
+    strength += RARE_TERM_UTILITY * has_rare_term * index.is_tool_result
     utility = strength - COST_WEIGHT * index.log_tokens
     rows = np.arange(len(index)) if allowed is None else np.flatnonzero(allowed)
     if limit is not None and limit < len(rows):
@@ -126,11 +129,19 @@ def rank_messages(
 
 
 def find_terms(index: RecallIndex, query: RecallQuery) -> TermMatches:
-    found = [passages for term in query.terms if len(passages := index.find_passages(term))]
-    matches = [(passages, _deduplicate_sorted(index.passage_rows[passages])) for passages in found]
+    matches: list[tuple[IntArray, IntArray]] = []
+    for term in query.terms:
+        passages = index.find_passages(term)
+        if len(passages):
+            # A message with several of the passages, which are sorted, counts once.
+            rows = index.passage_rows[passages]
+            is_first = np.ones(len(rows), dtype=np.bool_)
+            np.not_equal(rows[1:], rows[:-1], out=is_first[1:])
+            matches.append((passages, rows[is_first]))
     matches = sorted(matches, key=lambda match: len(match[1]))[:MAX_QUERY_TERMS]
-    idf = np.array([_idf(len(rows), total=len(index)) for _, rows in matches], dtype=np.float64)
     lengths = [len(rows) for _, rows in matches]
+    total = max(len(index), MIN_CORPUS_SIZE)
+    idf = np.array([inverse_document_frequency(length, total=total) for length in lengths], dtype=np.float64)
     rows = _concatenate([rows for _, rows in matches])
     gaps = np.full(len(rows) + 1, _NO_ROW)
     gaps[1:-1] = rows[1:] - rows[:-1]
@@ -149,15 +160,26 @@ def find_terms(index: RecallIndex, query: RecallQuery) -> TermMatches:
 def compute_query_signals(
     index: RecallIndex, query: RecallQuery, matches: TermMatches, *, vector: FloatArray | None = None
 ) -> Signals:
-    """Signals of the first pass. `matches` are those of the query's terms, by `find_terms`."""
-    match = _match_signal(index, matches)
+    """Signals of the first pass. `matches` are the query's terms in the index, by `find_terms`."""
+    # IDF sum of the query terms in a message's best passage.
+    passage_count = len(index.passage_rows)
+    match = np.bincount(matches.passages, matches.passage_idf, minlength=passage_count).astype(np.float32)
+    if passage_count > len(index):
+        match = np.maximum.reduceat(match, index.passage_offsets)
+    named_speakers = [speaker_id for speaker_id, name in enumerate(index.speaker_names) if name in query.speakers]
+    # 1 in a time range that the query names, decaying before and after it.
+    date = np.zeros(len(index), dtype=np.float32)
+    for time_range in query.time_ranges:
+        late = np.maximum(index.at - time_range.end, 0) / DAY_MICROS
+        early = np.maximum(time_range.start - index.at, 0) / DAY_MICROS
+        date = np.maximum(date, np.exp(-late / DECAY_DAYS_AFTER - early / DECAY_DAYS_BEFORE).astype(np.float32))
     signals = {
         "match": match,
         "match_share": match / np.float32(matches.total_idf),
         "adjacent_match": _adjacent_signal(index, matches),
         "nearby_match": np.log1p(sum_neighbors(index, match)),
         "coverage": _coverage_signal(index, matches),
-        "speaker": _speaker_signal(index, query),
+        "speaker": np.isin(index.speaker_ids, named_speakers).astype(np.float32),
         "user": index.is_user * (not query.asks_summary and not query.about_reply),
         "first_person": index.first_person,
         "own_opening": index.own_opening,
@@ -165,12 +187,15 @@ def compute_query_signals(
         "novelty": index.novelty,
         "standing_instruction": (index.directives == DIRECTIVE_STANDING).astype(np.float32),
         "preference": (index.directives > 0).astype(np.float32) * query.is_request,
-        "date": _date_signal(index, query.time_ranges),
+        "date": date,
         "time_words": index.time_words * query.asks_when,
         "digits": index.digits * query.asks_number,
     }
     if vector is not None and index.centered_vectors is not None:
-        similarity = _fill_missing(index, index.compute_similarities(vector))
+        similarity = index.compute_similarities(vector)
+        if index.has_vector.any() and not index.has_vector.all():
+            # Messages without a vector get the mean similarity of the others.
+            similarity = np.where(index.has_vector, similarity, similarity[index.has_vector].mean())
         above_mean = np.maximum(similarity - similarity.mean(), 0) / max(float(similarity.std()), 1e-6)
         signals["similarity"] = similarity
         signals["nearby_similarity"] = sum_neighbors(index, above_mean)
@@ -181,12 +206,24 @@ def compute_feedback_signals(index: RecallIndex, strength: FloatArray) -> Signal
     """Signals of the second pass, from the strength that the first gave each message."""
     likelihood = np.exp((strength - strength.max(initial=-np.inf)) / np.float32(SCORE_SLOPE))
     likelihood /= likelihood.sum()
+    # For each message, the sum over the others within `REGION_DISTANCE`, across sessions.
+    rows = np.arange(len(likelihood))
+    sums = np.concatenate([[0], np.cumsum(likelihood, dtype=np.float64)])
+    first, end = np.maximum(rows - REGION_DISTANCE, 0), np.minimum(rows + REGION_DISTANCE + 1, len(rows))
+    region = np.maximum(sums[end] - sums[first] - likelihood, 0).astype(np.float32)
     signals = {
         "near_top": np.log1p(1_000 * sum_neighbors(index, likelihood)),
-        "near_top_region": np.log1p(1_000 * _sum_region(likelihood)),
+        "near_top_region": np.log1p(1_000 * region),
     }
-    if index.centered_vectors is not None:
-        signals["similar_to_top"] = _similarity_to_top(index.centered_vectors, strength, likelihood)
+    vectors = index.centered_vectors
+    if vectors is not None:
+        # Cosine with the mean of the top results, weighted by their likelihood. Ties of strength go by age.
+        if len(rows) > FEEDBACK_TOP_K:
+            rows = np.flatnonzero(strength >= np.partition(strength, -FEEDBACK_TOP_K)[-FEEDBACK_TOP_K])
+        top = rows[np.argsort(-strength[rows], kind="stable")][:FEEDBACK_TOP_K]
+        center: FloatArray = likelihood[top] @ vectors[top]
+        center /= max(float(np.linalg.norm(center)), 1e-6)
+        signals["similar_to_top"] = vectors @ center
     return signals
 
 
@@ -206,20 +243,6 @@ def sum_weighted(signals: Signals) -> FloatArray:
     for name, signal in signals.items():
         total += np.float32(SIGNAL_WEIGHTS[name]) * signal
     return total
-
-
-def _mark_rare_terms(index: RecallIndex, matches: TermMatches) -> FloatArray:
-    """1 for tool results with a query term that hardly any other message has: a name, a number, a path."""
-    marked = np.zeros(len(index), dtype=np.float32)
-    marked[matches.rare_rows] = 1
-    return marked * index.is_tool_result
-
-
-def _match_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
-    """IDF sum of the query terms in a message's best passage."""
-    count = len(index.passage_rows)
-    matched = np.bincount(matches.passages, matches.passage_idf, minlength=count).astype(np.float32)
-    return np.maximum.reduceat(matched, index.passage_offsets) if count > len(index) else matched
 
 
 def _adjacent_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
@@ -246,62 +269,5 @@ def _coverage_signal(index: RecallIndex, matches: TermMatches) -> FloatArray:
     return (np.maximum(np.cumsum(steps[:-1]), 0) / matches.total_idf).astype(np.float32)
 
 
-def _idf(matching: int, *, total: int) -> float:
-    """Inverse document frequency of a term, as in BM25, in nats."""
-    return log(1 + (max(total, MIN_CORPUS_SIZE) - matching + 0.5) / (matching + 0.5))
-
-
 def _concatenate(columns: Sequence[IntArray]) -> IntArray:
     return np.concatenate(columns) if columns else np.zeros(0, dtype=np.int64)
-
-
-def _deduplicate_sorted(values: IntArray) -> IntArray:
-    is_first = np.ones(len(values), dtype=np.bool_)
-    np.not_equal(values[1:], values[:-1], out=is_first[1:])
-    return values[is_first]
-
-
-def _sum_region(likelihood: FloatArray) -> FloatArray:
-    """For each message, the sum over the others within `REGION_DISTANCE`, across sessions."""
-    rows = np.arange(len(likelihood))
-    sums = np.concatenate([[0], np.cumsum(likelihood, dtype=np.float64)])
-    first, last = np.maximum(rows - REGION_DISTANCE, 0), np.minimum(rows + REGION_DISTANCE + 1, len(rows))
-    return np.maximum(sums[last] - sums[first] - likelihood, 0).astype(np.float32)
-
-
-def _speaker_signal(index: RecallIndex, query: RecallQuery) -> FloatArray:
-    named = [speaker_id for speaker_id, name in enumerate(index.speaker_names) if name in query.speakers]
-    return np.isin(index.speaker_ids, named).astype(np.float32)
-
-
-def _date_signal(index: RecallIndex, time_ranges: tuple[TimeRange, ...]) -> FloatArray:
-    """1 in a time range that the query names, decaying before and after it."""
-    signal = np.zeros(len(index), dtype=np.float32)
-    for time_range in time_ranges:
-        late = np.maximum(index.at - time_range.end, 0) / DAY_MICROS
-        early = np.maximum(time_range.start - index.at, 0) / DAY_MICROS
-        signal = np.maximum(signal, np.exp(-late / DECAY_DAYS_AFTER - early / DECAY_DAYS_BEFORE).astype(np.float32))
-    return signal
-
-
-def _fill_missing(index: RecallIndex, similarity: FloatArray) -> FloatArray:
-    """Gives messages without a vector the mean similarity of the others."""
-    if index.has_vector.all() or not index.has_vector.any():
-        return similarity
-    return np.where(index.has_vector, similarity, similarity[index.has_vector].mean())
-
-
-def _similarity_to_top(centered_vectors: FloatArray, strength: FloatArray, likelihood: FloatArray) -> FloatArray:
-    """Cosine with the mean of the top results, weighted by their likelihood."""
-    top = _top_rows(strength, FEEDBACK_TOP_K)
-    center: FloatArray = likelihood[top] @ centered_vectors[top]
-    center /= max(float(np.linalg.norm(center)), 1e-6)
-    return centered_vectors @ center
-
-
-def _top_rows(strength: FloatArray, count: int) -> IntArray:
-    """Rows of the strongest messages, strongest first, ties by age."""
-    rows = np.arange(len(strength))
-    if len(strength) > count:
-        rows = np.flatnonzero(strength >= np.partition(strength, -count)[-count])
-    return rows[np.argsort(-strength[rows], kind="stable")][:count]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import UnreadableSegment
-from quire.search.format import FORMAT_VERSION
+from quire.search.postings import FORMAT_VERSION
 from quire.search.segments import COLUMN_NAMES, IntArray, MessageColumns, MessageTerms, Segment
 from quire.search.vectors import packed_width
 
@@ -56,11 +56,11 @@ def decode_columns(data: bytes) -> MessageColumns:
 
 
 def encode_terms(terms: MessageTerms) -> bytes:
-    arrays = {
-        "passage_counts": terms.passage_counts,
-        "posting_counts": terms.posting_counts,
-        "postings": _delta_encode(terms.postings, terms.posting_counts),
-    }
+    # The postings of each term are sorted: its first passage, then the differences.
+    steps = np.diff(terms.postings.astype(np.int64), prepend=0)
+    first = np.cumsum(terms.posting_counts, dtype=np.int64) - terms.posting_counts
+    steps[first] = terms.postings[first]
+    arrays = {"passage_counts": terms.passage_counts, "posting_counts": terms.posting_counts, "postings": steps}
     hashes = terms.term_hashes.astype("<u4").tobytes()
     return _encode({"features": list(terms.features)}, {**terms.features, **arrays}) + hashes
 
@@ -71,12 +71,16 @@ def decode_terms(data: bytes) -> MessageTerms:
     counts = arrays["posting_counts"]
     if len(rest) != 4 * len(counts):
         raise _damaged()
+    deltas = arrays["postings"]
+    total = np.cumsum(deltas, dtype=np.int64)
+    first = np.cumsum(counts, dtype=np.int64) - counts
+    postings = total - np.repeat(total[first] - deltas[first], counts)
     return MessageTerms(
         features={name: arrays[name] for name in metadata["features"]},
         passage_counts=arrays["passage_counts"],
         term_hashes=np.frombuffer(rest, dtype="<u4"),
         posting_counts=counts,
-        postings=_delta_decode(arrays["postings"], counts),
+        postings=postings.astype(_narrowest_type(postings)),
     )
 
 
@@ -115,7 +119,11 @@ def _decode(data: bytes, column: str) -> tuple[dict[str, Any], dict[str, Any], b
     try:
         body = zlib.decompress(data[_HEADER.size : end])
         head = json.loads(body[:head_size])
-        arrays = _decode_arrays(body, head["layout"], head_size)
+        arrays: dict[str, IntArray] = {}
+        start = head_size
+        for name, kind, count in head["layout"]:
+            arrays[name] = np.frombuffer(body, dtype=np.dtype(kind), count=count, offset=start)
+            start += arrays[name].nbytes
         if column not in arrays:
             raise KeyError(column)
     except (zlib.error, ValueError, KeyError, TypeError) as exc:
@@ -127,32 +135,9 @@ def _damaged() -> UnreadableSegment:
     return UnreadableSegment("The segment's bytes are damaged; rebuild it from the log.")
 
 
-def _decode_arrays(body: bytes, layout: list[tuple[str, str, int]], start: int) -> dict[str, IntArray]:
-    arrays: dict[str, IntArray] = {}
-    for name, kind, count in layout:
-        arrays[name] = np.frombuffer(body, dtype=np.dtype(kind), count=count, offset=start)
-        start += arrays[name].nbytes
-    return arrays
-
-
 def _narrowest_type(column: IntArray) -> str:
     """Narrowest integer type that holds every number of a column."""
     if len(column) == 0:
         return _INT_TYPES[0]
     lowest, highest = int(column.min()), int(column.max())
     return next(kind for kind in _INT_TYPES if np.iinfo(kind).min <= lowest and highest <= np.iinfo(kind).max)
-
-
-def _delta_encode(values: IntArray, counts: IntArray) -> IntArray:
-    """Delta-encodes sorted runs of these lengths: the first number of each run, then the differences."""
-    steps = np.diff(values.astype(np.int64), prepend=0)
-    first = np.cumsum(counts, dtype=np.int64) - counts
-    steps[first] = values[first]
-    return steps
-
-
-def _delta_decode(deltas: IntArray, counts: IntArray) -> IntArray:
-    total = np.cumsum(deltas, dtype=np.int64)
-    first = np.cumsum(counts, dtype=np.int64) - counts
-    values = total - np.repeat(total[first] - deltas[first], counts)
-    return values.astype(_narrowest_type(values))

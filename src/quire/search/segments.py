@@ -151,7 +151,7 @@ def build_segment(messages: Iterable[IndexedMessage], *, embedder: SegmentEmbedd
 def extend_segment(
     segment: Segment | None, messages: Sequence[IndexedMessage], *, embedder: SegmentEmbedder | None = None
 ) -> ExtendedSegment:
-    """Adds messages, which come in order of `seq`, after those of the segment."""
+    """Adds messages, which come in order of `seq`, to the end of the segment."""
     counts: list[Counter[str]] = []
     passage_counts: list[int] = []
     postings: defaultdict[int, list[int]] = defaultdict(list)
@@ -163,31 +163,69 @@ def extend_segment(
             for term_hash in set(map(hash_term, passage)):
                 postings[term_hash].append(passage_number)
             passage_number += 1
-        counts.append(_add_counters(by_passage))
+        total, *others = by_passage
+        for each in others:
+            total.update(each)
+        counts.append(total)
         passage_counts.append(len(by_passage))
     hashes = sorted(postings)
+    features = [extract_features(each.text) for each in messages]
     terms = MessageTerms(
-        features=_build_features(messages),
+        features={name: _to_ints(getattr(each, name) for each in features) for name in MessageFeatures._fields},
         passage_counts=_to_ints(passage_counts),
         term_hashes=np.array(hashes, dtype=np.uint32),
         posting_counts=_to_ints(len(postings[each]) for each in hashes),
         postings=_to_ints(number for each in hashes for number in postings[each]),
     )
-    columns = _build_columns(messages, embedder)
+    names = sorted({each.name for each in messages if each.name})
+    speaker_ids = {name: speaker_id for speaker_id, name in enumerate(names, start=1)}
+    dimensions, packed = _embed([each.text for each in messages], embedder) if embedder is not None else (0, None)
+    columns = MessageColumns(
+        seq=_to_ints(each.seq for each in messages),
+        at=_to_ints(each.at for each in messages),
+        tokens=_to_ints(each.tokens for each in messages),
+        roles=_to_ints(ROLES.index(each.role) for each in messages),
+        speaker_ids=_to_ints(speaker_ids.get(each.name or "", 0) for each in messages),
+        speaker_names=tuple(names),
+        embedder=embedder.name if embedder is not None else None,
+        dimensions=dimensions,
+        packed_vectors=packed,
+    )
     added = Segment(columns, terms)
-    if segment is None or len(segment) == 0:
-        return ExtendedSegment(added, tuple(counts))
-    return ExtendedSegment(_join(segment, added), tuple(counts))
+    if segment is not None and len(segment) > 0:
+        added = _join(segment, added)
+    return ExtendedSegment(added, tuple(counts))
 
 
-def _add_counters(counters: Sequence[Counter[str]]) -> Counter[str]:
-    total = counters[0]
-    if len(counters) > 1:
-        total = total.copy()
-        for each in counters[1:]:
-            for term, count in each.items():
-                total[term] += count
-    return total
+def _join(segment: Segment, added: Segment) -> Segment:
+    old, new = segment.columns, added.columns
+    names = tuple(dict.fromkeys((*old.speaker_names, *new.speaker_names)))
+    own_ids = np.array([0, *(names.index(name) + 1 for name in new.speaker_names)], dtype=np.int64)
+    joined = {name: np.concatenate([getattr(old, name), getattr(new, name)]) for name in COLUMN_NAMES}
+    joined["speaker_ids"] = np.concatenate([old.speaker_ids, own_ids[new.speaker_ids]])
+    embedder, dimensions, packed = old.embedder, old.dimensions, old.packed_vectors
+    if len(new):
+        # New messages without vectors get zeros. Vectors of two embedders are dropped: all messages are embedded again.
+        same_embedder = new.packed_vectors is None or (embedder, dimensions) == (new.embedder, new.dimensions)
+        if packed is None or not same_embedder:
+            embedder, dimensions, packed = None, 0, None
+        else:
+            zeros = pack_zeros(len(new), dimensions)
+            packed = np.concatenate([packed, zeros if new.packed_vectors is None else new.packed_vectors])
+    merged = merge_postings([segment.terms, added.terms])
+    features = {
+        name: np.concatenate([segment.terms.features[name], column]) for name, column in added.terms.features.items()
+    }
+    return Segment(
+        MessageColumns(**joined, speaker_names=names, embedder=embedder, dimensions=dimensions, packed_vectors=packed),
+        MessageTerms(
+            features=features,
+            passage_counts=np.concatenate([segment.terms.passage_counts, added.terms.passage_counts]),
+            term_hashes=merged.hashes,
+            posting_counts=merged.counts,
+            postings=merged.passages,
+        ),
+    )
 
 
 def embed_segment(segment: Segment, texts: Mapping[int, str], embedder: SegmentEmbedder) -> Segment:
@@ -224,15 +262,19 @@ def erase_messages(segment: Segment, seqs: Collection[int]) -> Segment:
     packed = columns.packed_vectors
     if packed is not None:
         packed = np.where(erased[:, np.newaxis], pack_zeros(1, columns.dimensions), packed)
+    # Names that no other message has are erased too, and the rest are numbered again.
+    speaker_ids = np.where(erased, 0, columns.speaker_ids)
+    used = [number for number in range(1, len(columns.speaker_names) + 1) if (speaker_ids == number).any()]
+    new_ids = np.zeros(len(columns.speaker_names) + 1, dtype=np.int64)
+    new_ids[used] = np.arange(1, len(used) + 1)
     return Segment(
-        _drop_unused_names(
-            replace(
-                columns,
-                tokens=np.where(erased, 0, columns.tokens),
-                roles=np.where(erased, ERASED_ROLE, columns.roles),
-                speaker_ids=np.where(erased, 0, columns.speaker_ids),
-                packed_vectors=packed,
-            )
+        replace(
+            columns,
+            tokens=np.where(erased, 0, columns.tokens),
+            roles=np.where(erased, ERASED_ROLE, columns.roles),
+            speaker_ids=new_ids[speaker_ids],
+            speaker_names=tuple(columns.speaker_names[number - 1] for number in used),
+            packed_vectors=packed,
         ),
         MessageTerms(
             features={name: np.where(erased, 0, column) for name, column in terms.features.items()},
@@ -312,23 +354,6 @@ def _count_runs(selected: NDArray[np.bool_], counts: IntArray) -> IntArray:
     return np.diff(np.concatenate([[0], np.cumsum(selected)])[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])
 
 
-def _build_columns(messages: Sequence[IndexedMessage], embedder: SegmentEmbedder | None) -> MessageColumns:
-    names = sorted({each.name for each in messages if each.name})
-    speaker_ids = {name: speaker_id for speaker_id, name in enumerate(names, start=1)}
-    dimensions, packed = _embed([each.text for each in messages], embedder) if embedder is not None else (0, None)
-    return MessageColumns(
-        seq=_to_ints(each.seq for each in messages),
-        at=_to_ints(each.at for each in messages),
-        tokens=_to_ints(each.tokens for each in messages),
-        roles=_to_ints(ROLES.index(each.role) for each in messages),
-        speaker_ids=_to_ints(speaker_ids.get(each.name or "", 0) for each in messages),
-        speaker_names=tuple(names),
-        embedder=embedder.name if embedder is not None else None,
-        dimensions=dimensions,
-        packed_vectors=packed,
-    )
-
-
 def _embed(texts: Sequence[str], embedder: SegmentEmbedder) -> tuple[int, PackedArray | None]:
     if not texts:
         return 0, None
@@ -345,56 +370,6 @@ def to_embedding_text(text: str) -> str:
 def stored_dimensions(embedder: SegmentEmbedder) -> int:
     """Leading dimensions of the embedder's vectors that are stored: of a contextual encoder all, up to a limit."""
     return min(getattr(embedder, "stored_dimensions", MAX_STATIC_DIMENSIONS), MAX_VECTOR_DIMENSIONS)
-
-
-def _build_features(messages: Sequence[IndexedMessage]) -> dict[str, IntArray]:
-    features = [extract_features(each.text) for each in messages]
-    return {name: _to_ints(getattr(each, name) for each in features) for name in MessageFeatures._fields}
-
-
-def _join(segment: Segment, added: Segment) -> Segment:
-    old, new = segment.columns, added.columns
-    names = tuple(dict.fromkeys((*old.speaker_names, *new.speaker_names)))
-    own_ids = np.array([0, *(names.index(name) + 1 for name in new.speaker_names)], dtype=np.int64)
-    joined = {name: np.concatenate([getattr(old, name), getattr(new, name)]) for name in COLUMN_NAMES}
-    joined["speaker_ids"] = np.concatenate([old.speaker_ids, own_ids[new.speaker_ids]])
-    merged = merge_postings([segment.terms, added.terms])
-    features = {
-        name: np.concatenate([segment.terms.features[name], column]) for name, column in added.terms.features.items()
-    }
-    return Segment(
-        MessageColumns(**joined, speaker_names=names, **_join_vectors(old, new)),
-        MessageTerms(
-            features=features,
-            passage_counts=np.concatenate([segment.terms.passage_counts, added.terms.passage_counts]),
-            term_hashes=merged.hashes,
-            posting_counts=merged.counts,
-            postings=merged.passages,
-        ),
-    )
-
-
-def _join_vectors(old: MessageColumns, new: MessageColumns) -> dict[str, Any]:
-    """The vectors of both, zeros for new messages without; none if two embedders made them: all are embedded again."""
-    if len(new) == 0:
-        return {"embedder": old.embedder, "dimensions": old.dimensions, "packed_vectors": old.packed_vectors}
-    if old.packed_vectors is None:
-        return {}
-    if new.packed_vectors is None:
-        packed = np.concatenate([old.packed_vectors, pack_zeros(len(new), old.dimensions)])
-        return {"embedder": old.embedder, "dimensions": old.dimensions, "packed_vectors": packed}
-    if (old.embedder, old.dimensions) != (new.embedder, new.dimensions):
-        return {}
-    packed = np.concatenate([old.packed_vectors, new.packed_vectors])
-    return {"embedder": old.embedder, "dimensions": old.dimensions, "packed_vectors": packed}
-
-
-def _drop_unused_names(columns: MessageColumns) -> MessageColumns:
-    used = [number for number in range(1, len(columns.speaker_names) + 1) if (columns.speaker_ids == number).any()]
-    new_ids = np.zeros(len(columns.speaker_names) + 1, dtype=np.int64)
-    new_ids[used] = np.arange(1, len(used) + 1)
-    names = tuple(columns.speaker_names[number - 1] for number in used)
-    return replace(columns, speaker_ids=new_ids[columns.speaker_ids], speaker_names=names)
 
 
 def _to_ints(numbers: Iterable[int]) -> NDArray[np.int64]:

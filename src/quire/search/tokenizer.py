@@ -15,8 +15,15 @@ from typing import Any, cast
 
 import Stemmer
 
-from quire.search.languages import LANGUAGES, LATIN_LANGUAGES, Language, detect_language, detect_query_languages
-from quire.search.stop_words import STOP_WORDS, UNSPACED_STOP_PHRASES
+from quire.search.languages import (
+    LANGUAGES,
+    LATIN_LANGUAGES,
+    STOP_WORDS,
+    UNSPACED_STOP_PHRASES,
+    Language,
+    detect_language,
+    detect_query_languages,
+)
 
 MAX_WORD_CHARS = 40
 """Characters of a word that are indexed; longer ones are keys or encoded data, which their head identifies."""
@@ -140,7 +147,15 @@ _TERMS: Mapping[Language, _TermCache] = MappingProxyType({language: _TermCache(l
 def _find_terms(word: str, language: Language) -> Iterable[str]:
     """Terms of a word: none for a stop word, bigrams for a script without spaces, otherwise one stem."""
     if UNSPACED_CHAR.match(word):
-        return _split_unspaced(unicodedata.normalize("NFKC", word), language)
+        run = unicodedata.normalize("NFKC", word)
+        if language in _STOP_PHRASES:
+            run = _STOP_PHRASES[language].sub(" ", run)
+        # Bigrams within each script of the run replace words; a single character is a term too.
+        return [
+            piece[start : start + 2]
+            for piece in _SAME_SCRIPT_RUN.findall(run)
+            for start in range(max(1, len(piece) - 1))
+        ]
     normalized = _normalize(word)
     if _CYRILLIC_CHAR.match(normalized):
         language = "russian"
@@ -148,19 +163,15 @@ def _find_terms(word: str, language: Language) -> Iterable[str]:
         language = "english"
     if normalized in STOP_WORDS[language] or (len(normalized) < 2 and normalized.isalpha()):
         return ()
-    return (_stem(normalized[:MAX_WORD_CHARS], language),)
-
-
-def _split_unspaced(run: str, language: Language) -> Iterator[str]:
-    """Bigrams within each script of a run, which replace words; a single character is a term too."""
-    stop_phrases = _STOP_PHRASES.get(language)
-    if stop_phrases is not None:
-        run = stop_phrases.sub(" ", run)
-    for piece in _SAME_SCRIPT_RUN.findall(run):
-        if len(piece) == 1:
-            yield piece
-        for start in range(len(piece) - 1):
-            yield piece[start : start + 2]
+    word = normalized[:MAX_WORD_CHARS]
+    if language != "english":
+        return (_strip_accents(_stem_snowball(word, language)),)
+    word = _strip_accents(word)
+    word = _IRREGULAR_FORMS.get(word, word)
+    if len(word) < 4 or not word.isalpha():
+        return (word,)
+    stem = _stem_snowball(word, "english")
+    return (_IRREGULAR_FORMS.get(stem, stem),)
 
 
 def _normalize(word: str) -> str:
@@ -176,20 +187,6 @@ def _normalize(word: str) -> str:
             return "not"
         return strip_elision(word.removesuffix("'s")).replace("'", "")
     return word
-
-
-def _stem(word: str, language: Language) -> str:
-    if language == "english":
-        return _stem_english(_strip_accents(word))
-    return _strip_accents(_stem_snowball(word, language))
-
-
-def _stem_english(word: str) -> str:
-    word = _IRREGULAR_FORMS.get(word, word)
-    if len(word) < 4 or not word.isalpha():
-        return word
-    stem = _stem_snowball(word, "english")
-    return _IRREGULAR_FORMS.get(stem, stem)
 
 
 def _strip_accents(word: str) -> str:

@@ -5,7 +5,7 @@ nano-dollars), so that subtracting a contribution restores the totals exactly.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from math import isfinite
 from typing import Literal, NamedTuple, cast
@@ -26,7 +26,7 @@ MAX_COST_NANOS = 10_000 * NANOS_PER_DOLLAR
 MAX_TOKENS = 10**10
 """Limits of what one reply may add: its provider or the source of an import states any number."""
 MAX_PAIRED_DOCUMENTS = 40
-"""Documents of a conversation that form pairs: those used most."""
+"""Documents of a conversation that form pairs, the most used ones."""
 
 _TOOL_CALL = '"type":"tool_call"'
 """In canonical JSON a quoted string escapes its quotes, so that only a tool call contains this."""
@@ -44,7 +44,7 @@ class UsageCounts(NamedTuple):
     cache_write_tokens: int = 0
     cost_nanos: int = 0
     unpriced_turns: int = 0
-    """Turns whose cost is not known: imported ones, and those of a model without a price."""
+    """Turns whose cost is not known: imported ones, and turns of a model without a price."""
     compactions: int = 0
     compacted_tokens: int = 0
     """Tokens by which compactions reduced the view."""
@@ -103,7 +103,12 @@ class Contribution:
         # Without the digest, content that was changed is counted as it is: verification reports it.
         entry = entry._replace(content_digest=None)
         if entry.kind == "compaction":
-            self._add_compaction(day, cast(Compaction, entry.body))
+            compaction = cast(Compaction, entry.body)
+            freed = _clamp(compaction.tokens_before - compaction.tokens_after)
+            counts = Counter(compactions=1, compacted_tokens=freed)
+            if compaction.usage is not None:
+                counts += Counter(requests=1, **_count_usage(compaction.usage))
+            self._add_usage(day, compaction.model or "", counts)
         if entry.kind != "message":
             return
         metadata = entry.metadata
@@ -111,13 +116,6 @@ class Contribution:
             self._add_item("document", day, name, uses=1)
         if entry.role == "assistant":
             self._add_reply(day, entry, metadata, manifest)
-
-    def _add_compaction(self, day: int, compaction: Compaction) -> None:
-        freed = _clamp(compaction.tokens_before - compaction.tokens_after)
-        calls = (
-            Counter(requests=1, **_count_usage(compaction.usage)) if compaction.usage is not None else Counter[str]()
-        )
-        self._add_usage(day, compaction.model or "", Counter(compactions=1, compacted_tokens=freed) + calls)
 
     def _add_reply(self, day: int, entry: Entry, metadata: EntryMetadata, manifest: Manifest | None) -> None:
         usage, turn = metadata.usage, metadata.turn
@@ -134,8 +132,10 @@ class Contribution:
         if manifest is not None:
             counts += self._add_manifest(day, manifest)
         self._add_usage(day, model, counts)
-        for name in _list_called_tools(entry):
-            self._add_item("tool", day, name, uses=1)
+        if not ends_turn:
+            for part in cast(Message, entry.body).parts:
+                if isinstance(part, ToolCallPart):
+                    self._add_item("tool", day, part.name, uses=1)
         total = turn.usage if turn is not None else usage
         tokens = _clamp(total.input_tokens + total.output_tokens) if total is not None else 0
         if ends_turn and (cost or tokens):
@@ -181,12 +181,6 @@ def pair_documents(uses: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Pairs of the documents that a conversation uses most, each in alphabetical order."""
     most_used = sorted(uses, key=lambda name: (-uses[name], name))[:MAX_PAIRED_DOCUMENTS]
     return combinations(sorted(most_used), 2)
-
-
-def _list_called_tools(entry: Entry) -> Iterable[str]:
-    if _TOOL_CALL not in entry.raw:
-        return ()
-    return (part.name for part in cast(Message, entry.body).parts if isinstance(part, ToolCallPart))
 
 
 def _count_usage(usage: Usage | None) -> dict[str, int]:

@@ -3,7 +3,7 @@
 The roll-up follows the log in a background job. Readers count what is missing first.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal, NamedTuple
 
@@ -73,26 +73,19 @@ def suggest_changes(report: RollupReport) -> Iterator[UsageSuggestion]:
             if counts.uses >= PIN_SHARE * turns:
                 yield UsageSuggestion("pin", "document", name, counts.uses / turns, counts.tokens)
     if requests >= MIN_SUGGESTION_REQUESTS:
-        yield from _suggest_always("rule", report.rules, requests)
-        yield from _suggest_always("reference", report.references, requests)
-        yield from _suggest_removals(report, requests)
-
-
-def _suggest_always(
-    kind: Literal["rule", "reference"], groups: Iterable[UsageGroup], requests: int
-) -> Iterator[UsageSuggestion]:
-    for name, _, counts in groups:
-        if ALWAYS_SHARE * requests <= counts.requests < counts.candidates:
-            yield UsageSuggestion("always", kind, name, counts.requests / requests, counts.tokens)
-
-
-def _suggest_removals(report: RollupReport, requests: int) -> Iterator[UsageSuggestion]:
-    for name, _, counts in report.unused_rules:
-        if counts.candidates >= MIN_SUGGESTION_REQUESTS:
-            yield UsageSuggestion("remove", "rule", name, 0.0, 0)
-    for name, _, counts in report.unused_tools:
-        if counts.requests >= MIN_SUGGESTION_REQUESTS:
-            yield UsageSuggestion("remove", "tool", name, counts.requests / requests, counts.tokens)
+        sometimes: list[tuple[Literal["rule", "reference"], UsageGroup]] = [
+            *(("rule", group) for group in report.rules),
+            *(("reference", group) for group in report.references),
+        ]
+        for kind, (name, _, counts) in sometimes:
+            if ALWAYS_SHARE * requests <= counts.requests < counts.candidates:
+                yield UsageSuggestion("always", kind, name, counts.requests / requests, counts.tokens)
+        for name, _, counts in report.unused_rules:
+            if counts.candidates >= MIN_SUGGESTION_REQUESTS:
+                yield UsageSuggestion("remove", "rule", name, 0.0, 0)
+        for name, _, counts in report.unused_tools:
+            if counts.requests >= MIN_SUGGESTION_REQUESTS:
+                yield UsageSuggestion("remove", "tool", name, counts.requests / requests, counts.tokens)
 
 
 def default_since_day() -> int:

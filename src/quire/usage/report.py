@@ -55,7 +55,7 @@ class RollupReport(NamedTuple):
     unused_rules: list[UsageGroup]
     """Rules that were candidates and never included."""
     unused_tools: list[UsageGroup]
-    """Tools that requests offered and the model never called, those with the most tokens first."""
+    """Tools that requests offered and the model never called, by tokens."""
     turns: list[TurnUsage]
     unused_documents: UnusedDocuments
     pending_branches: int
@@ -72,12 +72,31 @@ def read_usage(
 ) -> RollupReport:
     """Usage since a day (days since 1970, UTC). Each list has the `limit` first rows; groups by day have all."""
     [totals] = _read_groups(connection, tenant, "all", since_day, limit=1) or [UsageGroup("", None, UsageCounts())]
+    by_day = (
+        select(usage_totals.c.day, *(usage_totals.c[name] for name in UsageCounts._fields))
+        .where(usage_totals.c.tenant == tenant, usage_totals.c.dimension == "all", usage_totals.c.day >= since_day)
+        .order_by(usage_totals.c.day)
+    )
     groups: dict[UsageGrouping, list[UsageGroup]] = {
-        each: _read_days(connection, tenant, since_day)
+        each: [UsageGroup("", row[0], UsageCounts(*row[1:])) for row in connection.execute(by_day)]
         if each == "day"
         else _read_groups(connection, tenant, each, since_day, limit=limit)
         for each in groupings
     }
+    # The turns with the highest cost; where no price is known, the turns with the most tokens.
+    turn_order = ("cost_nanos", "tokens", "conversation", "branch", "seq")
+    turns = (
+        select(*(usage_turns.c[name] for name in TurnUsage._fields))
+        .where(usage_turns.c.tenant == tenant, usage_turns.c.day >= since_day)
+        .order_by(*(usage_turns.c[name].desc() for name in turn_order))
+        .limit(limit)
+    )
+    used_documents = select(usage_totals.c.name).where(
+        usage_totals.c.tenant == tenant, usage_totals.c.dimension == "document", usage_totals.c.day >= since_day
+    )
+    unused = and_(documents.c.tenant == tenant, documents.c.path.not_in(used_documents))
+    unused_count = connection.execute(select(func.count()).select_from(documents).where(unused)).scalar_one()
+    unused_paths = connection.execute(select(documents.c.path).where(unused).order_by(documents.c.path).limit(limit))
     return RollupReport(
         totals=totals.counts,
         groups=groups,
@@ -86,8 +105,8 @@ def read_usage(
         references=_read_groups(connection, tenant, "reference", since_day, limit=limit),
         unused_rules=_read_groups(connection, tenant, "rule", since_day, limit=limit, unused="requests"),
         unused_tools=_read_groups(connection, tenant, "tool", since_day, limit=limit, unused="uses"),
-        turns=_read_turns(connection, tenant, since_day, limit=limit),
-        unused_documents=_read_unused_documents(connection, tenant, since_day, limit=limit),
+        turns=[TurnUsage._make(row) for row in connection.execute(turns)],
+        unused_documents=UnusedDocuments(unused_count, tuple(unused_paths.scalars())),
         pending_branches=count_pending_branches(connection, tenant),
     )
 
@@ -115,7 +134,7 @@ def _read_groups(
     limit: int,
     unused: Literal["requests", "uses"] | None = None,
 ) -> list[UsageGroup]:
-    """The groups of a dimension; with `unused`, only those of which this count is 0, by tokens."""
+    """The groups of a dimension; with `unused`, only groups of which this count is 0, by tokens."""
     order = _ORDER.get(dimension, _USAGE_ORDER) if unused is None else ("tokens", "candidates")
     names = _ITEM_COLUMNS if dimension in _ORDER else _USAGE_COLUMNS
     sums = {name: func.sum(usage_totals.c[name]) for name in names}
@@ -131,37 +150,6 @@ def _read_groups(
     # A sum is a decimal number on PostgreSQL.
     rows = ((row[0], dict(zip(names, map(int, row[1:]), strict=True))) for row in connection.execute(query))
     return [UsageGroup(name, None, UsageCounts(**counts)) for name, counts in rows]
-
-
-def _read_days(connection: Connection, tenant: str, since_day: int) -> list[UsageGroup]:
-    query = (
-        select(usage_totals.c.day, *(usage_totals.c[name] for name in UsageCounts._fields))
-        .where(usage_totals.c.tenant == tenant, usage_totals.c.dimension == "all", usage_totals.c.day >= since_day)
-        .order_by(usage_totals.c.day)
-    )
-    return [UsageGroup("", row[0], UsageCounts(*row[1:])) for row in connection.execute(query)]
-
-
-def _read_turns(connection: Connection, tenant: str, since_day: int, *, limit: int) -> list[TurnUsage]:
-    """The turns with the highest cost; where no price is known, those with the most tokens."""
-    order = ("cost_nanos", "tokens", "conversation", "branch", "seq")
-    query = (
-        select(*(usage_turns.c[name] for name in TurnUsage._fields))
-        .where(usage_turns.c.tenant == tenant, usage_turns.c.day >= since_day)
-        .order_by(*(usage_turns.c[name].desc() for name in order))
-        .limit(limit)
-    )
-    return [TurnUsage._make(row) for row in connection.execute(query)]
-
-
-def _read_unused_documents(connection: Connection, tenant: str, since_day: int, *, limit: int) -> UnusedDocuments:
-    used = select(usage_totals.c.name).where(
-        usage_totals.c.tenant == tenant, usage_totals.c.dimension == "document", usage_totals.c.day >= since_day
-    )
-    unused = and_(documents.c.tenant == tenant, documents.c.path.not_in(used))
-    count = connection.execute(select(func.count()).select_from(documents).where(unused)).scalar_one()
-    paths = connection.execute(select(documents.c.path).where(unused).order_by(documents.c.path).limit(limit))
-    return UnusedDocuments(count, tuple(paths.scalars()))
 
 
 def read_document_pairs(connection: Connection, tenant: str, *, limit: int = 100) -> list[DocumentPair]:

@@ -146,7 +146,14 @@ def _count_conversation(
         _fold(connection, contribution, rows)
         is_complete = len(rows) < limit - total
         counted_to = last if is_complete else rows[-1][0].seq
-        _move_mark(connection, tenant, conversation, branch, counted_to)
+        _write_mark(connection, tenant, conversation, branch, counted_to)
+        # The branch stays marked as uncounted if it has entries after the high-water mark. A row that an append has
+        # locked will mark later entries. Waiting for it could deadlock with an import, which marks many branches in its
+        # own order.
+        own = (*_own(uncounted_branches, tenant, conversation), uncounted_branches.c.branch == branch)
+        done = select(uncounted_branches.c.branch).where(*own, uncounted_branches.c.last_seq <= counted_to)
+        unlocked = done.with_for_update(skip_locked=True).scalar_subquery()
+        connection.execute(delete(uncounted_branches).where(*own, uncounted_branches.c.branch.in_(unlocked)))
         total += len(rows)
         if not is_complete:
             break
@@ -184,7 +191,9 @@ def recount_conversation(connection: Connection, tenant: str, conversation: str)
         while rows := _read_countable(connection, tenant, conversation, branch, first, last, limit=BATCH_ENTRIES):
             _fold(connection, contribution, rows)
             first = rows[-1][0].seq + 1
-    stored = _read_contributions(connection, tenant, conversation), _read_turns(connection, tenant, conversation)
+    turn_columns = [usage_turns.c[name] for name in TurnUsage._fields]
+    turn_rows = connection.execute(select(*turn_columns).where(*_own(usage_turns, tenant, conversation)))
+    stored = _read_contributions(connection, tenant, conversation), {TurnUsage._make(row) for row in turn_rows}
     if stored == (contribution.counts, set(contribution.turns)):
         return False
     _subtract_contribution(connection, tenant, conversation)
@@ -202,10 +211,12 @@ def recount_totals(connection: Connection, tenant: str) -> int:
     sums = [func.sum(usage_contributions.c[name]) for name in UsageCounts._fields]
     query = select(*key, *sums).where(usage_contributions.c.tenant == tenant).group_by(*key)
     expected = {UsageKey._make(row[:3]): UsageCounts(*map(int, row[3:])) for row in connection.execute(query)}
-    stored = _read_totals(connection, tenant)
+    stored = _read_counts(connection, usage_totals, usage_totals.c.tenant == tenant)
     differing = sorted(key for key in expected.keys() | stored.keys() if expected.get(key) != stored.get(key))
     _delete_rows(connection, usage_totals, [{"tenant": tenant, **key._asdict()} for key in differing])
-    _insert_counts(connection, usage_totals, {"tenant": tenant}, {k: expected[k] for k in differing if k in expected})
+    new_rows = [{"tenant": tenant, **key._asdict(), **expected[key]._asdict()} for key in differing if key in expected]
+    if new_rows:
+        connection.execute(insert(usage_totals), new_rows)
     return len(differing) + _recount_pairs(connection, tenant)
 
 
@@ -294,17 +305,6 @@ def _read_marks(connection: Connection, tenant: str, conversation: str) -> dict[
     return {row.branch: row.last_seq for row in connection.execute(query)}
 
 
-def _move_mark(connection: Connection, tenant: str, conversation: str, branch: int, last_seq: int) -> None:
-    """Moves the high-water mark; the branch stays marked as uncounted if it has entries after it."""
-    _write_mark(connection, tenant, conversation, branch, last_seq)
-    own = (*_own(uncounted_branches, tenant, conversation), uncounted_branches.c.branch == branch)
-    done = select(uncounted_branches.c.branch).where(*own, uncounted_branches.c.last_seq <= last_seq)
-    # A row that an append has locked will mark later entries. Waiting for it could deadlock with an import, which marks
-    # many branches in its own order.
-    unlocked = done.with_for_update(skip_locked=True).scalar_subquery()
-    connection.execute(delete(uncounted_branches).where(*own, uncounted_branches.c.branch.in_(unlocked)))
-
-
 def _write_mark(connection: Connection, tenant: str, conversation: str, branch: int, last_seq: int) -> None:
     row = {"tenant": tenant, "conversation": conversation, "branch": branch, "last_seq": last_seq}
     connection.execute(upsert(connection, counted_branches, replace=["last_seq"]), row)
@@ -342,31 +342,14 @@ def _increment(
         connection.execute(upsert(connection, table, increment=UsageCounts._fields), rows)
 
 
-def _insert_counts(
-    connection: Connection, table: Table, own: Mapping[str, str], counts: Mapping[UsageKey, UsageCounts]
-) -> None:
-    if counts:
-        connection.execute(insert(table), [{**own, **key._asdict(), **each._asdict()} for key, each in counts.items()])
-
-
 def _read_contributions(connection: Connection, tenant: str, conversation: str) -> dict[UsageKey, UsageCounts]:
     return _read_counts(connection, usage_contributions, *_own(usage_contributions, tenant, conversation))
-
-
-def _read_totals(connection: Connection, tenant: str) -> dict[UsageKey, UsageCounts]:
-    return _read_counts(connection, usage_totals, usage_totals.c.tenant == tenant)
 
 
 def _read_counts(connection: Connection, table: Table, *where: ColumnElement[bool]) -> dict[UsageKey, UsageCounts]:
     columns = [table.c[name] for name in (*UsageKey._fields, *UsageCounts._fields)]
     rows = connection.execute(select(*columns).where(*where))
     return {UsageKey._make(row[:3]): UsageCounts(*row[3:]) for row in rows}
-
-
-def _read_turns(connection: Connection, tenant: str, conversation: str) -> set[TurnUsage]:
-    columns = [usage_turns.c[name] for name in TurnUsage._fields]
-    rows = connection.execute(select(*columns).where(*_own(usage_turns, tenant, conversation)))
-    return set(map(TurnUsage._make, rows))
 
 
 def _read_pairs(connection: Connection, tenant: str, conversation: str) -> Pairs:

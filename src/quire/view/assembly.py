@@ -16,8 +16,7 @@ from quire.model.base import lazy_property
 from quire.model.manifest import Decision, ForwardedRequest, Manifest
 from quire.model.policy import Policy
 from quire.view.batches import count_messages, list_seqs, sum_tokens
-from quire.view.budget import Budget, allocate_budget, build_slot_usage
-from quire.view.calibration import Calibration
+from quire.view.budget import Budget, Calibration, allocate_budget, build_slot_usage
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens, plan_compaction
 from quire.view.counted_input import CountedBlock, CountedInput, count_input
 from quire.view.decisions import build_decisions, set_pending_span, sum_tokens_by_slot
@@ -128,7 +127,7 @@ class ViewAssembly(Assembly):
         return build_decisions(self.view_input, self.counted_input, self.selection)
 
     def with_recalled(self, candidates: tuple[RecallCandidate, ...]) -> "ViewAssembly":
-        """The same request with those of the candidates that fit into the tokens it leaves free."""
+        """The same request with the candidates that fit into the tokens it leaves free."""
         counted_input = replace(self.counted_input, recall_candidates=candidates)
         selection = self.selection
         used_tokens = counted_input.required_tokens + sum_tokens(selection.history) + sum_tokens(selection.newest)
@@ -246,7 +245,10 @@ class ViewAssembly(Assembly):
         tools = view_input.tools if view_input.tools_after_compaction is None else view_input.tools_after_compaction
         changed = replace(view_input, tools=tools, compaction=entry, question=compaction.question, recall_candidates=())
         if covers is not None:
-            pinned = self._list_pinned_seqs().union(compaction.preserved or ()) - {compaction.question}
+            # Each pinned message stays with its whole batch.
+            batches = (*self.counted_input.pinned, *self.counted_input.batches)
+            pinned = {seq for each in batches if not view_input.pins.isdisjoint(each.seqs) for seq in each.seqs}
+            pinned = pinned.union(compaction.preserved or ()) - {compaction.question}
             loaded = (*view_input.pinned, *view_input.history)
             changed = replace(
                 changed,
@@ -259,12 +261,6 @@ class ViewAssembly(Assembly):
         counted_input = count_input(changed, self.message_counter, max_summary_tokens=_limit_full_summary(self.policy))
         return _count_history_tokens(counted_input, self.selection.blocks)
 
-    def _list_pinned_seqs(self) -> set[int]:
-        """Numbers of the loaded messages that are pinned, each with its whole batch."""
-        pins, counted = self.view_input.pins, self.counted_input
-        batches = (*counted.pinned, *counted.batches)
-        return {seq for batch in batches if not pins.isdisjoint(batch.seqs) for seq in batch.seqs}
-
 
 def _limit_full_summary(policy: Policy) -> int:
     """Tokens above which a summary exceeds its share, with a tolerance: a model does not count exactly."""
@@ -275,7 +271,16 @@ def assemble(
     view_input: ViewInput, policy: Policy, message_counter: MessageCounter, *, calibration: Calibration | None = None
 ) -> ViewAssembly:
     counted_input = count_input(view_input, message_counter, max_summary_tokens=_limit_full_summary(policy))
-    ratio = _expect_ratio(counted_input, message_counter, calibration) if calibration is not None else 1.0
+    ratio = 1.0
+    if calibration is not None:
+        # Of the whole loaded history, though the request may show only the newest part of it.
+        sections = (counted_input.pinned, counted_input.history, counted_input.newest)
+        data_messages = sum(counted.message is not None for counted in counted_input.blocks)
+        ratio = calibration.ratio_for(
+            tokens=counted_input.required_tokens + counted_input.history_tokens + counted_input.newest_tokens,
+            messages=data_messages + sum(map(count_messages, sections)),
+            exact=message_counter.token_counter.exact,
+        )
     budget = allocate_budget(policy, get_strategy(policy.strategy).shares, ratio=ratio)
     selection = select_content(counted_input, budget, message_counter)
     return ViewAssembly(
@@ -290,17 +295,6 @@ def assemble(
         view_input=view_input,
         counted_input=counted_input,
         selection=selection,
-    )
-
-
-def _expect_ratio(counted_input: CountedInput, message_counter: MessageCounter, calibration: Calibration) -> float:
-    """Ratio of reported to counted tokens with the whole loaded history, of which the request shows the newest part."""
-    sections = (counted_input.pinned, counted_input.history, counted_input.newest)
-    data_messages = sum(counted.message is not None for counted in counted_input.blocks)
-    return calibration.ratio_for(
-        tokens=counted_input.required_tokens + counted_input.history_tokens + counted_input.newest_tokens,
-        messages=data_messages + sum(map(count_messages, sections)),
-        exact=message_counter.token_counter.exact,
     )
 
 

@@ -16,11 +16,16 @@ from quire.model.policy import Policy
 from quire.view.batches import MessageBatch, flatten_batches, list_seqs, sum_tokens
 from quire.view.budget import Budget
 from quire.view.counted_input import CountedInput
-from quire.view.cut_points import find_cut_keeping, find_legal_cuts
 from quire.view.excerpts import clear_message, excerpt_message, find_largest_limit, measure_longest_text
-from quire.view.priorities import classify_batch, select_preserved
 from quire.view.rendered import MessageCounter, RenderedMessage
-from quire.view.strategies import Strategy, get_strategy
+from quire.view.strategies import (
+    Strategy,
+    classify_batch,
+    find_cut_keeping,
+    find_legal_cuts,
+    get_strategy,
+    select_preserved,
+)
 
 SUMMARY_NOTE_TOKENS = 64
 """Tokens reserved for the first summary note, where there is no summary yet."""
@@ -87,22 +92,28 @@ class _Planner:
     ) -> None:
         self._input, self._budget, self._policy, self._counter = counted_input, budget, policy, message_counter
         self._excerpt_limits = self._limit_newest_batch()
-        self._batches = [self._excerpt_batch(batch) for batch in counted_input.batches]
+        self._batches = [
+            batch
+            if self._excerpt_limits.keys().isdisjoint(batch.seqs)
+            else MessageBatch.from_messages(
+                *(
+                    self._excerpt(each, self._excerpt_limits[each.seq]) if each.seq in self._excerpt_limits else each
+                    for each in batch.messages
+                )
+            )
+            for batch in counted_input.batches
+        ]
 
     def plan(self, full_history_tokens: int) -> CompactionPlan | None:
-        excerpted_tokens = full_history_tokens - sum_tokens(self._input.batches)
-        tokens = excerpted_tokens + sum_tokens(self._batches)
-        cleared = self._clear(self._batches, tokens - self._budget.target_tokens)
-        if self._input.not_loaded is None and tokens - cleared.saved_tokens <= self._max_cleared_tokens:
+        target, trigger = self._budget.target_tokens, self._budget.trigger_tokens
+        tokens = full_history_tokens - sum_tokens(self._input.batches) + sum_tokens(self._batches)
+        cleared = self._clear(self._batches, tokens - target)
+        # Inside a turn a clearing is enough above the target, because a cut costs a summary and more of the cached
+        # prefix, and the newest results are often most of the request.
+        max_tokens = (target + trigger) // 2 if self._input.continues_turn else target
+        if self._input.not_loaded is None and tokens - cleared.saved_tokens <= max_tokens:
             return self._build_plan(None, None, (), cleared, self._excerpt_limits, needs_summary=False)
         return self._plan_cut()
-
-    @property
-    def _max_cleared_tokens(self) -> int:
-        """Tokens up to which a clearing is enough: inside a turn above the target, because a cut costs a summary and
-        more of the cached prefix, and the newest results are often most of the request."""
-        target, trigger = self._budget.target_tokens, self._budget.trigger_tokens
-        return (target + trigger) // 2 if self._input.continues_turn else target
 
     def _plan_cut(self) -> CompactionPlan | None:
         strategy = get_strategy(self._policy.strategy)
@@ -115,20 +126,40 @@ class _Planner:
             batch._replace(tokens=0) if prioritized.keys() & batch.seqs else self._reduce_batch(batch)
             for batch in self._batches
         ]
-        cut = self._skip_low(self._choose_cut(strategy, reduced, max_tokens - reserved_tokens))
+        cut = self._choose_cut(strategy, reduced, max_tokens - reserved_tokens)
         turn_start = len(self._input.history)
+        # Low batches after a cut before the newest turn do not hold it back.
+        last_cut = min(turn_start, find_legal_cuts(self._batches, self._policy)[-1])
+        while 0 < cut < last_cut and classify_batch(self._batches[cut], self._input.priorities) == "low":
+            cut += 1
         if cut > turn_start:
-            cut = self._choose_cut_in_turn(strategy, reduced, turn_start, reserved_tokens)
-        question = self._find_question(cut)
+            # Chosen again, with tokens reserved for the turn's question and a summary of full size.
+            summary, newest_tokens = self._input.summary, reduced[-1].tokens
+            fixed_tokens = self._required_tokens - (summary.tokens if summary else 0) + reduced[turn_start].tokens
+            fixed_tokens += max_summary_tokens(self._budget.target_tokens) + reserved_tokens
+            available = self._budget.target_tokens - fixed_tokens - newest_tokens
+            turn_tokens = newest_tokens + max(0, int(available * FOLDED_TURN_SHARE))
+            cut = max(turn_start + 1, self._choose_cut(strategy, reduced, turn_tokens))
+        # The question of the newest turn stays in the view if the cut is inside the turn.
+        question = self._input.question if cut == 0 else None
+        first = self._input.newest[0]
+        if cut > turn_start and first.starts_with_user and first.seqs:
+            question = first.seqs[0]
         archived = self._find_archived(self._input.batches[:cut], question)
         later = {seq for batch in self._batches[cut:] for seq in batch.seqs}
-        preserved = [batch for first, batch in prioritized.items() if first not in later]
+        preserved = [batch for number, batch in prioritized.items() if number not in later]
         max_tokens -= sum_tokens(preserved)
         rest = self._batches[cut:]
         question_tokens = sum(batch.tokens for batch in self._input.batches[:cut] if question in batch.seqs)
-        rest_tokens = question_tokens + sum_tokens(rest)
-        cleared = self._clear(rest, rest_tokens - max_tokens)
-        limits = {**self._limit_large_messages(self._input.history[cut:], max_tokens), **self._excerpt_limits}
+        cleared = self._clear(rest, question_tokens + sum_tokens(rest) - max_tokens)
+        # Messages after the cut that are too large to preserve are excerpted.
+        min_large_tokens = max(SUMMARY_NOTE_TOKENS, max_tokens // 2)
+        limits = {
+            each.seq: max(1, max_tokens)
+            for each in flatten_batches(self._input.history[cut:])
+            if each.seq is not None and each.tokens > min_large_tokens
+        }
+        limits |= self._excerpt_limits
         needs_summary = strategy.summarizes and archived is not None
         return self._build_plan(archived, question, list_seqs(preserved), cleared, limits, needs_summary=needs_summary)
 
@@ -165,13 +196,6 @@ class _Planner:
         )
         return {batch.seqs[0]: batch for batch in selected}
 
-    def _skip_low(self, cut: int) -> int:
-        """Moves a cut before the newest turn behind the low batches that follow it: they do not hold it back."""
-        last_cut = min(len(self._input.history), find_legal_cuts(self._batches, self._policy)[-1])
-        while 0 < cut < last_cut and classify_batch(self._batches[cut], self._input.priorities) == "low":
-            cut += 1
-        return cut
-
     def _choose_cut(self, strategy: Strategy, batches: Sequence[MessageBatch], max_tokens: int) -> int:
         legal_cuts = find_legal_cuts(batches, self._policy)
         cut = strategy.choose_cut(batches, legal_cuts=legal_cuts, max_tokens=max_tokens, policy=self._policy)
@@ -181,26 +205,6 @@ class _Planner:
                 f"{legal_cuts[-1]}; its `choose_cut` must return one of `legal_cuts`."
             )
         return cut
-
-    def _choose_cut_in_turn(
-        self, strategy: Strategy, reduced: Sequence[MessageBatch], turn_start: int, reserved_tokens: int
-    ) -> int:
-        """Chooses a cut again, with tokens reserved for the turn's question and a summary of full size."""
-        newest_tokens = reduced[-1].tokens
-        summary = self._input.summary
-        fixed_tokens = self._required_tokens - (summary.tokens if summary else 0) + reduced[turn_start].tokens
-        fixed_tokens += max_summary_tokens(self._budget.target_tokens) + reserved_tokens
-        available = self._budget.target_tokens - fixed_tokens - newest_tokens
-        max_tokens = newest_tokens + max(0, int(available * FOLDED_TURN_SHARE))
-        return max(turn_start + 1, self._choose_cut(strategy, reduced, max_tokens))
-
-    def _find_question(self, cut: int) -> int | None:
-        """Number of the question that stays in the view: that of the newest turn, if the cut is inside it."""
-        if cut == 0:
-            return self._input.question
-        question = self._input.newest[0]
-        is_inside = cut > len(self._input.history) and question.starts_with_user
-        return question.seqs[0] if is_inside and question.seqs else None
 
     def _find_archived(self, cut_batches: Sequence[MessageBatch], question: int | None) -> Span | None:
         """What the compaction covers if these batches are archived; None if nothing is added to the active one."""
@@ -233,26 +237,7 @@ class _Planner:
 
     def _excerpt(self, rendered: RenderedMessage, max_chars: int) -> RenderedMessage:
         excerpt = excerpt_message(rendered.message, max_chars, seq=rendered.seq)
-        return rendered if excerpt is rendered.message else self._counter.render_message(excerpt, seq=rendered.seq)
-
-    def _excerpt_batch(self, batch: MessageBatch) -> MessageBatch:
-        if self._excerpt_limits.keys().isdisjoint(batch.seqs):
-            return batch
-        return MessageBatch.from_messages(
-            *(
-                self._excerpt(each, self._excerpt_limits[each.seq]) if each.seq in self._excerpt_limits else each
-                for each in batch.messages
-            )
-        )
-
-    def _limit_large_messages(self, batches: Sequence[MessageBatch], max_tokens: int) -> dict[int, int]:
-        """Maximum characters of the messages after the cut that are too large to preserve, by number."""
-        min_tokens = max(SUMMARY_NOTE_TOKENS, max_tokens // 2)
-        return {
-            each.seq: max(1, max_tokens)
-            for each in flatten_batches(batches)
-            if each.seq is not None and each.tokens > min_tokens
-        }
+        return self._counter.render_changed(rendered, excerpt)
 
     def _clear(self, batches: Sequence[MessageBatch], excess_tokens: int) -> _ClearedResults:
         """Clears batches from the oldest on until they have `excess_tokens` fewer tokens; the newest stay whole."""
@@ -274,18 +259,14 @@ class _Planner:
         call = batch.messages[0]
         if not call.call_ids or not batch.seqs or batch.messages is self._batches[-1].messages:
             return batch
-        reductions, protected = self._input.reductions, self._input.protected
+        calls, reductions, protected = call.message.tool_calls, self._input.reductions, self._input.protected
         messages = [
             each
             if each.seq is None or each.seq in protected or reductions.get(each.seq) == 0
-            else self._render_cleared(each, call)
+            else self._counter.render_changed(each, clear_message(each.message, seq=each.seq, calls=calls))
             for each in batch.messages
         ]
         return MessageBatch.from_messages(*messages)
-
-    def _render_cleared(self, rendered: RenderedMessage, call: RenderedMessage) -> RenderedMessage:
-        cleared = clear_message(rendered.message, seq=rendered.seq, calls=call.message.tool_calls)
-        return rendered if cleared is rendered.message else self._counter.render_message(cleared, seq=rendered.seq)
 
     def _build_plan(
         self,
@@ -301,27 +282,21 @@ class _Planner:
             return None
         covers = archived or self._input.covers
         cleared_through = max(self._input.cleared_through or 0, cleared.through or 0)
+        # The truncations of the active compaction stay until their message is archived or cleared.
+        calling = [batch for batch in self._input.batches if batch.messages[0].call_ids]
+        cleared_seqs = {seq for batch in calling for seq in batch.seqs if seq <= cleared_through}
+        max_chars = {**self._input.truncations, **limits}
         return CompactionPlan(
             covers=covers,
             question=question if archived is not None else self._input.question,
             preserved=preserved if archived is not None else list_seqs(self._input.preserved),
-            truncations=self._merge_truncations(limits, covers, cleared_through),
+            truncations=tuple(
+                Truncation(message=seq, max_chars=max_chars[seq])
+                for seq in sorted(max_chars.keys() - cleared_seqs)
+                if covers is None or seq not in covers
+            ),
             cleared_through=cleared_through or None,
             cleared_results=cleared.results,
             target_tokens=self._budget.target_tokens,
             needs_summary=needs_summary,
-        )
-
-    def _merge_truncations(
-        self, limits: Mapping[int, int], covers: Span | None, cleared_through: int
-    ) -> tuple[Truncation, ...]:
-        """Adds new limits to the truncations of the active compaction, which stay until their message is archived or
-        cleared."""
-        calling = [batch for batch in self._input.batches if batch.messages[0].call_ids]
-        cleared = {seq for batch in calling for seq in batch.seqs if seq <= cleared_through}
-        merged = {**self._input.truncations, **limits}
-        return tuple(
-            Truncation(message=seq, max_chars=merged[seq])
-            for seq in sorted(merged.keys() - cleared)
-            if covers is None or seq not in covers
         )

@@ -13,12 +13,11 @@ from typing import Literal, NamedTuple
 from quire.errors import InvalidRequest
 from quire.model import Compaction, Entry, Span, TokenCount, ToolDefinition
 from quire.model.base import lazy_property
-from quire.view.batches import MessageBatch, find_newest_turn, group_batches, sum_tokens
+from quire.view.batches import MessageBatch, find_newest_turn, group_batches, repair_tool_calls, sum_tokens
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
-from quire.view.priorities import list_protected, spread_priorities
 from quire.view.recalled_messages import FittedCandidate, RecallCandidate
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
-from quire.view.tool_call_repair import repair_tool_calls
+from quire.view.strategies import list_protected, spread_priorities
 from quire.wire.labels import label_text
 
 SummaryLevel = Literal["short"]
@@ -70,7 +69,7 @@ class CountedInput:
     priorities: Mapping[int, int]
     """Priorities of the loaded messages by number; all messages of a batch have the same."""
     pinned: tuple[MessageBatch, ...]
-    """Covered messages that stay in the view: pinned ones, and those that the active compaction preserves."""
+    """Covered messages that stay in the view: those that are pinned or that the active compaction preserves."""
     not_loaded: Span | None
     history: tuple[MessageBatch, ...]
     newest: tuple[MessageBatch, ...]
@@ -142,29 +141,33 @@ def count_input(
 ) -> CountedInput:
     """Counts the input. A summary that exceeds `max_summary_tokens` is replaced by its short form, if it has one."""
     body = _compaction_body(view_input.compaction) if view_input.compaction is not None else None
-    truncations = _truncation_limits(body)
     priorities = {
         **spread_priorities(view_input.pinned, view_input.priorities),
         **spread_priorities(view_input.history, view_input.priorities),
     }
-    reductions = _list_reductions(view_input, body, truncations, list_protected(view_input.pins, priorities))
-    summaries = _message_summaries(body)
-    repaired = repair_tool_calls(_render_messages(view_input, reductions, summaries, message_counter), message_counter)
+    body_truncations = (body.truncations or ()) if body is not None else ()
+    truncations = {each.message: each.max_chars for each in body_truncations}
+    summaries = {each.message: each.summary for each in body_truncations if each.summary is not None}
+    reductions = dict(truncations)
+    if body is not None and body.cleared_through is not None:
+        through, protected = body.cleared_through, list_protected(view_input.pins, priorities)
+        for entry in takewhile(lambda each: each.seq <= through, view_input.history):
+            if entry.role in _CLEARED_ROLES and entry.seq not in protected:
+                reductions[entry.seq] = 0
+    messages = message_counter.render_reduced(view_input.history, reductions, summaries)
+    messages += [message_counter.render_message(drop_unsupported_parts(message)) for message in view_input.pending]
+    repaired = repair_tool_calls(messages, message_counter)
     pinned = repair_tool_calls(message_counter.render_entries(view_input.pinned), message_counter)
     batches = group_batches(repaired.messages)
     newest_start = find_newest_turn(batches)
     if not batches or batches[-1].messages[-1].role in ("assistant", "system"):
         raise InvalidRequest("There is nothing to answer: the newest message must be a user message or a tool result.")
     summary, summary_level = _render_summary(view_input.compaction, body, message_counter, max_summary_tokens)
-    system = [block for block in view_input.blocks if block.slot == "system"]
-    text = join_system_texts([block.text for block in system])
+    system = join_system_texts([block.text for block in view_input.blocks if block.slot == "system"])
     return CountedInput(
         request_overhead=message_counter.wire_format.request_overhead,
-        system=text,
-        blocks=(
-            *_count_system_blocks(system, text, message_counter),
-            *_count_data_blocks(view_input.blocks, message_counter),
-        ),
+        system=system,
+        blocks=tuple(_count_blocks(view_input.blocks, system, message_counter)),
         tools=_count_tools(view_input.tools, message_counter),
         summary=summary,
         summary_level=summary_level,
@@ -192,19 +195,15 @@ def join_system_texts(texts: Sequence[str]) -> str | None:
     return "\n\n".join(texts) or None
 
 
-def _count_system_blocks(
-    blocks: Sequence[ContextBlock], text: str | None, message_counter: MessageCounter
+def _count_blocks(
+    blocks: Sequence[ContextBlock], system: str | None, message_counter: MessageCounter
 ) -> list[CountedBlock]:
-    """Counts the joined text, as it is sent; the first block carries the tokens that joining adds."""
-    counts = [message_counter.token_counter.count(block.text) for block in blocks[1:]]
-    return [
-        CountedBlock(block, tokens, None)
-        for block, tokens in zip(blocks, [message_counter.count_system(text) - sum(counts), *counts], strict=False)
-    ]
-
-
-def _count_data_blocks(blocks: Sequence[ContextBlock], message_counter: MessageCounter) -> list[CountedBlock]:
-    counted: list[CountedBlock] = []
+    """Counts the system text as it is sent, joined, and every other block as a message."""
+    system_blocks = [block for block in blocks if block.slot == "system"]
+    counts = [message_counter.token_counter.count(block.text) for block in system_blocks[1:]]
+    # The first block carries the tokens that joining adds.
+    counts.insert(0, message_counter.count_system(system) - sum(counts))
+    counted = [CountedBlock(block, tokens, None) for block, tokens in zip(system_blocks, counts, strict=False)]
     for block in blocks:
         if block.slot != "system":
             rendered = message_counter.render_data(build_block_text(block.kind, block.text, name=block.name))
@@ -222,18 +221,6 @@ def _count_tools(tools: Sequence[SelectedTool], message_counter: MessageCounter)
     return (CountedTool(first, alone[0]), *map(CountedTool, others, (tokens - preamble for tokens in alone[1:])))
 
 
-def _render_messages(
-    view_input: ViewInput,
-    reductions: Mapping[int, int],
-    summaries: Mapping[int, str],
-    message_counter: MessageCounter,
-) -> list[RenderedMessage]:
-    """Renders the history, and then the pending messages."""
-    history = message_counter.render_reduced(view_input.history, reductions, summaries)
-    history.extend(message_counter.render_message(drop_unsupported_parts(message)) for message in view_input.pending)
-    return history
-
-
 def _render_summary(
     compaction: Entry | None, body: Compaction | None, message_counter: MessageCounter, max_tokens: int | None
 ) -> tuple[RenderedMessage | None, SummaryLevel | None]:
@@ -246,27 +233,6 @@ def _render_summary(
         return full, None
     text = build_summary_text(body, body.covers, level="short")
     return message_counter.render_data(text, seq=compaction.seq), "short"
-
-
-def _truncation_limits(body: Compaction | None) -> dict[int, int]:
-    return {each.message: each.max_chars for each in body.truncations or ()} if body is not None else {}
-
-
-def _message_summaries(body: Compaction | None) -> dict[int, str]:
-    truncations = (body.truncations or ()) if body is not None else ()
-    return {each.message: each.summary for each in truncations if each.summary is not None}
-
-
-def _list_reductions(
-    view_input: ViewInput, body: Compaction | None, truncations: Mapping[int, int], protected: frozenset[int]
-) -> dict[int, int]:
-    cleared_through = (body.cleared_through or 0) if body is not None else 0
-    cleared = {
-        entry.seq: 0
-        for entry in takewhile(lambda each: each.seq <= cleared_through, view_input.history)
-        if entry.role in _CLEARED_ROLES and entry.seq not in protected
-    }
-    return {**truncations, **cleared}
 
 
 def count_summary(body: Compaction, message_counter: MessageCounter) -> TokenCount | None:

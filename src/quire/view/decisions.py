@@ -22,18 +22,61 @@ _PENDING_SEQ = 2**62
 """Sort key of pending messages, which are not in the log yet: after every stored message."""
 
 
+class _RowKey(NamedTuple):
+    slot: Slot
+    reason: DecisionReason
+    included: bool = True
+    excerpt_chars: int | None = None
+    turn_excerpt_chars: int | None = None
+    summarized_by: int | None = None
+    pending: bool | None = None
+
+
 def build_decisions(
     view_input: ViewInput, counted_input: CountedInput, selection: ViewSelection
 ) -> tuple[Decision, ...]:
     """One row per candidate, by section. The loaded messages of history and newest turn are one run in log order."""
+    question = {counted_input.question} if counted_input.question is not None else set[int]()
+    # Archived messages that have separate rows, because they stay in the view or are recall candidates.
+    separate = {seq for batch in counted_input.pinned for seq in batch.seqs} | question
+    separate |= {candidate.entry.seq for candidate in counted_input.recall_candidates}
+    summary, compaction = counted_input.summary, counted_input.compaction
+    summary_rows: list[Decision] = []
+    if summary is not None and compaction is not None:
+        summary_rows.append(
+            Decision(
+                slot="summary",
+                kind="summary",
+                included=True,
+                reason="summary",
+                tokens=summary.tokens,
+                span=Span(first=compaction.seq, last=compaction.seq),
+                summary_level=counted_input.summary_level,
+            )
+        )
     rows: dict[RequestSection, Iterable[Decision]] = {
         "system": _decide_blocks(counted_input, selection, "system"),
-        "tools": _decide_tools(counted_input),
+        "tools": [
+            Decision(
+                slot="tools",
+                kind="tool",
+                included=True,
+                reason=reason,
+                tokens=tokens,
+                name=tool.name,
+                blob=hash_text(tool.canonical_json()),
+                score=score,
+            )
+            for (tool, reason, score), tokens in counted_input.tools
+        ],
         "memory": _decide_blocks(counted_input, selection, "memory"),
         "references": _decide_blocks(counted_input, selection, "references"),
         "pinned": _decide_pinned(counted_input),
-        "summary": _decide_summary(counted_input),
-        "history": (*_decide_archived(counted_input), *_decide_not_loaded(counted_input)),
+        "summary": summary_rows,
+        "history": (
+            *_exclude_messages(counted_input.covers, "archived", except_for=separate),
+            *_exclude_messages(counted_input.not_loaded, "over_budget", except_for=question),
+        ),
         "recall": (*_decide_blocks(counted_input, selection, "recall"), *_decide_recalled(counted_input, selection)),
         "newest": _split_document_rows(_decide_messages(view_input, counted_input, selection), view_input),
     }
@@ -53,7 +96,7 @@ def set_pending_span(decisions: Iterable[Decision], span: Span) -> tuple[Decisio
 def sum_tokens_by_slot(decisions: Iterable[Decision], *, total_tokens: int) -> dict[Slot, int]:
     """Tokens of each slot; they add up to the request's total.
 
-    The newest turn carries the tokens that belong to no candidate: those that prime the reply, and a response format.
+    The newest turn carries the tokens that belong to no candidate: they prime the reply, or are of a response format.
     """
     used: defaultdict[Slot, int] = defaultdict(int)
     for decision in decisions:
@@ -80,49 +123,6 @@ def _decide_blocks(counted_input: CountedInput, selection: ViewSelection, slot: 
                 score=block.score,
                 excerpt_chars=block.excerpt_chars,
             )
-
-
-def _decide_tools(counted_input: CountedInput) -> Iterator[Decision]:
-    for (tool, reason, score), tokens in counted_input.tools:
-        yield Decision(
-            slot="tools",
-            kind="tool",
-            included=True,
-            reason=reason,
-            tokens=tokens,
-            name=tool.name,
-            blob=hash_text(tool.canonical_json()),
-            score=score,
-        )
-
-
-def _decide_summary(counted_input: CountedInput) -> Iterator[Decision]:
-    if counted_input.summary is not None and counted_input.compaction is not None:
-        span = Span(first=counted_input.compaction.seq, last=counted_input.compaction.seq)
-        tokens = counted_input.summary.tokens
-        yield Decision(
-            slot="summary",
-            kind="summary",
-            included=True,
-            reason="summary",
-            tokens=tokens,
-            span=span,
-            summary_level=counted_input.summary_level,
-        )
-
-
-def _decide_archived(counted_input: CountedInput) -> Iterator[Decision]:
-    """Rows of archived messages, without those that stay in the view or are recall candidates."""
-    covers = counted_input.covers
-    if covers is None:
-        return
-    pinned = {seq for batch in counted_input.pinned for seq in batch.seqs}
-    separate = pinned | _candidate_seqs(counted_input) | _question_seqs(counted_input)
-    yield from _exclude_messages(covers, "archived", except_for=separate)
-
-
-def _candidate_seqs(counted_input: CountedInput) -> set[int]:
-    return {candidate.entry.seq for candidate in counted_input.recall_candidates}
 
 
 def _decide_recalled(counted_input: CountedInput, selection: ViewSelection) -> Iterator[Decision]:
@@ -153,14 +153,10 @@ def _recall_decision(candidate: RecallCandidate, *, included: bool, tokens: int)
     )
 
 
-def _decide_not_loaded(counted_input: CountedInput) -> Iterator[Decision]:
-    if counted_input.not_loaded is not None:
-        question = _question_seqs(counted_input)
-        yield from _exclude_messages(counted_input.not_loaded, "over_budget", except_for=question)
-
-
-def _exclude_messages(span: Span, reason: DecisionReason, *, except_for: Collection[int]) -> Iterator[Decision]:
-    """Rows of the messages in a range, without those that have rows of their own."""
+def _exclude_messages(span: Span | None, reason: DecisionReason, *, except_for: Collection[int]) -> Iterator[Decision]:
+    """Rows of the messages in a range, except those with separate rows."""
+    if span is None:
+        return
     start = span.first
     for seq in [*sorted(seq for seq in except_for if seq in span), span.last + 1]:
         if start < seq:
@@ -170,14 +166,13 @@ def _exclude_messages(span: Span, reason: DecisionReason, *, except_for: Collect
         start = seq + 1
 
 
-def _question_seqs(counted_input: CountedInput) -> set[int]:
-    return {counted_input.question} if counted_input.question is not None else set()
-
-
 def _decide_messages(
     view_input: ViewInput, counted_input: CountedInput, selection: ViewSelection
 ) -> Iterator[Decision]:
     """Rows of all loaded messages in log order, then of pending messages."""
+    newest = _RowKey("newest", "newest")
+    if selection.excerpt_chars is not None:
+        newest = _RowKey("newest", "excerpted", turn_excerpt_chars=selection.excerpt_chars)
     keyed = [
         *_key_batches(selection.omitted_history, _RowKey("messages", "over_budget", included=False)),
         *(
@@ -185,7 +180,7 @@ def _decide_messages(
             for rendered in counted_input.orphan_results
         ),
         *_key_reduced(counted_input, selection.history, _RowKey("messages", "recent"), view_input.pins),
-        *_key_reduced(counted_input, selection.newest, _newest_key(selection)),
+        *_key_reduced(counted_input, selection.newest, newest),
     ]
     # Stable sort: a stub has no sequence number, so it sorts with the message before it and stays behind it.
     keyed.sort(key=itemgetter(0))
@@ -196,23 +191,26 @@ def _decide_messages(
 def _key_reduced(
     counted_input: CountedInput,
     batches: Iterable[MessageBatch],
-    key: "_RowKey",
+    key: _RowKey,
     pins: frozenset[int] = frozenset(),
-) -> Iterator[tuple[int, RenderedMessage, "_RowKey"]]:
+) -> Iterator[tuple[int, RenderedMessage, _RowKey]]:
     """Keys of batches; messages that the active compaction reduces are `cleared` or `excerpted`."""
+    compaction = counted_input.compaction
     for batch in batches:
         calls_tools = bool(batch.messages[0].call_ids)
         for seq, rendered, message_key in _key_batches([batch], key, pins):
             limit = counted_input.reductions.get(rendered.seq) if rendered.seq is not None else None
             if rendered.seq is not None and rendered.seq == counted_input.question:
-                # A row of its own: the messages between it and the next one are archived.
+                # A separate row: the messages between it and the next one are archived.
                 reason = "question"
             elif limit is None or (limit == 0 and not calls_tools):
                 yield seq, rendered, message_key
                 continue
             else:
                 reason = "cleared" if limit == 0 else "excerpted"
-            summarized_by = _find_summarizing_compaction(counted_input, rendered.seq)
+            summarized_by = None
+            if compaction is not None and rendered.seq in counted_input.message_summaries:
+                summarized_by = compaction.seq
             yield seq, rendered, message_key._replace(reason=reason, excerpt_chars=limit, summarized_by=summarized_by)
 
 
@@ -233,27 +231,6 @@ def _split_document_rows(rows: Iterable[Decision], view_input: ViewInput) -> Ite
     else:
         yield question
         yield from (row.model_copy(update={"tokens": 0}) if row.included else row for row in document_decisions)
-
-
-def _find_summarizing_compaction(counted_input: CountedInput, seq: int | None) -> int | None:
-    compaction = counted_input.compaction
-    return compaction.seq if compaction is not None and seq in counted_input.message_summaries else None
-
-
-class _RowKey(NamedTuple):
-    slot: Slot
-    reason: DecisionReason
-    included: bool = True
-    excerpt_chars: int | None = None
-    turn_excerpt_chars: int | None = None
-    summarized_by: int | None = None
-    pending: bool | None = None
-
-
-def _newest_key(selection: ViewSelection) -> _RowKey:
-    if selection.excerpt_chars is None:
-        return _RowKey("newest", "newest")
-    return _RowKey("newest", "excerpted", turn_excerpt_chars=selection.excerpt_chars)
 
 
 def _key_batches(

@@ -21,6 +21,8 @@ MAX_CLEARED_CALL_CHARS = 300
 """Characters of each text and of the arguments in a message whose tool results are cleared."""
 MAX_STUB_ARGUMENT_CHARS = 100
 """Characters of the call's arguments in the stub of its result."""
+_MIN_MEDIA_CHARS = 500
+"""Below this limit of characters, images and files are omitted."""
 
 
 def excerpt_message(message: Message, max_chars: int, *, seq: int | None, summary: str | None = None) -> Message:
@@ -28,7 +30,8 @@ def excerpt_message(message: Message, max_chars: int, *, seq: int | None, summar
 
     A `summary` of the message is between the beginning and the end of its longest text.
     """
-    longest = _find_longest_text(message) if summary is not None else None
+    texts = [part for part in message.parts if isinstance(part, TextPart)] if summary is not None else []
+    longest = max(texts, key=lambda part: len(part.text), default=None)
     parts = [
         excerpt
         for part in message.parts
@@ -62,16 +65,16 @@ def _clear_result(result: ToolResultPart, seq: int | None, calls: Sequence[ToolC
     if chars <= MIN_CLEARED_CHARS and not media:
         return result
     call = next((call for call in calls if call.id == result.call_id), None)
-    source = f"{call.name}({_shorten_line(call.arguments)})" if call is not None else "a tool"
+    source = "a tool"
+    if call is not None:
+        arguments = " ".join(call.arguments[: 2 * MAX_STUB_ARGUMENT_CHARS].split())
+        if len(arguments) > MAX_STUB_ARGUMENT_CHARS:
+            arguments = f"{arguments[: MAX_STUB_ARGUMENT_CHARS - 1]}…"
+        source = f"{call.name}({arguments})"
     size = f"{chars:,} characters" + (f" and {media} files" if media else "")
     reference = f"; read #{seq}" if seq is not None else ""
     stub = TextPart(text=f"[cleared: {source} returned {size}{reference}]")
     return result.model_copy(update={"content": (stub,)})
-
-
-def _shorten_line(text: str) -> str:
-    line = " ".join(text[: 2 * MAX_STUB_ARGUMENT_CHARS].split())
-    return line if len(line) <= MAX_STUB_ARGUMENT_CHARS else f"{line[: MAX_STUB_ARGUMENT_CHARS - 1]}…"
 
 
 def find_largest_limit(count_tokens: Callable[[int], int], *, max_chars: int, max_tokens: int) -> int | None:
@@ -89,24 +92,18 @@ def find_largest_limit(count_tokens: Callable[[int], int], *, max_chars: int, ma
 
 
 def measure_longest_text(message: Message) -> int:
-    return max((len(text) for part in message.parts for text in _part_texts(part)), default=0)
-
-
-def _part_texts(part: Part) -> list[str]:
-    match part:
-        case TextPart(text=text) | ThinkingPart(text=text):
-            return [text]
-        case ToolCallPart(arguments=arguments):
-            return [arguments]
-        case ToolResultPart(content=content):
-            return [piece.text for piece in content if isinstance(piece, TextPart)]
-        case ImagePart() | FilePart():
-            return []
-
-
-def _find_longest_text(message: Message) -> TextPart | None:
-    texts = [part for part in message.parts if isinstance(part, TextPart)]
-    return max(texts, key=lambda part: len(part.text), default=None)
+    texts: list[str] = []
+    for part in message.parts:
+        match part:
+            case TextPart(text=text) | ThinkingPart(text=text):
+                texts.append(text)
+            case ToolCallPart(arguments=arguments):
+                texts.append(arguments)
+            case ToolResultPart(content=content):
+                texts += [piece.text for piece in content if isinstance(piece, TextPart)]
+            case ImagePart() | FilePart():
+                pass
+    return max(map(len, texts), default=0)
 
 
 def _excerpt_part(part: Part, max_chars: int, seq: int | None, summary: str | None = None) -> Part | None:
@@ -131,10 +128,6 @@ def _excerpt_part(part: Part, max_chars: int, seq: int | None, summary: str | No
             return (
                 part if max_chars >= _MIN_MEDIA_CHARS else TextPart(text=_omission_note(f"{media_kind} left out", seq))
             )
-
-
-_MIN_MEDIA_CHARS = 500
-"""Below this limit of characters, images and files are omitted."""
 
 
 def _truncate_middle(text: str, max_chars: int, seq: int | None, summary: str | None = None) -> str:

@@ -14,11 +14,10 @@ from typing import Any, Literal, NamedTuple
 from quire.model import ToolDefinition
 from quire.model.base import lazy_property
 from quire.model.policy import Slot, WireFormatName
-from quire.view.batches import MessageBatch, flatten_batches, sum_tokens
+from quire.view.batches import MessageBatch, deduplicate_call_ids, flatten_batches, sum_tokens
 from quire.view.counted_input import CountedInput
 from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
-from quire.view.tool_call_repair import deduplicate_call_ids
 from quire.wire import BlobLoader, WireFormat, wire_format_for
 
 RENDERER_VERSION = 1
@@ -51,7 +50,7 @@ class RequestContents:
 
 
 class DigestStart(NamedTuple):
-    """The digest of the start of a request, which that of every request with the same start continues."""
+    """The digest of the start of a request. The digest of every request with the same start continues it."""
 
     head: bytes
     """The encoded model, system text and tools."""
@@ -102,15 +101,13 @@ class RenderedRequest:
 
     def start_digest(self, message_count: int, earlier: DigestStart | None = None) -> DigestStart:
         """Digests the first messages; continues an earlier digest of the same messages, if the head is the same."""
-        head = self._encode_head()
+        tools = [tool.canonical_json() for tool in self.tools]
+        fields = [self.model, self.wire_format.name, self.system, tools]
+        head = json.dumps(fields, ensure_ascii=False).encode() + b"\n"
         start = earlier if earlier is not None and earlier.head == head else DigestStart(head, 0, sha256(head))
         state = start.state.copy()
         state.update(b"".join([each.encoded for each in self.messages[start.message_count : message_count]]))
         return DigestStart(head, message_count, state)
-
-    def _encode_head(self) -> bytes:
-        tools = [tool.canonical_json() for tool in self.tools]
-        return json.dumps([self.model, self.wire_format.name, self.system, tools], ensure_ascii=False).encode() + b"\n"
 
 
 def lay_out(

@@ -1,7 +1,11 @@
-"""Context window and prices of public models, from the table in the package genai-prices.
+"""Context window, prices and output limits of public models.
 
-The table is part of the installed package; nothing is downloaded. Without the package, or for a model that it does not
-list, every field is None, and the settings must provide the values (`quire.view.model_table` combines the two).
+Windows and prices are from the table in the package genai-prices. The table is part of the installed package; nothing
+is downloaded. Without the package, or for a model that it does not list, every field is None, and the settings must
+provide the values (`quire.view.model_table` combines the two).
+
+That table has no output limits. They are listed here, with the tokens that a model may use for thinking before it
+answers. A model that is not listed gets `DEFAULT_OUTPUT_TOKENS`, which every chat model accepts.
 """
 
 import re
@@ -139,9 +143,13 @@ def _read_spec(model: str) -> ModelSpec:
         match = _find_model(table, provider, name)
         if match is not None:
             vendor, info = match
+            window = info.context_window
+            if window is None:
+                listed = _find_model(table, "openrouter", f"{_OPENROUTER_VENDORS.get(vendor, vendor)}/{name}")
+                window = None if listed is None else listed[1].context_window
             prices = info.get_prices(PRICE_DATE)
             return ModelSpec(
-                window=_find_window(table, vendor, name, info),
+                window=window,
                 input_price=_base_price(prices.input_mtok),
                 output_price=_base_price(prices.output_mtok),
                 cache_read_price=_base_price(prices.cache_read_mtok),
@@ -163,16 +171,16 @@ def list_priced_models(model: str) -> list[str]:
         if match is not None and provider not in _LOCAL_PROVIDERS:
             prefix = model[: len(model) - len(name)]
             vendor = next(each for each in table.providers if each.id == match[0])
-            names = [prefix + each.id for each in vendor.models if _is_chat_model(each)]
+            # A chat model has a price of output, and no name of another kind of model or of a family.
+            chat_models = [
+                each
+                for each in vendor.models
+                if each.get_prices(PRICE_DATE).output_mtok is not None and _NON_CHAT_NAME.search(each.id) is None
+            ]
+            names = [prefix + each.id for each in chat_models]
             # Some entries describe a family, and their name matches no model.
             return [each for each in names if model_spec_for(each).window is not None]
     return []
-
-
-def _is_chat_model(info: "ModelInfo") -> bool:
-    """Whether the entry has a price of output, and no name of another kind of model or of a family."""
-    has_output = info.get_prices(PRICE_DATE).output_mtok is not None
-    return has_output and _NON_CHAT_NAME.search(info.id) is None
 
 
 def split_provider(model: str) -> Iterator[tuple[str | None, str]]:
@@ -194,13 +202,6 @@ def _find_model(table: "DataSnapshot", provider: str | None, name: str) -> "tupl
     except LookupError:
         return None
     return vendor.id, info
-
-
-def _find_window(table: "DataSnapshot", vendor: str, name: str, info: "ModelInfo") -> int | None:
-    if info.context_window is not None:
-        return info.context_window
-    listed = _find_model(table, "openrouter", f"{_OPENROUTER_VENDORS.get(vendor, vendor)}/{name}")
-    return None if listed is None else listed[1].context_window
 
 
 def _base_price(price: object) -> Decimal | None:
@@ -246,3 +247,71 @@ def _load_price_tiers(listed_as: str) -> tuple[list[int], list[_TokenPrices]]:
             )
         )
     return starts, tiers
+
+
+DEFAULT_OUTPUT_TOKENS = 2_048
+"""Output limit of a model whose limit is unknown: the smallest one that a provider publishes for a chat model."""
+DEFAULT_THINKING_OUTPUT_TOKENS = 8_192
+"""Output limit of a thinking model whose limit is unknown: the smallest one that a provider publishes for one."""
+THINKING_TOKENS = 8_192
+"""Tokens reserved for the thinking before a summary."""
+
+# The first match counts. The names are without a provider's prefix.
+_OUTPUT_LIMITS: tuple[tuple[str, int], ...] = (
+    (r"gpt-4o-2024-05-13|gpt-4-(?:turbo|1106|0125|vision)|gpt-3\.5", 4_096),
+    (r"gpt-4o-(?:audio|realtime|transcribe|search)|gpt-4-32k", 4_096),
+    (r"(?:chatgpt-)?gpt-4o|chatgpt-4o|gpt-4\.5|gpt-[5-9][\w.]*-chat", 16_384),
+    (r"gpt-4\.1", 32_768),
+    (r"gpt-4(?![\w.])", 8_192),
+    (r"gpt-[5-9]", 128_000),
+    (r"o1-preview", 32_768),
+    (r"o1-mini", 65_536),
+    (r"o[134](?![\w.])", 100_000),
+    (r"claude-(?:2|instant|3-(?:opus|sonnet|haiku))", 4_096),
+    (r"claude-3[.-]5", 8_192),
+    (r"claude-(?:opus-4(?:-1|-0|-2025|$)|4-opus)", 32_000),
+    (r"claude-(?:3[.-]7|[a-z]+-\d|4)", 64_000),
+    (r"gemini-(?:1\.5|2\.0)", 8_192),
+    (r"gemini-(?:2\.5|[3-9])", 65_535),
+    (r"deepseek-chat", 8_192),
+)
+_OUTPUT_LIMIT_PATTERNS = tuple((re.compile(pattern), tokens) for pattern, tokens in _OUTPUT_LIMITS)
+
+_THINKING_NAME = re.compile(
+    r"o[134](?![\w.])|gpt-[5-9](?![\w.]*-chat)|gpt-oss|deepseek-(?:r1|reasoner)|qwq|qwen-?3|magistral|glm-(?:4\.[5-9]|[5-9])"
+    r"|gemini-(?:2\.5|[3-9])|grok-(?:3-mini|4)|kimi-k2-thinking|minimax-m"
+)
+_THINKING_WORDS = ("thinking", "reasoning", "reasoner")
+
+
+def output_limit_for(model: str) -> int:
+    """Maximum tokens of one answer of this model, with its thinking."""
+    published = published_output_limit_for(model)
+    if published is not None:
+        return published
+    return DEFAULT_THINKING_OUTPUT_TOKENS if thinking_tokens_for(model) else DEFAULT_OUTPUT_TOKENS
+
+
+def published_output_limit_for(model: str) -> int | None:
+    name = _strip_provider(model)
+    return next((tokens for pattern, tokens in _OUTPUT_LIMIT_PATTERNS if pattern.match(name)), None)
+
+
+def thinking_tokens_for(model: str) -> int:
+    """Tokens to reserve for thinking; 0 for a model that answers at once."""
+    name = _strip_provider(model)
+    thinks = _THINKING_NAME.match(name) is not None or any(word in name for word in _THINKING_WORDS)
+    return THINKING_TOKENS if thinks and "non-reasoning" not in name else 0
+
+
+@lru_cache(maxsize=1024)
+def _strip_provider(model: str) -> str:
+    """The name without prefixes such as `openai:`, `openrouter/openai/` and `us.anthropic.`; empty if it is too
+    long."""
+    if len(model) > MAX_MODEL_NAME_CHARS:
+        return ""
+    name = model.strip().lower().rpartition("/")[2]
+    provider, colon, rest = name.partition(":")
+    name = rest if colon and not any(map(str.isdigit, provider)) else name
+    *prefixes, last = re.split(r"\.(?=[a-z])", name)
+    return last if all(prefix.isalpha() for prefix in prefixes) else name

@@ -3,15 +3,14 @@
 A look-up is a list of layers, the most specific first, so that every value can be traced to its source.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.settings.schema import ModelEntry
-from quire.view.model_specs import ModelSpec, model_spec_for, split_provider
-from quire.view.output_limits import published_output_limit_for
+from quire.view.model_specs import ModelSpec, model_spec_for, published_output_limit_for, split_provider
 from quire.wire import infer_wire_format
 from quire.wire.tokens import vocabulary_for
 
@@ -38,8 +37,18 @@ def find_layers(entries: Mapping[str, ModelEntry], model: str, *, served_model: 
     """
     served = served_model or model
     names = dict.fromkeys([*_match_entries(entries, model), *_match_entries(entries, served)])
+    layers: list[SpecLayer] = []
+    for name in names:
+        entry = entries[name]
+        spec = to_price_spec(entry.input_price, entry.output_price, entry.cached_input_price)._replace(
+            window=entry.window,
+            output_limit=entry.output_limit,
+            tokenizer=entry.tokenizer,
+            wire_format=entry.wire_format,
+        )
+        layers.append(SpecLayer(f'models."{name}"', spec))
     return [
-        *(SpecLayer(f'models."{name}"', _to_spec(entries[name])) for name in names),
+        *layers,
         SpecLayer(GENAI_PRICES_SOURCE, model_spec_for(served)),
         SpecLayer(LIMITS_SOURCE, ModelSpec(output_limit=published_output_limit_for(served))),
         SpecLayer(NAME_SOURCE, ModelSpec(tokenizer=vocabulary_for(served), wire_format=infer_wire_format(model))),
@@ -77,15 +86,6 @@ def to_price_spec(
     )
 
 
-def _to_spec(entry: ModelEntry) -> ModelSpec:
-    return to_price_spec(entry.input_price, entry.output_price, entry.cached_input_price)._replace(
-        window=entry.window,
-        output_limit=entry.output_limit,
-        tokenizer=entry.tokenizer,
-        wire_format=entry.wire_format,
-    )
-
-
 def _match_entries(entries: Mapping[str, ModelEntry], model: str) -> list[str]:
     """Keys of the entries that match, the most specific first.
 
@@ -94,7 +94,9 @@ def _match_entries(entries: Mapping[str, ModelEntry], model: str) -> list[str]:
     """
     if len(model) > MAX_MODEL_NAME_CHARS:
         return []
-    names = list(dict.fromkeys(_list_names(model)))
+    # In lower case, then without each prefix such as `openai:`.
+    splits = split_provider(model.strip().lower())
+    names = list(dict.fromkeys(name for provider, name in splits if provider is None))
     ranked: list[tuple[tuple[int, int], str]] = []
     for key in entries:
         pattern = key.strip().lower()
@@ -103,8 +105,3 @@ def _match_entries(entries: Mapping[str, ModelEntry], model: str) -> list[str]:
         elif any(fnmatchcase(name, pattern) for name in names):
             ranked.append(((1, -sum(char not in _GLOB_CHARS for char in pattern)), key))
     return [key for _, key in sorted(ranked, key=lambda each: each[0])]
-
-
-def _list_names(model: str) -> Iterator[str]:
-    """The name in lower case, then without each prefix such as `openai:`."""
-    return (name for provider, name in split_provider(model.strip().lower()) if provider is None)

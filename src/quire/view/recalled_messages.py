@@ -85,17 +85,14 @@ def _render_line(candidate: RecallCandidate) -> str:
     message = entry.message
     text = message_to_text(message)
     if candidate.excerpt_ranges is not None:
-        text = _render_ranges(text, candidate.excerpt_ranges, entry.seq)
+        # The excerpts are joined with ellipses, and the number to read the message by follows.
+        ranges, size = candidate.excerpt_ranges, len(text)
+        excerpts = "".join(f"{'' if start == 0 else ' … '}{text[start:end].strip()}" for start, end in ranges)
+        ending = "" if ranges and ranges[-1][1] >= size else " …"
+        omitted = size - sum(end - start for start, end in ranges)
+        text = f"{excerpts}{ending} [{omitted} of {size} characters left out; read #{entry.seq}]"
     speaker = " ".join(message.name.split()) if message.name else message.role
     return f"#{entry.seq} {speaker}: {_HEADER_LIKE.sub(' ', text)}"
-
-
-def _render_ranges(text: str, ranges: Sequence[CharRange], seq: int) -> str:
-    """Joins the excerpts with ellipses, and adds the omitted size and the number to read the message by."""
-    excerpts = "".join(f"{'' if start == 0 else ' … '}{text[start:end].strip()}" for start, end in ranges)
-    ending = "" if ranges and ranges[-1][1] >= len(text) else " …"
-    omitted = len(text) - sum(end - start for start, end in ranges)
-    return f"{excerpts}{ending} [{omitted} of {len(text)} characters left out; read #{seq}]"
 
 
 class FittedCandidate(NamedTuple):
@@ -149,7 +146,7 @@ def fit_candidates(
 
 
 def _fit(candidate: RecallCandidate, days: Collection[str], counter: TokenCounter) -> FittedCandidate:
-    """A candidate with its tokens, and those of its day unless the block has it."""
+    """A candidate with its tokens, which include the day unless the block has it already."""
     day, line = _format_day(candidate.entry), _render_line(candidate)
     day_tokens = 0 if day in days else counter.count(f"{day}\n")
     return FittedCandidate(candidate, day_tokens + counter.count(f"{line}\n"), day, line)

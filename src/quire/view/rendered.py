@@ -1,11 +1,14 @@
 """Rendered messages: messages in a provider's wire format, with their tokens and sequence numbers.
 
 Each message is counted and rendered once. The cache is keyed by digest, and a digest always has the same content.
+
+The documents that a user message references are injected in full after its text, or listed with their summaries. That
+decision is stored with the message when it is sent, so that later requests repeat its bytes (prefix stability).
 """
 
 import json
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from threading import Lock
 from typing import NamedTuple
@@ -26,14 +29,21 @@ from quire.model import (
     ToolResultPart,
 )
 from quire.view.excerpts import clear_message, excerpt_message
-from quire.view.references import inline_documents
 from quire.wire import BlobLoader, WireFormat, WireMessage
+from quire.wire.labels import label_text
 from quire.wire.tokens import TokenCounter
 
 MAX_CACHED_MESSAGES = 10_000
 """Maximum number of messages in the caches of all counters of the process, which are cleared when full."""
 MAX_CACHED_BYTES = 32 * 1024 * 1024
 """Maximum size of the wire formats in those caches."""
+READ_INSTRUCTION = (
+    "The text of these documents is not included. Before you rely on one, read it with the tool read_document by its "
+    "path in parentheses; without that tool, say that you have not read it."
+)
+"""Precedes a list of documents. It stays outside their label, which marks what it contains as data."""
+TextLoader = Callable[[str], str | None]
+"""Loads the text of a document by its digest; None if it no longer exists."""
 
 _PLAIN_TEXT_ROLES = frozenset({"user", "assistant"})
 _SUPPORTED_PARTS: dict[str, tuple[type, ...]] = {
@@ -115,6 +125,10 @@ class MessageCounter:
             seq, message, tuple(wire_messages), encode_wire_messages(wire_messages), counted, message.role, calls
         )
 
+    def render_changed(self, rendered: RenderedMessage, message: Message) -> RenderedMessage:
+        """Renders a message that replaces a rendered one; a message that did not change is not rendered again."""
+        return rendered if message is rendered.message else self.render_message(message, seq=rendered.seq)
+
     def render_entry(
         self, entry: Entry, *, max_chars: int | None = None, summary: str | None = None
     ) -> RenderedMessage:
@@ -126,8 +140,8 @@ class MessageCounter:
             return self._render_excerpt(entry, max_chars, summary)
         rendered = self._cache.get(entry.digest) if entry.purged_at is None else None
         if rendered is None:
-            # The cost of an image depends on the model, which is not part of the counter's name; that of a file on its
-            # blob, which may not have been loaded when the message was stored.
+            # The cost of an image depends on the model, which is not part of the counter's name. The cost of a file
+            # depends on its blob, which may not have been loaded when the message was stored.
             has_media = '"image"' in entry.raw or '"file"' in entry.raw
             count_is_valid = entry.counter == self.name and not has_media
             tokens = entry.tokens if count_is_valid else None
@@ -148,26 +162,28 @@ class MessageCounter:
     ) -> list[RenderedMessage]:
         """Renders many entries, some of them truncated to that many characters, by number; 0 makes a stub.
 
-        `summaries` are those of truncated messages, by number.
+        `summaries` are the summaries of truncated messages, by number.
         """
         if not reductions:
             return self.render_entries(entries)
-        return [
-            self._render_cleared(entries, index)
-            if (limit := reductions.get(entry.seq)) == 0
-            else self.render_entry(entry, max_chars=limit, summary=summaries.get(entry.seq))
-            for index, entry in enumerate(entries)
-        ]
-
-    def _render_cleared(self, entries: Sequence[Entry], index: int) -> RenderedMessage:
-        entry = entries[index]
-        key = b"cleared " + entry.digest
-        rendered = self._cache.get(key) if entry.purged_at is None else None
-        if rendered is None:
-            message = drop_unsupported_parts(entry.message)
-            cleared = clear_message(message, seq=entry.seq, calls=_find_calls(entries, index))
-            rendered = self._cache_message(key, self.render_message(cleared, seq=entry.seq))
-        return rendered
+        messages: list[RenderedMessage] = []
+        for index, entry in enumerate(entries):
+            limit = reductions.get(entry.seq)
+            if limit != 0:
+                messages.append(self.render_entry(entry, max_chars=limit, summary=summaries.get(entry.seq)))
+                continue
+            key = b"cleared " + entry.digest
+            rendered = self._cache.get(key) if entry.purged_at is None else None
+            if rendered is None:
+                # A tool message answers the calls of the last message before it that is no tool message.
+                caller = index
+                while caller > 0 and entries[caller].role == "tool":
+                    caller -= 1
+                calls = entries[caller].message.tool_calls
+                cleared = clear_message(drop_unsupported_parts(entry.message), seq=entry.seq, calls=calls)
+                rendered = self._cache_message(key, self.render_message(cleared, seq=entry.seq))
+            messages.append(rendered)
+        return messages
 
     def _render_excerpt(self, entry: Entry, max_chars: int, summary: str | None) -> RenderedMessage:
         key = b"%d %b" % (max_chars, entry.digest)
@@ -215,15 +231,8 @@ class MessageCounter:
         return self.wire_format.count_tools([self.wire_format.render_tool(tool) for tool in tools], self.token_counter)
 
 
-def _find_calls(entries: Sequence[Entry], index: int) -> Sequence[ToolCallPart]:
-    """The tool calls that a tool message answers: those of the last message before it that is no tool message."""
-    while index > 0 and entries[index].role == "tool":
-        index -= 1
-    return entries[index].message.tool_calls
-
-
 def _list_references(entry: Entry) -> Sequence[DocumentReference]:
-    """The documents that are added to a message; those of a reply are only a record of what its tools found."""
+    """The documents that are added to a message. The references of a reply only record what its tools found."""
     return (entry.metadata.references or ()) if entry.raw_metadata is not None and entry.role == "user" else ()
 
 
@@ -251,3 +260,41 @@ def drop_unsupported_parts(message: Message) -> Message:
         return message
     supported: tuple[Part, ...] = tuple(part for part in message.parts if isinstance(part, kinds))
     return message.model_copy(update={"parts": supported})
+
+
+def inline_documents(message: Message, references: Sequence[DocumentReference], load_text: TextLoader) -> Message:
+    """Appends the referenced documents to a user message; other roles have no references."""
+    if message.role != "user" or not references:
+        return message
+    sections: list[str] = []
+    listed: list[DocumentReference] = []
+    for reference in references:
+        text = load_text(reference.blob) if reference.injected and reference.blob is not None else None
+        if text is None:
+            listed.append(reference)
+        else:
+            sections.append(label_text("document", text, name=reference.path, link=reference.link))
+    if listed:
+        text = label_text("references", "\n".join(map(_format_reference, listed)))
+        is_readable = any(reference.path is not None for reference in listed)
+        sections.append(f"{READ_INSTRUCTION}\n{text}" if is_readable else text)
+    appended = "\n\n".join(sections)
+    # Appended to the last text part, because every server accepts a message with a single text.
+    *others, last = message.parts or (TextPart(text=""),)
+    if isinstance(last, TextPart) and last.provider_fields is None:
+        joined = f"{last.text}\n\n{appended}" if last.text else appended
+        return message.model_copy(update={"parts": (*others, TextPart(text=joined))})
+    return message.model_copy(update={"parts": (*message.parts, TextPart(text=appended))})
+
+
+def _format_reference(reference: DocumentReference) -> str:
+    """One line for each reference, so that no summary can pass for another document."""
+    if reference.path is None:
+        note = f": {reference.snippet}" if reference.snippet else ": not found"
+        return f"- {_collapse_whitespace(reference.link)}{_collapse_whitespace(note)}"
+    note = f": {reference.summary}" if reference.summary else ""
+    return _collapse_whitespace(f"- {reference.link} ({reference.path}){note}")
+
+
+def _collapse_whitespace(text: str) -> str:
+    return " ".join(text.split())

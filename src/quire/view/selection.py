@@ -43,7 +43,15 @@ def select_content(counted_input: CountedInput, budget: Budget, message_counter:
     available -= sum_tokens(newest)
     blocks, block_tokens = _select_blocks(counted_input, available, budget)
     available -= block_tokens
-    first, available = _fit_history(counted_input, available)
+    # The newest batches that fit.
+    first = 0
+    if counted_input.history_tokens <= available:
+        available -= counted_input.history_tokens
+    else:
+        first = len(counted_input.history)
+        while first > 0 and counted_input.history[first - 1].tokens <= available:
+            first -= 1
+            available -= counted_input.history[first].tokens
     recalled = select_recalled(counted_input, blocks, available, budget, message_counter)
     return ViewSelection(
         blocks=blocks,
@@ -53,19 +61,6 @@ def select_content(counted_input: CountedInput, budget: Budget, message_counter:
         recalled=recalled,
         excerpt_chars=limit,
     )
-
-
-def _fit_history(counted_input: CountedInput, available_tokens: int) -> tuple[int, int]:
-    """Index of the first batch that fits, and the tokens that remain."""
-    if counted_input.history_tokens <= available_tokens:
-        return 0, available_tokens - counted_input.history_tokens
-    first = len(counted_input.history)
-    for batch in reversed(counted_input.history):
-        if batch.tokens > available_tokens:
-            break
-        first -= 1
-        available_tokens -= batch.tokens
-    return first, available_tokens
 
 
 def _select_blocks(
@@ -98,8 +93,10 @@ def select_recalled(
 
     Inside a turn they use only tokens below the target, so that they do not bring the next compaction closer.
     """
-    if counted_input.fixed_recall is not None:
-        return _repeat_recalled(counted_input.fixed_recall, available_tokens, message_counter)
+    fixed = counted_input.fixed_recall
+    if fixed is not None:
+        rendered = message_counter.render_data(render_fitted(fixed)) if fixed else None
+        return RecalledBlock(fixed, rendered) if rendered is not None and rendered.tokens <= available_tokens else None
     used = sum(counted.tokens for counted in blocks if counted.block.slot == "recall")
     max_tokens = min(available_tokens, budget.limit_for("recall") - used, budget.recall_tokens)
     if counted_input.continues_turn:
@@ -113,13 +110,6 @@ def select_recalled(
             return RecalledBlock(tuple(fitted), rendered)
         fitted.pop()
     return None
-
-
-def _repeat_recalled(
-    fixed: tuple[FittedCandidate, ...], available_tokens: int, message_counter: MessageCounter
-) -> RecalledBlock | None:
-    rendered = message_counter.render_data(render_fitted(fixed)) if fixed else None
-    return RecalledBlock(fixed, rendered) if rendered is not None and rendered.tokens <= available_tokens else None
 
 
 def _fit_newest_turn(
@@ -146,12 +136,10 @@ def excerpt_batches(
 ) -> tuple[MessageBatch, ...]:
     return tuple(
         MessageBatch.from_messages(
-            *(_excerpt_rendered(rendered, max_chars, message_counter) for rendered in batch.messages)
+            *(
+                message_counter.render_changed(each, excerpt_message(each.message, max_chars, seq=each.seq))
+                for each in batch.messages
+            )
         )
         for batch in batches
     )
-
-
-def _excerpt_rendered(rendered: RenderedMessage, max_chars: int, message_counter: MessageCounter) -> RenderedMessage:
-    excerpt = excerpt_message(rendered.message, max_chars, seq=rendered.seq)
-    return rendered if excerpt is rendered.message else message_counter.render_message(excerpt, seq=rendered.seq)

@@ -1,16 +1,120 @@
-"""Compaction strategies: where to cut a history. Pure; users can register their own.
+"""Compaction strategies: where to cut a history, and which messages stay in the view because of their priority. Pure.
 
-The built-in strategies are `discard`, `summarize` and `hybrid`.
+The built-in strategies are `discard`, `summarize` and `hybrid`; users can register their own. A cut at `n` preserves
+the batches from `n` on. It never splits a batch, since cut points are indexes of batches. The other invariants are
+named functions, and a cut is legal if it satisfies all of them. A cut may be inside a turn, whose question then stays
+in the view.
+
+A priority acts when a compaction is planned and not on each request, so that the prefix stays stable in between.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from quire.errors import UnknownStrategy
+from quire.model import Entry
 from quire.model.policy import Policy, Slot
 from quire.view.batches import MessageBatch
-from quire.view.cut_points import find_cut_keeping
-from quire.view.priorities import PriorityClass
+
+Invariant = Callable[[Sequence[MessageBatch], Policy], range]
+PriorityClass = Literal["critical", "important", "normal", "low"]
+
+DEFAULT_PRIORITY = 5
+"""Priority of a message for which none is set."""
+CLASS_MINIMUMS: Mapping[PriorityClass, int] = {"critical": 8, "important": 6, "normal": 3, "low": 1}
+"""Lowest priority of each class, the highest class first."""
+
+
+def keep_newest_batch(batches: Sequence[MessageBatch], policy: Policy) -> range:
+    """The newest message, or the newest tool call with its results, is never archived or split."""
+    return range(len(batches))
+
+
+def keep_recent_messages(batches: Sequence[MessageBatch], policy: Policy) -> range:
+    """At least `min_recent_messages_to_keep` messages stay unchanged."""
+    return range(find_cut_keeping(batches, policy.min_recent_messages_to_keep) + 1)
+
+
+def cut_only_stored(batches: Sequence[MessageBatch], policy: Policy) -> range:
+    """A compaction can cover only stored messages."""
+    first_unstored = next((index for index, batch in enumerate(batches) if not batch.seqs), len(batches))
+    return range(first_unstored + 1)
+
+
+INVARIANTS: tuple[Invariant, ...] = (keep_newest_batch, keep_recent_messages, cut_only_stored)
+
+
+def find_legal_cuts(batches: Sequence[MessageBatch], policy: Policy) -> list[int]:
+    """Cut points that satisfy every invariant, the one that preserves most messages first."""
+    allowed = set(range(len(batches) + 1)).intersection(*(invariant(batches, policy) for invariant in INVARIANTS))
+    return sorted(allowed)
+
+
+def find_cut_keeping(batches: Sequence[MessageBatch], messages: int) -> int:
+    """Last cut point with at least `messages` messages after it. An empty question is not one of them."""
+    count, cut = 0, len(batches)
+    while cut > 0 and count < messages:
+        cut -= 1
+        count += 0 if batches[cut].is_empty_question else len(batches[cut].messages)
+    return cut
+
+
+def classify_priority(priority: int) -> PriorityClass:
+    return next(each for each, minimum in CLASS_MINIMUMS.items() if priority >= minimum)
+
+
+def spread_priorities(entries: Iterable[Entry], priorities: Mapping[int, int]) -> dict[int, int]:
+    """The priorities of these messages, raised to the highest one within each batch: a tool call and its results stay
+    together."""
+    if not priorities:
+        return {}
+    batches: list[list[int]] = []
+    for entry in entries:
+        if entry.role == "tool" and batches:
+            batches[-1].append(entry.seq)
+        else:
+            batches.append([entry.seq])
+    spread: dict[int, int] = {}
+    for batch in batches:
+        if values := [priorities[seq] for seq in batch if seq in priorities]:
+            spread.update(dict.fromkeys(batch, max(values)))
+    return spread
+
+
+def list_protected(pins: frozenset[int], priorities: Mapping[int, int]) -> frozenset[int]:
+    """Numbers of the messages whose tool results are not cleared: pinned, important and critical ones."""
+    return pins.union(seq for seq, priority in priorities.items() if priority >= CLASS_MINIMUMS["important"])
+
+
+def classify_batch(batch: MessageBatch, priorities: Mapping[int, int]) -> PriorityClass:
+    """Class of a batch; `priorities` are spread over its messages."""
+    return classify_priority(max([priorities.get(seq, 0) for seq in batch.seqs], default=0) or DEFAULT_PRIORITY)
+
+
+def select_preserved(
+    candidates: Sequence[MessageBatch],
+    priorities: Mapping[int, int],
+    *,
+    shares: Mapping[PriorityClass, float],
+    max_input_tokens: int,
+    max_tokens: int,
+) -> list[MessageBatch]:
+    """Chooses the batches that stay in the view: the highest class first, and the newest first within a class.
+
+    A class may use its share of the input tokens and the shares of the classes below it, which are filled after it, so
+    that no batch is omitted for one of a lower class. All of them together use at most `max_tokens`.
+    """
+    classes: list[PriorityClass] = [each for each in CLASS_MINIMUMS if each in shares]
+    preserved: list[MessageBatch] = []
+    for index, priority_class in enumerate(classes):
+        class_tokens = min(max_tokens, int(sum(shares[each] for each in classes[index:]) * max_input_tokens))
+        for batch in reversed(candidates):
+            if batch.tokens <= class_tokens and classify_batch(batch, priorities) == priority_class:
+                preserved.append(batch)
+                class_tokens -= batch.tokens
+                max_tokens -= batch.tokens
+    return preserved
+
 
 DEFAULT_SLOT_SHARES: Mapping[Slot, float] = {
     "system": 0.10,
@@ -72,7 +176,7 @@ HYBRID_PRIORITY_SHARES: Mapping[PriorityClass, float] = {"critical": 0.30, "impo
 
 
 class HybridStrategy:
-    """Replaces old messages by a summary, preserves those of high priority, and recalls those that are relevant."""
+    """Replaces old messages by a summary, preserves messages of high priority, and recalls relevant ones."""
 
     name = "hybrid"
     summarizes = True
