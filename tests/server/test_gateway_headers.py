@@ -20,13 +20,14 @@ from quire.errors import InvalidRequest
 from quire.model.policy import WireFormatName
 from quire.server.app import create_app
 from quire.server.auth import Caller
-from quire.server.gateway.header_rules import (
+from quire.server.gateway.upstream import (
     MAX_CONVERSATION_HEADER_CHARS,
     MAX_CONVERSATION_ID_CHARS,
+    UpstreamCall,
+    build_upstream_call,
     decode_conversation_header,
     encode_conversation_header,
 )
-from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings

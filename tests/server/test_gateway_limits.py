@@ -44,7 +44,7 @@ from quire.wire.codec import (
 )
 from quire.wire.codecs import CHAT
 from quire.wire.json_limits import MAX_JSON_SEPARATORS
-from quire.wire.sse import MAX_DELTA_ITEMS, MAX_EVENT_BYTES
+from quire.wire.replies import MAX_DELTA_ITEMS, MAX_EVENT_BYTES
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -224,7 +224,7 @@ def test_events_after_the_end_of_a_reply_are_limited_together():
 
 
 async def test_the_reply_before_an_oversized_event_is_recorded(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.wire.sse.MAX_EVENT_BYTES", 10_000)
+    monkeypatch.setattr("quire.wire.replies.MAX_EVENT_BYTES", 10_000)
     stream = [make_chunk_event("Half an answer"), make_chunk_event("x" * 50_000), SSE_DONE]
     async with run_fake_upstream(respond_with_stream(*stream)) as up, run_gateway(store, up.url) as harness:
         answer = await harness.ask(user_message("Hello"), stream=True)
@@ -241,7 +241,7 @@ def test_an_event_with_too_many_values_ends_the_stream():
 
 
 def test_a_stream_above_its_limit_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("quire.wire.sse.MAX_STREAM_BYTES", 1_000)
+    monkeypatch.setattr("quire.wire.replies.MAX_STREAM_BYTES", 1_000)
     accumulator = ChatStreamDecoder()
     with pytest.raises(ModelUnavailable, match="more than 1,000 bytes"):
         feed_pieces(accumulator, make_chunk_event("a") * 10, piece_bytes=100)

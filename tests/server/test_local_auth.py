@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from quire.access.keys import KEY_SCOPES
 from quire.errors import InvalidConfiguration
-from quire.server import local_auth
+from quire.server import auth
 from quire.server.addresses import check_loopback, generate_token, server_url
 from quire.server.app import create_app
-from quire.server.auth import CALLER_SCOPE_KEY
-from quire.server.local_auth import LocalAuthMiddleware
+from quire.server.auth import CALLER_SCOPE_KEY, LocalAuthMiddleware
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
@@ -381,7 +380,7 @@ async def test_tokens_are_compared_in_constant_time(client: httpx2.AsyncClient, 
             compared.append((candidate, token))
             return False
 
-    monkeypatch.setattr(local_auth, "hmac", RecordingHmac)
+    monkeypatch.setattr(auth, "hmac", RecordingHmac)
     await client.get("/api/x", headers={**bearer_header("a"), "Cookie": f"quire-{PORT}=b"})
     await client.get("/", params={"token": TOKEN})
     assert compared == [(candidate, TOKEN.encode()) for candidate in (b"a", b"b", TOKEN.encode())]

@@ -19,11 +19,10 @@ from quire.wire.codec import (
     UnreadableBody,
 )
 from quire.wire.codecs import RESPONSES
-from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
+from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall, encode_event
 from quire.wire.responses.object import build_items, build_response_object
 from quire.wire.responses.render import OpenAIResponsesFormat
 from quire.wire.responses.stream import ResponsesEncoder, ResponsesStreamDecoder
-from quire.wire.sse import encode_event
 
 FUNCTION: Json = {"type": "function", "name": "read", "description": "Reads.", "parameters": {"type": "object"}}
 CUSTOM: Json = {

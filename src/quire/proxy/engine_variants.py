@@ -244,7 +244,24 @@ class EngineVariants:
         options = VariantOptions(model, reserved_tokens, limits_reserve, target.name)
         variant = self._variants.get((tenant, options))
         if variant is None:
-            variant = self._variants[tenant, options] = self._build_variant(tenant, options, target)
+            changes: dict[str, Any] = {"model": model, "wire_format": target.name}
+            if reserved_tokens is not None:
+                changes["reserved_response_tokens"] = reserved_tokens
+            tenant_engine = self._engines(tenant)
+            engine = tenant_engine.with_changes(
+                agent=GATEWAY_AGENT,
+                # Links in a client's messages do not refer to Quire's vault.
+                vault=None,
+                shares=tenant_engine.config.client_shares,
+                # A client cannot run Quire's tools.
+                context_tools=False,
+                **changes,
+            )
+            max_reserve = int(engine.policy.window * MAX_RESERVE_SHARE)
+            if limits_reserve and engine.policy.reserved_response_tokens > max_reserve:
+                engine = engine.with_changes(reserved_response_tokens=max_reserve)
+            variant = EngineVariant(engine, target, (tenant, options), self._envelopes, self._histories)
+            self._variants[tenant, options] = variant
         return variant
 
     def clear(self) -> None:
@@ -252,25 +269,6 @@ class EngineVariants:
         self._variants.clear()
         self._envelopes.clear()
         self._histories.clear()
-
-    def _build_variant(self, tenant: str, options: VariantOptions, target: Codec) -> EngineVariant:
-        changes: dict[str, Any] = {"model": options.model, "wire_format": options.wire_format}
-        if options.reserved_tokens is not None:
-            changes["reserved_response_tokens"] = options.reserved_tokens
-        tenant_engine = self._engines(tenant)
-        engine = tenant_engine.with_changes(
-            agent=GATEWAY_AGENT,
-            # Links in a client's messages do not refer to Quire's vault.
-            vault=None,
-            shares=tenant_engine.config.client_shares,
-            # A client cannot run Quire's tools.
-            context_tools=False,
-            **changes,
-        )
-        max_reserve = int(engine.policy.window * MAX_RESERVE_SHARE)
-        if options.limits_reserve and engine.policy.reserved_response_tokens > max_reserve:
-            engine = engine.with_changes(reserved_response_tokens=max_reserve)
-        return EngineVariant(engine, target, (tenant, options), self._envelopes, self._histories)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +280,7 @@ class RecognizedRequest:
     variant: EngineVariant
     envelope: Envelope
     calibration: Calibration
-    """Correction of our token counts by those that the provider reported."""
+    """Correction of our token counts by the counts that the provider reported."""
 
     @property
     def is_native(self) -> bool:

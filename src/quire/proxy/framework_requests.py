@@ -74,7 +74,7 @@ _UNEQUAL = object()
 
 
 class ConversionCache(Generic[Source]):
-    """Converts lists of messages. The start of a list that equals that of an earlier one is not converted again.
+    """Converts lists of messages. A list that starts like an earlier one is converted from there on.
 
     The gateway's cache of known messages finds the start of a list by the bytes of a body. A framework's messages are
     objects without such bytes, so they are compared with copies.
@@ -119,7 +119,7 @@ def _take_snapshot(source: object) -> object:
 def _is_equal(snapshot: object, source: Any) -> bool:
     try:
         return bool(snapshot == source)
-    except Exception:  # noqa: BLE001 (the comparison is that of any object that a tool returned)
+    except Exception:  # noqa: BLE001 (a tool may return any object, and its comparison may fail)
         return False
 
 

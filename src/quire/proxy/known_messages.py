@@ -91,20 +91,26 @@ class KnownMessageCache:
 
     def parse_body(self, codec: Codec, raw: bytes, *, tenant: str) -> ClientBody:
         """Parses a body and checks its limits. Raises `UnreadableBody` and `RequestLimitExceeded`."""
-        position = None
+        position, digest = None, None
+        digests: list[bytes] = []
         if len(raw) >= MIN_LIST_BYTES and codec.leading_roles is not None:
             with suppress(*_PositionError):
                 position = find_list(raw.decode("latin-1"), codec.item_field)
         if position is not None:
-            digests, digest = _digest_blocks(raw, position)
+            # Digests of the body up to the end of each block of its list, and of all of it. They cover the fields
+            # before the list, so that the last one is also the digest of the request.
+            rolling, view = sha256(raw[:position]), memoryview(raw)
+            for end in range(position + DIGEST_BLOCK_BYTES, len(raw) + 1, DIGEST_BLOCK_BYTES):
+                rolling.update(view[end - DIGEST_BLOCK_BYTES : end])
+                digests.append(rolling.digest())
+            rolling.update(view[position + len(digests) * DIGEST_BLOCK_BYTES :])
+            digest = rolling.hexdigest()
             start = self._find(codec, raw, position, digests, tenant=tenant)
             fields = _parse_rest(codec, raw, position, start) if start is not None else None
             if fields is not None:
                 return ClientBody(
                     raw=raw, fields=fields, list_position=position, block_digests=digests, digest=digest, start=start
                 )
-        else:
-            digests, digest = (), None
         fields = parse_body(raw)
         codec.check_limits(fields)
         return ClientBody(raw=raw, fields=fields, list_position=position or 0, block_digests=digests, digest=digest)
@@ -127,7 +133,9 @@ class KnownMessageCache:
         if known.messages and _count_leading(items[len(known.items) :], codec.leading_roles or frozenset()):
             # Parsed without the known messages, these would be instructions.
             return None
-        cut = _find_cut(items, first=len(known.items))
+        # The last place after the known items where a reply begins and a few more items follow.
+        places = range(len(items) - MIN_CHANGING_ITEMS - 1, len(known.items), -1)
+        cut = next((index for index in places if _is_reply(items[index]) and not _is_reply(items[index - 1])), None)
 
         def parse(start: int, end: int | None) -> ClientRequest:
             return codec.parse_request(
@@ -139,9 +147,16 @@ class KnownMessageCache:
             size = _measure_items(codec, body, known, items, cut)
             if size is None or not _can_join(known.messages, older):
                 return None
-            extended = _extend(known, older, items[:cut], size=size)
-            self._store(codec, body, extended, tenant=tenant)
-            known = extended
+            known = KnownStart(
+                messages=(*known.messages, *older),
+                paths=tuple(compute_client_paths(older, known_paths=known.paths)),
+                items=tuple(items[:cut]),
+                first_item=known.first_item,
+                size=size,
+                # A copy: another list may continue the same messages.
+                equivalents=dict(known.equivalents),
+            )
+            self._store(codec, body, known, tenant=tenant)
         newest = parse(len(known.items), None)
         if not _can_join(known.messages, newest.messages):
             return None
@@ -183,8 +198,8 @@ class KnownMessageCache:
 def find_list(text: str, field: str) -> int | None:
     """Position after the bracket that opens the list of a field; None if the first field of this name has no list.
 
-    Parsers do not report positions. A text is decoded as Latin-1, so that its positions are those of the bytes: all
-    that separates values is ASCII.
+    Parsers do not report positions. A text is decoded as Latin-1, so that its positions are the bytes' positions:
+    all that separates values is ASCII.
     """
     position = _skip_separator(text, 0, "{")
     while True:
@@ -220,20 +235,6 @@ def _skip_space(text: str, position: int) -> int:
     return match.end() if match is not None else position
 
 
-def _digest_blocks(raw: bytes, position: int) -> tuple[list[bytes], str]:
-    """Digests of a body up to the end of each block of its list, and of all of it.
-
-    The fields before the list are included: the request that gets the digest of the whole needs no other one.
-    """
-    rolling, view = sha256(raw[:position]), memoryview(raw)
-    digests: list[bytes] = []
-    for end in range(position + DIGEST_BLOCK_BYTES, len(raw) + 1, DIGEST_BLOCK_BYTES):
-        rolling.update(view[end - DIGEST_BLOCK_BYTES : end])
-        digests.append(rolling.digest())
-    rolling.update(view[position + len(digests) * DIGEST_BLOCK_BYTES :])
-    return digests, rolling.hexdigest()
-
-
 def _parse_rest(codec: Codec, raw: bytes, position: int, start: KnownStart) -> dict[str, Any] | None:
     """Parses a body with a known start of its list, and checks the limits of the rest; None if it must be parsed whole.
 
@@ -252,14 +253,6 @@ def _parse_rest(codec: Codec, raw: bytes, position: int, start: KnownStart) -> d
         return None
     codec.check_limits({**fields, codec.item_field: rest})
     return {**fields, codec.item_field: [*start.items, *rest]}
-
-
-def _find_cut(items: Sequence[object], *, first: int) -> int | None:
-    """The last place after `first` where a reply begins and a few more items follow."""
-    for index in range(len(items) - MIN_CHANGING_ITEMS - 1, first, -1):
-        if _is_reply(items[index]) and not _is_reply(items[index - 1]):
-            return index
-    return None
 
 
 def _measure_items(codec: Codec, body: ClientBody, known: KnownStart, items: Sequence[object], cut: int) -> int | None:
@@ -292,15 +285,3 @@ def _count_leading(items: Sequence[object], roles: frozenset[str]) -> int:
 def _can_join(before: Sequence[ClientMessage], after: Sequence[ClientMessage]) -> bool:
     """Whether the codec would parse the two lists together to the same messages."""
     return bool(after) and (not before or before[-1].role != after[0].role)
-
-
-def _extend(known: KnownStart, messages: Sequence[ClientMessage], items: Sequence[object], *, size: int) -> KnownStart:
-    return KnownStart(
-        messages=(*known.messages, *messages),
-        paths=tuple(compute_client_paths(messages, known_paths=known.paths)),
-        items=tuple(items),
-        first_item=known.first_item,
-        size=size,
-        # A copy: another list may continue the same messages.
-        equivalents=dict(known.equivalents),
-    )

@@ -40,7 +40,7 @@ APPEND_BATCH_MESSAGES = 500
 class ClientAssembly(Assembly):
     """A request as the client sent it, whose manifest needs no read of the history that it repeats.
 
-    The manifest is that of the same request built from the log, so a replay reproduces it. Where the client's JSON
+    The manifest is the same as for the request built from the log, so a replay reproduces it. Where the client's JSON
     differs from what the log can reproduce, `replayable` is false, and only the digest of the body identifies what was
     sent.
     """
@@ -52,7 +52,7 @@ class ClientAssembly(Assembly):
         return self.listed
 
     def build_decisions(self) -> tuple[Decision, ...]:
-        """The decisions of the envelope, and those for the stored and the new messages.
+        """The decisions of the envelope, and the ones for the stored and the new messages.
 
         Tool results share a decision with the stored call that they answer.
         """
@@ -141,15 +141,16 @@ class PreparedRequest:
         if self.history is None or (not self.history.paths and path == client_path):
             return
         messages = [*(each.message for each in self.recognized.new_messages), reply]
-        extended = await run_sized(measure_messages(messages), self._render_extended, self.history, messages)
+        history, counter, head_path = self.history, self.recognized.message_counter, self.match.head_path
+
+        def extend() -> RenderedHistory | None:
+            paths = list(iter_paths([each.canonical_json().encode() for each in messages], start=head_path))
+            return history.extend([render_client_message(each, counter) for each in messages], paths, counter)
+
+        extended = await run_sized(measure_messages(messages), extend)
         if extended is not None and extended.paths[-1] == path:
             variant = self.recognized.variant
-            variant.histories.replace(variant.tenant, variant.target.name, self.match.head_path, extended)
-
-    def _render_extended(self, history: RenderedHistory, messages: Sequence[Message]) -> RenderedHistory | None:
-        counter = self.recognized.message_counter
-        paths = list(iter_paths([each.canonical_json().encode() for each in messages], start=self.match.head_path))
-        return history.extend([render_client_message(each, counter) for each in messages], paths, counter)
+            variant.histories.replace(variant.tenant, variant.target.name, head_path, extended)
 
 
 async def prepare_request(
@@ -219,9 +220,18 @@ async def _send_list(
     if recognized.is_native:
         form = "edited" if client_request.dropped else "model_renamed" if upstream_model else "unchanged"
     size = 0 if form == "unchanged" and client_request.raw_digest is not None else len(client_request.raw)
-    content = await run_sized(size, _encode_listed, recognized, rendering.rendered_request, upstream_model)
-    record = _encode_request_record(client_request)
-    forwarded = await run_sized(size, _build_forwarded, form, content, recognized, rendering.rendered_request, record)
+    rendered, record = rendering.rendered_request, _encode_request_record(client_request)
+
+    def encode() -> tuple[bytes, ForwardedRequest]:
+        content = client_request.raw
+        if not recognized.is_native:
+            listed = add_unrecorded_messages(recognized, rendered)
+            content = encode_translated(recognized, listed, model=upstream_model)
+        elif upstream_model:
+            content = encode_body({**client_request.body, "model": upstream_model})
+        return content, _build_forwarded(form, content, recognized, rendered, record)
+
+    content, forwarded = await run_sized(size, encode)
     replayable = forwarded.replayable and rendering.replayable and match.stored_start == 0 and not match.delta_only
     assembly = ClientAssembly(
         conversation=match.conversation,
@@ -231,7 +241,7 @@ async def _send_list(
         message_counter=recognized.message_counter,
         ratio=recognized.ratio,
         budget=recognized.budget,
-        listed=rendering.rendered_request,
+        listed=rendered,
         full_history_tokens=recognized.tokens,
         forwarded=forwarded.model_copy(update={"replayable": replayable}),
         recognized=recognized,
@@ -259,14 +269,6 @@ async def _send_list(
 
 def _is_single_question(messages: Sequence[ClientMessage]) -> bool:
     return len(messages) == 1 and messages[0].role == "user"
-
-
-def _encode_listed(recognized: RecognizedRequest, rendered: RenderedRequest, upstream_model: str | None) -> bytes:
-    """Encodes the client's own list: byte for byte, with only the model's name replaced, or translated."""
-    client_request = recognized.client_request
-    if not recognized.is_native:
-        return encode_translated(recognized, add_unrecorded_messages(recognized, rendered), model=upstream_model)
-    return encode_body({**client_request.body, "model": upstream_model}) if upstream_model else client_request.raw
 
 
 def _encode_request_record(client_request: ClientRequest) -> bytes | None:
@@ -321,12 +323,22 @@ async def _fit_request(
         return None
     if request.after != recognized.match.head_path:
         raise StaleHead
-    size = len(recognized.client_request.raw)
-    content = await run_sized(size, _encode_fitted, recognized, request, upstream_model)
-    form = "fitted" if recognized.is_native else "translated_fitted"
-    record = _encode_request_record(recognized.client_request)
-    rendered = request.assembly.rendered
-    forwarded = await run_sized(size, _build_forwarded, form, content, recognized, rendered, record)
+    client_request, rendered, load_blob = recognized.client_request, request.assembly.rendered, request.load_blob
+    record = _encode_request_record(client_request)
+
+    def encode() -> tuple[bytes, ForwardedRequest]:
+        if not recognized.is_native:
+            content = encode_translated(recognized, rendered, model=upstream_model)
+            return content, _build_forwarded("translated_fitted", content, recognized, rendered, record)
+        # The client's own instructions and tools replace the log's rendering of them.
+        payload: dict[str, Any] = replace(rendered, system=None, tools=()).to_payload(load_blob=load_blob)
+        stable = [wire for each in rendered.messages[: rendered.stable_messages] for wire in each.wire_messages]
+        content = client_request.codec.encode_fitted(
+            client_request, payload, stable_prefix=stable, model=upstream_model
+        )
+        return content, _build_forwarded("fitted", content, recognized, rendered, record)
+
+    content, forwarded = await run_sized(len(client_request.raw), encode)
     assembly = request.assembly.with_record(forwarded=forwarded)
     blobs = (*request.blobs, *_to_blobs(record))
     request = replace(request, id=id, strict_head=True, assembly=assembly, blobs=blobs)
@@ -378,13 +390,3 @@ async def _store_new_messages(
             recorded_tokens=(recognized.stored_tokens + recognized.new_tokens, recognized.message_counter.name),
         )
     return replace(recognized, match=match)
-
-
-def _encode_fitted(recognized: RecognizedRequest, request: Request, upstream_model: str | None) -> bytes:
-    rendered, client_request = request.assembly.rendered, recognized.client_request
-    if not recognized.is_native:
-        return encode_translated(recognized, rendered, model=upstream_model)
-    # The client's own instructions and tools replace the log's rendering of them.
-    payload: dict[str, Any] = replace(rendered, system=None, tools=()).to_payload(load_blob=request.load_blob)
-    stable = [wire for each in rendered.messages[: rendered.stable_messages] for wire in each.wire_messages]
-    return client_request.codec.encode_fitted(client_request, payload, stable_prefix=stable, model=upstream_model)

@@ -3,10 +3,12 @@
 The gateway and the adapters decide it by the same rules. Messages are equal if their normal forms are. The path of the
 messages is looked up in an LRU cache of branch heads, then in the store. In a conversation that the client names, a
 list that does not start with the conversation is matched by overlap: clients drop the oldest messages, or put a summary
-before the rest. A list without an overlap has only new messages.
+before the rest. A list without an overlap has only new messages. Known clients name their session in headers. It is a
+scope: the user's conversation, the conversations of sub-agents, and calls for titles share it.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import takewhile
@@ -20,6 +22,7 @@ from quire.errors import BranchNotFound, ConversationNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
 from quire.model import CHAIN_ROOT, Entry
 from quire.model.ids import new_id
+from quire.model.json_values import get_text, is_object
 from quire.store import SqlStore
 from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
@@ -34,6 +37,20 @@ MAX_OVERLAP_MESSAGES = 200
 """Maximum number of newest messages, of the client and of the log, that are compared to find an overlap."""
 OVERLAP_MARGIN_MESSAGES = 16
 """Stored messages read beyond the length of the client's list, for clients that take back their latest messages."""
+
+ROOT_AGENT = "/root"
+"""Codex's name of the agent that the user talks to."""
+MAX_SEARCHED_MESSAGES = 3
+"""Messages at the start of a list in which an agent describes its environment."""
+MAX_SIDE_CALL_MESSAGES = 3
+"""Messages of a call for a title and the like."""
+
+_AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent", "x-parent-session-id")
+"""Headers that mark a sub-agent: its ID, its kind, or its parent."""
+_PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id")
+_TURN_HEADER = "x-codex-turn-metadata"
+_PROJECT = re.compile(r"(?:Primary working directory: |<cwd>)([^\n<]{1,500})")
+"""The working directory, as Claude Code and Codex describe it to the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +130,46 @@ class HeadCache:
             self._matches.pop((scope, old_path), None)
         if match.client_path is not None:
             self._matches[scope, match.client_path] = match
+
+
+def find_origin(
+    headers: Mapping[str, str], request: ClientRequest, *, session_headers: Mapping[str, str]
+) -> ConversationOrigin | None:
+    """Finds the client's session by the first header of `session_headers` that the request has."""
+    found = find_session(headers, session_headers)
+    if found is None:
+        return None
+    client, session = found
+    agent = next((headers[name] for name in _AGENT_HEADERS if name in headers), None)
+    if not agent:
+        try:
+            turn = from_json(headers.get(_TURN_HEADER, "{}"))
+        except ValueError:
+            turn = None
+        codex_agent = get_text(turn, "agent_name") if is_object(turn) else None
+        agent = codex_agent if codex_agent != ROOT_AGENT else None
+    purpose = None
+    if agent is not None:
+        purpose = "subagent"
+    elif not request.tools and len(request.messages) <= MAX_SIDE_CALL_MESSAGES:
+        # Agents offer tools in every request of a user's conversation, and none in calls for titles and the like.
+        purpose = "side"
+    searched = (_PROJECT.search(each.message.text) for each in request.messages[:MAX_SEARCHED_MESSAGES])
+    return ConversationOrigin(
+        client=client,
+        session=session,
+        project=next((match[1].strip() for match in searched if match is not None), None),
+        agent=agent,
+        parent_agent=next((headers[name] for name in _PARENT_HEADERS if name in headers), None),
+        purpose=purpose,
+    )
+
+
+def find_session(headers: Mapping[str, str], session_headers: Mapping[str, str]) -> tuple[str, str] | None:
+    """The client's name and its session."""
+    return next(
+        ((client, headers[name]) for name, client in session_headers.items() if client and name in headers), None
+    )
 
 
 async def match_request(
@@ -248,7 +305,7 @@ async def _continue_branch(
 ) -> HistoryMatch:
     """Continues a branch that the client's list starts with, or forks it where other messages follow.
 
-    The stored paths are those of the messages as they were recorded. Messages after the one that was found may still
+    The stored paths cover the messages as they were recorded. Messages after the one that was found may still
     equal the client's, in the normal form.
     """
     branch, stored_end, seq = found.branch, found.length, found.seq
@@ -256,7 +313,12 @@ async def _continue_branch(
         later = await store.read_range(
             branch.conversation, branch=branch.number, first=seq + 1, kinds=["message"], limit=MAX_OVERLAP_MESSAGES
         )
-        equal = await run_sized(sum(len(entry.raw) for entry in later), _count_equal, messages[stored_end:], later)
+
+        def count_equal() -> int:
+            pairs = zip(messages[found.length :], later, strict=False)
+            return sum(1 for _ in takewhile(lambda pair: pair[0].match_key == _make_match_key(pair[1]), pairs))
+
+        equal = await run_sized(sum(len(entry.raw) for entry in later), count_equal)
         if equal:
             stored_end, seq = stored_end + equal, later[equal - 1].seq
         # A compaction or a pin may follow the last message.
@@ -278,12 +340,6 @@ async def _continue_branch(
         client_path=paths[stored_end - 1],
         recorded_tokens=recorded_tokens,
     )
-
-
-def _count_equal(messages: Sequence[ClientMessage], entries: Sequence[Entry]) -> int:
-    """Number of messages from the first one on that equal the entries."""
-    pairs = zip(messages, entries, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0].match_key == _make_match_key(pair[1]), pairs))
 
 
 async def _get_or_create_fork(store: SqlStore, branch: Branch, at: int) -> Branch:

@@ -47,7 +47,11 @@ class RenderedHistory:
         pending = (*self.open_batch, *messages)
         last_batch = max((index for index, each in enumerate(pending) if each.role != "tool"), default=0)
         complete = pending[:last_batch]
-        added = _lay_out(complete, counter)
+        added: Sequence[RenderedMessage] = ()
+        if complete:
+            repaired = repair_tool_calls(complete, counter).messages
+            contents = RequestContents(system=None, tools=(), batches={"history": group_batches(repaired)})
+            added = lay_out(contents, counter, model="", tokens=0).messages
         call_ids = list_call_ids((*complete, *added))
         if not self.call_ids.isdisjoint(call_ids):
             return None
@@ -56,22 +60,12 @@ class RenderedHistory:
             laid_out=(*self.laid_out, *added),
             open_batch=pending[last_batch:],
             call_ids=self.call_ids.union(call_ids),
-            is_unchanged=self.is_unchanged and _are_same(complete, added),
+            is_unchanged=self.is_unchanged
+            and len(complete) == len(added)
+            and all(map(lambda before, after: before is after, complete, added)),
             digest_start=self.digest_start,
             size=self.size + sum(MIN_MESSAGE_BYTES + len(each.encoded) for each in messages),
         )
-
-
-def _lay_out(messages: Sequence[RenderedMessage], counter: MessageCounter) -> Sequence[RenderedMessage]:
-    if not messages:
-        return ()
-    repaired = repair_tool_calls(messages, counter).messages
-    contents = RequestContents(system=None, tools=(), batches={"history": group_batches(repaired)})
-    return lay_out(contents, counter, model="", tokens=0).messages
-
-
-def _are_same(before: Sequence[RenderedMessage], after: Sequence[RenderedMessage]) -> bool:
-    return len(before) == len(after) and all(map(lambda a, b: a is b, before, after))
 
 
 def list_call_ids(messages: Sequence[RenderedMessage]) -> list[str]:

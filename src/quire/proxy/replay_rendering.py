@@ -16,6 +16,8 @@ from quire.wire import WireMessage
 from quire.wire.client_messages import EquivalentStart, compute_client_paths
 
 _EMPTY_MESSAGE = Message.user("")
+_StoredMessages = Sequence[tuple[RenderedMessage, bytes]]
+"""Rendered messages, each with the log's path after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,11 @@ async def render_from_log(recognized: RecognizedRequest, store: SqlStore) -> Log
     history, stored = recognized.find_history(), None
     if history is None:
         stored = await _render_stored(recognized, store, same_path=same_path)
-        history = await run_sized(body_bytes, _build_history, recognized, stored)
+        last_path = stored[-1][1] if stored else CHAIN_ROOT
+        if match.client_path is not None and last_path == match.head_path:
+            # The client's list starts with the whole branch.
+            rendered, paths = [each for each, _ in stored], [path for _, path in stored]
+            history = await run_sized(body_bytes, RenderedHistory().extend, rendered, paths, recognized.message_counter)
     if history is not None:
         size = body_bytes if stored is not None else recognized.client_request.work_bytes
         rendering = await run_sized(size, _render_after_history, recognized, history)
@@ -46,7 +52,14 @@ async def render_from_log(recognized: RecognizedRequest, store: SqlStore) -> Log
             return rendering
     if stored is None:
         stored = await _render_stored(recognized, store, same_path=same_path)
-    return await run_sized(body_bytes, _render_after_stored, recognized, [each for each, _ in stored])
+    before = [each for each, _ in stored]
+
+    def render() -> LogRendering:
+        request = _lay_out_messages(recognized, *_split_at_newest_batch(recognized, before))
+        replayable = not recognized.is_native or _is_equivalent(recognized, request)
+        return LogRendering(rendered_request=request, replayable=replayable)
+
+    return await run_sized(body_bytes, render)
 
 
 def _render_plain_texts(recognized: RecognizedRequest) -> LogRendering:
@@ -59,15 +72,6 @@ def _render_plain_texts(recognized: RecognizedRequest) -> LogRendering:
     request = _lay_out_messages(recognized, rendered[:stored_end], rendered[stored_end:])
     history = RenderedHistory() if recognized.match.head_path == CHAIN_ROOT else None
     return LogRendering(rendered_request=request, replayable=True, history=history)
-
-
-def _build_history(recognized: RecognizedRequest, stored: "_StoredMessages") -> RenderedHistory | None:
-    """Builds the history of the branch; None if the client's list does not start with it."""
-    last_path = stored[-1][1] if stored else CHAIN_ROOT
-    if recognized.match.client_path is None or last_path != recognized.match.head_path:
-        return None
-    messages, paths = [each for each, _ in stored], [path for _, path in stored]
-    return RenderedHistory().extend(messages, paths, recognized.message_counter)
 
 
 def _render_after_history(recognized: RecognizedRequest, history: RenderedHistory) -> LogRendering | None:
@@ -90,24 +94,14 @@ def _render_after_history(recognized: RecognizedRequest, history: RenderedHistor
 
 
 def _is_replayable(recognized: RecognizedRequest, history: RenderedHistory, request: RenderedRequest) -> bool:
-    """Whether the rendered messages equal the client's; those of a known start are compared once."""
-    client_request = recognized.client_request
-    start = _compare_start(recognized, history)
-    if start is None:
-        return _is_equivalent(recognized, request)
-    sent = filter_objects(client_request.body[client_request.codec.item_field][start.item_count :])
-    rendered = _list_wire_messages(request.messages[start.message_count :])
-    return start.is_equivalent and client_request.codec.is_equivalent(rendered, sent)
-
-
-def _compare_start(recognized: RecognizedRequest, history: RenderedHistory) -> EquivalentStart | None:
-    """Compares the known start of the list with the history, as far as an earlier request has not; None if there is no
-    known start, or if its messages do not have their places in the history.
+    """Whether the rendered messages equal the client's. A known start is compared once, as far as an earlier request
+    has not; without one, or if its messages do not have their places in the history, the whole list is compared.
     """
-    known, codec = recognized.client_request.known_start, recognized.client_request.codec
+    client_request = recognized.client_request
+    known, codec = client_request.known_start, client_request.codec
     count = len(known.messages)
     if not count or not history.is_unchanged or count > len(history.laid_out):
-        return None
+        return _is_equivalent(recognized, request)
     start = known.equivalents.get(codec.name)
     if start is None or history.paths[start.message_count - 1] != start.log_path:
         start = EquivalentStart(0, known.first_item, b"", is_equivalent=True)
@@ -117,7 +111,9 @@ def _compare_start(recognized: RecognizedRequest, history: RenderedHistory) -> E
         is_equivalent = start.is_equivalent and codec.is_equivalent(rendered, sent)
         start = EquivalentStart(count, len(known.items), history.paths[count - 1], is_equivalent)
         known.equivalents[codec.name] = start
-    return start
+    sent = filter_objects(client_request.body[codec.item_field][start.item_count :])
+    rendered = _list_wire_messages(request.messages[start.message_count :])
+    return start.is_equivalent and codec.is_equivalent(rendered, sent)
 
 
 def _is_equivalent(recognized: RecognizedRequest, request: RenderedRequest) -> bool:
@@ -130,20 +126,20 @@ def _list_wire_messages(messages: Sequence[RenderedMessage]) -> list[WireMessage
     return [wire_message for each in messages for wire_message in each.wire_messages]
 
 
-def _render_after_stored(recognized: RecognizedRequest, stored: Sequence[RenderedMessage]) -> LogRendering:
-    request = _lay_out_messages(recognized, *_split_at_newest_batch(recognized, stored))
-    replayable = not recognized.is_native or _is_equivalent(recognized, request)
-    return LogRendering(rendered_request=request, replayable=replayable)
-
-
-_StoredMessages = Sequence[tuple[RenderedMessage, bytes]]
-"""Rendered messages, each with the log's path after it."""
-
-
 async def _render_stored(recognized: RecognizedRequest, store: SqlStore, *, same_path: bool) -> _StoredMessages:
     counter, match = recognized.message_counter, recognized.match
     if same_path:
-        return await run_sized(len(recognized.client_request.raw), _render_normalized, recognized)
+        # The client's stored messages have the paths of the log.
+        client_request = recognized.client_request
+        messages = client_request.messages[: match.stored_end]
+
+        def render() -> _StoredMessages:
+            known_paths = client_request.known_start.paths[: len(messages)]
+            paths = compute_client_paths(messages[len(known_paths) :], known_paths=known_paths)
+            rendered = [render_client_message(each.normalized, counter) for each in messages]
+            return list(zip(rendered, paths, strict=True))
+
+        return await run_sized(len(client_request.raw), render)
     if match.entry_range is None:
         return []
     first, last = match.entry_range
@@ -153,15 +149,6 @@ async def _render_stored(recognized: RecognizedRequest, store: SqlStore, *, same
     await recognized.variant.engine.load_blobs(entries)
     rendered = await run_sized(sum(len(entry.raw) for entry in entries), counter.render_entries, entries)
     return [(each, entry.path) for each, entry in zip(rendered, entries, strict=True)]
-
-
-def _render_normalized(recognized: RecognizedRequest) -> _StoredMessages:
-    """Renders the client's stored messages, which have the paths of the log."""
-    client_request, counter = recognized.client_request, recognized.message_counter
-    messages = client_request.messages[: recognized.match.stored_end]
-    known_paths = client_request.known_start.paths[: len(messages)]
-    paths = compute_client_paths(messages[len(known_paths) :], known_paths=known_paths)
-    return [(render_client_message(each.normalized, counter), path) for each, path in zip(messages, paths, strict=True)]
 
 
 def render_client_message(message: Message, counter: MessageCounter) -> RenderedMessage:

@@ -41,7 +41,7 @@ MAX_STORE_RETRY_SECONDS = 3.0
 MISSING_FROM_LOG = (ConversationNotFound, BranchNotFound, EntryNotFound)
 """Errors of a log that lacks what this process read or wrote there."""
 CLIENT_RESPONSE_FIELD = "client_response"
-"""Provider field of a reply's usage with the fields of a translated response; `response` has those of the upstream."""
+"""Provider field of a reply's usage with the fields of a translated response; `response` has the upstream's fields."""
 
 
 class RecordedReply(NamedTuple):
@@ -108,6 +108,10 @@ def _complete_replies(prepared: PreparedRequest, replies: Sequence[Reply], *, in
     return recorded
 
 
+async def _compact(recorder: Recorder) -> None:
+    await Conversation(recorder.engine, recorder.conversation, recorder.branch).compact_if_needed()
+
+
 def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | None, bytes]:
     """Computes the paths after the reply: of the client's list, and of the log."""
     log_path = prepared.request.after
@@ -134,30 +138,21 @@ async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply,
             recorder.defer_compaction(request, stored, partial(_compact, recorder))
             return stored[-1]
         except MISSING_FROM_LOG as error:
-            await _log_lost_entries(recorder, head=head)
+            try:
+                found = (await engine.store.get_branch(recorder.conversation, recorder.branch)).head_seq
+            except MISSING_FROM_LOG:
+                found = 0
+            _log.warning(
+                "The database was set back: conversation %r, branch %d, lost the entries %d to %d. What its client "
+                "sends again is restored.",
+                recorder.conversation,
+                recorder.branch,
+                found + 1,
+                head,
+            )
             raise StoreRolledBack from error
         except (StoreUnavailable, StoreBusy):
             delay = next(delays, None)
             if delay is None or time.monotonic() + delay > deadline:
                 raise
             await asyncio.sleep(delay)
-
-
-async def _compact(recorder: Recorder) -> None:
-    await Conversation(recorder.engine, recorder.conversation, recorder.branch).compact_if_needed()
-
-
-async def _log_lost_entries(recorder: Recorder, *, head: int) -> None:
-    """Names the entries that this process has seen in the log, and that are not there now."""
-    try:
-        stored = (await recorder.engine.store.get_branch(recorder.conversation, recorder.branch)).head_seq
-    except MISSING_FROM_LOG:
-        stored = 0
-    _log.warning(
-        "The database was set back: conversation %r, branch %d, lost the entries %d to %d. What its client sends again "
-        "is restored.",
-        recorder.conversation,
-        recorder.branch,
-        stored + 1,
-        head,
-    )

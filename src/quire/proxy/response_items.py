@@ -8,7 +8,7 @@ entries before it.
 
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple
@@ -187,22 +187,18 @@ async def load_compacted_items(store: SqlStore, sealed: str) -> list[WireMessage
         reference = _REFERENCE.validate_json(urlsafe_b64decode(payload))
         head = await store.get_entry(reference.conversation, reference.head, branch=reference.branch)
         if hmac.compare_digest(_seal(reference, head, store.tenant), sealed):
-            return await _load_items(store, reference)
+            items, first = list[WireMessage](), 1
+            if reference.compaction is not None:
+                entry = await store.get_entry(reference.conversation, reference.compaction, branch=reference.branch)
+                body, covers = entry.body, get_covered_span(entry)
+                if isinstance(body, Compaction) and covers is not None:
+                    content = [{"type": "input_text", "text": build_summary_text(body, covers)}]
+                    items, first = [{"type": "message", "role": "user", "content": content}], covers.last + 1
+            messages = await store.read_range(
+                reference.conversation, branch=reference.branch, first=first, last=reference.head, kinds=["message"]
+            )
+            return [*items, *(item for message in messages for item in build_entry_items(message))]
     return []
-
-
-async def _load_items(store: SqlStore, reference: _Reference) -> list[WireMessage]:
-    items, first = list[WireMessage](), 1
-    if reference.compaction is not None:
-        entry = await store.get_entry(reference.conversation, reference.compaction, branch=reference.branch)
-        body, covers = entry.body, get_covered_span(entry)
-        if isinstance(body, Compaction) and covers is not None:
-            content = [{"type": "input_text", "text": build_summary_text(body, covers)}]
-            items, first = [{"type": "message", "role": "user", "content": content}], covers.last + 1
-    messages = await store.read_range(
-        reference.conversation, branch=reference.branch, first=first, last=reference.head, kinds=["message"]
-    )
-    return [*items, *(item for message in messages for item in build_entry_items(message))]
 
 
 def _seal(reference: _Reference, head: Entry, tenant: str) -> str:
@@ -211,12 +207,10 @@ def _seal(reference: _Reference, head: Entry, tenant: str) -> str:
     return f"{SEAL_PREFIX}{payload}.{mac}"
 
 
-async def restore_envelope(client_request: ClientRequest, store: SqlStore) -> ClientRequest:
+async def restore_envelope(client_request: ClientRequest, previous_reply: str, store: SqlStore) -> ClientRequest:
     """Adds what the request inherits of the reply's own request: its instructions and tools, or parts of them."""
     codec = client_request.codec
-    if client_request.previous_reply is None:
-        return client_request
-    recorded = await store.find_response(client_request.previous_reply)
+    recorded = await store.find_response(previous_reply)
     if not codec.carries_envelope:
         return codec.carry_over(client_request, await load_request_record(store, recorded))
     texts = {
@@ -232,9 +226,10 @@ async def restore_envelope(client_request: ClientRequest, store: SqlStore) -> Cl
     return codec.parse_request(client_request.raw, {**fields, **client_request.body})
 
 
-async def resolve_items(codec: Codec, body: dict[str, Any], store: SqlStore) -> dict[str, Any]:
-    """Replaces references to items of recorded replies by the items; the same body if it has none that are known."""
-    references = codec.list_item_references(body)
+async def resolve_items(
+    codec: Codec, body: dict[str, Any], references: Sequence[str], store: SqlStore
+) -> dict[str, Any]:
+    """Replaces references to items of recorded replies by the items; the same body if none of them is known."""
     sealed = [reference for reference in references if reference.startswith(SEAL_PREFIX)]
     request_ids = map(_find_request_id, references)
     response_ids = {make_response_id(request_id) for request_id in request_ids if request_id is not None}

@@ -19,7 +19,7 @@ from quire.view.layout import RenderedRequest
 from quire.view.rendered import MessageCounter
 from quire.wire import Reply
 from quire.wire.client_messages import get_content_substitutes, get_placeholder_type
-from quire.wire.codec import Codec, ReplyContext, ReplyEncoder, RequestOptions, encode_body
+from quire.wire.codec import Codec, ReplyContext, ReplyEncoder, encode_body
 from quire.wire.fields import to_safe_name
 from quire.wire.http_errors import error_code
 from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall
@@ -32,8 +32,15 @@ _MAX_URL_CHARS = 2_000
 
 def encode_translated(recognized: RecognizedRequest, rendered: RenderedRequest, *, model: str | None) -> bytes:
     """Encodes a rendered request in the upstream's format, with the client's options and a reply limit that fits."""
-    request, target = recognized.client_request, recognized.variant.target
-    fields = target.translate_options(_limit_reply(recognized, rendered.tokens)).fields
+    request, target, policy = recognized.client_request, recognized.variant.target, recognized.variant.engine.policy
+    options, limit = request.options, request.options.max_tokens
+    if limit is None and target.requires_reply_limit:
+        limit = policy.reserved_response_tokens
+    if limit is not None:
+        # Some servers reject a limit that does not fit the window.
+        room = policy.window - round(rendered.tokens * recognized.ratio)
+        options = replace(options, max_tokens=max(MIN_REPLY_TOKENS, min(limit, room)))
+    fields = target.translate_options(options).fields
     return encode_body({**rendered.to_payload(), **fields, "model": model or request.model})
 
 
@@ -45,18 +52,6 @@ def add_unrecorded_messages(recognized: RecognizedRequest, rendered: RenderedReq
     )
     messages = [counter.render_message(each.message, tokens=0) for each in unrecorded]
     return replace(rendered, messages=(*messages, *rendered.messages)) if messages else rendered
-
-
-def _limit_reply(recognized: RecognizedRequest, prompt_tokens: int) -> RequestOptions:
-    """The client's options with a reply limit that fits the window: some servers reject any other."""
-    options, policy = recognized.client_request.options, recognized.variant.engine.policy
-    limit = options.max_tokens
-    if limit is None and recognized.variant.target.requires_reply_limit:
-        limit = policy.reserved_response_tokens
-    if limit is None:
-        return options
-    room = policy.window - round(prompt_tokens * recognized.ratio)
-    return replace(options, max_tokens=max(MIN_REPLY_TOKENS, min(limit, room)))
 
 
 def list_dropped(recognized: RecognizedRequest, rendered: RenderedRequest) -> tuple[str, ...]:

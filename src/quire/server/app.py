@@ -3,11 +3,10 @@
 from fastapi import APIRouter, FastAPI
 
 from quire.server import gateway
-from quire.server.auth import AuthMiddleware, get_key_verifier
-from quire.server.gateway.error_format import ErrorFormatMiddleware
+from quire.server.auth import AuthMiddleware, LocalAuthMiddleware, get_key_verifier
+from quire.server.gateway.response import ErrorFormatMiddleware
 from quire.server.lifecycle import StreamRegistry, StreamShutdownMiddleware
 from quire.server.limits import LimitsMiddleware
-from quire.server.local_auth import LocalAuthMiddleware
 from quire.server.mcp_endpoint import add_mcp
 from quire.server.page import add_page
 from quire.server.problems import ERROR_RESPONSES, add_exception_handlers

@@ -14,16 +14,12 @@ from quire.errors import InvalidRequest
 from quire.log import MAIN_BRANCH
 from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.server.auth import Caller, require_scope
-from quire.server.state import ServerState
+from quire.server.state import ServerState, get_server_state
 
 ReadCaller = Annotated[Caller, Depends(require_scope("read"))]
 WriteCaller = Annotated[Caller, Depends(require_scope("write"))]
 ChatCaller = Annotated[Caller, Depends(require_scope("chat"))]
 AdminCaller = Annotated[Caller, Depends(require_scope("admin"))]
-
-
-def get_server_state(request: Request) -> ServerState:
-    return request.app.state.server_state
 
 
 def engine_for_caller(server_state: ServerState, caller: Caller, *, model: str | None = None) -> Engine:

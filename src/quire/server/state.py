@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from starlette.requests import Request
+
 from quire.agent.limits import build_mcp_limits, build_turn_limits
 from quire.agent.mcp.servers import MCPServers, MCPToolRunner
 from quire.agent.protocols import ToolRunner
@@ -31,7 +33,7 @@ EngineEventListener = Callable[[str, ContextEvent], None]
 
 
 class ServerState:
-    """State shared by all requests; available as `request.app.state.server_state`."""
+    """State shared by all requests; `get_server_state` returns it."""
 
     def __init__(
         self,
@@ -165,3 +167,7 @@ async def open_server_state(
             await state.relay.close()
             await state.imports.stop_all()
             await state.wait_for_background()
+
+
+def get_server_state(request: Request) -> ServerState:
+    return request.app.state.server_state

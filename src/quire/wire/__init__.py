@@ -1,4 +1,4 @@
-"""Wire formats of providers, one folder each: `render`, `parse`, `check` and `count` requests, `codec` and `stream`.
+"""Wire formats of providers, one folder each: `render`, `parse` and `check` requests, `codec` and `stream`.
 
 A format loads on first use, because a process usually needs one of them.
 """

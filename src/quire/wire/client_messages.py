@@ -33,25 +33,21 @@ _CONTENT_SUBSTITUTES = ("refusal", "audio", "function_call")
 def normalize_message(message: Message) -> Message:
     """Returns the message without what clients drop or reformat when they send it back."""
     if message.role == "assistant":
-        return _normalize_reply(message)
+        # One text, then all other parts in order.
+        text = "".join(part.text for part in message.parts if _is_own_text(part)).strip()
+        others = tuple(
+            _normalize_part(part)
+            for part in message.parts
+            if not _is_own_text(part) and not isinstance(part, ThinkingPart) and not _is_empty(part)
+        )
+        substitutes = get_content_substitutes(message)
+        return Message(
+            role="assistant",
+            parts=((TextPart(text=text), *others) if text else others),
+            provider_fields={CHAT_FORMAT: substitutes} if substitutes else None,
+        )
     parts = tuple(_normalize_part(part) for part in message.parts if not _is_empty(part))
     return Message(role=message.role, parts=parts, name=message.name)
-
-
-def _normalize_reply(message: Message) -> Message:
-    """One text, then all other parts in order."""
-    text = "".join(part.text for part in message.parts if _is_own_text(part)).strip()
-    others = tuple(
-        _normalize_part(part)
-        for part in message.parts
-        if not _is_own_text(part) and not isinstance(part, ThinkingPart) and not _is_empty(part)
-    )
-    substitutes = get_content_substitutes(message)
-    return Message(
-        role="assistant",
-        parts=((TextPart(text=text), *others) if text else others),
-        provider_fields={CHAT_FORMAT: substitutes} if substitutes else None,
-    )
 
 
 def get_content_substitutes(message: Message) -> dict[str, Any]:
@@ -178,7 +174,7 @@ class KnownStart:
 def compute_client_paths(messages: Iterable[ClientMessage], *, known_paths: Sequence[bytes] = ()) -> list[bytes]:
     """Computes the path after each message; the store looks conversations up by these.
 
-    The messages follow those of `known_paths`, which are the first of the result.
+    The messages follow the ones of `known_paths`, which begin the result.
     """
     start = known_paths[-1] if known_paths else CHAIN_ROOT
     return [*known_paths, *iter_paths(map(attrgetter("match_key"), messages), start=start)]

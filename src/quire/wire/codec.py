@@ -32,8 +32,7 @@ from quire.model.policy import MAX_MODEL_NAME_CHARS, WireFormatName
 from quire.wire import Reply, WireMessage
 from quire.wire.client_messages import ClientMessage, KnownStart
 from quire.wire.http_errors import ErrorResponse, error_code, http_status, retry_headers
-from quire.wire.replies import ReplyDelta
-from quire.wire.sse import StreamDecoder
+from quire.wire.replies import ReplyDelta, StreamDecoder
 
 
 class UnreadableBody(Exception):

@@ -6,7 +6,8 @@ provider, because providers reject each other's fields. They never overwrite key
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from pydantic import JsonValue
 
 from quire.model import TextPart, ToolDefinition
 from quire.model.base import JsonObject
-from quire.model.json_values import dump_json
+from quire.model.json_values import dump_json, filter_objects, get_text
 from quire.model.policy import WireFormatName
 from quire.wire.base import WireMessage
 from quire.wire.tokens import TokenCounter
@@ -43,6 +44,15 @@ def add_name_digest(name: str, *, key: str) -> str:
     # `surrogatepass`, not replacement: keys that differ only in a lone surrogate must have different digests.
     digest = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_NAME_DIGEST_CHARS]
     return f"{_INVALID_NAME_CHARS.sub('_', name)[: _MAX_NAME_CHARS - _NAME_DIGEST_CHARS - 1]}_{digest}"
+
+
+def check_tool_names(names: Iterable[object]) -> Iterator[str]:
+    """Problems for which providers reject the names of a request's tools."""
+    for name, times in Counter(names).items():
+        if not is_valid_name(name):
+            yield f"tools: {name!r} is no valid name"
+        if times > 1:
+            yield f"tools: two are named {name!r}"
 
 
 def to_speaker_name(name: str) -> str:
@@ -103,7 +113,14 @@ def collect_unknown_fields(raw: Mapping[str, Any], known: Collection[str], name:
     return {name: fields} if fields else None
 
 
+def join_content_texts(content: object) -> str:
+    """The texts of a content, which is a string or a list of pieces, one per line."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(text for piece in filter_objects(content) if (text := get_text(piece, "text")))
+
+
 def count_other_fields(wire_message: Mapping[str, Any], known: Iterable[str], counter: TokenCounter) -> int:
-    """Counts fields without a rule of their own by their JSON text, so that nothing is sent uncounted."""
+    """Counts fields that have no other rule by their JSON text, so that nothing is sent uncounted."""
     rest = {key: value for key, value in wire_message.items() if key not in known}
     return counter.count(dump_json(rest)) if rest else 0

@@ -68,12 +68,10 @@ def read_encoded_size(data: str | None) -> tuple[int, int] | None:
 
 def count_file(data: str | None) -> int:
     """Estimates the tokens of a file by its pages."""
-    return PDF_PAGE_TOKENS * (REMOTE_FILE_PAGES if data is None else _count_pages(data))
-
-
-def _count_pages(data: str) -> int:
+    if data is None:
+        return PDF_PAGE_TOKENS * REMOTE_FILE_PAGES
     raw = _decode(data)
-    return len(_PDF_PAGE.findall(raw)) or 1 + len(raw) // PDF_PAGE_BYTES
+    return PDF_PAGE_TOKENS * (len(_PDF_PAGE.findall(raw)) or 1 + len(raw) // PDF_PAGE_BYTES)
 
 
 def _decode(data: str) -> bytes:

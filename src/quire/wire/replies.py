@@ -1,11 +1,38 @@
-"""Rules of a reply as it grows, shared by the agent and the gateway: each translates its own chunks into them."""
+"""A reply as it arrives: its deltas and pieces, and the decoding of an upstream's event stream (SSE).
 
+The agent and the gateway share the rules of a reply that grows: each translates its own chunks into them.
+
+A decoder passes events on as they arrive, and merges their deltas into replies. It withholds the event that ends the
+reply and all after it until the reply is recorded: a reply that a client has seen end is in the log. The work per chunk
+is a copy and an append; texts are joined once, at the end.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+from pydantic_core import from_json, to_json
+
+from quire.errors import ModelUnavailable
 from quire.model import Manifest, Message, Part, ThinkingPart, ToolCallPart, Usage
 from quire.model.base import replace_lone_surrogates
-from quire.model.json_values import parse_object
+from quire.model.json_values import is_object, parse_object
+from quire.wire import Reply
+from quire.wire.json_limits import MAX_JSON_SEPARATORS, exceeds_json_limit
+
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_MAX_EVENT_END_BYTES = 4
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""Maximum size of one event of the upstream, and of all events withheld after the end of the reply."""
+MAX_STREAM_BYTES = 128 * 1024 * 1024
+"""Maximum size of a whole stream."""
+MAX_DELTA_ITEMS = 1_000
+"""Maximum items of one list of a reply, such as its tool calls."""
+_DONE_DATA = b"[DONE]"
+_MAX_LENIENT_BRACKETS = 100
+"""Maximum opening brackets in an event that only the lenient parser accepts."""
 
 
 class ReplyText(NamedTuple):
@@ -72,3 +99,151 @@ def estimate_usage(manifest: Manifest, *, model: str, output_tokens: int) -> Usa
         output_tokens=output_tokens,
         estimated=True,
     )
+
+
+class StreamDecoder(ABC):
+    """Decodes one stream. `deltas` collects what has arrived since it was last taken, if the reply is translated."""
+
+    def __init__(self, *, is_translated: bool = False) -> None:
+        self.received_bytes = 0
+        """Bytes of the stream so far."""
+        self.error: dict[str, Any] | None = None
+        """The error event of the upstream, if it sent one."""
+        self.has_done_marker = False
+        """Whether the upstream has sent `[DONE]`."""
+        self.is_translated = is_translated
+        self._deltas: list[ReplyDelta] = []
+        self._withheld = bytearray()
+        self._buffer = bytearray()
+        """The last event, which is incomplete."""
+
+    @property
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Whether every reply has ended."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further event is expected."""
+        return self.is_finished
+
+    @abstractmethod
+    def build_replies(self) -> list[Reply]:
+        """Builds the replies as far as they have arrived; none if nothing has."""
+
+    @property
+    def response_id(self) -> str | None:
+        """ID of the reply that a later request may refer to, if the format has such references."""
+        return None
+
+    def fail(self, detail: str, *, code: str) -> bytes | None:
+        """Encodes the events that end a broken stream; None if its format needs nothing of the events before."""
+        return None
+
+    @abstractmethod
+    def add_event(self, data: dict[str, Any]) -> None:
+        """Adds the data of one event."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Adds bytes of the stream; returns the complete events that can be passed on now.
+
+        Raises `ModelUnavailable` if an event, what is withheld, or the whole stream exceeds a limit.
+        """
+        try:
+            # No event ends within the old buffer, but one may end in its last bytes and the first of the chunk.
+            search_from = max(0, len(self._buffer) - _MAX_EVENT_END_BYTES + 1)
+            self._buffer += chunk
+            self.received_bytes += len(chunk)
+            if self.received_bytes > MAX_STREAM_BYTES:
+                raise ModelUnavailable(
+                    f"The upstream streamed a reply of more than {MAX_STREAM_BYTES:,} bytes; shorten it."
+                )
+            ends = [match.end() for match in _EVENT_END.finditer(self._buffer, search_from)]
+            passed, start = bytearray(), 0
+            for end in ends:
+                self._check_size(end - start)
+                event, start = bytes(self._buffer[start:end]), end
+                if exceeds_json_limit(event):
+                    raise ModelUnavailable(
+                        f"The upstream sent an event of more than {MAX_JSON_SEPARATORS:,} JSON values; "
+                        "retry, or use another model."
+                    )
+                data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
+                if data and is_object(parsed := _parse_json(data)):
+                    self.add_event(parsed)
+                elif data == _DONE_DATA:
+                    self.has_done_marker = True
+                if self.is_finished or self.is_done:
+                    self._withheld += event
+                else:
+                    passed += event
+            del self._buffer[:start]
+            self._check_size(max(len(self._buffer), len(self._withheld)))
+            return bytes(passed)
+        except ModelUnavailable:
+            self._buffer.clear()
+            raise
+
+    def take_deltas(self) -> list[ReplyDelta]:
+        """Returns the deltas since the last call."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def emit(self, delta: ReplyDelta) -> None:
+        if self.is_translated:
+            self._deltas.append(delta)
+
+    def _check_size(self, event_bytes: int) -> None:
+        if event_bytes > MAX_EVENT_BYTES:
+            raise ModelUnavailable(
+                f"The upstream sent an event of more than {MAX_EVENT_BYTES:,} bytes; retry, or use another model."
+            )
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the last event, which is incomplete."""
+        return len(self._buffer)
+
+    @property
+    def remainder(self) -> bytes:
+        """Withheld events and the incomplete last event."""
+        return bytes(self._withheld + self._buffer)
+
+    def drop_incomplete_event(self) -> None:
+        """Drops the last event of a stream that was cut off within it."""
+        self._buffer.clear()
+
+
+def encode_event(data: dict[str, Any], *, name: str | None = None) -> bytes:
+    """Encodes one event. Clients of some formats ignore events without a name."""
+    head = b"event: %b\n" % name.encode() if name is not None else b""
+    return b"%bdata: %b\n\n" % (head, to_json(data, inf_nan_mode="constants"))
+
+
+def join_texts(value: Any) -> Any:
+    """Returns a copy with all `TextPieces` joined, in which every text can be encoded."""
+    if isinstance(value, TextPieces):
+        return value.join()
+    if isinstance(value, str):
+        return replace_lone_surrogates(value)
+    if isinstance(value, list):
+        return [join_texts(item) for item in cast("list[object]", value)]
+    if is_object(value):
+        return {replace_lone_surrogates(name): join_texts(item) for name, item in value.items()}
+    return value
+
+
+def _parse_json(data: bytes) -> object:
+    """Parses the data of an event; None if it is not JSON."""
+    try:
+        return from_json(data)
+    except ValueError:
+        pass
+    # pydantic rejects an escaped lone surrogate, which a provider sends when it splits a character in two pieces;
+    # `json` accepts it, and nesting without pydantic's limit, which the number of brackets bounds instead.
+    if data.count(b"{") + data.count(b"[") > _MAX_LENIENT_BRACKETS:
+        return None
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None

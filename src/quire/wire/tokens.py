@@ -124,18 +124,13 @@ def vocabulary_for(model: str) -> str | None:
     """Vocabulary of a model; None if it is unknown."""
     if len(model) > MAX_MODEL_NAME_CHARS:
         return None
-    for name in _strip_provider(model):
+    # Without `azure/`, then also without `openai:`; in `llama3:8b` the colon is part of the name.
+    full_name = model.strip().lower().rpartition("/")[2]
+    for name in (full_name, full_name.partition(":")[2]):
         for pattern, vocabulary in _MODEL_PATTERNS:
             if pattern.match(name):
                 return vocabulary
     return None
-
-
-def _strip_provider(model: str) -> Iterator[str]:
-    """Yields the name without `azure/`, then without `openai:`; in `llama3:8b` the colon is part of the name."""
-    name = model.strip().lower().rpartition("/")[2]
-    yield name
-    yield name.partition(":")[2]
 
 
 @dataclass(slots=True, eq=False)

@@ -16,19 +16,24 @@ from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
 from quire.engine.context import spend_caps_for
 from quire.errors import AccessDenied, InvalidRequest, ModelError, QuireError, StaleHead, StoreError
-from quire.proxy.client_session import find_origin, find_session
 from quire.proxy.engine_variants import EngineVariant, EngineVariants
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.prepare import PreparedRequest, prepare_request
-from quire.proxy.recognition import HeadCache, HeadScope, HistoryMatch, RequestedConversation, match_request
+from quire.proxy.recognition import (
+    HeadCache,
+    HeadScope,
+    HistoryMatch,
+    RequestedConversation,
+    find_origin,
+    find_session,
+    match_request,
+)
 from quire.proxy.reply_recorder import MISSING_FROM_LOG
 from quire.proxy.response_items import resolve_items, restore_envelope
 from quire.server.auth import Caller, check_model
-from quire.server.gateway.header_rules import filter_response_headers
-from quire.server.gateway.relay import Relay
+from quire.server.gateway.relay import UNRECORDED_HEADERS, Relay, TurnRecorder
 from quire.server.gateway.response import ResponseWriter
-from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS, TurnRecorder
-from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
+from quire.server.gateway.upstream import UpstreamCall, build_upstream_call, filter_response_headers
 from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
 from quire.server.upstream_client import UpstreamResponse
@@ -87,7 +92,16 @@ class Exchange:
             content = self.raw_body
             if upstream.model:
                 content = await run_sized(len(content), encode_body, {**body.fields, "model": upstream.model})
-            return await self._pass_through(writer, call, content, model=model)
+            try:
+                with self.telemetry.trace_gateway_call(model, conversation=None) as span:
+                    async with call.send("POST", content, trace_headers=span.headers) as response:
+                        await _relay_unrecorded(writer, response)
+            except ModelError as error:
+                if writer.is_started:
+                    await writer.write(codec.to_error_event(error), last=True)
+                else:
+                    await writer.send_error(codec.to_error_response(error), UNRECORDED_HEADERS)
+            return None
         recorder = TurnRecorder(
             prepared,
             update_head=partial(self.head_cache.update, self.head_scope),
@@ -130,41 +144,38 @@ class Exchange:
 
     async def _prepare(self, body: ClientBody, upstream: Upstream) -> PreparedRequest | None:
         """Prepares the request; None if it is to be passed through unrecorded."""
+        is_translated = choose_target(self.codec, upstream.speaks) is not self.codec
         try:
             # A cached head and a cached key need no query, and an unrecorded reply would be paid for in vain.
             await self.server_state.store.check_known_outage()
-            if choose_target(self.codec, upstream.speaks) is not self.codec:
-                self._check_translatable(body.fields)
-            resolved = await resolve_items(self.codec, body.fields, self.get_store())
-            if resolved is not body.fields:
-                body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
+            if is_translated and (reason := self.codec.find_untranslatable(body.fields)) is not None:
+                raise InvalidRequest(reason)
+            if references := self.codec.list_item_references(body.fields):
+                resolved = await resolve_items(self.codec, body.fields, references, self.get_store())
+                if resolved is not body.fields:
+                    body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
             client_request = await run_sized(
                 body.work_bytes, self.known_messages.parse_request, self.codec, body, tenant=self.caller.tenant
             )
-            client_request = await restore_envelope(client_request, self.get_store())
+            if (previous := client_request.previous_reply) is not None:
+                client_request = await restore_envelope(client_request, previous, self.get_store())
             prepared = await self._match_and_prepare(client_request, upstream)
             # The reservation must be known to the relay, which settles it, even if the client disconnects now.
-            return await run_shielded(_reserve_spend(prepared))
+            choices = client_request.choice_count
+            request = await run_shielded(prepared.recorder.reserve_spend(prepared.request, choices=choices))
+            return replace(prepared, request=request)
         except UnreadableBody as error:
-            if self._has_spend_cap or choose_target(self.codec, upstream.speaks) is not self.codec:
+            if self._has_spend_cap or is_translated:
                 raise InvalidRequest(
                     "Quire cannot parse this request, so that it can neither be translated nor counted under a spend "
                     f"cap (`max_spend`); correct it. {error}"
                 ) from error
             _log.info("Request passed through unrecorded, body cannot be parsed: %s", error)
         except StoreError as error:
-            if (
-                self.server_state.settings.on_store_failure == "refuse"
-                or self._has_spend_cap
-                or choose_target(self.codec, upstream.speaks) is not self.codec
-            ):
+            if is_translated or self._has_spend_cap or self.server_state.settings.on_store_failure == "refuse":
                 raise
             _log.warning("Request passed through unrecorded, store failure: %s", error)
         return None
-
-    def _check_translatable(self, body: dict[str, Any]) -> None:
-        if (reason := self.codec.find_untranslatable(body)) is not None:
-            raise InvalidRequest(reason)
 
     @property
     def _has_spend_cap(self) -> bool:
@@ -182,10 +193,11 @@ class Exchange:
     def get_variant(self, client_request: ClientRequest, upstream: Upstream) -> EngineVariant:
         """The engine that prepares requests for this model and upstream."""
         target = choose_target(self.codec, upstream.speaks)
+        limits = (client_request.options.max_tokens, upstream.reserved_response_tokens)
         return self.variants.get(
             self.caller.tenant,
             client_request.model,
-            reserved_tokens=_limit_reserve(client_request.options.max_tokens, upstream),
+            reserved_tokens=min((limit for limit in limits if limit is not None), default=None),
             limits_reserve=target is not self.codec or self.codec.default_overflow == "refuse",
             target=target,
         )
@@ -233,18 +245,6 @@ class Exchange:
         refitted = await self._match_and_prepare(client_request, upstream, known_match=prepared.match)
         return replace(refitted, request=replace(refitted.request, reservation=prepared.request.reservation))
 
-    async def _pass_through(self, writer: ResponseWriter, call: UpstreamCall, content: bytes, *, model: str) -> None:
-        """Forwards the body and relays the response without recording either."""
-        try:
-            with self.telemetry.trace_gateway_call(model, conversation=None) as span:
-                async with call.post(content, trace_headers=span.headers) as response:
-                    await relay_unrecorded(writer, response)
-        except ModelError as error:
-            if writer.is_started:
-                await writer.write(self.codec.to_error_event(error), last=True)
-            else:
-                await writer.send_error(self.codec.to_error_response(error), UNRECORDED_HEADERS)
-
 
 def _count_model_fields(raw_body: bytes) -> int:
     """Counts the fields `model` of the body: servers differ in which of two they use."""
@@ -261,14 +261,19 @@ def _count_model_fields(raw_body: bytes) -> int:
     return sum(name == "model" for name, _ in fields)
 
 
-async def _reserve_spend(prepared: PreparedRequest) -> PreparedRequest:
-    """Reserves the estimated cost under the spend caps that apply to the request."""
-    choices = prepared.client_request.choice_count
-    request = await prepared.recorder.reserve_spend(prepared.request, choices=choices)
-    return replace(prepared, request=request)
+async def forward_unrecorded(
+    writer: ResponseWriter, call: UpstreamCall, content: bytes, *, codec: Codec, method: str = "POST"
+) -> None:
+    """Sends a request that is not recorded, and relays the response. A failure after its start breaks it off."""
+    try:
+        async with call.send(method, content, trace_headers={}) as response:
+            await _relay_unrecorded(writer, response)
+    except ModelError as error:
+        if not writer.is_started:
+            await writer.send_error(codec.to_error_response(error), UNRECORDED_HEADERS)
 
 
-async def relay_unrecorded(writer: ResponseWriter, response: UpstreamResponse) -> None:
+async def _relay_unrecorded(writer: ResponseWriter, response: UpstreamResponse) -> None:
     chunks = response.iter_chunks()
     first = await anext(chunks, b"")
     await writer.start(response.status_code, {**filter_response_headers(response.raw_headers), **UNRECORDED_HEADERS})
@@ -276,8 +281,3 @@ async def relay_unrecorded(writer: ResponseWriter, response: UpstreamResponse) -
     async for chunk in chunks:
         await writer.write(chunk)
     await writer.write(b"", last=True)
-
-
-def _limit_reserve(max_reply_tokens: int | None, upstream: Upstream) -> int | None:
-    limits = [limit for limit in (max_reply_tokens, upstream.reserved_response_tokens) if limit is not None]
-    return min(limits, default=None)

@@ -29,51 +29,39 @@ async def collect_models(server_state: ServerState, caller: Caller, headers: Hea
         for name in server_state.settings.upstreams
         if not _GLOB_CHARS & set(name)
     }
-    upstreams = _list_upstreams(server_state)
+    # Each upstream server once, by base URL.
+    by_url = {each.base_url: each for each in server_state.settings.upstreams.values()}
+    default_url = server_state.settings.base_url
+    if default_url is not None:
+        by_url.setdefault(default_url, Upstream(base_url=default_url))
+    upstreams = list(by_url.values())
     lists = await asyncio.gather(*(_fetch_models(each, server_state, caller, headers) for each in upstreams))
-    for upstream, models in zip(upstreams, lists, strict=True):
-        for model in models:
+    for upstream, listed in zip(upstreams, lists, strict=True):
+        for model in listed:
             target = server_state.upstream_for(str(model["id"]))
             if target is not None and target.base_url == upstream.base_url:
                 collected.setdefault(str(model["id"]), model)
-    return [
-        _complete_model(model, server_state)
-        for name, model in collected.items()
-        if _is_allowed(server_state, caller, name)
-    ]
-
-
-def _complete_model(model: dict[str, Any], server_state: ServerState) -> dict[str, Any]:
-    """Adds the fields that OpenAI's or Anthropic's clients expect, with limits from the models table."""
-    name, upstream = str(model["id"]), server_state.upstream_for(str(model["id"]))
-    served_model = upstream.model if upstream is not None else None
-    spec = merge_layers(find_layers(server_state.settings.models, name, served_model=served_model))
-    defaults = {
-        "object": "model",
-        "created": 0,
-        "owned_by": "upstream",
-        "type": "model",
-        "display_name": name,
-        "created_at": UNKNOWN_CREATION_TIME,
-        "lifecycle": "active",
-        "max_input_tokens": spec.window,
-        "max_tokens": spec.output_limit,
-    }
-    return {**defaults, **model}
-
-
-def _is_allowed(server_state: ServerState, caller: Caller, model: str) -> bool:
-    upstream = server_state.upstream_for(model)
-    return caller.allows_model(model, upstream.model if upstream is not None else None)
-
-
-def _list_upstreams(server_state: ServerState) -> list[Upstream]:
-    """Lists each upstream server once, by base URL."""
-    upstreams = {each.base_url: each for each in server_state.settings.upstreams.values()}
-    default_url = server_state.settings.base_url
-    if default_url is not None:
-        upstreams.setdefault(default_url, Upstream(base_url=default_url))
-    return list(upstreams.values())
+    models: list[dict[str, Any]] = []
+    for name, model in collected.items():
+        upstream = server_state.upstream_for(name)
+        served_model = upstream.model if upstream is not None else None
+        if not caller.allows_model(name, served_model):
+            continue
+        # The fields that OpenAI's or Anthropic's clients expect, with limits from the models table.
+        spec = merge_layers(find_layers(server_state.settings.models, name, served_model=served_model))
+        defaults = {
+            "object": "model",
+            "created": 0,
+            "owned_by": "upstream",
+            "type": "model",
+            "display_name": name,
+            "created_at": UNKNOWN_CREATION_TIME,
+            "lifecycle": "active",
+            "max_input_tokens": spec.window,
+            "max_tokens": spec.output_limit,
+        }
+        models.append({**defaults, **model})
+    return models
 
 
 async def _fetch_models(

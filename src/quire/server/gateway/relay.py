@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Literal
 
 from pydantic_core import from_json
 
@@ -16,14 +18,18 @@ from quire.errors import (
     ModelUnavailable,
     QuireError,
     StoreError,
+    StoreRolledBack,
     error_detail,
 )
 from quire.llm.error_mapping import classify_error
+from quire.model import Usage
+from quire.model.base import JsonObject
 from quire.proxy.prepare import PreparedRequest
+from quire.proxy.recognition import HistoryMatch
+from quire.proxy.reply_recorder import RecordedReply, record_reply
 from quire.proxy.translation import ReplyTranslator
 from quire.server.gateway.response import ResponseWriter
-from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS, TurnRecorder
-from quire.server.gateway.upstream import UpstreamCall
+from quire.server.gateway.upstream import UpstreamCall, encode_conversation_header, filter_response_headers
 from quire.server.telemetry import Telemetry
 from quire.server.telemetry.tracer import ModelCallSpan
 from quire.server.upstream_client import UpstreamResponse
@@ -31,7 +37,7 @@ from quire.wire import Reply
 from quire.wire.codec import Codec
 from quire.wire.http_errors import error_code
 from quire.wire.json_limits import MAX_JSON_SEPARATORS, exceeds_json_limit
-from quire.wire.sse import StreamDecoder
+from quire.wire.replies import StreamDecoder
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +50,111 @@ DRAIN_TIMEOUT_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 15.0
 """Seconds of silence of the upstream after which a translated stream gets a sign of life."""
 
+UNRECORDED_HEADERS = {"x-quire-recorded": "no"}
+
+UpdateHead = Callable[[bytes | None, HistoryMatch], None]
+"""Replaces the head at an old path with a new one in the head cache."""
 Refit = Callable[[PreparedRequest], Awaitable[PreparedRequest]]
 """Prepares a shorter request after an overflow."""
+
+
+class TurnRecorder:
+    """The prepared request of a turn, and what is recorded of its reply and its cost.
+
+    Recording and settling are shielded from cancellation, so they complete even if the client disconnects.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        *,
+        update_head: UpdateHead,
+        on_store_failure: Literal["refuse", "pass_through"],
+    ) -> None:
+        self.prepared = prepared
+        """Replaced if the request is refitted."""
+        self.recorded_reply: RecordedReply | None = None
+        self.is_billed = False
+        """Whether the upstream may charge for a call without a recorded reply."""
+        self._update_head, self._on_store_failure = update_head, on_store_failure
+
+    async def record(
+        self,
+        replies: Sequence[Reply],
+        *,
+        size: int,
+        incomplete: bool = False,
+        response_id: str | None,
+        response_fields: JsonObject | None = None,
+    ) -> bool:
+        """Records the replies, which have `size` bytes; returns whether they are in the log.
+
+        If the store fails, `on_store_failure` decides whether the client gets the reply unrecorded.
+        """
+        reported_usage = next((reply.usage for reply in replies), None)
+        if not self.prepared.is_recorded:
+            await self.settle_spend(reported_usage)
+            return False
+        try:
+            self.recorded_reply = await run_shielded(
+                record_reply(
+                    self.prepared,
+                    replies,
+                    size=size,
+                    incomplete=incomplete,
+                    response_id=response_id,
+                    response_fields=response_fields,
+                )
+            )
+        except StoreError as error:
+            await self.settle_spend(reported_usage)
+            if isinstance(error, StoreRolledBack):
+                # The next request finds in the log where it continues.
+                match = self.prepared.match
+                self._update_head(match.client_path, replace(match, client_path=None))
+            if self._on_store_failure == "refuse":
+                raise
+            _log.warning("Reply passed through unrecorded, store failure: %s", error)
+            return False
+        if self.recorded_reply is None:
+            # An empty reply, such as one that a reasoning model did not get to.
+            await self.settle_spend(reported_usage)
+            return False
+        entry, reply, client_path = self.recorded_reply
+        self._update_head(self.prepared.match.client_path, self.prepared.build_next_match(entry, client_path))
+        await self.prepared.extend_history(reply.message, entry.path, client_path)
+        return True
+
+    async def settle_spend(self, usage: Usage | None = None) -> None:
+        """Settles the reservation of a call without a recorded reply, before the client can send its next request."""
+        if self.recorded_reply is None and self.prepared.request.reservation is not None:
+            prepared = self.prepared
+            self.prepared = replace(prepared, request=replace(prepared.request, reservation=None))
+            settle = prepared.recorder.settle_spend(prepared.request, is_billed=self.is_billed, usage=usage)
+            try:
+                await run_shielded(settle)
+            except StoreError as error:
+                _log.warning("Reservation of a call without a recorded reply stays until it expires: %s", error)
+
+    def build_response_headers(self, response: UpstreamResponse) -> dict[str, str]:
+        """The upstream's headers that are for the client, and Quire's own."""
+        return filter_response_headers(response.raw_headers) | self.build_quire_headers()
+
+    def build_quire_headers(self) -> dict[str, str]:
+        prepared, recorded = self.prepared, self.recorded_reply
+        branch = prepared.match.branch if recorded is None else recorded.entry.branch
+        headers = {
+            "x-quire-request": prepared.request.id or "",
+            "x-quire-conversation": encode_conversation_header(prepared.match.conversation),
+            "x-quire-branch": str(branch),
+        }
+        if not prepared.recognized.is_native:
+            headers["request-id"] = f"req_{prepared.request.id}"
+        if not prepared.is_recorded:
+            headers |= UNRECORDED_HEADERS
+        forwarded = prepared.request.assembly.forwarded
+        dropped = len(forwarded.dropped) if forwarded is not None else 0
+        return headers | {"x-quire-dropped": str(dropped)} if dropped else headers
 
 
 class StreamRelay:
@@ -101,7 +210,7 @@ class StreamRelay:
             passed = keep_alive or b""
             if chunk is not None:
                 passed = await run_sized(decoder.buffered_bytes + len(chunk), decoder.feed, chunk)
-            # A native stream starts with its first event: until then, a failure has a status of its own.
+            # A native stream starts with its first event: until then, a failure can have its own status.
             if not writer.is_started and (passed or translator is not None):
                 await self._start()
             if translator is not None and chunk is not None:
@@ -227,7 +336,7 @@ class Relay:
         """Sends the request. A call that timed out or was cancelled may be billed; one that failed otherwise is not."""
         self._recorder.is_billed, has_response = True, False
         try:
-            async with self._call.post(self._prepared.content, trace_headers=span.headers) as response:
+            async with self._call.send("POST", self._prepared.content, trace_headers=span.headers) as response:
                 has_response = True
                 yield response
         except ModelError as error:
@@ -241,9 +350,24 @@ class Relay:
         error = classify_error(response.status_code, body)
         span.set_error(type(error).__name__)
         self._telemetry.metrics.count_upstream_error(error)
-        if may_refit and isinstance(error, ModelContextOverflow) and await self._refit_after_overflow(error):
+        engine = self._prepared.recorder.engine
+        if (
+            may_refit
+            and isinstance(error, ModelContextOverflow)
+            and engine.policy.context_management_enabled
+            # Corrects calibration and window, unless the error is not credible or changes nothing.
+            and await engine.correct_overflow(error, assembly=self._prepared.request.assembly)
+            and await self._refit_with(self._prepared)
+        ):
             return False
-        if may_refit and self._is_unknown_reference(body) and await self._refit_with(self._prepared):
+        if (
+            may_refit
+            and self._prepared.client_request.previous_reply is not None
+            and self._is_native
+            # The upstream does not know the reply that the request continues, which the log does.
+            and self._codec.is_unknown_reference(body)
+            and await self._refit_with(self._prepared)
+        ):
             return False
         await self._recorder.settle_spend()
         if len(body) > MAX_ERROR_BYTES:
@@ -258,18 +382,6 @@ class Relay:
             await self._writer.send_response(response.status_code, headers, body)
         return True
 
-    async def _refit_after_overflow(self, error: ModelContextOverflow) -> bool:
-        """Corrects calibration and window by the upstream's error and prepares again.
-
-        False if that changes nothing, or if the error is not credible.
-        """
-        before, engine = self._prepared, self._prepared.recorder.engine
-        if not engine.policy.context_management_enabled:
-            return False
-        if not await engine.correct_overflow(error, assembly=before.request.assembly):
-            return False
-        return await self._refit_with(before)
-
     async def _refit_with(self, before: PreparedRequest) -> bool:
         """Prepares the request again from the log; returns whether that gives another body."""
         try:
@@ -279,40 +391,29 @@ class Relay:
             return False
         return self._prepared.content != before.content
 
-    def _is_unknown_reference(self, body: bytes) -> bool:
-        """Whether the upstream does not know the reply that the request continues, which the log does."""
-        client_request = self._prepared.client_request
-        return client_request.previous_reply is not None and self._is_native and self._codec.is_unknown_reference(body)
-
     async def _relay_json(self, response: UpstreamResponse) -> None:
+        """Relays a whole reply; a translated one is sent as a stream if the client expects one."""
         body = await response.read(max_bytes=MAX_RESPONSE_BYTES)
-        target = self._prepared.target
-        parsed = await run_sized(len(body), _parse_json, body)
-        replies = await run_sized(len(body), target.parse_response, parsed)
-        if not self._is_native:
-            await self._send_translated(response, replies, size=len(body))
-            return
-        recorded = await self._recorder.record(replies, size=len(body), response_id=target.read_response_id(parsed))
-        headers = self._recorder.build_response_headers(response)
-        await self._writer.send_response(
-            response.status_code, headers if recorded else headers | UNRECORDED_HEADERS, body
-        )
-
-    async def _send_translated(self, response: UpstreamResponse, replies: list[Reply], *, size: int) -> None:
-        """Sends a whole reply in the client's format, as a stream if the client expects one."""
-        if not replies:
+        prepared, target, size = self._prepared, self._prepared.target, len(body)
+        parsed = await run_sized(size, _parse_json, body)
+        replies = await run_sized(size, target.parse_response, parsed)
+        status, own_headers = response.status_code, dict[str, str]()
+        if self._is_native:
+            recorded = await self._recorder.record(replies, size=size, response_id=target.read_response_id(parsed))
+        elif not replies:
             raise ModelUnavailable("The upstream's response contains no reply; retry the request.")
-        translator = ReplyTranslator(self._prepared.recognized, request_id=self._prepared.request.id or "")
-        reply = translator.adapt(replies[0])
-        recorded = await self._recorder.record(
-            [reply],
-            size=size,
-            response_id=translator.response_id,
-            response_fields=translator.describe_response(reply),
-        )
+        else:
+            translator = ReplyTranslator(prepared.recognized, request_id=prepared.request.id or "")
+            reply = translator.adapt(replies[0])
+            recorded = await self._recorder.record(
+                [reply],
+                size=size,
+                response_id=translator.response_id,
+                response_fields=translator.describe_response(reply),
+            )
+            status, own_headers, body = 200, {"content-type": translator.content_type}, translator.encode_whole(reply)
         headers = self._recorder.build_response_headers(response) | ({} if recorded else UNRECORDED_HEADERS)
-        content = translator.encode_whole(reply)
-        await self._writer.send_response(200, headers | {"content-type": translator.content_type}, content)
+        await self._writer.send_response(status, headers | own_headers, body)
 
 
 def _parse_json(body: bytes) -> object:

@@ -1,13 +1,26 @@
-"""Responses of the gateway: an ASGI writer, and cancellation when the client disconnects."""
+"""Responses of the gateway: an ASGI writer, cancellation when the client disconnects, errors in the client's format.
+
+The server's own errors are problem documents (RFC 9457). Clients of OpenAI's formats read an `error` object in them,
+and Anthropic's clients read only Anthropic's errors. So errors under `/v1` are rewritten, wherever they arise.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 
+from pydantic_core import from_json
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.wire.http_errors import ErrorResponse
+from quire.model.json_values import get_text, is_object
+from quire.wire.codec import Codec
+from quire.wire.codecs import CHAT, MESSAGES
+from quire.wire.http_errors import PROBLEM_MEDIA_TYPE, ErrorResponse
+
+GATEWAY_PREFIX = "/v1/"
+MESSAGES_PREFIXES = ("/v1/messages", "/v1/v1/messages")
 
 ResponseHandler = Callable[["ResponseWriter"], Awaitable[None]]
 
@@ -48,7 +61,12 @@ class CancellableResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._handler(ResponseWriter(send)))
-        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+
+        async def wait_for_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        disconnect = asyncio.ensure_future(wait_for_disconnect())
         try:
             await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -64,6 +82,45 @@ class CancellableResponse(Response):
             work.result()
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class ErrorFormatMiddleware:
+    """ASGI middleware that rewrites problem documents of the gateway's routes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(GATEWAY_PREFIX):
+            return await self._app(scope, receive, send)
+        rewriter = _ProblemRewriter(send, MESSAGES if scope["path"].startswith(MESSAGES_PREFIXES) else CHAT)
+        return await self._app(scope, receive, rewriter.send)
+
+
+class _ProblemRewriter:
+    """Collects a problem document and sends the codec's error instead; passes everything else on."""
+
+    def __init__(self, send: Send, codec: Codec) -> None:
+        self._send, self._codec = send, codec
+        self._start: Message | None = None
+        self._body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if Headers(raw=message["headers"]).get("content-type", "").startswith(PROBLEM_MEDIA_TYPE):
+                self._start = message
+                return
+        elif self._start is not None and message["type"] == "http.response.body":
+            self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                start, body, problem = self._start, self._body, from_json(self._body)
+                if is_object(problem) and "error" not in problem:
+                    detail = get_text(problem, "detail") or HTTPStatus(start["status"]).phrase
+                    error = self._codec.build_error(start["status"], detail, code=get_text(problem, "code") or "error")
+                    body = error.body
+                    own = Headers({**error.headers, "content-length": str(len(body))}).raw
+                    replaced = {name for name, _ in own}
+                    others = [pair for pair in start["headers"] if pair[0] not in replaced]
+                    start = {**start, "headers": [*others, *own]}
+                await self._send(start)
+                await self._send({"type": "http.response.body", "body": body})
+            return
+        await self._send(message)

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine import Conversation
-from quire.errors import InvalidRequest, ModelError, QuireError
+from quire.errors import InvalidRequest, QuireError
 from quire.model import Usage
 from quire.model.ids import new_id, now
 from quire.model.json_values import filter_objects
@@ -23,16 +23,15 @@ from quire.proxy.response_items import (
     restore_envelope,
 )
 from quire.server.auth import check_model
-from quire.server.gateway.exchange import Exchange, relay_unrecorded
+from quire.server.gateway.exchange import Exchange, forward_unrecorded
 from quire.server.gateway.response import ResponseWriter
-from quire.server.gateway.turn_recorder import UNRECORDED_HEADERS
 from quire.settings.schema import Upstream
 from quire.wire import WireMessage
 from quire.wire.codec import RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
 from quire.wire.codecs import RESPONSES, choose_target
+from quire.wire.replies import encode_event
 from quire.wire.responses.object import build_started_response, build_usage, end_response, make_response_id
 from quire.wire.responses.stream import MICROSECONDS_PER_SECOND
-from quire.wire.sse import encode_event
 
 COMPACT_PATH = "responses/compact"
 COMPACTION_TRIGGER = "compaction_trigger"
@@ -41,7 +40,7 @@ COMPACTION_TRIGGER = "compaction_trigger"
 
 class _CompactedHistory(NamedTuple):
     user_items: list[WireMessage]
-    """The user's own messages among those that the summary covers."""
+    """The user's own messages that the summary covers."""
     compaction_item: WireMessage
     usage: Usage
 
@@ -52,7 +51,8 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
         upstream = _find_upstream(exchange, body)
         if choose_target(exchange.codec, upstream.speaks) is exchange.codec:
-            return await _forward(exchange, writer, upstream)
+            call = exchange.build_call(upstream, COMPACT_PATH)
+            return await forward_unrecorded(writer, call, exchange.raw_body, codec=exchange.codec)
         history = await _compact_history(exchange, body, upstream)
     except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
         return await _send_error(exchange, writer, error)
@@ -125,16 +125,6 @@ async def _send_error(
     return await writer.send_error(codec.to_error_response(error), {})
 
 
-async def _forward(exchange: Exchange, writer: ResponseWriter, upstream: Upstream) -> None:
-    call = exchange.build_call(upstream, COMPACT_PATH)
-    try:
-        async with call.post(exchange.raw_body, trace_headers={}) as response:
-            await relay_unrecorded(writer, response)
-    except ModelError as error:
-        if not writer.is_started:
-            await writer.send_error(exchange.codec.to_error_response(error), UNRECORDED_HEADERS)
-
-
 async def _compact_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> _CompactedHistory:
     """Records what is new of the history, and compacts it; where that is too short to compact, it stays as it is."""
     RESPONSES.check_limits(body)
@@ -168,10 +158,11 @@ async def _record_history(exchange: Exchange, body: dict[str, Any], upstream: Up
     store = exchange.get_store()
     has_input = bool(body.get("input"))
     # A chain alone has no new items; a blank text takes their place, and is not recorded.
-    parsed = RESPONSES.parse_request(
-        exchange.raw_body, await resolve_items(RESPONSES, body if has_input else {**body, "input": " "}, store)
-    )
-    request = await restore_envelope(parsed, store)
+    body = body if has_input else {**body, "input": " "}
+    body = await resolve_items(RESPONSES, body, RESPONSES.list_item_references(body), store)
+    request = RESPONSES.parse_request(exchange.raw_body, body)
+    if request.previous_reply is not None:
+        request = await restore_envelope(request, request.previous_reply, store)
     variant = exchange.get_variant(request, upstream)
     envelope = await variant.load_envelope(request)
     match: HistoryMatch = await match_request(

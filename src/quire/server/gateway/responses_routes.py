@@ -37,7 +37,7 @@ from quire.wire.responses.object import build_recorded_response
 
 router = APIRouter(prefix="/v1", tags=["gateway"])
 conversations_router = APIRouter(prefix="/v1/conversations", tags=["gateway"])
-"""Conversations are those of the log, whose IDs have the prefix `conv_` here."""
+"""Conversations of the log, whose IDs have the prefix `conv_` here."""
 
 MAX_ITEMS = 1_000
 """Maximum items that one request adds to a conversation."""
@@ -117,7 +117,7 @@ def _get_store(server_state: ServerState, caller: Caller) -> SqlStore:
 
 
 async def _find_response(store: SqlStore, response_id: str) -> RecordedRequest:
-    """Finds a response; the IDs of replies in other formats are not those of responses."""
+    """Finds a response. Replies in other formats have IDs too, but are no responses."""
     recorded = await store.find_response(response_id)
     if recorded.manifest.forwarded is None or recorded.manifest.forwarded.request_blob is None:
         raise ResponseNotFound(response_id)

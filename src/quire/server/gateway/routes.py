@@ -1,29 +1,37 @@
-"""Routes of the gateway that create replies, count tokens and list models."""
+"""Routes of the gateway that create replies, count tokens and list models, and all other paths under `/v1`."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Header, HTTPException, Request
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from quire.errors import InvalidRequest
-from quire.proxy.engine_variants import EngineVariants
+from quire.concurrency.worker_threads import run_sized
+from quire.engine.context import spend_caps_for
+from quire.errors import AccessDenied, InvalidRequest, QuireError
+from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import KnownMessageCache
-from quire.proxy.recognition import HeadCache, RequestedConversation
-from quire.server.auth import Caller
-from quire.server.dependencies import ChatCaller, get_server_state
-from quire.server.gateway.exchange import Exchange
-from quire.server.gateway.header_rules import MAX_CONVERSATION_HEADER_CHARS, decode_conversation_header
+from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation
+from quire.server.auth import Caller, check_model
+from quire.server.dependencies import ChatCaller
+from quire.server.gateway.exchange import Exchange, forward_unrecorded
 from quire.server.gateway.model_list import build_model_list, collect_models
 from quire.server.gateway.response import CancellableResponse, ResponseWriter, to_http_response
 from quire.server.gateway.response_compaction import respond_or_compact, respond_with_compaction
-from quire.server.gateway.token_count import respond_with_token_count
+from quire.server.gateway.upstream import (
+    MAX_CONVERSATION_HEADER_CHARS,
+    build_upstream_call,
+    decode_conversation_header,
+)
 from quire.server.problems import ERROR_RESPONSES
+from quire.server.state import get_server_state
 from quire.server.telemetry import get_telemetry
-from quire.wire.codec import Codec
-from quire.wire.codecs import CHAT, MESSAGES, RESPONSES
+from quire.wire.codec import Codec, UnreadableBody, get_model_name, parse_body
+from quire.wire.codecs import CHAT, MESSAGES, RESPONSES, choose_only_format, choose_target
 
 router = APIRouter(prefix="/v1", tags=["gateway"])
 
@@ -40,6 +48,43 @@ BranchHeader = Annotated[
     int | None,
     Header(alias="X-Quire-Branch", ge=0, le=2**31 - 1, description="Branch, for new messages only."),
 ]
+
+
+async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -> None:
+    """Answers with the tokens of the list as the client sent it, which it compares with its own window."""
+    codec = exchange.codec
+    try:
+        body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
+        model = get_model_name(body)
+        upstream = exchange.server_state.upstream_for(model)
+        if upstream is None:
+            return await writer.send_error(exchange.build_no_upstream_error(model), {})
+        check_model(exchange.caller, model, upstream.model)
+        if choose_target(codec, upstream.speaks) is codec and codec.count_path is not None:
+            call = exchange.build_call(upstream, codec.count_path)
+            return await forward_unrecorded(writer, call, exchange.raw_body, codec=codec)
+        # Counts the request as it would be sent, and says whether the count is exact.
+        request = await run_sized(len(exchange.raw_body), codec.parse_request, exchange.raw_body, body)
+        if request.continues_recorded:
+            raise InvalidRequest("A count includes only the messages of the request itself; send the whole history.")
+        variant = exchange.get_variant(request, upstream)
+        envelope = await variant.load_envelope(request)
+        calibration = await variant.engine.load_calibration(variant.engine.policy.model)
+        recognized = RecognizedRequest(
+            client_request=request,
+            match=HistoryMatch(conversation=""),
+            variant=variant,
+            envelope=envelope,
+            calibration=calibration,
+        )
+        await run_sized(len(exchange.raw_body), recognized.count_tokens)
+        tokens, is_exact = round(recognized.tokens * recognized.ratio), recognized.message_counter.token_counter.exact
+    except UnreadableBody as error:
+        return await writer.send_error(codec.build_error(400, str(error), code="invalid_request"), {})
+    except QuireError as error:
+        return await writer.send_error(codec.to_error_response(error), {})
+    headers = {"content-type": "application/json", "x-quire-exact": "yes" if is_exact else "no"}
+    return await writer.send_response(200, headers, to_json(codec.build_token_count(tokens)))
 
 
 @router.post("/chat/completions", response_class=Response, summary="Create a chat completion within the context window")
@@ -167,3 +212,49 @@ class _GatewayState(NamedTuple):
     variants: EngineVariants
     head_cache: HeadCache
     known_messages: KnownMessageCache
+
+
+other_paths_router = APIRouter(prefix="/v1", include_in_schema=False)
+"""Other paths, such as embeddings and files. Included after all other routes, since it matches every path."""
+
+
+@other_paths_router.api_route(
+    "/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], response_class=Response
+)
+async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Response:
+    """Passes any other request to the upstream of its model, or to `base_url` if it names none. It is not recorded."""
+    server_state = get_server_state(request)
+    if not server_state.settings.pass_other_paths:
+        raise HTTPException(404, f"/v1/{path} is not served; `pass_other_paths` passes it to the upstream, unrecorded.")
+    try:
+        raw = await request.body()
+        model = ""
+        # Other bodies, such as uploads, are not parsed.
+        if request.headers.get("content-type", "").startswith("application/json"):
+            with suppress(UnreadableBody):
+                model = get_model_name(parse_body(raw))
+        upstream = server_state.upstream_for(model)
+        if upstream is None:
+            raise AccessDenied("No upstream serves this path; set `base_url`.")
+        if spend_caps_for(server_state.settings, tenant=caller.tenant, key=caller.spending_key).exist:
+            raise AccessDenied("A spend cap (`max_spend`) cannot count what this path costs, so it is not passed on.")
+        check_model(caller, model, upstream.model)
+        call = build_upstream_call(
+            upstream,
+            choose_only_format(upstream.speaks),
+            path,
+            server_state=server_state,
+            caller=caller,
+            headers=request.headers,
+            query=request.url.query,
+            content_type=request.headers.get("content-type", "application/json"),
+        )
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except QuireError as error:
+        return to_http_response(CHAT.to_error_response(error))
+
+    async def respond(writer: ResponseWriter) -> None:
+        await forward_unrecorded(writer, call, raw, codec=CHAT, method=request.method)
+
+    return CancellableResponse(request, respond)

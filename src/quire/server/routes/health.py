@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from quire.errors import SchemaOutdated, StoreError, StoreFull, StoreReadOnly, error_detail
 from quire.server.lifecycle import StreamRegistry
 from quire.server.problems import problem_response
-from quire.server.state import ServerState
+from quire.server.state import get_server_state
 from quire.server.telemetry import get_telemetry
 from quire.server.telemetry.metrics import METRICS_MEDIA_TYPE
 from quire.wire.http_errors import error_code
@@ -38,7 +38,7 @@ async def check_liveness() -> HealthSchema:
 @router.get("/readyz", response_model=HealthSchema)
 async def check_readiness(request: Request) -> HealthSchema | JSONResponse:
     """Readiness: the database accepts writes and has the right schema, and the server is not stopping."""
-    server_state: ServerState = request.app.state.server_state
+    server_state = get_server_state(request)
     streams: StreamRegistry = request.app.state.streams
     if streams.is_shutting_down:
         return _not_ready_response("stopping", "The server is stopping.")
@@ -66,7 +66,7 @@ def _not_ready_response(code: str, detail: str) -> JSONResponse:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def get_metrics(request: Request) -> Response:
     """Returns metrics in the Prometheus text format."""
-    server_state: ServerState = request.app.state.server_state
+    server_state = get_server_state(request)
     metrics = get_telemetry(request).metrics
     metrics.set_connections(server_state.store.get_pool_stats())
     return Response(metrics.export(), media_type=METRICS_MEDIA_TYPE)

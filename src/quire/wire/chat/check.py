@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.model.json_values import filter_objects, get_object
 from quire.wire.base import WireMessage
-from quire.wire.fields import is_valid_name
+from quire.wire.fields import check_tool_names, is_valid_name
 
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN_TEXT_ROLES = frozenset({"system", "user", "assistant"})
@@ -23,16 +23,38 @@ def find_problems(payload: Mapping[str, Any]) -> list[str]:
         or "tool_calls" in message
     ]
     problems = [problem for index, message in unusual for problem in _check_message(index, message)]
-    results = _check_results(messages) if unusual else ()
-    return [*problems, *_check_order(messages), *results, *_check_tools(payload.get("tools"))]
+    if all(message.get("role") in ("system", "developer") for message in messages):
+        problems.append("messages: at least one must not be a system message")
+    elif messages[-1].get("role") not in ("user", "tool"):
+        problems.append(f"messages[{len(messages) - 1}]: the last message must be the user's or a tool's")
+    if unusual:
+        problems += _check_results(messages)
+    tools: object = payload.get("tools")
+    if tools == []:
+        problems.append("tools: the list is empty")
+    problems += check_tool_names(get_object(tool, "function", "custom").get("name") for tool in filter_objects(tools))
+    return problems
 
 
 def _check_message(index: int, message: WireMessage) -> Iterator[str]:
-    role, content = message.get("role"), message.get("content")
+    role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
     if role not in KNOWN_ROLES:
         yield f"messages[{index}]: unknown role {role!r}"
     elif role == "assistant":
-        yield from _check_assistant(index, message)
+        if content is None and not any(
+            message.get(field) for field in ("tool_calls", "refusal", "audio", "function_call")
+        ):
+            yield f"messages[{index}]: an assistant message needs content or tool calls"
+        if calls == []:
+            yield f"messages[{index}]: the list of tool calls is empty"
+        for call in filter_objects(calls):
+            body = get_object(call, "function", "custom")
+            if not is_valid_name(body.get("name")):
+                yield f"messages[{index}]: {body.get('name')!r} is no valid tool name"
+            if "function" in call and not isinstance(body.get("arguments"), str):
+                yield f"messages[{index}]: the arguments of a call are its JSON text"
+            if not call.get("id"):
+                yield f"messages[{index}]: a tool call needs an id"
     elif not isinstance(content, str | list):
         yield f"messages[{index}]: a {role} message needs content"
     if content == []:
@@ -41,31 +63,6 @@ def _check_message(index: int, message: WireMessage) -> Iterator[str]:
         piece.get("type") in ("image_url", "file", "input_audio") for piece in filter_objects(message.get("content"))
     ):
         yield f"messages[{index}]: only user messages may contain images, files and audio"
-
-
-def _check_assistant(index: int, message: WireMessage) -> Iterator[str]:
-    calls = message.get("tool_calls")
-    if message.get("content") is None and not any(
-        message.get(field) for field in ("tool_calls", "refusal", "audio", "function_call")
-    ):
-        yield f"messages[{index}]: an assistant message needs content or tool calls"
-    if calls == []:
-        yield f"messages[{index}]: the list of tool calls is empty"
-    for call in filter_objects(calls):
-        body = get_object(call, "function", "custom")
-        if not is_valid_name(body.get("name")):
-            yield f"messages[{index}]: {body.get('name')!r} is no valid tool name"
-        if "function" in call and not isinstance(body.get("arguments"), str):
-            yield f"messages[{index}]: the arguments of a call are its JSON text"
-        if not call.get("id"):
-            yield f"messages[{index}]: a tool call needs an id"
-
-
-def _check_order(messages: Sequence[WireMessage]) -> Iterator[str]:
-    if all(message.get("role") in ("system", "developer") for message in messages):
-        yield "messages: at least one must not be a system message"
-    elif messages[-1].get("role") not in ("user", "tool"):
-        yield f"messages[{len(messages) - 1}]: the last message must be the user's or a tool's"
 
 
 def _check_results(messages: Sequence[WireMessage]) -> Iterator[str]:
@@ -88,14 +85,3 @@ def _check_results(messages: Sequence[WireMessage]) -> Iterator[str]:
                 yield f"messages[{index}]: two calls have the id {id_!r}"
     for id_ in pending_ids:
         yield f"messages: the call {id_!r} has no result"
-
-
-def _check_tools(tools: object) -> Iterator[str]:
-    if tools == []:
-        yield "tools: the list is empty"
-    names = [get_object(tool, "function", "custom").get("name") for tool in filter_objects(tools)]
-    for name, times in Counter(names).items():
-        if not is_valid_name(name):
-            yield f"tools: {name!r} is no valid name"
-        if times > 1:
-            yield f"tools: two are named {name!r}"

@@ -33,8 +33,9 @@ from quire.wire.codec import (
     list_other_fields,
     split_instructions,
 )
+from quire.wire.fields import join_content_texts
 from quire.wire.http_errors import PROBLEM_MEDIA_TYPE, ErrorResponse, build_problem
-from quire.wire.sse import encode_event
+from quire.wire.replies import encode_event
 
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _INSTRUCTION_ROLES = frozenset({"system", "developer"})
@@ -70,7 +71,11 @@ class ChatMessage(ClientMessage):
         has_other_fields = len(raw) != 2 and any(
             value is not None and value != [] for name, value in raw.items() if name not in ("role", "content")
         )
-        is_plain = isinstance(text, str) and _is_normal_text(text, raw["role"]) and not has_other_fields
+        # Whether the normal form has the same text.
+        is_normal = (
+            isinstance(text, str) and bool(text.strip()) and (raw["role"] != "assistant" or text == text.strip())
+        )
+        is_plain = is_normal and not has_other_fields
         self._json_prefixes = _PLAIN_TEXT_PREFIXES.get(raw["role"]) if is_plain else None
         self._text_json = to_json(text) if self._json_prefixes is not None else b""
 
@@ -109,15 +114,30 @@ class ChatCodec(Codec):
     default_overflow: ClassVar[Literal["fit", "refuse"]] = "fit"
 
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:
-        instructions, messages = split_instructions(_validate_messages(body), roles=_INSTRUCTION_ROLES)
+        raw_messages: object = body.get("messages")
+        if not isinstance(raw_messages, list) or not raw_messages:
+            raise UnreadableBody("`messages` is missing, empty, or not a list.")
+        for index, message in enumerate(cast("list[object]", raw_messages)):
+            if not is_object(message) or message.get("role") not in _KNOWN_ROLES:
+                raise UnreadableBody(f"Message {index} has no known role.")
+        instructions, others = split_instructions(cast("list[dict[str, Any]]", raw_messages), roles=_INSTRUCTION_ROLES)
+        messages = tuple(map(ChatMessage, others))
+        for message in messages:
+            if not message.is_plain_text:
+                try:
+                    _ = message.message
+                except (QuireError, ValueError, TypeError, AttributeError) as error:
+                    # A client may put anything into a message; the upstream decides whether it is valid.
+                    raise UnreadableBody(f"A message cannot be parsed: {error}.") from error
+        functions = [{"type": "function", "function": each} for each in filter_objects(body.get("functions"))]
         count = body.get("n")
         return ClientRequest(
             codec=self,
             raw=raw,
             body=body,
             instructions=tuple(instructions),
-            messages=tuple(_parse_message(message) for message in messages),
-            tools=tuple(_parse_tools(body)),
+            messages=messages,
+            tools=(*filter_objects(body.get("tools")), *functions),
             options=_parse_options(body),
             choice_count=count if isinstance(count, int) and count > 1 else 1,
         )
@@ -142,7 +162,7 @@ class ChatCodec(Codec):
                 yield "The name in a tool call", get_object(call, "function", "custom").get("name"), MAX_NAME_CHARS
 
     def join_instructions(self, request: ClientRequest, *, is_translated: bool = False) -> str | None:
-        return "\n\n".join(_extract_text(message) for message in request.instructions) or None
+        return "\n\n".join(join_content_texts(each.get("content")) for each in request.instructions) or None
 
     def is_plain_system(self, request: ClientRequest, system: str | None) -> bool:
         rendered = [{"role": "system", "content": system}] if system else []
@@ -254,41 +274,17 @@ def build_error_object(detail: str, code: str, status: int) -> dict[str, object]
     return {"message": detail, "type": kind, "param": None, "code": code}
 
 
-def _is_normal_text(text: str, role: object) -> bool:
-    """Whether the normal form has the same text."""
-    stripped = text.strip()
-    return bool(stripped) and (role != "assistant" or stripped == text)
-
-
-def _validate_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    messages: object = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise UnreadableBody("`messages` is missing, empty, or not a list.")
-    for index, message in enumerate(cast("list[object]", messages)):
-        if not is_object(message) or message.get("role") not in _KNOWN_ROLES:
-            raise UnreadableBody(f"Message {index} has no known role.")
-    return cast("list[dict[str, Any]]", messages)
-
-
-def _parse_message(raw: dict[str, Any]) -> ChatMessage:
-    message = ChatMessage(raw)
-    if not message.is_plain_text:
-        try:
-            _ = message.message
-        except (QuireError, ValueError, TypeError, AttributeError) as error:
-            # A client may put anything into a message; the upstream decides whether it is valid.
-            raise UnreadableBody(f"A message cannot be parsed: {error}.") from error
-    return message
-
-
-def _parse_tools(body: dict[str, Any]) -> list[dict[str, Any]]:
-    tools = filter_objects(body.get("tools"))
-    return tools + [{"type": "function", "function": each} for each in filter_objects(body.get("functions"))]
-
-
 def _parse_options(body: dict[str, Any]) -> RequestOptions:
     choice, stop, response_format = body.get("tool_choice"), body.get("stop"), body.get("response_format")
     stops = [stop] if isinstance(stop, str) else cast("list[object]", stop) if isinstance(stop, list) else []
+    # Options that only this format has, except those with a value that has no effect.
+    other_fields = [
+        name
+        for name in list_other_fields(body, _TRANSLATED_FIELDS)
+        if name not in _DEFAULTS or body[name] != _DEFAULTS[name]
+    ]
+    if is_object(choice) and choice.get("type") != "function":
+        other_fields.append(f"tool_choice[{get_text(choice, 'type') or 'unknown'}]")
     return RequestOptions(
         stream=body.get("stream") is True,
         max_tokens=get_token_limit(body, "max_completion_tokens", "max_tokens"),
@@ -301,25 +297,8 @@ def _parse_options(body: dict[str, Any]) -> RequestOptions:
         response_format=response_format if is_object(response_format) else None,
         reasoning_effort=get_text(body, "reasoning_effort"),
         user=get_text(body, "user"),
-        other_fields=tuple(_list_other_options(body)),
+        other_fields=tuple(other_fields),
     )
-
-
-def _list_other_options(body: Mapping[str, Any]) -> Iterator[str]:
-    """Names of options that only this format has, except those with a value that has no effect."""
-    for name in list_other_fields(body, _TRANSLATED_FIELDS):
-        if name not in _DEFAULTS or body[name] != _DEFAULTS[name]:
-            yield name
-    choice = body.get("tool_choice")
-    if is_object(choice) and choice.get("type") != "function":
-        yield f"tool_choice[{get_text(choice, 'type') or 'unknown'}]"
-
-
-def _extract_text(message: WireMessage) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "\n".join(text for piece in filter_objects(content) if (text := get_text(piece, "text")))
 
 
 def _normalize_wire_message(message: WireMessage) -> WireMessage:

@@ -28,88 +28,80 @@ def parse_reply(response: object) -> Reply:
     choices = filter_objects(body.get("choices")) if is_object(body) else []
     if not choices or not is_object(choices[0].get("message")):
         raise InvalidEntry("The response has no choices, so it contains no reply; see the provider's error.")
-    return Reply(
-        _parse_assistant(_replace_audio(choices[0]["message"])),
-        _parse_usage(body),
-        get_text(choices[0], "finish_reason"),
-    )
+    message = choices[0]["message"]
+    if is_object(audio := message.get("audio")):
+        # A request may repeat audio only by its id, so the text of the message is the transcript.
+        text = message.get("content") or audio.get("transcript")
+        message = {**message, "content": text, "audio": {"id": audio.get("id")}}
+    usage = None
+    if is_object(counts := body.get("usage")):
+        others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
+        usage = Usage(
+            model=get_text(body, "model"),
+            input_tokens=counts.get("prompt_tokens") or 0,
+            output_tokens=counts.get("completion_tokens") or 0,
+            cache_read_tokens=get_object(counts, "prompt_tokens_details").get("cached_tokens") or 0,
+            provider_fields={
+                **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
+                "response": others,
+            },
+        )
+    return Reply(_parse_assistant(message), usage, get_text(choices[0], "finish_reason"))
 
 
 def parse_messages(raw_messages: Sequence[object], *, system: object = None) -> list[Message]:
     """Parses each message to one Quire message, so that tool results stay separate as in the client's history."""
-    first = [Message(role="system", parts=tuple(_parse_parts(to_plain_json(system))))] if system else []
-    return [*first, *(_parse_message(index, to_plain_json(message)) for index, message in enumerate(raw_messages))]
-
-
-def _parse_message(index: int, raw: Any) -> Message:
-    role = raw.get("role") if is_object(raw) else None
-    match role:
-        case "assistant":
-            return _parse_assistant(raw)
-        case "tool":
-            return Message(role="tool", parts=(_parse_result(raw),))
-        case "user":
-            parts = tuple(_parse_parts(raw.get("content"), parse_media=_parse_media))
-            return Message(
-                role="user", parts=parts, provider_fields=_unknown_message_fields(raw), name=_parse_name(raw)
+    messages = [Message(role="system", parts=tuple(_parse_parts(to_plain_json(system))))] if system else []
+    for index, raw in enumerate(map(to_plain_json, raw_messages)):
+        role = raw.get("role") if is_object(raw) else None
+        if role == "assistant":
+            messages.append(_parse_assistant(raw))
+        elif role == "tool":
+            result = ToolResultPart(
+                call_id=str(raw.get("tool_call_id") or ""),
+                content=tuple(_parse_parts(raw.get("content"), parse_media=_parse_media)),
+                provider_fields=collect_unknown_fields(raw, ("role", "content", "tool_call_id"), FORMAT),
             )
-        case "system":
-            parts = tuple(_parse_parts(raw.get("content")))
-            return Message(
-                role="system", parts=parts, provider_fields=_unknown_message_fields(raw), name=_parse_name(raw)
+            messages.append(Message(role="tool", parts=(result,)))
+        elif role in ("user", "system", "developer"):
+            # Quire has no developer role: it is stored as a provider field, and sent back with it.
+            known = ("name", "content") if role == "developer" else _KNOWN_FIELDS
+            message = Message(
+                role="user" if role == "user" else "system",
+                parts=tuple(_parse_parts(raw.get("content"), parse_media=_parse_media if role == "user" else None)),
+                provider_fields=collect_unknown_fields(raw, known, FORMAT),
+                name=get_text(raw, "name") or None,
             )
-        case "developer":
-            parts, unknown_fields = (
-                tuple(_parse_parts(raw.get("content"))),
-                collect_unknown_fields(raw, ("name", "content"), FORMAT),
-            )
-            return Message(role="system", parts=parts, provider_fields=unknown_fields, name=_parse_name(raw))
-        case _:
+            messages.append(message)
+        else:
             raise InvalidEntry(f"Message {index} has the role {role!r}; use system, user, assistant or tool.")
-
-
-def _parse_name(raw: dict[str, Any]) -> str | None:
-    return get_text(raw, "name") or None
-
-
-def _unknown_message_fields(raw: dict[str, Any]) -> Any:
-    return collect_unknown_fields(raw, _KNOWN_FIELDS, FORMAT)
+    return messages
 
 
 def _parse_assistant(raw: dict[str, Any]) -> Message:
     thoughts = next((raw[field] for field in _REASONING_FIELDS if isinstance(raw.get(field), str) and raw[field]), None)
-    thinking: list[Part] = [ThinkingPart(text=thoughts)] if thoughts else []
-    calls = [_parse_call(call) for call in filter_objects(raw.get("tool_calls"))]
-    parts = (*thinking, *_parse_parts(raw.get("content")), *calls)
-    return Message(role="assistant", parts=parts, provider_fields=_unknown_message_fields(raw), name=_parse_name(raw))
-
-
-def _replace_audio(raw: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the audio of a reply by its id and transcript, which is how a request may repeat it."""
-    audio = raw.get("audio")
-    if not is_object(audio):
-        return raw
-    return {**raw, "content": raw.get("content") or audio.get("transcript"), "audio": {"id": audio.get("id")}}
-
-
-def _parse_call(raw: dict[str, Any]) -> ToolCallPart:
-    if is_object(raw.get("custom")):
-        name, text = raw["custom"].get("name"), raw["custom"].get("input")
-        unknown_fields = collect_unknown_fields(raw, ("id", "custom", "index"), FORMAT)
-    else:
-        function = get_object(raw, "function")
-        name, text = function.get("name"), function.get("arguments")
-        unknown_fields = collect_unknown_fields(raw, ("id", "type", "function", "index"), FORMAT)
-    arguments = text if isinstance(text, str) else dump_json(text or {})
-    return ToolCallPart(
-        id=str(raw.get("id") or ""), name=str(name or ""), arguments=arguments, provider_fields=unknown_fields
+    parts: list[Part] = [ThinkingPart(text=thoughts)] if thoughts else []
+    parts += _parse_parts(raw.get("content"))
+    for call in filter_objects(raw.get("tool_calls")):
+        if is_object(call.get("custom")):
+            name, text = call["custom"].get("name"), call["custom"].get("input")
+            unknown_fields = collect_unknown_fields(call, ("id", "custom", "index"), FORMAT)
+        else:
+            function = get_object(call, "function")
+            name, text = function.get("name"), function.get("arguments")
+            unknown_fields = collect_unknown_fields(call, ("id", "type", "function", "index"), FORMAT)
+        arguments = text if isinstance(text, str) else dump_json(text or {})
+        parts.append(
+            ToolCallPart(
+                id=str(call.get("id") or ""), name=str(name or ""), arguments=arguments, provider_fields=unknown_fields
+            )
+        )
+    return Message(
+        role="assistant",
+        parts=tuple(parts),
+        provider_fields=collect_unknown_fields(raw, _KNOWN_FIELDS, FORMAT),
+        name=get_text(raw, "name") or None,
     )
-
-
-def _parse_result(raw: dict[str, Any]) -> ToolResultPart:
-    unknown_fields = collect_unknown_fields(raw, ("role", "content", "tool_call_id"), FORMAT)
-    content = tuple(_parse_parts(raw.get("content"), parse_media=_parse_media))
-    return ToolResultPart(call_id=str(raw.get("tool_call_id") or ""), content=content, provider_fields=unknown_fields)
 
 
 def _parse_parts(
@@ -117,16 +109,18 @@ def _parse_parts(
 ) -> list[ToolResultContent]:
     if isinstance(content, str):
         return [TextPart(text=content)]
-    return [(parse_media(piece) if parse_media else None) or _parse_text(piece) for piece in filter_objects(content)]
-
-
-def _parse_text(piece: dict[str, Any]) -> TextPart:
-    if piece.get("type") == "text" and isinstance(piece.get("text"), str):
-        return TextPart(text=piece["text"], provider_fields=collect_unknown_fields(piece, ("type", "text"), FORMAT))
-    refusal = piece.get("refusal")
-    return TextPart(
-        text=refusal if isinstance(refusal, str) else f"[{piece.get('type')}]", provider_fields={FORMAT: piece}
-    )
+    parts: list[ToolResultContent] = []
+    for piece in filter_objects(content):
+        if parse_media is not None and (media := parse_media(piece)) is not None:
+            parts.append(media)
+        elif piece.get("type") == "text" and isinstance(piece.get("text"), str):
+            unknown_fields = collect_unknown_fields(piece, ("type", "text"), FORMAT)
+            parts.append(TextPart(text=piece["text"], provider_fields=unknown_fields))
+        else:
+            refusal = piece.get("refusal")
+            text = refusal if isinstance(refusal, str) else f"[{piece.get('type')}]"
+            parts.append(TextPart(text=text, provider_fields={FORMAT: piece}))
+    return parts
 
 
 def _parse_media(piece: dict[str, Any]) -> ImagePart | FilePart | None:
@@ -144,20 +138,3 @@ def _parse_media(piece: dict[str, Any]) -> ImagePart | FilePart | None:
             return FilePart(url=url, name=get_text(more, "filename"), provider_fields=unknown_fields)
         case _:
             return None
-
-
-def _parse_usage(body: dict[str, Any]) -> Usage | None:
-    usage = body.get("usage")
-    if not is_object(usage):
-        return None
-    response_fields = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
-    return Usage(
-        model=get_text(body, "model"),
-        input_tokens=usage.get("prompt_tokens") or 0,
-        output_tokens=usage.get("completion_tokens") or 0,
-        cache_read_tokens=get_object(usage, "prompt_tokens_details").get("cached_tokens") or 0,
-        provider_fields={
-            **{key: value for key, value in usage.items() if key not in _USAGE_FIELDS},
-            "response": response_fields,
-        },
-    )

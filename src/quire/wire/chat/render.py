@@ -1,6 +1,6 @@
 """OpenAI's Chat Completions wire format: renders messages and tools, and counts their tokens.
 
-`openai_chat_check` checks payloads, `openai_chat_parse` parses them. Arguments of calls pass through byte for byte;
+`chat.check` checks payloads, `chat.parse` parses them. Arguments of calls pass through byte for byte;
 thinking is never sent.
 """
 
@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from quire.model import FilePart, ImagePart, Message, Part, TextPart, ToolCallPart, ToolDefinition, ToolResultPart
+from quire.model import FilePart, ImagePart, Message, Part, TextPart, ToolDefinition
 from quire.model.json_values import dump_json, get_object, is_object
 from quire.model.messages import ToolResultContent
 from quire.model.policy import WireFormatName
 from quire.wire.base import BlobLoader, Reply, WireMessage
-from quire.wire.chat import FORMAT
-from quire.wire.chat import check as openai_chat_check
-from quire.wire.chat import parse as openai_chat_parse
+from quire.wire.chat import FORMAT, check, parse
 from quire.wire.fields import (
     build_parameters_schema,
     count_other_fields,
@@ -76,7 +74,17 @@ class OpenAIChatFormat:
 
     def render_message(self, message: Message, *, load_blob: BlobLoader | None = None) -> list[WireMessage]:
         if message.role == "tool":
-            return [_render_result(part) for part in message.tool_results]
+            return [
+                _merge_sendable(
+                    {
+                        "role": "tool",
+                        "tool_call_id": _call_id(part.call_id),
+                        "content": _join_content([_render_as_text(piece) for piece in part.content]),
+                    },
+                    get_provider_fields(part.provider_fields, FORMAT),
+                )
+                for part in message.tool_results
+            ]
         fields = get_provider_fields(message.provider_fields, FORMAT)
         content = [piece for part in message.parts for piece in _render_part(message, part, load_blob)]
         rendered: WireMessage = {"role": message.role, "content": _join_content(content)}
@@ -86,7 +94,16 @@ class OpenAIChatFormat:
         if message.role == "system" and fields.get("role") == "developer":
             rendered["role"] = "developer"
         if message.role == "assistant":
-            calls = [_render_call(part) for part in message.tool_calls]
+            calls: list[WireMessage] = []
+            for part in message.tool_calls:
+                name, call_fields = to_safe_name(part.name), get_provider_fields(part.provider_fields, FORMAT)
+                call: WireMessage = {"id": _call_id(part.id), "type": "function"}
+                if call_fields.get("type") == "custom":
+                    call |= {"type": "custom", "custom": {"name": name, "input": part.arguments}}
+                else:
+                    call |= {"function": {"name": name, "arguments": part.arguments}}
+                others = {key: value for key, value in call_fields.items() if key not in ("function", "custom")}
+                calls.append(merge_fields(call, others))
             if calls:
                 rendered["tool_calls"] = calls
             if not content and (calls or fields.keys() & _CONTENT_SUBSTITUTES):
@@ -100,10 +117,51 @@ class OpenAIChatFormat:
         return {"type": "function", "function": {**function, "parameters": build_parameters_schema(definition)}}
 
     def count_messages(self, messages: Sequence[WireMessage], counter: TokenCounter) -> int:
-        return sum(_count_message(message, counter, self.model) for message in messages)
+        total = 0
+        for message in messages:
+            content: object = message.get("content")
+            known = ["role", "tool_calls", "tool_call_id"]
+            tokens = TOKENS_PER_MESSAGE + TOKENS_PER_ROLE
+            if isinstance(content, str):
+                tokens += counter.count(content)
+            elif isinstance(content, list):
+                pieces = cast("list[WireMessage]", content)
+                tokens += sum(_count_piece(piece, counter, self.model) for piece in pieces)
+            # Another type, which only a provider's own field can have, counts like any other field.
+            known += ["content"] if content is None or isinstance(content, str | list) else []
+            calls: list[WireMessage] = message.get("tool_calls") or []
+            tokens += TOKENS_PER_PARALLEL_CALLS if len(calls) > 1 else 0
+            for call in calls:
+                tokens += TOKENS_PER_CALL
+                match call:
+                    case {"function": {"name": str(name), "arguments": str(text)}} | {
+                        "custom": {"name": str(name), "input": str(text)}
+                    }:
+                        tokens += counter.count(name) + counter.count(text)
+                    case _:
+                        tokens += counter.count(dump_json(call))
+                tokens += count_other_fields(call, ("id", "type", "function", "custom"), counter)
+            tokens += TOKENS_PER_RESULT if message["role"] == "tool" else 0
+            if isinstance(speaker := message.get("name"), str):
+                known.append("name")
+                tokens += TOKENS_PER_NAME + counter.count(speaker)
+            total += tokens + count_other_fields(message, known, counter)
+        return total
 
     def count_tools(self, tools: Sequence[WireMessage], counter: TokenCounter) -> int:
-        return TOOL_LIST_TOKENS + sum(_count_tool(tool, counter) for tool in tools) if tools else 0
+        tokens = TOOL_LIST_TOKENS if tools else 0
+        tokens_per_function = _TOKENS_PER_FUNCTION.get(counter.name)
+        for tool in tools:
+            function = get_object(tool, "function")
+            if tokens_per_function is None:
+                texts = (str(function.get("name", "")), str(function.get("description", "")))
+                tokens += TOKENS_PER_JSON_TOOL + sum(map(counter.count, texts))
+                tokens += counter.count(dump_json(function.get("parameters")))
+            else:
+                tokens += tokens_per_function + _count_function(function, counter)
+            tokens += count_other_fields(function, ("name", "description", "parameters"), counter)
+            tokens += count_other_fields(tool, ("type", "function"), counter)
+        return tokens
 
     def count_system(self, text: str | None, counter: TokenCounter) -> int:
         return self.text_overhead + counter.count(text) if text else 0
@@ -126,13 +184,13 @@ class OpenAIChatFormat:
         return body
 
     def check(self, payload: Mapping[str, Any]) -> list[str]:
-        return openai_chat_check.find_problems(payload)
+        return check.find_problems(payload)
 
     def parse_reply(self, response: object) -> Reply:
-        return openai_chat_parse.parse_reply(response)
+        return parse.parse_reply(response)
 
     def parse_messages(self, messages: Sequence[object], *, system: object = None) -> list[Message]:
-        return openai_chat_parse.parse_messages(messages, system=system)
+        return parse.parse_messages(messages, system=system)
 
 
 def _render_part(message: Message, part: Part, load_blob: BlobLoader | None) -> list[WireMessage]:
@@ -142,8 +200,19 @@ def _render_part(message: Message, part: Part, load_blob: BlobLoader | None) -> 
     if isinstance(part, TextPart):
         return [render_text_part(part, FORMAT)]
     if isinstance(part, ImagePart):
-        return [_render_image(part, load_blob)]
-    return [_render_file(part, load_blob)] if isinstance(part, FilePart) else []
+        url = resolve_url(part, load_blob, media_type="image/png")
+        if url is None or not url.startswith(URL_SCHEMES):
+            return [{"type": "text", "text": describe_media(part)}]
+        image: WireMessage = {"url": url} if part.detail is None else {"url": url, "detail": part.detail}
+        piece: WireMessage = {"type": "image_url", "image_url": image}
+    elif isinstance(part, FilePart):
+        url = resolve_url(part, load_blob, media_type=PDF_MEDIA_TYPE)
+        if url is None or split_data_url(url) is None:
+            return [{"type": "text", "text": describe_media(part)}]
+        piece = {"type": "file", "file": {"filename": part.name or "file", "file_data": url}}
+    else:
+        return []
+    return [merge_fields(piece, get_provider_fields(part.provider_fields, FORMAT))]
 
 
 def _join_content(pieces: list[WireMessage]) -> str | list[WireMessage]:
@@ -166,62 +235,8 @@ def _call_id(id_: str) -> str:
     return id_ or to_safe_name(id_)
 
 
-def _render_image(part: ImagePart, load_blob: BlobLoader | None) -> WireMessage:
-    url = resolve_url(part, load_blob, media_type="image/png")
-    if url is None or not url.startswith(URL_SCHEMES):
-        return {"type": "text", "text": describe_media(part)}
-    image: WireMessage = {"url": url} if part.detail is None else {"url": url, "detail": part.detail}
-    return merge_fields({"type": "image_url", "image_url": image}, get_provider_fields(part.provider_fields, FORMAT))
-
-
-def _render_file(part: FilePart, load_blob: BlobLoader | None) -> WireMessage:
-    url = resolve_url(part, load_blob, media_type=PDF_MEDIA_TYPE)
-    if url is None or split_data_url(url) is None:
-        return {"type": "text", "text": describe_media(part)}
-    file = {"filename": part.name or "file", "file_data": url}
-    return merge_fields({"type": "file", "file": file}, get_provider_fields(part.provider_fields, FORMAT))
-
-
-def _render_call(part: ToolCallPart) -> WireMessage:
-    name, fields = to_safe_name(part.name), get_provider_fields(part.provider_fields, FORMAT)
-    if fields.get("type") == "custom":
-        call: WireMessage = {
-            "id": _call_id(part.id),
-            "type": "custom",
-            "custom": {"name": name, "input": part.arguments},
-        }
-    else:
-        call = {"id": _call_id(part.id), "type": "function", "function": {"name": name, "arguments": part.arguments}}
-    return merge_fields(call, {key: value for key, value in fields.items() if key not in ("function", "custom")})
-
-
-def _render_result(part: ToolResultPart) -> WireMessage:
-    content = _join_content([_render_as_text(piece) for piece in part.content])
-    result = {"role": "tool", "tool_call_id": _call_id(part.call_id), "content": content}
-    return _merge_sendable(result, get_provider_fields(part.provider_fields, FORMAT))
-
-
 def _merge_sendable(wire_message: WireMessage, fields: WireMessage) -> WireMessage:
     return merge_fields(wire_message, {key: value for key, value in fields.items() if key not in _UNSENT_FIELDS})
-
-
-def _count_message(message: WireMessage, counter: TokenCounter, model: str) -> int:
-    content: object = message.get("content")
-    known = ["role", "tool_calls", "tool_call_id"]
-    tokens = 0
-    if isinstance(content, str):
-        tokens = counter.count(content)
-    elif isinstance(content, list):
-        tokens = sum(_count_piece(piece, counter, model) for piece in cast("list[WireMessage]", content))
-    # Another type, which only a provider's own field can have, counts like any other field.
-    known += ["content"] if content is None or isinstance(content, str | list) else []
-    calls: list[WireMessage] = message.get("tool_calls") or []
-    tokens += sum(_count_call(call, counter) for call in calls) + (TOKENS_PER_PARALLEL_CALLS if len(calls) > 1 else 0)
-    tokens += TOKENS_PER_RESULT if message["role"] == "tool" else 0
-    if isinstance(name := message.get("name"), str):
-        known.append("name")
-        tokens += TOKENS_PER_NAME + counter.count(name)
-    return TOKENS_PER_MESSAGE + TOKENS_PER_ROLE + tokens + count_other_fields(message, known, counter)
 
 
 def _count_piece(piece: WireMessage, counter: TokenCounter, model: str) -> int:
@@ -240,33 +255,6 @@ def _count_piece(piece: WireMessage, counter: TokenCounter, model: str) -> int:
             return counter.count(dump_json(piece))
 
 
-def _count_call(call: WireMessage, counter: TokenCounter) -> int:
-    match call:
-        case {"function": {"name": str(name), "arguments": str(text)}} | {
-            "custom": {"name": str(name), "input": str(text)}
-        }:
-            tokens = counter.count(name) + counter.count(text)
-        case _:
-            tokens = counter.count(dump_json(call))
-    return TOKENS_PER_CALL + tokens + count_other_fields(call, ("id", "type", "function", "custom"), counter)
-
-
-def _count_tool(tool: WireMessage, counter: TokenCounter) -> int:
-    function = get_object(tool, "function")
-    tokens_per_function = _TOKENS_PER_FUNCTION.get(counter.name)
-    if tokens_per_function is None:
-        tokens = TOKENS_PER_JSON_TOOL + _count_json_function(function, counter)
-    else:
-        tokens = tokens_per_function + _count_function(function, counter)
-    rest = count_other_fields(function, ("name", "description", "parameters"), counter)
-    return tokens + rest + count_other_fields(tool, ("type", "function"), counter)
-
-
-def _count_json_function(function: WireMessage, counter: TokenCounter) -> int:
-    texts = (str(function.get("name", "")), str(function.get("description", "")), dump_json(function.get("parameters")))
-    return sum(map(counter.count, texts))
-
-
 def _count_function(function: WireMessage, counter: TokenCounter) -> int:
     """Counts by OpenAI's recipe, and by its JSON text what the recipe does not name."""
     schema = get_object(function, "parameters")
@@ -274,21 +262,20 @@ def _count_function(function: WireMessage, counter: TokenCounter) -> int:
     description = str(function.get("description", "")).removesuffix(".")
     tokens = counter.count(f"{function.get('name', '')}:{description}")
     tokens += TOKENS_PER_PARAMETER_LIST if parameters else 0
-    tokens += sum(_count_parameter(name, parameter, counter) for name, parameter in parameters.items())
+    for name, parameter in parameters.items():
+        tokens += TOKENS_PER_PARAMETER
+        if not is_object(parameter):
+            tokens += counter.count(f"{name}:{dump_json(parameter)}")
+            continue
+        kind, values = parameter.get("type", ""), parameter.get("enum")
+        description = str(parameter.get("description", "")).removesuffix(".")
+        tokens += counter.count(f"{name}:{kind if isinstance(kind, str) else dump_json(kind)}:{description}")
+        known = ["type", "description"]
+        if isinstance(values, list):
+            known.append("enum")
+            tokens += TOKENS_PER_ENUM
+            for value in cast("list[object]", values):
+                tokens += TOKENS_PER_ENUM_VALUE
+                tokens += counter.count(value if isinstance(value, str) else dump_json(value))
+        tokens += count_other_fields(parameter, known, counter)
     return tokens + count_other_fields(schema, ("type", "properties", "required"), counter)
-
-
-def _count_parameter(name: str, schema: object, counter: TokenCounter) -> int:
-    if not is_object(schema):
-        return TOKENS_PER_PARAMETER + counter.count(f"{name}:{dump_json(schema)}")
-    kind, values = schema.get("type", ""), schema.get("enum")
-    description = str(schema.get("description", "")).removesuffix(".")
-    tokens = counter.count(f"{name}:{kind if isinstance(kind, str) else dump_json(kind)}:{description}")
-    known = ["type", "description"]
-    if isinstance(values, list):
-        known.append("enum")
-        tokens += TOKENS_PER_ENUM + sum(
-            TOKENS_PER_ENUM_VALUE + counter.count(value if isinstance(value, str) else dump_json(value))
-            for value in cast("list[object]", values)
-        )
-    return TOKENS_PER_PARAMETER + tokens + count_other_fields(schema, known, counter)

@@ -13,8 +13,17 @@ from quire.wire import Reply
 from quire.wire.chat.parse import parse_reply
 from quire.wire.chat.render import OpenAIChatFormat
 from quire.wire.codec import ReplyEncoder
-from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall, TextPieces
-from quire.wire.sse import MAX_DELTA_ITEMS, StreamDecoder, encode_event, join_texts
+from quire.wire.replies import (
+    MAX_DELTA_ITEMS,
+    ReplyDelta,
+    ReplyText,
+    ReplyThinking,
+    ReplyToolCall,
+    StreamDecoder,
+    TextPieces,
+    encode_event,
+    join_texts,
+)
 
 MAX_REQUEST_CHOICES = 128
 """Maximum replies (`n`) of a request, the maximum of OpenAI; each further one is recorded on a fork."""

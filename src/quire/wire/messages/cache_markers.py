@@ -35,7 +35,7 @@ def drop_cache_markers(block: WireMessage, *, depth: int = MAX_BLOCK_DEPTH) -> W
 
 
 def list_cache_markers(payload: Mapping[str, Any]) -> list[WireMessage]:
-    """Markers of a request in the order in which the API reads them; that of the request itself is last."""
+    """Markers of a request in the order in which the API reads them. The marker of the request itself is last."""
     heads = [*filter_objects(payload.get("tools")), *filter_objects(payload.get("system"))]
     markers = [head["cache_control"] for head in heads if is_object(head.get("cache_control"))]
     for message in filter_objects(payload.get("messages")):
@@ -70,38 +70,30 @@ def add_cache_markers(
         # The API rejects a longer lifetime after a shorter one.
         ttl = "5m"
     messages: list[WireMessage] = list(payload["messages"])
-    ends = [_count_stable_blocks(messages, stable_prefix)]
+    # `build_payload` may have put an opener before the stable prefix.
+    stable = sum(len(_content_blocks(message)) for message in stable_prefix)
+    has_opener = bool(stable) and isinstance(messages[0]["content"], str)
+    ends = [stable + (has_opener and not isinstance(stable_prefix[0]["content"], str))]
     if not payload.get("cache_control"):
         # The marker of the request itself marks its end.
         ends.append(sum(len(_content_blocks(message)) for message in messages))
     free_markers = max(0, MAX_CACHE_MARKERS - len(present))
-    for index, offset in _find_unmarked(messages, ends)[:free_markers]:
+    positions = dict.fromkeys(_find_markable(messages, end) for end in ends)
+    unmarked = [
+        (index, offset)
+        for index, offset in filter(None, positions)
+        if "cache_control" not in _content_blocks(messages[index])[offset]
+    ]
+    for index, offset in unmarked[:free_markers]:
         blocks = [*_content_blocks(messages[index])]
         blocks[offset] = {**blocks[offset], "cache_control": {"type": "ephemeral", "ttl": ttl}}
         messages[index] = {**messages[index], "content": blocks}
     return {**payload, "messages": messages}
 
 
-def _count_stable_blocks(messages: Sequence[WireMessage], stable_prefix: Sequence[WireMessage]) -> int:
-    """Number of blocks in the stable prefix of a request, with the opener that `build_payload` may have added."""
-    blocks = sum(len(_content_blocks(message)) for message in stable_prefix)
-    has_opener = bool(blocks) and isinstance(messages[0]["content"], str)
-    return blocks + (has_opener and not isinstance(stable_prefix[0]["content"], str))
-
-
 def _content_blocks(message: WireMessage) -> list[WireMessage]:
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _find_unmarked(messages: Sequence[WireMessage], ends: Sequence[int]) -> list[_Position]:
-    """Positions to mark for these numbers of blocks, without those that have a marker."""
-    positions = dict.fromkeys(_find_markable(messages, end) for end in ends)
-    return [
-        (index, offset)
-        for index, offset in filter(None, positions)
-        if "cache_control" not in _content_blocks(messages[index])[offset]
-    ]
 
 
 def _find_markable(messages: Sequence[WireMessage], end: int) -> _Position | None:

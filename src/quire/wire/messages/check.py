@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from quire.model.json_values import filter_objects, is_object
 from quire.wire.base import WireMessage
-from quire.wire.fields import is_valid_name
+from quire.wire.fields import check_tool_names, is_valid_name
 from quire.wire.messages.cache_markers import MAX_CACHE_MARKERS, list_cache_markers
 
 _VALID_ID = re.compile(r"[a-zA-Z0-9_-]+")
@@ -25,17 +25,23 @@ _Turn = tuple[int, WireMessage]
 
 def find_problems(payload: Mapping[str, Any]) -> list[str]:
     messages = filter_objects(payload.get("messages"))
-    turns = _join_turns(messages)
-    problems = [
-        problem
-        for index, message in enumerate(messages)
-        if not _is_plain_text(message)
-        for problem in _check_message(index, message)
-    ]
+    roles = [message.get("role") for message in messages]
+    turns: list[_Turn] = list(enumerate(messages))
+    if any(map(eq, roles, roles[1:])):
+        turns = []
+        for role, members in groupby(range(len(roles)), key=roles.__getitem__):
+            indexes = list(members)
+            content = [block for index in indexes for block in _content_blocks(messages[index])]
+            turns.append((indexes[0], {"role": role, "content": content}))
     return [
         *_check_request(payload),
         *_check_roles(messages),
-        *problems,
+        *(
+            f"messages[{index}]: {problem}"
+            for index, message in enumerate(messages)
+            if not _is_plain_text(message)
+            for problem in _check_message(message)
+        ),
         *_check_results(turns),
         *_check_thinking_turn(payload, turns),
     ]
@@ -54,18 +60,6 @@ def accepts_system_message(previous: WireMessage | None, following: WireMessage 
 def begins_with_compaction(message: WireMessage) -> bool:
     """Whether a message begins with a compaction of the provider: only then may the assistant's be the first."""
     return any(block.get("type") == "compaction" for block in _content_blocks(message)[:1])
-
-
-def _join_turns(messages: Sequence[WireMessage]) -> list[_Turn]:
-    roles = [message.get("role") for message in messages]
-    if not any(map(eq, roles, roles[1:])):
-        return list(enumerate(messages))
-    turns: list[_Turn] = []
-    for role, members in groupby(range(len(roles)), key=roles.__getitem__):
-        indexes = list(members)
-        content = [block for index in indexes for block in _content_blocks(messages[index])]
-        turns.append((indexes[0], {"role": role, "content": content}))
-    return turns
 
 
 def _is_plain_text(message: WireMessage) -> bool:
@@ -90,11 +84,7 @@ def _check_request(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"cache_control: there are {markers} markers, and the limit is {MAX_CACHE_MARKERS}"
     if isinstance(system, str) and not system.strip():
         yield "system: must hold more than blanks"
-    for name, times in Counter(tool.get("name") for tool in filter_objects(tools)).items():
-        if not is_valid_name(name):
-            yield f"tools: {name!r} is no valid name"
-        if times > 1:
-            yield f"tools: two are named {name!r}"
+    yield from check_tool_names(tool.get("name") for tool in filter_objects(tools))
     for tool in filter_objects(tools):
         if "input_schema" in tool and tool["input_schema"].get("type") != "object":
             yield f"tools: the schema of {tool.get('name')!r} is not an object's"
@@ -118,33 +108,26 @@ def _check_roles(messages: Sequence[WireMessage]) -> Iterator[str]:
             yield f"messages[{index}]: a system message must follow the user's, and precede the assistant's or be last"
 
 
-def _check_message(index: int, message: WireMessage) -> Iterator[str]:
-    blocks = _content_blocks(message)
-    if not blocks:
-        if message.get("role") == "system" and message.get("output_config"):
-            return
-        yield f"messages[{index}]: the content is empty"
-    elif blocks[-1].get("type") in _THINKING_TYPES:
-        yield f"messages[{index}]: thinking cannot be the last block"
+def _check_message(message: WireMessage) -> Iterator[str]:
+    role, blocks = message.get("role"), _content_blocks(message)
+    if not blocks and not (role == "system" and message.get("output_config")):
+        yield "the content is empty"
+    elif blocks and blocks[-1].get("type") in _THINKING_TYPES:
+        yield "thinking cannot be the last block"
     for block in blocks:
-        for problem in _check_block(block, message.get("role")):
-            yield f"messages[{index}]: {problem}"
-
-
-def _check_block(block: WireMessage, role: object) -> Iterator[str]:
-    kind = block.get("type")
-    if kind == "text" and not str(block.get("text") or "").strip():
-        yield "a text must hold more than blanks"
-    if kind in (*_THINKING_TYPES, "tool_use") and role != "assistant":
-        yield f"only the assistant's messages hold {kind}"
-    if kind in ("tool_result", "image", "document") and role != "user":
-        yield f"only the user's messages hold {kind}"
-    if kind == "thinking" and not block.get("signature"):
-        yield "thinking needs its signature"
-    if kind == "tool_use":
-        yield from _check_call(block)
-    if kind == "tool_result":
-        yield from _check_result(block)
+        kind = block.get("type")
+        if kind == "text" and not str(block.get("text") or "").strip():
+            yield "a text must hold more than blanks"
+        if kind in (*_THINKING_TYPES, "tool_use") and role != "assistant":
+            yield f"only the assistant's messages hold {kind}"
+        if kind in ("tool_result", "image", "document") and role != "user":
+            yield f"only the user's messages hold {kind}"
+        if kind == "thinking" and not block.get("signature"):
+            yield "thinking needs its signature"
+        if kind == "tool_use":
+            yield from _check_call(block)
+        if kind == "tool_result":
+            yield from _check_result(block)
 
 
 def _check_call(block: WireMessage) -> Iterator[str]:
@@ -173,31 +156,26 @@ def _check_results(turns: Sequence[_Turn]) -> Iterator[str]:
     for index, message in turns:
         if not pending_ids and _is_plain_text(message):
             continue
-        yield from (
-            f"messages[{index}]: {problem}" for problem in _check_message_results(_content_blocks(message), pending_ids)
-        )
-        pending_ids = [block.get("id") for block in _content_blocks(message) if block.get("type") == "tool_use"]
+        blocks = _content_blocks(message)
+        results = [block for block in blocks if block.get("type") == "tool_result"]
+        if any(block.get("type") != "tool_result" for block in blocks[: len(results)]):
+            yield f"messages[{index}]: results must come before anything else"
+        answered = Counter(block.get("tool_use_id") for block in results)
+        for id_ in pending_ids:
+            if id_ not in answered:
+                yield f"messages[{index}]: the call {id_!r} before it has no result"
+        for id_, times in answered.items():
+            if id_ not in pending_ids:
+                yield f"messages[{index}]: {id_!r} answers no call in the turn before it"
+            if times > 1:
+                yield f"messages[{index}]: the call {id_!r} has {times} results"
+        pending_ids = [block.get("id") for block in blocks if block.get("type") == "tool_use"]
         for id_ in pending_ids:
             if id_ in seen:
                 yield f"messages[{index}]: the id {id_!r} is taken by an earlier call"
             seen.add(id_)
     for id_ in pending_ids:
         yield f"messages: the call {id_!r} has no result"
-
-
-def _check_message_results(blocks: Sequence[WireMessage], pending_ids: Sequence[Any]) -> Iterator[str]:
-    results = [block for block in blocks if block.get("type") == "tool_result"]
-    if any(block.get("type") != "tool_result" for block in blocks[: len(results)]):
-        yield "results must come before anything else"
-    answered = Counter(block.get("tool_use_id") for block in results)
-    for id_ in pending_ids:
-        if id_ not in answered:
-            yield f"the call {id_!r} before it has no result"
-    for id_, times in answered.items():
-        if id_ not in pending_ids:
-            yield f"{id_!r} answers no call in the turn before it"
-        if times > 1:
-            yield f"the call {id_!r} has {times} results"
 
 
 def _check_thinking_turn(payload: Mapping[str, Any], turns: Sequence[_Turn]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from quire.errors import (
     QuireError,
     error_detail,
 )
-from quire.model import Message, ToolDefinition
+from quire.model import ToolDefinition
 from quire.model.ids import new_id
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object
 from quire.model.policy import WireFormatName
@@ -42,7 +42,7 @@ from quire.wire.messages.cache_markers import add_cache_markers
 from quire.wire.messages.parse import parse_messages, parse_reply
 from quire.wire.messages.render import UNSIGNED_SIGNATURE, AnthropicMessagesFormat
 from quire.wire.messages.stream import MessagesEncoder, MessagesStreamDecoder
-from quire.wire.sse import encode_event
+from quire.wire.replies import encode_event
 
 BILLING_PREFIX = "x-anthropic-billing-header:"
 """Start of a system block that only Anthropic reads; it may change with every request."""
@@ -81,7 +81,7 @@ _TRANSLATED_FIELDS = (
 )  # fmt: skip
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""Reasoning effort in OpenAI's formats by that of Anthropic's."""
+"""Reasoning effort in OpenAI's formats by Anthropic's effort."""
 _TARGET_EFFORTS = {**{name: name for name in _EFFORTS}, "minimal": "low"}
 """The reverse."""
 
@@ -102,12 +102,20 @@ class MessagesCodec(Codec):
         blocks = [{"type": "text", "text": system}] if isinstance(system, str) else filter_objects(system)
         instructions = [block for block in blocks if block.get("text")]
         thread = get_object(body, "thread")
+        messages: object = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise UnreadableBody("`messages` is missing, empty, or not a list.")
+        try:
+            parsed = parse_messages(cast("list[object]", messages), split_results=True)
+        except (QuireError, ValueError, TypeError, AttributeError) as error:
+            # A client may put anything into a message; the upstream decides whether it is valid.
+            raise UnreadableBody(f"A message cannot be parsed: {error}.") from error
         return ClientRequest(
             codec=self,
             raw=raw,
             body=body,
             instructions=({"role": "system", "content": instructions},) if instructions else (),
-            messages=tuple(ParsedMessage(message) for message in _parse_messages(body)),
+            messages=tuple(map(ParsedMessage, merge_user_messages(each for each in parsed if each.parts))),
             tools=tuple(filter_objects(body.get("tools"))),
             options=_parse_options(body),
             previous_reply=get_text(thread, "previous_message_id") if thread.get("type") == "continue" else None,
@@ -117,7 +125,21 @@ class MessagesCodec(Codec):
         return UNSIGNED_SIGNATURE.encode() in request.raw
 
     def drop_unsendable(self, request: ClientRequest) -> ClientRequest:
-        body = _drop_unsigned_thinking(request.body)
+        # Drops thinking that Quire gave the client for a model that signs none: the provider rejects it.
+        messages = [
+            {
+                **message,
+                "content": [
+                    block
+                    for block in cast("list[object]", content)
+                    if not (is_object(block) and block.get("signature") == UNSIGNED_SIGNATURE)
+                ],
+            }
+            if isinstance(content := cast("object", message.get("content")), list)
+            else message
+            for message in filter_objects(request.body.get("messages"))
+        ]
+        body = {**request.body, "messages": messages}
         return replace(request, body=body, raw=encode_body(body), raw_digest=None, dropped=("messages[thinking]",))
 
     def list_identifiers(self, body: Mapping[str, Any]) -> Iterator[tuple[str, object, int]]:
@@ -156,13 +178,16 @@ class MessagesCodec(Codec):
         }
         own = [tool for tool in request.tools if is_object(tool.get("input_schema"))]
         offered = [tool for tool in own if not tool.get("defer_loading") or tool.get("name") in loaded]
+        set_fields = (
+            name for tool in offered for name in list_other_fields(tool, _TOOL_FIELDS) if tool[name] is not False
+        )
         server_tools = [tool for tool in request.tools if not is_object(tool.get("input_schema"))]
         return TranslatedTools(
             tuple(self.to_tool_definition(tool) for tool in offered),
             (
                 *(f"tools[{get_text(tool, 'type') or 'unknown'}]" for tool in server_tools),
                 *(["tools[defer_loading]"] if len(offered) < len(own) else []),
-                *dict.fromkeys(f"tools.{name}" for tool in offered for name in _list_set_fields(tool, _TOOL_FIELDS)),
+                *dict.fromkeys(f"tools.{name}" for name in set_fields),
             ),
         )
 
@@ -247,7 +272,14 @@ class MessagesCodec(Codec):
 
     def translate_options(self, options: RequestOptions) -> TranslatedFields:
         limit = options.max_tokens or MIN_THINKING_TOKENS
-        choice = _build_tool_choice(options)
+        single = {"disable_parallel_tool_use": True} if options.parallel_tool_calls is False else {}
+        choice: dict[str, Any] | None = {"type": "auto", **single} if single else None
+        if options.required_tool is not None:
+            choice = {"type": "tool", "name": options.required_tool, **single}
+        elif options.tool_choice == "none":
+            choice = {"type": "none"}
+        elif options.tool_choice is not None:
+            choice = {"type": "any" if options.tool_choice == "required" else options.tool_choice, **single}
         schema = get_object(options.response_format or {}, "json_schema").get("schema")
         output_config: dict[str, Any] = (
             {"format": {"type": "json_schema", "schema": schema}} if is_object(schema) else {}
@@ -290,41 +322,6 @@ class MessagesCodec(Codec):
         return get_text(response, "id") if is_object(response) else None
 
 
-def _drop_unsigned_thinking(body: dict[str, Any]) -> dict[str, Any]:
-    """Drops thinking that Quire gave the client for a model that signs none: the provider rejects it."""
-    messages = [
-        {
-            **message,
-            "content": [
-                block
-                for block in cast("list[object]", content)
-                if not (is_object(block) and block.get("signature") == UNSIGNED_SIGNATURE)
-            ],
-        }
-        if isinstance(content := cast("object", message.get("content")), list)
-        else message
-        for message in filter_objects(body.get("messages"))
-    ]
-    return {**body, "messages": messages}
-
-
-def _parse_messages(body: dict[str, Any]) -> list[Message]:
-    messages: object = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise UnreadableBody("`messages` is missing, empty, or not a list.")
-    try:
-        parsed = parse_messages(cast("list[object]", messages), split_results=True)
-    except (QuireError, ValueError, TypeError, AttributeError) as error:
-        # A client may put anything into a message; the upstream decides whether it is valid.
-        raise UnreadableBody(f"A message cannot be parsed: {error}.") from error
-    return merge_user_messages(message for message in parsed if message.parts)
-
-
-def _list_set_fields(fields: WireMessage, known: Sequence[str]) -> Iterator[str]:
-    """Names of other fields that are neither null nor false."""
-    return (name for name in list_other_fields(fields, known) if fields[name] is not False)
-
-
 def _normalize_wire_messages(messages: Sequence[WireMessage]) -> list[WireMessage]:
     """Merges adjacent messages of one role, and drops what has no meaning: cache markers, nulls, `is_error: false`."""
     merged: list[WireMessage] = []
@@ -353,11 +350,24 @@ def _normalize_block(block: WireMessage) -> WireMessage:
 
 
 def _parse_options(body: dict[str, Any]) -> RequestOptions:
-    choice, output_config = get_object(body, "tool_choice"), get_object(body, "output_config")
-    kind, thinking = get_text(choice, "type") or "", get_text(get_object(body, "thinking"), "type")
-    format_ = get_object(output_config, "format")
-    user = get_text(get_object(body, "metadata"), "user_id")
-    stop = body.get("stop_sequences")
+    choice, thinking, metadata = (get_object(body, name) for name in ("tool_choice", "thinking", "metadata"))
+    output_config = get_object(body, "output_config")
+    kind, effort, format_ = choice.get("type"), output_config.get("effort"), output_config.get("format")
+    is_thinking = thinking.get("type") != "disabled"
+    schema = get_object(output_config, "format").get("schema")
+    user, stop = get_text(metadata, "user_id"), body.get("stop_sequences")
+    # Names of options that only this format has.
+    other_fields = [
+        *list_other_fields(body, _TRANSLATED_FIELDS),
+        *([] if is_thinking else ["thinking"]),
+        *(f"thinking.{name}" for name in list_other_fields(thinking, ("type",))),
+        *(f"output_config.{name}" for name in list_other_fields(output_config, ("effort", "format"))),
+        *(["output_config.effort"] if effort is not None and effort not in _EFFORTS else []),
+        *(["output_config.format"] if format_ is not None and not is_object(schema) else []),
+        *(f"metadata.{name}" for name in list_other_fields(metadata, ("user_id",))),
+        *(["tool_choice"] if kind is not None and kind not in (*_TOOL_CHOICES, "tool") else []),
+    ]
+    json_schema = {"name": "reply", "schema": schema, "strict": True}
     return RequestOptions(
         stream=body.get("stream") is True,
         max_tokens=get_token_limit(body, "max_tokens"),
@@ -367,45 +377,11 @@ def _parse_options(body: dict[str, Any]) -> RequestOptions:
         stop=tuple(each for each in cast("list[object]", stop) if isinstance(each, str))
         if isinstance(stop, list)
         else (),
-        tool_choice=cast(Any, _TOOL_CHOICES.get(kind)),
+        tool_choice=cast(Any, _TOOL_CHOICES.get(get_text(choice, "type") or "")),
         required_tool=get_text(choice, "name") if kind == "tool" else None,
         parallel_tool_calls=False if choice.get("disable_parallel_tool_use") is True else None,
-        response_format=_to_response_format(format_),
-        reasoning_effort=_EFFORTS.get(get_text(output_config, "effort") or "") if thinking != "disabled" else None,
+        response_format={"type": "json_schema", "json_schema": json_schema} if is_object(schema) else None,
+        reasoning_effort=_EFFORTS.get(get_text(output_config, "effort") or "") if is_thinking else None,
         user=sha256(user.encode()).hexdigest()[:MAX_USER_CHARS] if user else None,
-        other_fields=(*list_other_fields(body, _TRANSLATED_FIELDS), *_list_other_options(body)),
+        other_fields=tuple(other_fields),
     )
-
-
-def _list_other_options(body: Mapping[str, Any]) -> Iterator[str]:
-    """Names of options within translated fields that only this format has."""
-    thinking, output_config = get_object(body, "thinking"), get_object(body, "output_config")
-    if thinking.get("type") == "disabled":
-        yield "thinking"
-    yield from (f"thinking.{name}" for name in list_other_fields(thinking, ("type",)))
-    yield from (f"output_config.{name}" for name in list_other_fields(output_config, ("effort", "format")))
-    if output_config.get("effort") is not None and output_config["effort"] not in _EFFORTS:
-        yield "output_config.effort"
-    if output_config.get("format") is not None and _to_response_format(get_object(output_config, "format")) is None:
-        yield "output_config.format"
-    yield from (f"metadata.{name}" for name in list_other_fields(get_object(body, "metadata"), ("user_id",)))
-    kind = get_object(body, "tool_choice").get("type")
-    if kind is not None and kind not in (*_TOOL_CHOICES, "tool"):
-        yield "tool_choice"
-
-
-def _to_response_format(format_: dict[str, Any]) -> dict[str, Any] | None:
-    schema = format_.get("schema")
-    if not is_object(schema):
-        return None
-    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}
-
-
-def _build_tool_choice(options: RequestOptions) -> dict[str, Any] | None:
-    single = {"disable_parallel_tool_use": True} if options.parallel_tool_calls is False else {}
-    if options.required_tool is not None:
-        return {"type": "tool", "name": options.required_tool, **single}
-    if options.tool_choice is None:
-        return {"type": "auto", **single} if single else None
-    kind = "any" if options.tool_choice == "required" else options.tool_choice
-    return {"type": kind, **(single if kind != "none" else {})}

@@ -6,7 +6,7 @@ Quire part becomes a text part that shows or names it, with the block in its pro
 unchanged. Cache markers belong to the request and are dropped.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,7 +15,7 @@ from quire.model import FilePart, ImagePart, Message, Part, TextPart, ThinkingPa
 from quire.model.json_values import dump_json, filter_objects, get_text, is_object, to_plain_json
 from quire.model.messages import ToolResultContent
 from quire.wire.base import Reply
-from quire.wire.fields import collect_unknown_fields
+from quire.wire.fields import collect_unknown_fields, join_content_texts
 from quire.wire.labels import label_text
 from quire.wire.media import PDF_MEDIA_TYPE, build_data_url
 from quire.wire.messages import FORMAT
@@ -30,38 +30,47 @@ def parse_reply(response: object) -> Reply:
     body = to_plain_json(response)
     if not is_object(body) or not isinstance(body.get("content"), list):
         raise InvalidEntry("The response has no content, so it contains no reply; see the provider's error.")
-    return Reply(
-        Message(role="assistant", parts=tuple(_parse_parts(body["content"]))),
-        _parse_usage(body),
-        get_text(body, "stop_reason"),
-    )
+    usage = None
+    if is_object(counts := body.get("usage")):
+        uncached, output, read, written = (counts.get(field) or 0 for field in _USAGE_FIELDS)
+        others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
+        usage = Usage(
+            model=get_text(body, "model"),
+            input_tokens=uncached + read + written,
+            output_tokens=output,
+            cache_read_tokens=read,
+            cache_write_tokens=written,
+            provider_fields={
+                **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
+                "response": others,
+            },
+        )
+    message = Message(role="assistant", parts=tuple(_parse_parts(body["content"])))
+    return Reply(message, usage, get_text(body, "stop_reason"))
 
 
 def parse_messages(
     raw_messages: Sequence[object], *, system: object = None, split_results: bool = False
 ) -> list[Message]:
-    """Parses the messages of a request. With `split_results`, each tool result becomes a tool message of its own."""
-    parsed = [_parse_system({"content": to_plain_json(system)})] if system else []
-    for index, raw in enumerate(raw_messages):
-        for message in _parse_message(index, to_plain_json(raw)):
-            parsed += _split_results(message) if split_results and message.role == "tool" else [message]
-    return parsed
-
-
-def _parse_message(index: int, raw: Any) -> Iterator[Message]:
-    role = raw.get("role") if is_object(raw) else None
-    if role == "assistant":
-        yield Message(role="assistant", parts=tuple(_parse_parts(raw.get("content"))))
-    elif role == "system":
-        yield _parse_system(raw)
-    elif role == "user":
-        for is_result, blocks in groupby(
-            _content_blocks(raw.get("content")), lambda block: block.get("type") == "tool_result"
-        ):
-            parts = tuple(_parse_part(block) for block in blocks)
-            yield Message(role="tool" if is_result else "user", parts=parts)
-    else:
-        raise InvalidEntry(f"Message {index} has the role {role!r}; use user, assistant or system.")
+    """Parses the messages of a request. With `split_results`, each tool result becomes a separate tool message."""
+    messages = [_parse_system({"content": to_plain_json(system)})] if system else []
+    for index, raw in enumerate(map(to_plain_json, raw_messages)):
+        role = raw.get("role") if is_object(raw) else None
+        if role == "assistant":
+            messages.append(Message(role="assistant", parts=tuple(_parse_parts(raw.get("content")))))
+        elif role == "system":
+            messages.append(_parse_system(raw))
+        elif role == "user":
+            blocks = _content_blocks(raw.get("content"))
+            for is_result, group in groupby(blocks, lambda block: block.get("type") == "tool_result"):
+                parts = tuple(map(_parse_part, group))
+                if is_result and split_results:
+                    messages += [Message(role="tool", parts=(part,)) for part in parts]
+                else:
+                    messages.append(Message(role="tool" if is_result else "user", parts=parts))
+        else:
+            raise InvalidEntry(f"Message {index} has the role {role!r}; use user, assistant or system.")
+    return messages
 
 
 def _parse_system(raw: dict[str, Any]) -> Message:
@@ -69,10 +78,6 @@ def _parse_system(raw: dict[str, Any]) -> Message:
     parts = tuple(_parse_content(block) for block in _content_blocks(raw.get("content")))
     fields = collect_unknown_fields(raw, ("content", "cache_control"), FORMAT)
     return Message(role="system", parts=parts, provider_fields=fields)
-
-
-def _split_results(message: Message) -> list[Message]:
-    return [Message(role="tool", parts=(part,)) for part in message.parts]
 
 
 def _content_blocks(content: object) -> list[dict[str, Any]]:
@@ -142,36 +147,13 @@ def _describe_block(block: dict[str, Any]) -> str:
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
             description = label_text("document", text, name=block.get("title"))
         case {"type": "document", "source": {"type": "content", "content": content}}:
-            description = label_text("document", _join_texts(content), name=block.get("title"))
+            description = label_text("document", join_content_texts(content), name=block.get("title"))
         case {"type": "search_result", "content": content}:
             description = label_text(
-                "document", _join_texts(content), title=block.get("title"), link=block.get("source")
+                "document", join_content_texts(content), title=block.get("title"), link=block.get("source")
             )
         case {"type": "tool_reference", "tool_name": str(name)}:
             description = f"[tool_reference: {name}]"
         case _:
             description = f"[{block.get('type')}]"
     return description
-
-
-def _join_texts(content: object) -> str:
-    return "\n".join(text for block in _content_blocks(content) if (text := get_text(block, "text")))
-
-
-def _parse_usage(body: dict[str, Any]) -> Usage | None:
-    usage = body.get("usage")
-    if not is_object(usage):
-        return None
-    uncached, output, read, written = (usage.get(field) or 0 for field in _USAGE_FIELDS)
-    response_fields = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
-    return Usage(
-        model=get_text(body, "model"),
-        input_tokens=uncached + read + written,
-        output_tokens=output,
-        cache_read_tokens=read,
-        cache_write_tokens=written,
-        provider_fields={
-            **{key: value for key, value in usage.items() if key not in _USAGE_FIELDS},
-            "response": response_fields,
-        },
-    )

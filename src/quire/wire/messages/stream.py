@@ -12,8 +12,17 @@ from quire.wire import Reply, WireMessage
 from quire.wire.codec import ReplyContext, ReplyEncoder
 from quire.wire.messages.parse import parse_reply
 from quire.wire.messages.render import UNSIGNED_SIGNATURE
-from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall, TextPieces
-from quire.wire.sse import MAX_DELTA_ITEMS, StreamDecoder, encode_event, join_texts
+from quire.wire.replies import (
+    MAX_DELTA_ITEMS,
+    ReplyDelta,
+    ReplyText,
+    ReplyThinking,
+    ReplyToolCall,
+    StreamDecoder,
+    TextPieces,
+    encode_event,
+    join_texts,
+)
 
 _DELTA_FIELDS = {
     "text_delta": ("text", "text"),
@@ -52,11 +61,18 @@ class MessagesStreamDecoder(StreamDecoder):
     def build_replies(self) -> list[Reply]:
         if not self._message or self._message.get("stop_reason") == "compaction":
             return []
-        content = [
-            _finish_block(block)
-            for index, block in enumerate(self._blocks)
-            if index in self._closed_blocks or not _is_cut_call(block)
-        ]
+        content: list[WireMessage] = []
+        for index, block in enumerate(self._blocks):
+            joined = join_texts(block)
+            arguments = joined.pop("partial_json", None)
+            value = parse_object(arguments) if arguments else None
+            if index not in self._closed_blocks and block.get("type") == "tool_use" and not value:
+                # A call that was cut lacks some of its arguments, and the rest could be taken for the whole.
+                continue
+            if arguments:
+                # Arguments that are not an object stay a text.
+                joined["input"] = value if value is not None else {"_raw": arguments}
+            content.append(joined)
         try:
             return [parse_reply({**join_texts(self._message), "content": content})]
         except (InvalidEntry, ValueError):
@@ -67,7 +83,17 @@ class MessagesStreamDecoder(StreamDecoder):
             case "message_start":
                 self._message = dict(get_object(data, "message"))
             case "content_block_start":
-                self._start_block(get_object(data, "content_block"))
+                block = get_object(data, "content_block")
+                if len(self._blocks) >= MAX_DELTA_ITEMS:
+                    raise ModelUnavailable(f"The upstream sent a reply of more than {MAX_DELTA_ITEMS:,} blocks; retry.")
+                self._blocks.append(dict(block))
+                if block.get("type") == "tool_use":
+                    self.emit(
+                        ReplyToolCall(self._call_count, get_text(block, "id") or "", get_text(block, "name") or "")
+                    )
+                    self._call_count += 1
+                elif text := get_text(block, "text"):
+                    self.emit(ReplyText(text))
             case "content_block_delta":
                 self._extend_block(data.get("index"), get_object(data, "delta"))
             case "content_block_stop":
@@ -83,16 +109,6 @@ class MessagesStreamDecoder(StreamDecoder):
             case _:
                 pass
 
-    def _start_block(self, block: WireMessage) -> None:
-        if len(self._blocks) >= MAX_DELTA_ITEMS:
-            raise ModelUnavailable(f"The upstream sent a reply of more than {MAX_DELTA_ITEMS:,} blocks; retry.")
-        self._blocks.append(dict(block))
-        if block.get("type") == "tool_use":
-            self.emit(ReplyToolCall(self._call_count, get_text(block, "id") or "", get_text(block, "name") or ""))
-            self._call_count += 1
-        elif text := get_text(block, "text"):
-            self.emit(ReplyText(text))
-
     def _extend_block(self, index: object, delta: WireMessage) -> None:
         if not isinstance(index, int) or not 0 <= index < len(self._blocks):
             return
@@ -102,13 +118,11 @@ class MessagesStreamDecoder(StreamDecoder):
             if delta.get("type") == "citations_delta":
                 block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
             return
-        known = block.get(fields[1])
+        field = fields[1]
+        known = block.get(field)
         if not isinstance(known, TextPieces):
-            known = block[fields[1]] = TextPieces([known] if isinstance(known, str) and known else [])
+            known = block[field] = TextPieces([known] if isinstance(known, str) and known else [])
         known.add(piece)
-        self._emit_piece(fields[1], piece)
-
-    def _emit_piece(self, field: str, piece: str) -> None:
         match field:
             case "text":
                 self.emit(ReplyText(piece))
@@ -118,22 +132,6 @@ class MessagesStreamDecoder(StreamDecoder):
                 self.emit(ReplyToolCall(self._call_count - 1, arguments=piece))
             case _:
                 pass
-
-
-def _is_cut_call(block: dict[str, Any]) -> bool:
-    """Whether a call that has not ended lacks some of its arguments, which could be taken for the whole."""
-    pieces = block.get("partial_json")
-    return block.get("type") == "tool_use" and not (isinstance(pieces, TextPieces) and parse_object(pieces.join()))
-
-
-def _finish_block(block: dict[str, Any]) -> dict[str, Any]:
-    """A block with its texts joined; the input of a call that is not an object stays its text."""
-    joined = join_texts(block)
-    arguments = joined.pop("partial_json", None)
-    if arguments:
-        value = parse_object(arguments)
-        joined["input"] = value if value is not None else {"_raw": arguments}
-    return joined
 
 
 class MessagesEncoder(ReplyEncoder):
@@ -157,7 +155,20 @@ class MessagesEncoder(ReplyEncoder):
         return f"msg_{self.context.request_id}"
 
     def encode_response(self, reply: Reply, finish_reason: FinishReason) -> bytes:
-        message = self._build_message([_encode_part(part) for part in reply.message.parts if _is_encoded(part)])
+        content: list[WireMessage] = []
+        for part in reply.message.parts:
+            match part:
+                case ToolCallPart(id=id_, name=name, arguments=arguments):
+                    value = parse_object(arguments or "{}")
+                    input_ = {"_raw": arguments} if value is None else value
+                    content.append({"type": "tool_use", "id": id_, "name": name, "input": input_})
+                case ThinkingPart(text=text):
+                    content.append({"type": "thinking", "thinking": text, "signature": UNSIGNED_SIGNATURE})
+                case TextPart(text=text) if text:
+                    content.append({"type": "text", "text": text})
+                case _:
+                    pass
+        message = self._build_message(content)
         stop = {"stop_reason": _STOP_REASONS[finish_reason], "stop_sequence": None}
         return to_json({**message, **stop, "usage": _build_usage(reply.usage)})
 
@@ -253,28 +264,6 @@ def _encode(event: dict[str, Any]) -> bytes:
 
 def _is_part_of_call(delta: ReplyDelta, position: int) -> bool:
     return isinstance(delta, ReplyToolCall) and delta.position == position
-
-
-def _is_encoded(part: object) -> bool:
-    return isinstance(part, ToolCallPart | ThinkingPart) or (isinstance(part, TextPart) and bool(part.text))
-
-
-def _encode_part(part: object) -> WireMessage:
-    match part:
-        case ToolCallPart(id=id_, name=name, arguments=arguments):
-            value = parse_object(arguments or "{}")
-            return {
-                "type": "tool_use",
-                "id": id_,
-                "name": name,
-                "input": {"_raw": arguments} if value is None else value,
-            }
-        case ThinkingPart(text=text):
-            return {"type": "thinking", "thinking": text, "signature": UNSIGNED_SIGNATURE}
-        case TextPart(text=text):
-            return {"type": "text", "text": text}
-        case _:
-            raise TypeError(part)
 
 
 def _build_usage(usage: Usage | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from quire.errors import ContextOverflow, NotFound, QuireError, ResponseNotFound
 from quire.model import Message, ToolDefinition
@@ -28,6 +28,7 @@ from quire.wire.codec import (
     list_other_fields,
     split_instructions,
 )
+from quire.wire.fields import join_content_texts
 from quire.wire.http_errors import ErrorResponse
 from quire.wire.responses import FORMAT
 from quire.wire.responses.object import select_request_fields
@@ -80,13 +81,16 @@ class ResponsesCodec(Codec):
         _, history = _split_history(body)
         text = get_text(body, "instructions")
         field: list[WireMessage] = [{"type": "message", "role": "system", "content": text}] if text else []
+        # Codex sends all of its tools in items of the input to some models.
+        tool_items = [item for item in filter_objects(body.get("input")) if item.get("type") == ADDITIONAL_TOOLS_TYPE]
+        additional_tools = [tool for item in tool_items for tool in filter_objects(item.get("tools"))]
         return ClientRequest(
             codec=self,
             raw=raw,
             body=body,
             instructions=(*field, *_list_instructions(body)),
             messages=tuple(ParsedMessage(message) for message in _parse_items(history)),
-            tools=(*filter_objects(body.get("tools")), *_list_additional_tools(body)),
+            tools=(*filter_objects(body.get("tools")), *additional_tools),
             options=_parse_options(body),
             previous_reply=get_text(body, "previous_response_id"),
             conversation=_read_conversation(body),
@@ -114,7 +118,8 @@ class ResponsesCodec(Codec):
         return sum(max(1, len(filter_objects(tool.get("tools")))) for tool in filter_objects(body.get("tools")))
 
     def join_instructions(self, request: ClientRequest, *, is_translated: bool = False) -> str | None:
-        return "\n\n".join(filter(None, map(_extract_text, request.instructions))) or None
+        texts = (join_content_texts(item.get("content")) for item in request.instructions)
+        return "\n\n".join(filter(None, texts)) or None
 
     def is_plain_system(self, request: ClientRequest, system: str | None) -> bool:
         return not _list_leading(request.body)
@@ -213,6 +218,10 @@ class ResponsesCodec(Codec):
         tool_choice: object = options.tool_choice
         if options.required_tool is not None:
             tool_choice = {"type": "function", "name": options.required_tool}
+        text_options = None
+        if (response_format := options.response_format) is not None:
+            schema = get_object(response_format, "json_schema")
+            text_options = {"format": {"type": response_format.get("type"), **schema}}
         fields = {
             "stream": options.stream or None,
             "max_output_tokens": options.max_tokens,
@@ -220,7 +229,7 @@ class ResponsesCodec(Codec):
             "top_p": options.top_p,
             "tool_choice": tool_choice,
             "parallel_tool_calls": options.parallel_tool_calls,
-            "text": _to_text_options(options.response_format),
+            "text": text_options,
             "reasoning": {"effort": options.reasoning_effort} if options.reasoning_effort else None,
             "include": ["reasoning.encrypted_content"] if options.reasoning_effort else None,
             "user": options.user,
@@ -266,14 +275,8 @@ def _list_instructions(body: Mapping[str, Any]) -> list[WireMessage]:
     return [item for item in _list_leading(body) if item.get("type") != ADDITIONAL_TOOLS_TYPE]
 
 
-def _list_additional_tools(body: Mapping[str, Any]) -> list[WireMessage]:
-    """Tools in items of the input, where Codex sends all of its tools to some models."""
-    items = [item for item in filter_objects(body.get("input")) if item.get("type") == ADDITIONAL_TOOLS_TYPE]
-    return [tool for item in items for tool in filter_objects(item.get("tools"))]
-
-
 def _split_history(body: Mapping[str, Any]) -> tuple[Sequence[WireMessage], Sequence[WireMessage]]:
-    """Splits leading instructions from the history. Those of a conversation are part of it: no request repeats them."""
+    """Splits leading instructions from the history. In a conversation they are part of it: no request repeats them."""
     leading, others = _split_items(body)
     return ((), (*leading, *others)) if _read_conversation(body) is not None else (leading, others)
 
@@ -295,28 +298,18 @@ def _split_items(body: Mapping[str, Any]) -> tuple[Sequence[WireMessage], Sequen
 
 
 def _parse_items(items: Sequence[WireMessage]) -> list[Message]:
+    sendable: list[WireMessage] = []
+    for item in items:
+        is_message = item.get("type") == "message" and item.get("role") != "assistant"
+        if is_message or item.get("type") in ("function_call_output", "custom_tool_call_output"):
+            # The client made its ID and status. The ones in a reply belong to its reasoning, and stay.
+            item = {name: value for name, value in item.items() if name not in ("id", "status")}
+        sendable.append(item)
     try:
-        parsed = parse_messages([_drop_client_id(item) for item in items])
+        return parse_messages(sendable)
     except (QuireError, ValueError, TypeError, AttributeError) as error:
         # A client may put anything into an item; the upstream decides whether it is valid.
         raise UnreadableBody(f"The input cannot be parsed: {error}.") from error
-    return parsed
-
-
-def _drop_client_id(item: WireMessage) -> WireMessage:
-    """Drops the ID and the status of an item that the client made; those of a reply belong to its reasoning."""
-    is_message = item.get("type") == "message" and item.get("role") != "assistant"
-    is_output = item.get("type") in ("function_call_output", "custom_tool_call_output")
-    if not (is_message or is_output):
-        return item
-    return {name: value for name, value in item.items() if name not in ("id", "status")}
-
-
-def _extract_text(item: WireMessage) -> str:
-    content = item.get("content")
-    if isinstance(content, str):
-        return content
-    return "\n".join(text for piece in filter_objects(content) if (text := get_text(piece, "text")))
 
 
 def _normalize_items(items: Sequence[WireMessage]) -> list[WireMessage]:
@@ -350,63 +343,43 @@ def _drop_meaningless(fields: WireMessage) -> WireMessage:
 
 
 def _parse_options(body: dict[str, Any]) -> RequestOptions:
-    choice, required_tool = _parse_tool_choice(body.get("tool_choice"))
-    text, reasoning = get_object(body, "text"), get_object(body, "reasoning")
+    text, reasoning, raw_choice = get_object(body, "text"), get_object(body, "reasoning"), body.get("tool_choice")
+    # Fields without a place in other formats, except those with a value that has no effect.
+    other_fields = [
+        name
+        for name in list_other_fields(body, (*_TRANSLATED_FIELDS, *_ECHOED_FIELDS))
+        if name not in _DEFAULTS or body[name] != _DEFAULTS[name]
+    ]
+    mode, required_tool = raw_choice, None
+    if is_object(raw_choice):
+        # A choice among allowed tools says at least whether the model may or must call one of them.
+        mode = raw_choice.get("mode") if raw_choice.get("type") == "allowed_tools" else None
+        if raw_choice.get("type") in ("function", "custom"):
+            required_tool = join_name(get_text(raw_choice, "namespace"), get_text(raw_choice, "name") or "") or None
+        else:
+            other_fields.append(f"tool_choice[{get_text(raw_choice, 'type') or 'unknown'}]")
+    elif raw_choice is not None and raw_choice not in _TOOL_CHOICES:
+        other_fields.append("tool_choice")
+    other_fields += (f"text.{name}" for name in list_other_fields(text, ("format",)))
+    other_fields += (f"reasoning.{name}" for name in list_other_fields(reasoning, ("effort",)))
+    # The form of the reply as in chat completions.
+    format_ = get_object(text, "format")
+    response_format: dict[str, Any] | None = None
+    if format_.get("type") == "json_schema":
+        schema = {name: value for name, value in format_.items() if name != "type"}
+        response_format = {"type": "json_schema", "json_schema": schema}
+    elif format_.get("type") == "json_object":
+        response_format = {"type": "json_object"}
     return RequestOptions(
         stream=body.get("stream") is True,
         max_tokens=get_token_limit(body, "max_output_tokens"),
         temperature=get_number(body, "temperature"),
         top_p=get_number(body, "top_p"),
-        tool_choice=choice,
+        tool_choice=cast(Any, mode) if mode in _TOOL_CHOICES else None,
         required_tool=required_tool,
         parallel_tool_calls=value if isinstance(value := body.get("parallel_tool_calls"), bool) else None,
-        response_format=_to_response_format(get_object(text, "format")),
+        response_format=response_format,
         reasoning_effort=get_text(reasoning, "effort"),
         user=get_text(body, "safety_identifier") or get_text(body, "user"),
-        other_fields=(
-            *_list_own_fields(body),
-            *(f"text.{name}" for name in list_other_fields(text, ("format",))),
-            *(f"reasoning.{name}" for name in list_other_fields(reasoning, ("effort",))),
-        ),
+        other_fields=tuple(other_fields),
     )
-
-
-def _parse_tool_choice(choice: object) -> tuple[Literal["auto", "required", "none"] | None, str | None]:
-    """Parses which tools the model may or must call; also what a choice among allowed tools has in common with that."""
-    if is_object(choice):
-        mode = choice.get("mode") if choice.get("type") == "allowed_tools" else None
-        is_named = choice.get("type") in ("function", "custom")
-        name = join_name(get_text(choice, "namespace"), get_text(choice, "name") or "") if is_named else None
-        return cast(Any, mode) if mode in _TOOL_CHOICES else None, name or None
-    return cast(Any, choice) if choice in _TOOL_CHOICES else None, None
-
-
-def _list_own_fields(body: Mapping[str, Any]) -> Iterator[str]:
-    """Names of fields without a place in other formats, except those with a value that has no effect."""
-    for name in list_other_fields(body, (*_TRANSLATED_FIELDS, *_ECHOED_FIELDS)):
-        if name not in _DEFAULTS or body[name] != _DEFAULTS[name]:
-            yield name
-    choice = body.get("tool_choice")
-    if is_object(choice) and choice.get("type") not in ("function", "custom"):
-        yield f"tool_choice[{get_text(choice, 'type') or 'unknown'}]"
-    elif choice is not None and not is_object(choice) and choice not in _TOOL_CHOICES:
-        yield "tool_choice"
-
-
-def _to_response_format(format_: WireMessage) -> dict[str, Any] | None:
-    """The form of the reply as in chat completions."""
-    match format_.get("type"):
-        case "json_schema":
-            schema = {name: value for name, value in format_.items() if name != "type"}
-            return {"type": "json_schema", "json_schema": schema}
-        case "json_object":
-            return {"type": "json_object"}
-        case _:
-            return None
-
-
-def _to_text_options(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
-    if response_format is None:
-        return None
-    schema = get_object(response_format, "json_schema")
-    return {"format": {"type": response_format.get("type"), **schema}}

@@ -83,7 +83,10 @@ def build_response_object(
 
 def build_started_response(request_fields: Mapping[str, Any], *, request_id: str, created_at: int) -> WireMessage:
     """Builds the response of a reply that has not started yet."""
-    echoed = {name: _get_or_default(request_fields, name, default) for name, default in _ECHOED_FIELDS.items()}
+    echoed = {
+        name: default if (value := request_fields.get(name)) is None else value
+        for name, default in _ECHOED_FIELDS.items()
+    }
     reasoning = request_fields.get("reasoning")
     conversation = request_fields.get("conversation")
     conversation_id = conversation.get("id") if is_object(conversation) else conversation
@@ -98,7 +101,13 @@ def build_started_response(request_fields: Mapping[str, Any], *, request_id: str
         "output": [],
         "error": None,
         **echoed,
-        "tools": [_complete_tool(tool) for tool in filter_objects(request_fields.get("tools"))],
+        # A request may omit these fields of a function.
+        "tools": [
+            {"description": None, "parameters": None, "strict": None, **tool}
+            if tool.get("type") == "function"
+            else tool
+            for tool in filter_objects(request_fields.get("tools"))
+        ],
         "text": {"format": {"type": "text"}, **get_object(request_fields, "text")},
         "reasoning": {"effort": None, "summary": None, **reasoning} if is_object(reasoning) else None,
         "usage": None,
@@ -176,18 +185,6 @@ def build_usage(usage: Usage) -> WireMessage:
     }
 
 
-def _get_or_default(fields: Mapping[str, Any], name: str, default: object) -> object:
-    value = fields.get(name)
-    return default if value is None else value
-
-
-def _complete_tool(tool: WireMessage) -> WireMessage:
-    """Adds the fields of a function that a request may omit."""
-    if tool.get("type") != "function":
-        return tool
-    return {"description": None, "parameters": None, "strict": None, **tool}
-
-
 def build_items(message: Message, *, request_id: str) -> list[WireMessage]:
     """Builds the items of a reply. Those that came from an upstream of this format have their own IDs."""
     items: list[WireMessage] = []
@@ -196,7 +193,13 @@ def build_items(message: Message, *, request_id: str) -> list[WireMessage]:
             case TextPart():
                 _add_text(items, part, request_id)
             case ThinkingPart():
-                _add_reasoning(items, part, request_id)
+                fields = get_provider_fields(part.provider_fields, FORMAT)
+                if fields.get("type") == "reasoning":
+                    items.append({"summary": [], **fields})
+                elif items and items[-1]["type"] == "reasoning" and items[-1]["summary"] and part.text:
+                    items[-1]["summary"][-1]["text"] += part.text
+                elif part.text:
+                    items.append(build_reasoning_item(part.text, id=make_item_id("reasoning", request_id, len(items))))
             case ToolCallPart():
                 type_ = render_call(part)["type"]
                 items.append(build_call_item(part, id=make_item_id(type_, request_id, len(items))))
@@ -227,12 +230,18 @@ def build_call_item(call: ToolCallPart, *, id: str, status: ItemStatus = "comple
 
 
 def _add_text(items: list[WireMessage], part: TextPart, request_id: str) -> None:
-    """Adds a text to the message before it, or as a message of its own; or the item that the text only names."""
+    """Adds a text to the message before it, or as a new message; or the item that the text only names."""
     fields = get_provider_fields(part.provider_fields, FORMAT)
     if fields.get("type", "text") not in TEXT_TYPES:
         items.append(fields)
         return
-    piece = _build_piece(part, fields)
+    if is_object(content := fields.get("content")):
+        piece = content
+    elif fields.get("type") == "refusal":
+        piece = {"type": "refusal", "refusal": part.text}
+    else:
+        own = {name: value for name, value in fields.items() if name in ("annotations", "logprobs")}
+        piece = {**build_text_piece(part.text), **own}
     last = items[-1]["content"] if items and items[-1]["type"] == "message" else None
     if last and fields.get("continues") is True:
         last.append(piece)
@@ -242,23 +251,3 @@ def _add_text(items: list[WireMessage], part: TextPart, request_id: str) -> None
         head = {"id": make_item_id("message", request_id, len(items)), "type": "message", "role": "assistant"}
         own = {name: value for name, value in get_object(fields, "message").items() if name not in head or name == "id"}
         items.append({**head, "status": "completed", **own, "content": [piece]})
-
-
-def _build_piece(part: TextPart, fields: WireMessage) -> WireMessage:
-    content = fields.get("content")
-    if is_object(content):
-        return content
-    if fields.get("type") == "refusal":
-        return {"type": "refusal", "refusal": part.text}
-    own = {name: value for name, value in fields.items() if name in ("annotations", "logprobs")}
-    return {**build_text_piece(part.text), **own}
-
-
-def _add_reasoning(items: list[WireMessage], part: ThinkingPart, request_id: str) -> None:
-    fields = get_provider_fields(part.provider_fields, FORMAT)
-    if fields.get("type") == "reasoning":
-        items.append({"summary": [], **fields})
-    elif items and items[-1]["type"] == "reasoning" and items[-1]["summary"] and part.text:
-        items[-1]["summary"][-1]["text"] += part.text
-    elif part.text:
-        items.append(build_reasoning_item(part.text, id=make_item_id("reasoning", request_id, len(items))))

@@ -1,7 +1,7 @@
 """Parses OpenAI's Responses format, requests and responses, into Quire messages.
 
-Adjacent items of the assistant become one message with their parts in order; an output becomes a tool message of its
-own. What Quire's parts cannot hold is stored in their fields of this provider, and is sent to no other:
+Adjacent items of the assistant become one message with their parts in order; each output becomes a tool
+message. What Quire's parts cannot hold is stored in their fields of this provider, and is sent to no other:
 
 - a text: the other fields of its content; of an assistant's message item in `message` (first text of the item), and
   `continues` in the texts after it; content of another type in `content`;
@@ -61,42 +61,51 @@ def parse_reply(response: object) -> Reply:
         raise InvalidEntry("The response has no output, so it contains no reply; see the provider's error.")
     items = [_drop_nulls(item) for item in filter_objects(body["output"])]
     parts = tuple(part for item in items for part in _parse_assistant_item(item))
+    usage = None
+    if is_object(counts := body.get("usage")):
+        details = get_object(counts, "input_tokens_details")
+        others = {key: body[key] for key in _ENVELOPE_FIELDS if body.get(key) is not None}
+        usage = Usage(
+            model=get_text(body, "model"),
+            input_tokens=counts.get("input_tokens") or 0,
+            output_tokens=counts.get("output_tokens") or 0,
+            cache_read_tokens=details.get("cached_tokens") or 0,
+            cache_write_tokens=details.get("cache_write_tokens") or 0,
+            provider_fields={
+                **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
+                "response": others,
+            },
+        )
     incomplete_reason = get_text(get_object(body, "incomplete_details"), "reason")
-    finish_reason = incomplete_reason or get_text(body, "status")
-    return Reply(Message(role="assistant", parts=parts), _parse_usage(body), finish_reason)
+    return Reply(Message(role="assistant", parts=parts), usage, incomplete_reason or get_text(body, "status"))
 
 
 def parse_messages(raw_items: Sequence[object], *, system: object = None) -> list[Message]:
-    first = [Message(role="system", parts=tuple(_parse_content(to_plain_json(system))))] if system else []
+    messages = [Message(role="system", parts=tuple(_parse_content(to_plain_json(system))))] if system else []
     if isinstance(raw_items, str):
-        return [*first, Message.user(raw_items)]
-    items = [_parse_item(index, to_plain_json(raw)) for index, raw in enumerate(raw_items)]
-    return [*first, *_group_items(items)]
+        return [*messages, Message.user(raw_items)]
+    items: list[dict[str, Any]] = []
+    for index, raw in enumerate(map(to_plain_json, raw_items)):
+        item = _drop_nulls(raw) if is_object(raw) else {}
+        role = item.get("role")
+        if "type" not in item and "role" in item:
+            item["type"] = "message"
+        if not isinstance(item.get("type"), str):
+            raise InvalidEntry(f"Item {index} of the input has neither a type nor a role.")
+        if item["type"] == "message" and role not in ("user", "assistant", "system", "developer"):
+            raise InvalidEntry(f"Item {index} has the role {role!r}; use system, developer, user or assistant.")
+        items.append(item)
+    for is_assistant, group in groupby(items, is_assistant_item):
+        if is_assistant:
+            parts = tuple(part for item in group for part in _parse_assistant_item(item))
+            messages.append(Message(role="assistant", parts=parts))
+        else:
+            messages += map(_parse_client_item, group)
+    return messages
 
 
 def _drop_nulls(item: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in item.items() if value is not None}
-
-
-def _parse_item(index: int, raw: Any) -> dict[str, Any]:
-    """Checks that an item has a type, or a role, which makes it a message."""
-    item = _drop_nulls(raw) if is_object(raw) else {}
-    if "type" not in item and "role" in item:
-        item["type"] = "message"
-    if not isinstance(item.get("type"), str):
-        raise InvalidEntry(f"Item {index} of the input has neither a type nor a role.")
-    if item["type"] == "message" and item.get("role") not in ("user", "assistant", "system", "developer"):
-        role = item.get("role")
-        raise InvalidEntry(f"Item {index} has the role {role!r}; use system, developer, user or assistant.")
-    return item
-
-
-def _group_items(items: Sequence[dict[str, Any]]) -> Iterator[Message]:
-    for is_assistant, group in groupby(items, is_assistant_item):
-        if is_assistant:
-            yield Message(role="assistant", parts=tuple(part for item in group for part in _parse_assistant_item(item)))
-        else:
-            yield from map(_parse_client_item, group)
 
 
 def is_assistant_item(item: dict[str, Any]) -> bool:
@@ -110,7 +119,14 @@ def is_assistant_item(item: dict[str, Any]) -> bool:
 
 def _parse_client_item(item: dict[str, Any]) -> Message:
     if item["type"] in _RESULT_TYPES:
-        return Message(role="tool", parts=(_parse_result(item),))
+        is_custom = item["type"] == "custom_tool_call_output"
+        known = ("call_id", "output") if is_custom else ("type", "call_id", "output")
+        result = ToolResultPart(
+            call_id=str(item.get("call_id") or ""),
+            content=tuple(_parse_content(item.get("output"))),
+            provider_fields=collect_unknown_fields(item, known, FORMAT),
+        )
+        return Message(role="tool", parts=(result,))
     if item["type"] != "message":
         return Message(role="user", parts=(_make_placeholder(item),))
     is_developer = item["role"] == "developer"
@@ -158,7 +174,9 @@ def _parse_assistant_item(item: dict[str, Any]) -> Iterator[Part]:
         case {"type": "message"}:
             yield from _parse_assistant_message(item)
         case {"type": "reasoning"}:
-            yield ThinkingPart(text=_read_reasoning(item), provider_fields={FORMAT: item})
+            pieces = filter_objects(item.get("summary")) or filter_objects(item.get("content"))
+            text = "\n\n".join(get_text(piece, "text") or "" for piece in pieces)
+            yield ThinkingPart(text=text, provider_fields={FORMAT: item})
         case {"type": "function_call", "call_id": str(id_), "name": str(name)}:
             text = item.get("arguments")
             unknown_fields = collect_unknown_fields(item, ("type", "call_id", "name", "arguments"), FORMAT)
@@ -187,53 +205,13 @@ def _parse_assistant_message(item: dict[str, Any]) -> Iterator[Part]:
     """Parses the content of one message item; the first part has the item's fields, and the others continue it."""
     fields: JsonObject | None = collect_unknown_fields(item, ("type", "role", "content"), FORMAT)
     place: JsonObject = {"message": fields[FORMAT]} if fields else {}
-    for part in _parse_output(item.get("content")):
+    content: object = item.get("content")
+    pieces: list[dict[str, Any]] = [{"type": "output_text"}] if isinstance(content, str) else filter_objects(content)
+    for piece, part in zip(pieces, _parse_content(content), strict=True):
+        if not isinstance(part, TextPart):
+            # The assistant's content has only texts; anything else becomes a placeholder.
+            part = TextPart(text=f"[{piece.get('type')}]", provider_fields={FORMAT: {"content": piece}})
         own = get_object(part.provider_fields or {}, FORMAT)
         merged: JsonObject | None = {FORMAT: {**own, **place}} if own or place else None
         yield part.model_copy(update={"provider_fields": merged})
         place = {"continues": True}
-
-
-def _parse_output(content: object) -> Iterator[TextPart]:
-    """Parses content of the assistant, which has only texts; anything else becomes a placeholder."""
-    for raw, part in zip(_to_pieces(content), _parse_content(content), strict=True):
-        is_text = isinstance(part, TextPart)
-        yield (part if is_text else TextPart(text=f"[{raw.get('type')}]", provider_fields={FORMAT: {"content": raw}}))
-
-
-def _to_pieces(content: object) -> list[dict[str, Any]]:
-    return [{"type": "output_text"}] if isinstance(content, str) else filter_objects(content)
-
-
-def _read_reasoning(item: dict[str, Any]) -> str:
-    pieces = filter_objects(item.get("summary")) or filter_objects(item.get("content"))
-    return "\n\n".join(get_text(piece, "text") or "" for piece in pieces)
-
-
-def _parse_result(item: dict[str, Any]) -> ToolResultPart:
-    is_custom = item["type"] == "custom_tool_call_output"
-    known = ("call_id", "output") if is_custom else ("type", "call_id", "output")
-    return ToolResultPart(
-        call_id=str(item.get("call_id") or ""),
-        content=tuple(_parse_content(item.get("output"))),
-        provider_fields=collect_unknown_fields(item, known, FORMAT),
-    )
-
-
-def _parse_usage(body: dict[str, Any]) -> Usage | None:
-    usage = body.get("usage")
-    if not is_object(usage):
-        return None
-    details = get_object(usage, "input_tokens_details")
-    response_fields = {key: body[key] for key in _ENVELOPE_FIELDS if body.get(key) is not None}
-    return Usage(
-        model=get_text(body, "model"),
-        input_tokens=usage.get("input_tokens") or 0,
-        output_tokens=usage.get("output_tokens") or 0,
-        cache_read_tokens=details.get("cached_tokens") or 0,
-        cache_write_tokens=details.get("cache_write_tokens") or 0,
-        provider_fields={
-            **{key: value for key, value in usage.items() if key not in _USAGE_FIELDS},
-            "response": response_fields,
-        },
-    )

@@ -1,39 +1,37 @@
 """OpenAI's Responses wire format: renders messages as items, and counts their tokens.
 
-`openai_responses_check` checks payloads, `openai_responses_parse` parses them and describes the provider fields. Tokens
-are charged by item with the recipe of `openai_chat`, so that the sum does not depend on which items form a message.
+`responses.check` checks payloads, `responses.parse` parses them and describes the provider fields. Tokens are charged
+by item with the recipe of `chat.render`, so that the sum does not depend on which items form a message.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 from quire.model import FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolDefinition
 from quire.model.base import replace_lone_surrogates
-from quire.model.json_values import get_object, parse_object
-from quire.model.messages import ToolResultContent, ToolResultPart
+from quire.model.json_values import dump_json, filter_objects, get_object, get_text, parse_object
+from quire.model.messages import ToolResultContent
 from quire.model.policy import WireFormatName
 from quire.wire.base import BlobLoader, Reply, WireMessage
-from quire.wire.chat.render import TOKENS_PER_MESSAGE, TOKENS_PER_REQUEST, TOKENS_PER_ROLE
+from quire.wire.chat.render import (
+    TOKENS_PER_MESSAGE,
+    TOKENS_PER_PARALLEL_CALLS,
+    TOKENS_PER_REQUEST,
+    TOKENS_PER_ROLE,
+    OpenAIChatFormat,
+)
 from quire.wire.fields import (
     build_parameters_schema,
+    count_other_fields,
     get_provider_fields,
     get_raw_provider_fields,
     merge_fields,
     to_safe_name,
 )
 from quire.wire.media import PDF_MEDIA_TYPE, URL_SCHEMES, describe_media, resolve_url, split_data_url
-from quire.wire.responses import FORMAT
-from quire.wire.responses import (
-    check as openai_responses_check,
-)
-from quire.wire.responses import (
-    count as openai_responses_count,
-)
-from quire.wire.responses import (
-    parse as openai_responses_parse,
-)
+from quire.wire.responses import FORMAT, check, parse
 from quire.wire.responses.parse import NAMESPACE_SEPARATOR, TEXT_TYPES
 from quire.wire.tokens import TokenCounter
 
@@ -41,6 +39,13 @@ MAX_CALL_ID_CHARS = 64
 """The API rejects longer call ids; any shorter one passes through unchanged."""
 _PART_FIELDS = ("message", "continues", "content", "type", "text", "refusal")
 """Fields of a stored text that describe its place, and fields that only Quire writes."""
+TOKENS_PER_CALL_ITEM = TOKENS_PER_PARALLEL_CALLS // 2
+"""Added to each call: half of what two parallel calls cost together, because items are counted one by one."""
+ENCRYPTED_CHARS_PER_TOKEN = 5
+"""Base64 characters of encrypted reasoning for each token in it: four characters hold three bytes."""
+
+_UNCOUNTED_FIELDS = ("type", "id", "status", "call_id")
+"""Fields that the model does not read."""
 _OUTPUT_TYPES = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
 
 
@@ -57,7 +62,17 @@ class OpenAIResponsesFormat:
         """Renders a message as items; an assistant message of which nothing can be sent gives none."""
         match message.role:
             case "tool":
-                return [_render_result(part, load_blob) for part in message.tool_results]
+                outputs: list[WireMessage] = []
+                for part in message.tool_results:
+                    fields = get_provider_fields(part.provider_fields, FORMAT)
+                    is_custom = fields.get("type") == "custom_tool_call_output"
+                    output: WireMessage = {
+                        "type": "custom_tool_call_output" if is_custom else "function_call_output",
+                        "call_id": _to_call_id(part.call_id),
+                        "output": _join_content([_render_content(piece, load_blob) for piece in part.content]),
+                    }
+                    outputs.append(merge_fields(output, fields))
+                return outputs
             case "assistant":
                 return _render_assistant(message)
             case "user" | "system":
@@ -71,10 +86,19 @@ class OpenAIResponsesFormat:
         return {**tool, "parameters": build_parameters_schema(definition), "strict": False}
 
     def count_messages(self, messages: Sequence[WireMessage], counter: TokenCounter) -> int:
-        return sum(openai_responses_count.count_item(item, counter, model=self.model) for item in messages)
+        return sum(_count_item(item, counter, self.model) for item in messages)
 
     def count_tools(self, tools: Sequence[WireMessage], counter: TokenCounter) -> int:
-        return openai_responses_count.count_tools(tools, counter)
+        chat_tools = [
+            {
+                "type": "function",
+                "function": {key: value for key, value in tool.items() if key not in ("type", "strict")},
+            }
+            if tool.get("type") == "function"
+            else tool
+            for tool in tools
+        ]
+        return OpenAIChatFormat().count_tools(chat_tools, counter)
 
     def count_system(self, text: str | None, counter: TokenCounter) -> int:
         return self.text_overhead + counter.count(text) if text else 0
@@ -94,34 +118,30 @@ class OpenAIResponsesFormat:
             body["instructions"] = system
         if tools:
             body["tools"] = list(tools)
-        body["input"] = _match_output_types(messages)
+        # Gives each output the type of its call: a result may come from a client that knows no custom tools.
+        output_types: dict[object, str] = {}
+        matched: list[WireMessage] = []
+        for item in messages:
+            type_ = item.get("type")
+            if type_ in _OUTPUT_TYPES:
+                output_types[item.get("call_id")] = _OUTPUT_TYPES[type_]
+            elif type_ in _OUTPUT_TYPES.values() and output_types.get(item.get("call_id"), type_) != type_:
+                item = {**item, "type": output_types[item["call_id"]]}
+            matched.append(item)
+        body["input"] = matched
         if max_tokens is not None:
             body["max_output_tokens"] = max_tokens
         return {**body, "store": False}
 
     def check(self, payload: Mapping[str, Any]) -> list[str]:
-        return openai_responses_check.find_problems(payload)
+        return check.find_problems(payload)
 
     def parse_reply(self, response: object) -> Reply:
-        return openai_responses_parse.parse_reply(response)
+        return parse.parse_reply(response)
 
     def parse_messages(self, messages: Sequence[object], *, system: object = None) -> list[Message]:
         """Parses the items of a request; its `input` may also be a plain string."""
-        return openai_responses_parse.parse_messages(messages, system=system)
-
-
-def _match_output_types(items: Sequence[WireMessage]) -> list[WireMessage]:
-    """Gives each output the type of its call: a result may come from a client that knows no custom tools."""
-    output_types: dict[object, str] = {}
-    matched: list[WireMessage] = []
-    for item in items:
-        type_ = item.get("type")
-        if type_ in _OUTPUT_TYPES:
-            output_types[item.get("call_id")] = _OUTPUT_TYPES[type_]
-        elif type_ in _OUTPUT_TYPES.values() and output_types.get(item.get("call_id"), type_) != type_:
-            item = {**item, "type": output_types[item["call_id"]]}
-        matched.append(item)
-    return matched
+        return parse.parse_messages(messages, system=system)
 
 
 def _get_stored_item(part: Part) -> WireMessage | None:
@@ -147,13 +167,20 @@ def _render_input(message: Message, load_blob: BlobLoader | None) -> list[WireMe
 
 
 def _render_content(part: ToolResultContent, load_blob: BlobLoader | None) -> WireMessage:
-    match part:
-        case TextPart():
-            return _render_text(part, "input_text")
-        case ImagePart():
-            return _render_image(part, load_blob)
-        case FilePart():
-            return _render_file(part, load_blob)
+    if isinstance(part, TextPart):
+        return _render_text(part, "input_text")
+    url = resolve_url(part, load_blob, media_type="image/png" if isinstance(part, ImagePart) else PDF_MEDIA_TYPE)
+    if url is None or not url.startswith(URL_SCHEMES):
+        return {"type": "input_text", "text": describe_media(part)}
+    fields = get_provider_fields(part.provider_fields, FORMAT)
+    if isinstance(part, ImagePart):
+        detail = part.detail or fields.get("detail")
+        piece = {"type": "input_image", "image_url": url, "detail": detail if isinstance(detail, str) else "auto"}
+    elif split_data_url(url) is None:
+        piece = {"type": "input_file", "file_url": url}
+    else:
+        piece = {"type": "input_file", "filename": part.name or "file", "file_data": url}
+    return merge_fields(piece, fields)
 
 
 def _render_text(part: TextPart, type_: str) -> WireMessage:
@@ -174,70 +201,36 @@ def _join_content(pieces: list[WireMessage]) -> str | list[WireMessage]:
     return pieces[0]["text"] if len(pieces) == 1 and pieces[0].keys() == {"type", "text"} else pieces
 
 
-def _render_image(part: ImagePart, load_blob: BlobLoader | None) -> WireMessage:
-    url = resolve_url(part, load_blob, media_type="image/png")
-    if url is None or not url.startswith(URL_SCHEMES):
-        return {"type": "input_text", "text": describe_media(part)}
-    fields = get_provider_fields(part.provider_fields, FORMAT)
-    detail = part.detail or fields.get("detail")
-    piece = {"type": "input_image", "image_url": url, "detail": detail if isinstance(detail, str) else "auto"}
-    return merge_fields(piece, fields)
-
-
-def _render_file(part: FilePart, load_blob: BlobLoader | None) -> WireMessage:
-    url = resolve_url(part, load_blob, media_type=PDF_MEDIA_TYPE)
-    if url is None or not url.startswith(URL_SCHEMES):
-        return {"type": "input_text", "text": describe_media(part)}
-    if split_data_url(url) is None:
-        piece = {"type": "input_file", "file_url": url}
-    else:
-        piece = {"type": "input_file", "filename": part.name or "file", "file_data": url}
-    return merge_fields(piece, get_provider_fields(part.provider_fields, FORMAT))
-
-
-def _render_assistant(message: Message) -> list[WireMessage]:
-    """Renders reasoning, texts and calls in their order.
-
-    The API rejects reasoning without an item after it. It looks up the ids of other items, and rejects those whose
-    reasoning is missing from the request: without reasoning, ids are not sent.
-    """
-    items: list[WireMessage] = []
-    for part in message.parts:
-        if isinstance(part, TextPart) and _get_stored_item(part) is None:
-            _add_text(items, part)
-        else:
-            items += _render_assistant_item(part)
-    while items and items[-1]["type"] == "reasoning":
-        items.pop()
-    has_reasoning = any(item["type"] == "reasoning" for item in items)
-    return [_finish_item(item, keep_id=has_reasoning) for item in items]
-
-
-def _add_text(items: list[WireMessage], part: TextPart) -> None:
-    """Adds a text to the message that it continues, else as a message of its own."""
-    fields = get_provider_fields(part.provider_fields, FORMAT)
-    piece = _render_text(part, "output_text")
-    if fields.get("continues") is True and items and _is_assistant_message(items[-1]):
-        items[-1]["content"].append(piece)
-    else:
-        item: WireMessage = {"type": "message", "role": "assistant", "content": [piece]}
-        items.append(merge_fields(item, get_object(fields, "message")))
-
-
 def _is_assistant_message(item: WireMessage) -> bool:
     return item["type"] == "message" and item.get("role") == "assistant" and isinstance(item.get("content"), list)
 
 
-def _render_assistant_item(part: Part) -> Iterator[WireMessage]:
-    fields = get_raw_provider_fields(part.provider_fields, FORMAT)
-    if isinstance(part, ThinkingPart):
-        # Without encrypted or open content the item is only an id, which a request with `store: false` cannot use.
-        if fields.get("type") == "reasoning" and (fields.get("encrypted_content") or fields.get("content")):
-            yield merge_fields(fields, {"summary": []})
-    elif isinstance(part, ToolCallPart):
-        yield _render_call(part)
-    elif (item := _get_stored_item(part)) is not None:
-        yield item
+def _render_assistant(message: Message) -> list[WireMessage]:
+    """Renders reasoning, texts and calls in their order."""
+    items: list[WireMessage] = []
+    for part in message.parts:
+        fields = get_raw_provider_fields(part.provider_fields, FORMAT)
+        if isinstance(part, ThinkingPart):
+            # Without encrypted or open content the item is only an id, which a request with `store: false` cannot use.
+            if fields.get("type") == "reasoning" and (fields.get("encrypted_content") or fields.get("content")):
+                items.append(merge_fields(fields, {"summary": []}))
+        elif isinstance(part, ToolCallPart):
+            items.append(_render_call(part))
+        elif (stored := _get_stored_item(part)) is not None:
+            items.append(stored)
+        elif isinstance(part, TextPart):
+            piece = _render_text(part, "output_text")
+            if fields.get("continues") is True and items and _is_assistant_message(items[-1]):
+                items[-1]["content"].append(piece)
+            else:
+                item: WireMessage = {"type": "message", "role": "assistant", "content": [piece]}
+                items.append(merge_fields(item, get_object(fields, "message")))
+    # The API rejects reasoning without an item after it. It looks up the ids of other items, and rejects those whose
+    # reasoning is missing from the request: without reasoning, ids are not sent.
+    while items and items[-1]["type"] == "reasoning":
+        items.pop()
+    has_reasoning = any(item["type"] == "reasoning" for item in items)
+    return [_finish_item(item, keep_id=has_reasoning) for item in items]
 
 
 def _finish_item(item: WireMessage, *, keep_id: bool) -> WireMessage:
@@ -249,12 +242,13 @@ def _finish_item(item: WireMessage, *, keep_id: bool) -> WireMessage:
     content = _join_content(item["content"])
     if isinstance(content, str) and "id" not in item:
         return {**item, "content": content}
-    return {**item, "content": [_add_annotations(piece) for piece in item["content"]]}
-
-
-def _add_annotations(piece: WireMessage) -> WireMessage:
-    """Adds the list of annotations that every output text has."""
-    return {"annotations": [], **piece} if piece["type"] == "output_text" else piece
+    # Every output text has a list of annotations.
+    no_annotations: WireMessage = {"annotations": []}
+    pieces = cast("list[WireMessage]", item["content"])
+    return {
+        **item,
+        "content": [{**no_annotations, **each} if each["type"] == "output_text" else each for each in pieces],
+    }
 
 
 def _to_call_id(id_: str) -> str:
@@ -269,25 +263,75 @@ def _render_call(part: ToolCallPart) -> WireMessage:
         fields["namespace"] = namespace
     call: WireMessage = {"type": "function_call", "call_id": _to_call_id(part.id), "name": to_safe_name(name)}
     if fields.get("type") == "custom_tool_call":
-        call |= {"type": "custom_tool_call", "input": _get_custom_input(part)}
+        # The arguments wrap the text of a custom call, unless they were edited.
+        arguments = parse_object(part.arguments) or {}
+        text = arguments.get("input")
+        if not isinstance(text, str) or len(arguments) != 1:
+            text = part.arguments
+        call |= {"type": "custom_tool_call", "input": replace_lone_surrogates(text)}
     else:
         call["arguments"] = part.arguments
     return merge_fields(call, fields)
 
 
-def _get_custom_input(part: ToolCallPart) -> str:
-    """Text of a custom call, which its arguments wrap; the arguments themselves if they were edited."""
-    arguments = parse_object(part.arguments) or {}
-    text = arguments.get("input")
-    return replace_lone_surrogates(text) if isinstance(text, str) and len(arguments) == 1 else part.arguments
+def _count_item(item: WireMessage, counter: TokenCounter, model: str) -> int:
+    """Counts an item as the chat message that says the same, by the recipe of `chat.render`."""
+    match item:
+        case {"type": "reasoning"}:
+            # What can be read is counted, and what is encrypted estimated; the larger of them counts.
+            pieces = [*filter_objects(item.get("summary")), *filter_objects(item.get("content"))]
+            readable = sum(counter.count(get_text(piece, "text") or "") for piece in pieces)
+            encrypted = len(get_text(item, "encrypted_content") or "") // ENCRYPTED_CHARS_PER_TOKEN
+            known = (*_UNCOUNTED_FIELDS, "summary", "content", "encrypted_content")
+            tokens = max(readable, 1 + encrypted) + count_other_fields(item, known, counter)
+            return TOKENS_PER_MESSAGE + TOKENS_PER_ROLE + tokens
+        case {"type": "message", "role": str(role), "content": str() | list()}:
+            chat = {
+                "role": role,
+                "content": _to_chat_content(item["content"]),
+                **_other_fields(item, ("role", "content")),
+            }
+        case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
+            call = {"function": {"name": name, "arguments": arguments}, **_other_fields(item, ("name", "arguments"))}
+            chat = {"role": "assistant", "tool_calls": [call]}
+        case {"type": "custom_tool_call", "name": str(name), "input": str(text)}:
+            call = {"custom": {"name": name, "input": text}, **_other_fields(item, ("name", "input"))}
+            chat = {"role": "assistant", "tool_calls": [call]}
+        case {"type": "function_call_output" | "custom_tool_call_output", "output": str() | list()}:
+            chat = {"role": "tool", "content": _to_chat_content(item["output"]), **_other_fields(item, ("output",))}
+        case _:
+            return TOKENS_PER_MESSAGE + TOKENS_PER_ROLE + counter.count(dump_json(item))
+    extra = TOKENS_PER_CALL_ITEM if "tool_calls" in chat else 0
+    return extra + OpenAIChatFormat(model).count_messages([chat], counter)
 
 
-def _render_result(part: ToolResultPart, load_blob: BlobLoader | None) -> WireMessage:
-    fields = get_provider_fields(part.provider_fields, FORMAT)
-    is_custom = fields.get("type") == "custom_tool_call_output"
-    result: WireMessage = {
-        "type": "custom_tool_call_output" if is_custom else "function_call_output",
-        "call_id": _to_call_id(part.call_id),
-        "output": _join_content([_render_content(piece, load_blob) for piece in part.content]),
-    }
-    return merge_fields(result, fields)
+def _other_fields(item: Mapping[str, Any], known: Collection[str]) -> WireMessage:
+    return {key: value for key, value in item.items() if key not in known and key not in _UNCOUNTED_FIELDS}
+
+
+def _to_chat_content(content: str | list[Any]) -> str | list[WireMessage]:
+    if isinstance(content, str):
+        return content
+    pieces: list[WireMessage] = []
+    for piece in filter_objects(content):
+        match piece:
+            case {"type": "input_text" | "output_text", "text": str(text), **more}:
+                if more.get("annotations") == []:
+                    del more["annotations"]
+                piece = {**more, "type": "text", "text": text}
+            case {"type": "refusal", "refusal": str(text), **more}:
+                piece = {**more, "type": "text", "text": text}
+            case {"type": "input_image", "image_url": str(url), **more}:
+                image = {"url": url, "detail": more.pop("detail", None)}
+                piece = {**more, "type": "image_url", "image_url": image}
+            case {"type": "input_file", "file_data": str(url), **more} | {
+                "type": "input_file",
+                "file_url": str(url),
+                **more,
+            }:
+                file = {"filename": str(more.pop("filename", "")), "file_data": url}
+                piece = {**more, "type": "file", "file": file}
+            case _:
+                pass
+        pieces.append(piece)
+    return pieces

@@ -1,4 +1,4 @@
-"""Decodes streams of OpenAI's Responses."""
+"""Streams of OpenAI's Responses: decodes an upstream's events, and encodes translated replies."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +15,17 @@ from quire.model.ids import now
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, parse_object
 from quire.wire import Reply, WireMessage
 from quire.wire.codec import ReplyContext, ReplyEncoder
-from quire.wire.replies import ReplyDelta, ReplyText, ReplyThinking, ReplyToolCall, TextPieces
+from quire.wire.replies import (
+    MAX_DELTA_ITEMS,
+    ReplyDelta,
+    ReplyText,
+    ReplyThinking,
+    ReplyToolCall,
+    StreamDecoder,
+    TextPieces,
+    encode_event,
+    join_texts,
+)
 from quire.wire.responses.object import (
     ItemStatus,
     build_call_item,
@@ -30,7 +40,6 @@ from quire.wire.responses.object import (
 )
 from quire.wire.responses.parse import parse_reply
 from quire.wire.responses.tools import index_tools, join_name, render_call, restore_call, restore_calls
-from quire.wire.sse import MAX_DELTA_ITEMS, StreamDecoder, encode_event, join_texts
 
 _ENDING_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _STARTING_EVENTS = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -114,21 +123,30 @@ class ResponsesStreamDecoder(StreamDecoder):
         if isinstance(sequence_number, int):
             self._next_sequence_number = sequence_number + 1
         if type_ in _STARTING_EVENTS or type_ in _ENDING_EVENTS:
-            self._add_response(get_object(data, "response"), has_ended=type_ in _ENDING_EVENTS)
+            response = get_object(data, "response")
+            self._response = {**self._response, **response}
+            self._has_ended = self._has_ended or type_ in _ENDING_EVENTS
+            if response.get("status") == "failed":
+                self.error = self.error or {"error": get_object(response, "error")}
         elif type_ == "error" or data.get("error"):
             self.error = {"error": get_object(data, "error") or data}
         elif type_ == "response.output_item.added":
             self._start_item(data)
         elif type_ == "response.output_item.done":
-            self._finish_item(data)
+            # Replaces the item by its final form; what had no deltas is emitted now.
+            accumulator, item = self._start_item(data), get_object(data, "item")
+            if accumulator.is_done:
+                return
+            accumulator.item, accumulator.is_done = item, True
+            if not self.is_translated:
+                return
+            if item.get("type") == "custom_tool_call":
+                arguments = dump_json({"input": get_text(item, "input") or ""})
+                self.emit(ReplyToolCall(accumulator.call_position or 0, arguments=arguments))
+            elif not accumulator.has_deltas:
+                self._emit_whole(accumulator)
         elif type_ in _DELTA_FIELDS or type_ in _CALL_DELTAS:
             self._add_delta(type_, data)
-
-    def _add_response(self, response: dict[str, Any], *, has_ended: bool) -> None:
-        self._response = {**self._response, **response}
-        self._has_ended = self._has_ended or has_ended
-        if response.get("status") == "failed":
-            self.error = self.error or {"error": get_object(response, "error")}
 
     def _build_items(self) -> list[WireMessage]:
         built = [accumulator.build() for _, accumulator in sorted(self._items.items())]
@@ -149,20 +167,6 @@ class ResponsesStreamDecoder(StreamDecoder):
             name = join_name(get_text(item, "namespace"), get_text(item, "name") or "")
             self.emit(ReplyToolCall(accumulator.call_position, get_text(item, "call_id") or "", name))
         return accumulator
-
-    def _finish_item(self, data: dict[str, Any]) -> None:
-        """Replaces the item by its final form; what had no deltas is emitted now."""
-        accumulator, item = self._start_item(data), get_object(data, "item")
-        if accumulator.is_done:
-            return
-        accumulator.item, accumulator.is_done = item, True
-        if not self.is_translated:
-            return
-        if item.get("type") == "custom_tool_call":
-            arguments = dump_json({"input": get_text(item, "input") or ""})
-            self.emit(ReplyToolCall(accumulator.call_position or 0, arguments=arguments))
-        elif not accumulator.has_deltas:
-            self._emit_whole(accumulator)
 
     def _emit_whole(self, accumulator: _ItemAccumulator) -> None:
         item = accumulator.item
@@ -205,7 +209,7 @@ def parse_response(response: object) -> list[Reply]:
 
 MICROSECONDS_PER_SECOND = 1_000_000
 _FAILURE_CODES = {"model_rate_limited": "rate_limit_exceeded", "model_context_overflow": "context_length_exceeded"}
-"""Codes of a failed response by those of Quire."""
+"""Codes of a failed response by Quire's error codes."""
 _KNOWN_FAILURE_CODES = frozenset(
     {
         "context_length_exceeded",
@@ -221,7 +225,7 @@ _KNOWN_FAILURE_CODES = frozenset(
 
 
 class _ItemEvents(NamedTuple):
-    """Names of the events of an item's text and of its part, the field of the whole text, and that of its index."""
+    """Names of the events of an item's text and of its part, and the fields of the whole text and of its index."""
 
     name: str
     field: str
@@ -321,7 +325,13 @@ class ResponsesEncoder(ReplyEncoder):
             case ReplyThinking(text):
                 return self._add_text("reasoning", text)
             case ReplyToolCall():
-                return self._add_call(delta)
+                events, item = b"", self._calls.get(delta.position)
+                if item is None:
+                    events = self._close(each for each in self._list_open() if _is_complete(each))
+                    call = restore_call(ToolCallPart(id=delta.id, name=delta.name, arguments=""), self._tools)
+                    item = self._calls[delta.position] = self._add_item(render_call(call)["type"], call)
+                    events += self._open(item)
+                return events + self._add_piece(item, delta.arguments) if delta.arguments else events
 
     def finish(self, reply: Reply, finish_reason: FinishReason) -> bytes:
         is_cut = finish_reason in ("length", "content_filter")
@@ -356,17 +366,8 @@ class ResponsesEncoder(ReplyEncoder):
             events += self._open(item)
         return events + self._add_piece(item, text)
 
-    def _add_call(self, delta: ReplyToolCall) -> bytes:
-        events, item = b"", self._calls.get(delta.position)
-        if item is None:
-            events = self._close(each for each in self._list_open() if _is_complete(each))
-            call = restore_call(ToolCallPart(id=delta.id, name=delta.name, arguments=""), self._tools)
-            item = self._calls[delta.position] = self._add_item(render_call(call)["type"], call)
-            events += self._open(item)
-        return events + self._add_piece(item, delta.arguments) if delta.arguments else events
-
     def _add_piece(self, item: _StreamedItem, text: str) -> bytes:
-        """Sends a piece of text. That of a custom call is wrapped in JSON, and can be sent only when it is whole."""
+        """Sends a piece of text. JSON wraps the text of a custom call, which can be sent only when it is whole."""
         if item.finished is not None:
             return b""
         item.pieces.add(text)

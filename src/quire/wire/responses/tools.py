@@ -77,17 +77,13 @@ def _to_definition(tool: ClientTool) -> ToolDefinition:
     definition = tool.definition
     description, parameters = get_text(definition, "description") or "", definition.get("parameters")
     if tool.is_custom:
-        parts = [description, _describe_grammar(get_object(definition, "format"))]
-        return ToolDefinition(
-            name=tool.name, description="\n\n".join(filter(None, parts)), parameters=_CUSTOM_PARAMETERS
-        )
+        format_ = get_object(definition, "format")
+        if grammar := get_text(format_, "definition"):
+            rule = f"`input` must match this grammar ({get_text(format_, 'syntax')}):\n{grammar}"
+            description = f"{description}\n\n{rule}" if description else rule
+        return ToolDefinition(name=tool.name, description=description, parameters=_CUSTOM_PARAMETERS)
     schema: dict[str, Any] = parameters if is_object(parameters) else {}
     return ToolDefinition(name=tool.name, description=description, parameters=schema)
-
-
-def _describe_grammar(format_: WireMessage) -> str:
-    definition = get_text(format_, "definition")
-    return f"`input` must match this grammar ({get_text(format_, 'syntax')}):\n{definition}" if definition else ""
 
 
 def index_tools(tools: Iterable[WireMessage]) -> dict[str, ClientTool]:
