@@ -227,10 +227,11 @@ class ContextOverflow(QuireError):
         self.needed_tokens, self.available_tokens = needed_tokens, available_tokens
         self.largest_items = tuple(largest_items)
         items = ", ".join(f"{name} ({tokens:,} tokens)" for name, tokens in largest_items)
+        unpin = " (`quire context unpin`, `/unpin`)" if "pinned message" in items else ""
         super().__init__(
             f"The request needs {needed_tokens:,} tokens and there is room for {available_tokens:,}. "
             f"The largest items: {items}. "
-            "Shorten or remove one of them, or choose a model with a larger window."
+            f"Shorten or remove one of them{unpin}, or choose a model with a larger window."
         )
 
 

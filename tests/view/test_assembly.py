@@ -194,7 +194,7 @@ def test_every_request_keeps_every_promise(case: tuple[ViewInput, dict]):
 
 
 def check_presence(view_input: ViewInput, assembly: Assembly) -> None:
-    """The newest turn and the pins are included verbatim, and messages are in order."""
+    """The newest turn and the pins are included verbatim or as excerpts, and messages are in order."""
     rendered_messages = assembly.rendered.messages
     rendered_seqs = [
         rendered.seq for rendered in rendered_messages if rendered.seq is not None and rendered.message.role != "tool"
@@ -202,12 +202,16 @@ def check_presence(view_input: ViewInput, assembly: Assembly) -> None:
     numbers = [seq for seq in rendered_seqs if view_input.compaction is None or seq != view_input.compaction.seq]
     assert numbers == sorted(set(numbers))
     question = drop_unsupported_parts(view_input.pending[0])
-    limits = [row.turn_excerpt_chars for row in assembly.manifest.included if row.turn_excerpt_chars is not None]
-    limit = limits[0] if limits else None
+    rows = assembly.manifest.included
+    limits = {row.slot: row.turn_excerpt_chars for row in rows if row.turn_excerpt_chars is not None}
+    limit, pinned_limit = limits.get("newest"), limits.get("messages")
     assert rendered_messages[-1].message == (question if limit is None else excerpt_message(question, limit, seq=None))
     messages = [rendered.message for rendered in rendered_messages]
     for batch in group_entries(view_input.pinned, MESSAGE_COUNTERS[assembly.rendered.wire_format.name]):
-        assert batch.messages[0].message.text in [message.text for message in messages]
+        first = batch.messages[0]
+        if pinned_limit is not None:
+            first = first._replace(message=excerpt_message(first.message, pinned_limit, seq=first.seq))
+        assert any(message.text.endswith(first.message.text) for message in messages)
 
 
 def group_entries(entries: Sequence[Entry], message_counter: MessageCounter) -> tuple[MessageBatch, ...]:

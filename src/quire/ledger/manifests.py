@@ -80,6 +80,7 @@ def _comparison_key(decision: Decision | None) -> object:
         decision.blob,
         decision.excerpt_chars,
         decision.turn_excerpt_chars,
+        decision.max_results,
         decision.summarized_by,
         decision.summary_level,
     )

@@ -7,7 +7,7 @@ from quire.errors import BlobNotFound, QuireError
 from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
 from quire.model.entry_bodies import Compaction
 from quire.store import SqlStore
-from quire.view.batches import MessageBatch, group_batches, repair_tool_calls
+from quire.view.batches import MessageBatch, group_batches, narrow_batch, repair_tool_calls
 from quire.view.counted_input import build_block_text, build_summary_text, join_system_texts
 from quire.view.layout import RENDERER_VERSION, RenderedRequest, RequestContents, lay_out
 from quire.view.recalled_messages import RecallCandidate, render_recalled
@@ -37,11 +37,11 @@ class Replay:
     @property
     def mismatch(self) -> str | None:
         """Why the rebuilt request does not match; None if it does."""
-        if self.manifest.renderer != RENDERER_VERSION:
-            # The digest is that of another layout, so it says nothing about the content of the log.
-            return f"recorded by version {self.manifest.renderer} of the renderer; this is version {RENDERER_VERSION}"
         if self.rendered is not None and self.rendered.digest == self.manifest.digest:
             return None
+        if self.manifest.renderer != RENDERER_VERSION:
+            # Another layout may have given other bytes, so the digest says nothing about the content of the log.
+            return f"recorded by version {self.manifest.renderer} of the renderer; this is version {RENDERER_VERSION}"
         return "content was purged" if self.missing else "the log differs from what was sent"
 
 
@@ -99,19 +99,20 @@ class _RecordedContents:
             for row, span in self._list_messages("recall")
             if span.first in self.entries
         ]
-        newest_batches = self._render_batches(newest)
-        # The whole turn was excerpted when it alone exceeded the budget.
-        limit = next((row.turn_excerpt_chars for row, _ in newest if row.turn_excerpt_chars is not None), None)
-        if limit is not None:
-            newest_batches = excerpt_batches(newest_batches, limit, self.message_counter)
+        # Of the messages that the summary covers, a request includes those that are pinned or have priority.
+        pinned = self._render_excerpted([row for row in stored if _is_covered(row, summary)])
+        newest_batches = self._render_excerpted(newest)
+        max_results = next((row.max_results for row, _ in newest if row.max_results is not None), None)
+        if max_results is not None:
+            narrowed = narrow_batch(newest_batches[-1], max_results, self.message_counter)
+            newest_batches = (*newest_batches[:-1], narrowed)
         return RequestContents(
             system=join_system_texts([self.texts[blob] for _, blob in self._list_blobs("system")]),
             tools=tuple(ToolDefinition.parse(self.texts[blob]) for _, blob in self._list_blobs("tools")),
             batches={
                 "memory": self._render_blocks("memory"),
                 "references": self._render_blocks("references"),
-                # Of the messages that the summary covers, a request includes those that are pinned or have priority.
-                "pinned": self._render_batches([row for row in stored if _is_covered(row, summary)]),
+                "pinned": pinned,
                 "summary": self._render_summary(summary),
                 "history": self._render_batches([row for row in stored if not _is_covered(row, summary)]),
                 "recall": [
@@ -156,10 +157,17 @@ class _RecordedContents:
     def _render_data(self, text: str) -> MessageBatch:
         return MessageBatch.from_messages(self.message_counter.render_data(text))
 
+    def _render_excerpted(self, rows: Sequence[_MessageRow]) -> tuple[MessageBatch, ...]:
+        """Renders pinned messages or the newest turn, which are excerpted together if they exceed the budget."""
+        limit = next((row.turn_excerpt_chars for row, _ in rows if row.turn_excerpt_chars is not None), None)
+        batches = self._render_batches(rows)
+        return batches if limit is None else excerpt_batches(batches, limit, self.message_counter)
+
     def _render_batches(self, rows: Iterable[_MessageRow]) -> tuple[MessageBatch, ...]:
         entries: list[Entry] = []
         reductions: dict[int, int] = {}
         pending: set[int] = set()
+        pinned_results: dict[int | None, int] = {}
         for row, span in rows:
             seqs = range(span.first, span.last + 1)
             entries += [
@@ -169,6 +177,8 @@ class _RecordedContents:
                 reductions.update(dict.fromkeys(seqs, row.excerpt_chars))
             if row.pending:
                 pending.update(seqs)
+            if row.max_results is not None and row.slot != "newest":
+                pinned_results.update(dict.fromkeys(seqs, row.max_results))
         # Summaries of shortened messages, from the compactions that hold them.
         numbers = {row.summarized_by for row in self.rows if row.summarized_by is not None}
         bodies = [self.entries[number].body for number in numbers if number in self.entries]
@@ -177,7 +187,13 @@ class _RecordedContents:
         rendered = self.message_counter.render_reduced(entries, reductions, summaries)
         # A pending message was not in the log yet, so it was sent without a number.
         messages = [each._replace(seq=None) if each.seq in pending else each for each in rendered]
-        return group_batches(repair_tool_calls(messages, self.message_counter).messages)
+        batches = group_batches(repair_tool_calls(messages, self.message_counter).messages)
+        return tuple(
+            narrow_batch(batch, pinned_results[seq], self.message_counter)
+            if (seq := batch.messages[0].seq) in pinned_results
+            else batch
+            for batch in batches
+        )
 
 
 def _is_covered(message_row: _MessageRow, summary: Compaction | None) -> bool:

@@ -242,7 +242,13 @@ def _read_after_compaction(
         loaded = chunk + loaded
         last = chunk[0].seq - 1
     if first <= last < first_new:
-        loaded = read_range(connection, tenant, branch, first=first, last=last) + loaded
+        return read_range(connection, tenant, branch, first=first, last=last) + loaded
+    # Results without the call that they answer could not be sent.
+    while loaded[0].role == "tool" and last >= first_new:
+        earlier = read_tail(connection, tenant, branch, first=first_new, last=last, limit=WINDOW_BATCH_SIZE)
+        calls = [index for index, entry in enumerate(earlier) if entry.role not in ("tool", None)]
+        earlier = earlier[calls[-1] :] if calls else earlier
+        loaded, last = earlier + loaded, earlier[0].seq - 1
     return loaded
 
 

@@ -61,6 +61,9 @@ class Decision(FrozenModel):
     """Characters to which each text of the message was shortened, approximately; 0 for a stub."""
     turn_excerpt_chars: int | None = None
     """The same for the whole newest turn, where that alone exceeded the budget."""
+    max_results: int | None = None
+    """Number of results of the tool calls in this row that were included, if not all: the first ones, with their
+    calls."""
     summarized_by: int | None = None
     """Number of the compaction that holds a summary of the shortened message."""
     excerpt_spans: tuple[tuple[int, int], ...] | None = None

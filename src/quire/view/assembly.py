@@ -131,6 +131,7 @@ class ViewAssembly(Assembly):
         counted_input = replace(self.counted_input, recall_candidates=candidates)
         selection = self.selection
         used_tokens = counted_input.required_tokens + sum_tokens(selection.history) + sum_tokens(selection.newest)
+        used_tokens += sum_tokens(selection.pinned) - sum_tokens(counted_input.pinned)
         used_tokens += sum(counted.tokens for counted in selection.blocks if not counted.block.is_required)
         recalled = select_recalled(
             counted_input,
@@ -245,7 +246,7 @@ class ViewAssembly(Assembly):
         tools = view_input.tools if view_input.tools_after_compaction is None else view_input.tools_after_compaction
         changed = replace(view_input, tools=tools, compaction=entry, question=compaction.question, recall_candidates=())
         if covers is not None:
-            # Each pinned message stays with its whole batch.
+            # A pinned result stays with its call, which is in the same batch.
             batches = (*self.counted_input.pinned, *self.counted_input.batches)
             pinned = {seq for each in batches if not view_input.pins.isdisjoint(each.seqs) for seq in each.seqs}
             pinned = pinned.union(compaction.preserved or ()) - {compaction.question}

@@ -147,6 +147,29 @@ def _match_results(
     return matched, orphans
 
 
+def narrow_batch(batch: MessageBatch, max_results: int, message_counter: MessageCounter) -> MessageBatch:
+    """The batch with its first results only, and without the calls of the others. A note says what was left out."""
+    call, *tool_messages = batch.messages
+    if len(call.call_ids) <= max_results:
+        return batch
+    kept: list[RenderedMessage] = []
+    ids: set[str] = set()
+    for tool_message in tool_messages:
+        results = tool_message.message.tool_results[: max_results - len(ids)]
+        if results:
+            ids.update(result.call_id for result in results)
+            kept.append(_replace_results(tool_message, results, message_counter))
+    reference = f"; read #{call.seq}" if call.seq is not None else ""
+    omitted = len(call.call_ids) - len(ids)
+    note = f"[… {omitted} of {len(call.call_ids)} tool calls and their results left out{reference} …]"
+    parts = [part for part in call.message.parts if not isinstance(part, ToolCallPart) or part.id in ids]
+    # After thinking, which comes first, and before the calls, which come last.
+    place = next(index for index, part in enumerate(parts) if isinstance(part, ToolCallPart))
+    parts.insert(place, TextPart(text=note))
+    narrowed = Message(role=call.role, parts=tuple(parts), name=call.message.name)
+    return MessageBatch.from_messages(message_counter.render_message(narrowed, seq=call.seq), *kept)
+
+
 def deduplicate_call_ids(batches: Sequence[MessageBatch], message_counter: MessageCounter) -> Sequence[MessageBatch]:
     """Makes call ids unique over the whole request: providers demand it, and models repeat them."""
     if not any(batch.messages[0].call_ids for batch in batches):

@@ -2,8 +2,8 @@
 
 First, tool results are cleared from the oldest on: each becomes a stub. If that is not enough, the strategy chooses a
 cut point: messages before it are archived, except those that stay in the view because of their priority, for which the
-cut makes room. A cut inside the newest turn preserves the turn's question. The newest results stay whole unless they
-exceed their share of the request. A plan changes nothing; the engine executes or previews it.
+cut makes room. A cut inside the newest turn preserves the turn's question. The newest results stay whole if they fit
+without the older messages. A plan changes nothing; the engine executes or previews it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,13 @@ from quire.model.policy import Policy
 from quire.view.batches import MessageBatch, flatten_batches, list_seqs, sum_tokens
 from quire.view.budget import Budget
 from quire.view.counted_input import CountedInput
-from quire.view.excerpts import clear_message, excerpt_message, find_largest_limit, measure_longest_text
+from quire.view.excerpts import (
+    MIN_EXCERPT_CHARS,
+    clear_message,
+    excerpt_message,
+    find_largest_limit,
+    measure_longest_text,
+)
 from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.strategies import (
     Strategy,
@@ -32,7 +38,7 @@ SUMMARY_NOTE_TOKENS = 64
 MIN_SUMMARY_TOKENS = 120
 """Tokens that a summary may use in the smallest window."""
 NEWEST_BATCH_SHARE = 0.5
-"""Share of the tokens available for messages that the newest tool results may use before they are excerpted."""
+"""Share of the tokens available for messages above which the newest step is most of the request."""
 FOLDED_TURN_SHARE = 0.5
 """Share of the tokens below the target that older steps may use after a cut inside a turn. A cut frees more than a
 clearing, so that most compactions of a turn are clearings, which need no summary."""
@@ -111,6 +117,9 @@ class _Planner:
         # Inside a turn a clearing is enough above the target, because a cut costs a summary and more of the cached
         # prefix, and the newest results are often most of the request.
         max_tokens = (target + trigger) // 2 if self._input.continues_turn else target
+        available = self._budget.max_input_tokens - self._input.required_tokens
+        if self._input.continues_turn and self._batches[-1].tokens > available * NEWEST_BATCH_SHARE:
+            max_tokens = self._budget.max_input_tokens
         if self._input.not_loaded is None and tokens - cleared.saved_tokens <= max_tokens:
             return self._build_plan(None, None, (), cleared, self._excerpt_limits, needs_summary=False)
         return self._plan_cut()
@@ -220,20 +229,45 @@ class _Planner:
         return Span(first=min(self._input.first_seq, *seqs), last=last)
 
     def _limit_newest_batch(self) -> dict[int, int]:
-        """Maximum characters of the newest tool results, by number, if together they exceed their share."""
+        """Maximum characters of the newest tool results, by number, if they do not fit next to what every request has.
+
+        The call is shortened with them where its arguments would leave nothing of the results.
+        """
         batch = self._input.batches[-1]
-        max_tokens = int((self._budget.max_input_tokens - self._input.required_tokens) * NEWEST_BATCH_SHARE)
-        results = [each for each in batch.messages if each.role == "tool" and each.seq is not None]
-        if batch.tokens <= max_tokens or not results:
+        if not batch.messages[0].call_ids or not batch.seqs:
             return {}
-        other_tokens = batch.tokens - sum(each.tokens for each in results)
+        question = self._input.newest[0]
+        max_tokens = self._budget.max_input_tokens - self._input.required_tokens
+        max_tokens -= question.tokens if question.starts_with_user else 0
+        if get_strategy(self._policy.strategy).summarizes:
+            # A summary may be written, or grow.
+            summary_tokens = self._input.summary.tokens if self._input.summary else 0
+            max_tokens -= max(0, max_summary_tokens(self._budget.target_tokens) - summary_tokens)
+        if batch.tokens <= max_tokens:
+            return {}
+        call, *results = batch.messages
+        shortened, limit = results, self._find_limit(results, max_tokens - call.tokens)
+        if limit < MIN_EXCERPT_CHARS:
+            # With fewer characters than that the results are too many, and the selection includes some of them.
+            shortened, limit = batch.messages, max(MIN_EXCERPT_CHARS, self._find_limit(batch.messages, max_tokens))
+        truncations = self._input.truncations
+        return {
+            each.seq: limit
+            for each in shortened
+            if each.seq and measure_longest_text(each.message) > limit < truncations.get(each.seq, limit + 1)
+        }
 
-        def count_tokens(limit: int) -> int:
-            return other_tokens + sum(self._excerpt(each, limit).tokens for each in results)
-
-        longest = max(measure_longest_text(each.message) for each in results)
-        limit = find_largest_limit(count_tokens, max_chars=longest, max_tokens=max_tokens) or 1
-        return {each.seq or 0: limit for each in results if measure_longest_text(each.message) > limit}
+    def _find_limit(self, messages: Sequence[RenderedMessage], max_tokens: int) -> int:
+        """The largest number of characters of each text with which the messages fit; 0 if they do not."""
+        longest = max(measure_longest_text(each.message) for each in messages)
+        return (
+            find_largest_limit(
+                lambda limit: sum(self._excerpt(each, limit).tokens for each in messages),
+                max_chars=longest,
+                max_tokens=max_tokens,
+            )
+            or 0
+        )
 
     def _excerpt(self, rendered: RenderedMessage, max_chars: int) -> RenderedMessage:
         excerpt = excerpt_message(rendered.message, max_chars, seq=rendered.seq)

@@ -13,7 +13,14 @@ from typing import Literal, NamedTuple
 from quire.errors import InvalidRequest
 from quire.model import Compaction, Entry, Span, TokenCount, ToolDefinition
 from quire.model.base import lazy_property
-from quire.view.batches import MessageBatch, find_newest_turn, group_batches, repair_tool_calls, sum_tokens
+from quire.view.batches import (
+    MessageBatch,
+    find_newest_turn,
+    group_batches,
+    narrow_batch,
+    repair_tool_calls,
+    sum_tokens,
+)
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.recalled_messages import FittedCandidate, RecallCandidate
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
@@ -70,6 +77,10 @@ class CountedInput:
     """Priorities of the loaded messages by number; all messages of a batch have the same."""
     pinned: tuple[MessageBatch, ...]
     """Covered messages that stay in the view: those that are pinned or that the active compaction preserves."""
+    pinned_stubs: frozenset[int]
+    """Numbers of results of pinned calls that are not pinned themselves: they are stubs."""
+    pinned_results: dict[int, int]
+    """Number of included results by the number of their call: a pinned result brings its call, but no other result."""
     not_loaded: Span | None
     history: tuple[MessageBatch, ...]
     newest: tuple[MessageBatch, ...]
@@ -130,7 +141,10 @@ class CountedInput:
         sizes += [(f"tool {counted.definition.name!r}", counted.tokens) for counted in self.tools]
         if self.summary is not None:
             sizes.append(("the summary", self.summary.tokens))
-        for batch in (*self.pinned, *self.history, *self.newest):
+        for batch in self.pinned:
+            held = sorted(self.pins.intersection(batch.seqs)) or batch.seqs
+            sizes.append((f"pinned message #{held[0]}", batch.tokens))
+        for batch in self.batches:
             name = f"message #{batch.seqs[0]}" if batch.seqs else "the newest message"
             sizes.append((name, batch.tokens))
         return sorted(sizes, key=lambda item: -item[1])[:count]
@@ -157,7 +171,28 @@ def count_input(
     messages = message_counter.render_reduced(view_input.history, reductions, summaries)
     messages += [message_counter.render_message(drop_unsupported_parts(message)) for message in view_input.pending]
     repaired = repair_tool_calls(messages, message_counter)
-    pinned = repair_tool_calls(message_counter.render_entries(view_input.pinned), message_counter)
+    # A pinned result brings its call but not the results of parallel calls; those of a pinned call are stubs.
+    preserved = frozenset((body.preserved or ()) if body is not None else ())
+    is_held = view_input.pins.union(preserved).__contains__
+    pinned_stubs: set[int] = set()
+    call = None
+    for entry in view_input.pinned:
+        if entry.role != "tool":
+            call = entry.seq
+        elif call in view_input.pins and not is_held(entry.seq):
+            pinned_stubs.add(entry.seq)
+    rendered = message_counter.render_reduced(view_input.pinned, dict.fromkeys(pinned_stubs, 0), {})
+    pinned: list[MessageBatch] = []
+    pinned_results: dict[int, int] = {}
+    for batch in group_batches(repair_tool_calls(rendered, message_counter).messages):
+        call, *results = batch.messages
+        if call.call_ids and call.seq is not None and not is_held(call.seq):
+            held = [each for each in results if each.seq is not None and is_held(each.seq)]
+            count = sum(len(each.message.tool_results) for each in held)
+            if count < len(call.call_ids):
+                pinned_results[call.seq] = count
+                batch = narrow_batch(MessageBatch.from_messages(call, *held), count, message_counter)
+        pinned.append(batch)
     batches = group_batches(repaired.messages)
     newest_start = find_newest_turn(batches)
     if not batches or batches[-1].messages[-1].role in ("assistant", "system"):
@@ -180,7 +215,9 @@ def count_input(
         question=view_input.question,
         pins=view_input.pins,
         priorities=priorities,
-        pinned=group_batches(pinned.messages),
+        pinned=tuple(pinned),
+        pinned_stubs=frozenset(pinned_stubs),
+        pinned_results=pinned_results,
         not_loaded=view_input.not_loaded,
         history=batches[:newest_start],
         newest=batches[newest_start:],

@@ -28,6 +28,7 @@ class _RowKey(NamedTuple):
     included: bool = True
     excerpt_chars: int | None = None
     turn_excerpt_chars: int | None = None
+    max_results: int | None = None
     summarized_by: int | None = None
     pending: bool | None = None
 
@@ -71,7 +72,7 @@ def build_decisions(
         ],
         "memory": _decide_blocks(counted_input, selection, "memory"),
         "references": _decide_blocks(counted_input, selection, "references"),
-        "pinned": _decide_pinned(counted_input),
+        "pinned": _decide_pinned(counted_input, selection),
         "summary": summary_rows,
         "history": (
             *_exclude_messages(counted_input.covers, "archived", except_for=separate),
@@ -172,9 +173,20 @@ def _decide_messages(
     """Rows of all loaded messages in log order, then of pending messages."""
     newest = _RowKey("newest", "newest")
     if selection.excerpt_chars is not None:
-        newest = _RowKey("newest", "excerpted", turn_excerpt_chars=selection.excerpt_chars)
+        newest = _RowKey(
+            "newest", "excerpted", turn_excerpt_chars=selection.excerpt_chars, max_results=selection.max_results
+        )
+    over_budget = _RowKey("messages", "over_budget", included=False)
+    # Results of the newest step that are left out, and are in the log already.
+    included = {each.seq for each in selection.newest[-1].messages}
+    omitted_results = [
+        (each.seq, each, over_budget)
+        for each in counted_input.newest[-1].messages
+        if each.seq is not None and each.seq not in included
+    ]
     keyed = [
-        *_key_batches(selection.omitted_history, _RowKey("messages", "over_budget", included=False)),
+        *_key_batches((*selection.omitted_history, *selection.omitted_steps), over_budget),
+        *omitted_results,
         *(
             (rendered.seq or 0, rendered, _RowKey("messages", "orphaned", included=False))
             for rendered in counted_input.orphan_results
@@ -257,21 +269,31 @@ def _build_row(run: Sequence[RenderedMessage], key: _RowKey) -> Decision:
         span=Span(first=stored[0], last=stored[-1]) if stored else None,
         excerpt_chars=key.excerpt_chars,
         turn_excerpt_chars=key.turn_excerpt_chars,
+        max_results=key.max_results,
         summarized_by=key.summarized_by,
         document_tokens=sum(rendered.document_tokens for rendered in run) or None,
         pending=key.pending,
     )
 
 
-def _decide_pinned(counted_input: CountedInput) -> Iterator[Decision]:
+def _decide_pinned(counted_input: CountedInput, selection: ViewSelection) -> Iterator[Decision]:
     """Archived messages that are pinned or have priority; messages of a batch share a row if their numbers are
-    consecutive."""
-    for batch in counted_input.pinned:
-        key = _RowKey("messages", "priority" if counted_input.pins.isdisjoint(batch.seqs) else "pinned")
+    consecutive and they are reduced alike."""
+    for batch in selection.pinned:
+        key = _RowKey(
+            "messages",
+            "priority" if counted_input.pins.isdisjoint(batch.seqs) else "pinned",
+            turn_excerpt_chars=selection.pinned_excerpt_chars,
+            max_results=counted_input.pinned_results.get(batch.messages[0].seq or 0),
+        )
         run: list[RenderedMessage] = []
+        run_key = key
         for rendered in batch.messages:
-            if run and rendered.seq is not None and rendered.seq != (run[-1].seq or 0) + 1:
-                yield _build_row(run, key)
+            row_key = key._replace(excerpt_chars=0) if rendered.seq in counted_input.pinned_stubs else key
+            follows = rendered.seq is None or not run or rendered.seq == (run[-1].seq or 0) + 1
+            if run and (not follows or row_key != run_key):
+                yield _build_row(run, run_key)
                 run = []
             run.append(rendered)
-        yield _build_row(run, key)
+            run_key = row_key
+        yield _build_row(run, run_key)

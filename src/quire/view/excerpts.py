@@ -21,13 +21,18 @@ MAX_CLEARED_CALL_CHARS = 300
 """Characters of each text and of the arguments in a message whose tool results are cleared."""
 MAX_STUB_ARGUMENT_CHARS = 100
 """Characters of the call's arguments in the stub of its result."""
+MIN_EXCERPT_CHARS = 200
+"""Length below which excerpts of many results say less than a few of the results."""
+MAX_CHARS_PER_TOKEN = 100
+"""A text that is longer than this for each available token certainly exceeds them."""
 _MIN_MEDIA_CHARS = 500
 """Below this limit of characters, images and files are omitted."""
 
 
 def excerpt_message(message: Message, max_chars: int, *, seq: int | None, summary: str | None = None) -> Message:
-    """Truncates each text of a message to about `max_chars` characters; shorter texts stay unchanged.
+    """Truncates each text of a message to about `max_chars` characters.
 
+    A text stays unchanged if it is shorter, or if the note of what was left out would make it longer.
     A `summary` of the message is between the beginning and the end of its longest text.
     """
     texts = [part for part in message.parts if isinstance(part, TextPart)] if summary is not None else []
@@ -81,7 +86,7 @@ def find_largest_limit(count_tokens: Callable[[int], int], *, max_chars: int, ma
     """Largest limit up to `max_chars` whose tokens fit into `max_tokens`, by bisection; None if even 0 does not fit."""
     if count_tokens(0) > max_tokens:
         return None
-    low, high = 0, max_chars
+    low, high = 0, min(max_chars, max_tokens * MAX_CHARS_PER_TOKEN)
     while low < high:
         middle = (low + high + 1) // 2
         if count_tokens(middle) <= max_tokens:
@@ -117,7 +122,7 @@ def _excerpt_part(part: Part, max_chars: int, seq: int | None, summary: str | No
             if len(arguments) <= max_chars:
                 return part
             shorter = json.dumps({"excerpt": _truncate_middle(arguments, max_chars, seq)}, ensure_ascii=False)
-            return ToolCallPart(id=id_, name=name, arguments=shorter)
+            return ToolCallPart(id=id_, name=name, arguments=shorter) if len(shorter) < len(arguments) else part
         case ToolResultPart(call_id=call_id, content=content, is_error=is_error):
             pieces: list[Any] = [_excerpt_part(piece, max_chars, seq) for piece in content]
             if tuple(pieces) == content:
@@ -135,7 +140,8 @@ def _truncate_middle(text: str, max_chars: int, seq: int | None, summary: str | 
     head, tail = verbatim_chars - verbatim_chars // 3, verbatim_chars // 3
     ending = text[len(text) - tail :] if tail else ""
     note = _omission_note(f"{len(text) - head - tail} of {len(text)} characters left out", seq, summary)
-    return f"{text[:head]}{note}{ending}"
+    excerpt = f"{text[:head]}{note}{ending}"
+    return excerpt if len(excerpt) < len(text) or summary else text
 
 
 def _omission_note(omitted: str, seq: int | None, summary: str | None = None) -> str:

@@ -20,7 +20,7 @@ from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
 from quire.wire import BlobLoader, WireFormat, wire_format_for
 
-RENDERER_VERSION = 1
+RENDERER_VERSION = 2
 """Must change whenever the same decisions would render to different bytes."""
 
 MessageSection = Literal["memory", "references", "pinned", "summary", "history", "recall", "newest"]
@@ -157,7 +157,7 @@ def render(
         batches={
             "memory": blocks["memory"],
             "references": blocks["references"],
-            "pinned": counted_input.pinned,
+            "pinned": selection.pinned,
             "summary": [MessageBatch.from_messages(summary)] if summary is not None else [],
             "history": selection.history,
             "recall": blocks["recall"],

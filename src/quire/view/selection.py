@@ -1,5 +1,7 @@
 """Selection of the content of a request: required content first, then the newest turn, then what fits.
 
+A newest turn that exceeds the window is excerpted. If that would leave nothing to read, the steps between its question
+and its newest step are left out, and then some of the newest calls with their results.
 Optional blocks are added by score up to their slot's limit. History is added newest first and stops at the first batch
 that does not fit, so that it has no gaps. Recalled messages use the tokens that remain.
 """
@@ -10,24 +12,43 @@ from typing import NamedTuple
 
 from quire.errors import ContextOverflow
 from quire.model.policy import Slot
-from quire.view.batches import MessageBatch, flatten_batches, sum_tokens
+from quire.view.batches import MessageBatch, flatten_batches, narrow_batch, sum_tokens
 from quire.view.budget import Budget
 from quire.view.counted_input import CountedBlock, CountedInput
-from quire.view.excerpts import excerpt_message, find_largest_limit, measure_longest_text
+from quire.view.excerpts import MIN_EXCERPT_CHARS, excerpt_message, find_largest_limit, measure_longest_text
 from quire.view.recalled_messages import FittedCandidate, fit_candidates, render_fitted
 from quire.view.rendered import MessageCounter, RenderedMessage
+
+PINNED_SHARE = 0.5
+"""Share of the tokens left by required content that pinned messages use, if the newest turn does not fit otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSelection:
     blocks: tuple[CountedBlock, ...]
     """In the order of the input."""
+    pinned: tuple[MessageBatch, ...]
+    pinned_excerpt_chars: int | None
+    """Maximum characters of each text of the pinned messages, if they leave no room for the newest turn."""
     history: tuple[MessageBatch, ...]
     omitted_history: tuple[MessageBatch, ...]
     newest: tuple[MessageBatch, ...]
+    omitted_steps: tuple[MessageBatch, ...]
+    """Steps of the newest turn between its question and its newest step, if they exceed the budget."""
     recalled: "RecalledBlock | None"
     excerpt_chars: int | None
     """Maximum characters of each text of the newest turn, if that turn alone exceeds the budget."""
+    max_results: int | None
+    """Number of results of the newest step that are included, if not all fit."""
+
+
+class FittedTurn(NamedTuple):
+    """The newest turn as far as it fits."""
+
+    batches: tuple[MessageBatch, ...]
+    omitted_steps: tuple[MessageBatch, ...] = ()
+    excerpt_chars: int | None = None
+    max_results: int | None = None
 
 
 class RecalledBlock(NamedTuple):
@@ -39,8 +60,24 @@ class RecalledBlock(NamedTuple):
 
 def select_content(counted_input: CountedInput, budget: Budget, message_counter: MessageCounter) -> ViewSelection:
     available = budget.max_input_tokens - counted_input.required_tokens
-    newest, limit = _fit_newest_turn(counted_input, available, budget, message_counter)
-    available -= sum_tokens(newest)
+    pinned, pinned_limit = counted_input.pinned, None
+    newest = _fit_newest_turn(counted_input, available, message_counter)
+    if newest is None and pinned:
+        available += sum_tokens(pinned)
+        pinned_limit = _find_excerpt_limit(pinned, int(available * PINNED_SHARE), message_counter)
+        if pinned_limit is not None:
+            # 0 characters would be a stub.
+            pinned_limit = max(1, pinned_limit)
+            pinned = excerpt_batches(pinned, pinned_limit, message_counter)
+        available -= sum_tokens(pinned)
+        newest = _fit_newest_turn(counted_input, available, message_counter)
+    if newest is None:
+        raise ContextOverflow(
+            needed_tokens=counted_input.required_tokens + counted_input.newest_tokens,
+            available_tokens=budget.max_input_tokens,
+            largest_items=counted_input.find_largest(),
+        )
+    available -= sum_tokens(newest.batches)
     blocks, block_tokens = _select_blocks(counted_input, available, budget)
     available -= block_tokens
     # The newest batches that fit.
@@ -55,11 +92,15 @@ def select_content(counted_input: CountedInput, budget: Budget, message_counter:
     recalled = select_recalled(counted_input, blocks, available, budget, message_counter)
     return ViewSelection(
         blocks=blocks,
+        pinned=pinned,
+        pinned_excerpt_chars=pinned_limit,
         history=counted_input.history[first:],
         omitted_history=counted_input.history[:first],
-        newest=newest,
+        newest=newest.batches,
+        omitted_steps=newest.omitted_steps,
         recalled=recalled,
-        excerpt_chars=limit,
+        excerpt_chars=newest.excerpt_chars,
+        max_results=newest.max_results,
     )
 
 
@@ -113,22 +154,52 @@ def select_recalled(
 
 
 def _fit_newest_turn(
-    counted_input: CountedInput, available_tokens: int, budget: Budget, message_counter: MessageCounter
-) -> tuple[tuple[MessageBatch, ...], int | None]:
+    counted_input: CountedInput, available_tokens: int, message_counter: MessageCounter
+) -> FittedTurn | None:
+    """The newest turn, reduced as little as possible; None if not even its smallest form fits."""
+    turn = counted_input.newest
     if counted_input.newest_tokens <= available_tokens:
-        return counted_input.newest, None
-
-    def tokens(limit: int) -> int:
-        return sum_tokens(excerpt_batches(counted_input.newest, limit, message_counter))
-
-    max_chars = max(measure_longest_text(rendered.message) for rendered in flatten_batches(counted_input.newest))
-    limit = find_largest_limit(tokens, max_chars=max_chars, max_tokens=available_tokens)
+        return FittedTurn(turn)
+    limit = _find_excerpt_limit(turn, available_tokens, message_counter)
+    newest = turn[-1]
+    question = turn[:1] if len(turn) > 1 and turn[0].starts_with_user else ()
+    omitted = turn[len(question) : -1]
+    if omitted and (limit is None or limit < MIN_EXCERPT_CHARS):
+        turn = (*question, newest)
+        limit = _find_excerpt_limit(turn, available_tokens, message_counter)
+    else:
+        omitted = ()
+    calls = len(newest.messages[0].call_ids)
+    if calls > 1 and (limit is None or limit < MIN_EXCERPT_CHARS):
+        for chars in (MIN_EXCERPT_CHARS, 0):
+            *others, excerpt = excerpt_batches(turn, chars, message_counter)
+            remaining = available_tokens - sum_tokens(others)
+            # The largest number of results that fit, by bisection.
+            low, high = 0, calls - 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                if narrow_batch(excerpt, middle, message_counter).tokens <= remaining:
+                    low = middle
+                else:
+                    high = middle - 1
+            if low:
+                batches = (*others, narrow_batch(excerpt, low, message_counter))
+                return FittedTurn(batches, omitted, excerpt_chars=chars, max_results=low)
     if limit is None:
-        needed = counted_input.required_tokens + counted_input.newest_tokens
-        raise ContextOverflow(
-            needed_tokens=needed, available_tokens=budget.max_input_tokens, largest_items=counted_input.find_largest()
-        )
-    return excerpt_batches(counted_input.newest, limit, message_counter), limit
+        return None
+    return FittedTurn(excerpt_batches(turn, limit, message_counter), omitted, excerpt_chars=limit)
+
+
+def _find_excerpt_limit(
+    batches: tuple[MessageBatch, ...], max_tokens: int, message_counter: MessageCounter
+) -> int | None:
+    """The largest number of characters of each text with which the batches fit; None if they fit with none."""
+    longest = max((measure_longest_text(each.message) for each in flatten_batches(batches)), default=0)
+    return find_largest_limit(
+        lambda limit: sum_tokens(excerpt_batches(batches, limit, message_counter)),
+        max_chars=longest,
+        max_tokens=max_tokens,
+    )
 
 
 def excerpt_batches(
