@@ -29,8 +29,7 @@ from quire.db.sqlite import _PRAGMAS
 from quire.engine import Engine
 from quire.engine.background_jobs import EngineJobKind, Work
 from quire.engine.config import EngineConfig
-from quire.engine.import_reader import BATCH_MESSAGES, ImportOptions
-from quire.engine.import_writer import ImportReport, import_files
+from quire.engine.file_import import BATCH_MESSAGES, ImportOptions, ImportReport, import_files
 from quire.engine.message_index import BULK_BATCH_ENTRIES, index_messages
 from quire.engine.search import search_messages
 from quire.importers.registry import SOURCES

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 import quire
-from quire.model.events import TextChunk, TurnEnded, TurnFailed
+from quire.events import TextChunk, TurnEnded, TurnFailed
 
 DATABASE_URL = os.environ.get("QUIRE_DATABASE_URL", "sqlite:///examples.db")
 

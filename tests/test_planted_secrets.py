@@ -12,11 +12,10 @@ from mcp import Client
 
 from infra.database_dump import contains_text, dump_database
 from quire.engine import Engine, open_engine
+from quire.engine.file_import import import_files
 from quire.engine.handover import write_handover
-from quire.engine.import_writer import import_files
-from quire.engine.secret_scan import find_conversation_secrets
-from quire.engine.session_recall import recall_session
-from quire.engine.shared_transcript import SharedTranscript, ShareFormat
+from quire.engine.recall import recall_session
+from quire.engine.shared_transcript import SharedTranscript, ShareFormat, find_conversation_secrets
 from quire.importers.registry import SOURCES
 from quire.mcp_server.server import build_local_server
 from secret_samples import SecretSample, list_samples

@@ -21,7 +21,7 @@ from quire.engine import Document, Request
 from quire.engine.agent_loop import TurnResult
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult
 from quire.engine.vault_index import IndexProgress
-from quire.errors import InvalidRequest, ModelContextOverflow
+from quire.errors import InvalidRequest
 from quire.ledger import ManifestChange, Replay
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
@@ -57,7 +57,7 @@ def open(  # noqa: A001 (quire.sync.open is the entry point)
     embedder: Embedder | None = None,
     **changes: Any,
 ) -> Generator["SyncEngine"]:
-    """Opens the log at `url`; the arguments are those of `quire.open`."""
+    """Opens the log at `url`, with the arguments of `quire.open`."""
     context = asynchronous.open_engine(
         url,
         tenant=tenant,
@@ -87,6 +87,10 @@ class SyncEngine:
     def subscribe(self, listener: "Callable[[ContextEvent], None]") -> None:
         """Calls `listener` with every event, on the event loop's thread."""
         self._engine.subscribe(listener)
+
+    def wait_for_background(self) -> None:
+        """Waits for the background jobs of this engine and its variants, and raises the first unexpected error."""
+        self._loop.run(self._engine.wait_for_background())
 
     def search(
         self,
@@ -229,15 +233,6 @@ class SyncConversation:
     def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
         return self._loop.run(self._conversation.compact(instructions=instructions, trigger=trigger))
 
-    def compact_if_needed(self) -> Entry | None:
-        return self._loop.run(self._conversation.compact_if_needed())
-
-    def shorten_summary(self) -> Entry | None:
-        return self._loop.run(self._conversation.shorten_summary())
-
-    def correct_overflow(self, error: ModelContextOverflow, *, request: Request) -> bool:
-        return self._loop.run(self._conversation.correct_overflow(error, request=request))
-
     def undo_compaction(self) -> Entry:
         return self._loop.run(self._conversation.undo_compaction())
 
@@ -265,29 +260,29 @@ class SyncConversation:
     def preview(self, message: Message | str = "") -> Manifest:
         return self._loop.run(self._conversation.preview(message))
 
-    def pin(self, number: int) -> None:
-        self._loop.run(self._conversation.pin(number))
+    def pin(self, seq: int) -> None:
+        self._loop.run(self._conversation.pin(seq))
 
-    def unpin(self, number: int) -> None:
-        self._loop.run(self._conversation.unpin(number))
+    def unpin(self, seq: int) -> None:
+        self._loop.run(self._conversation.unpin(seq))
 
-    def set_priority(self, number: int, priority: int | None) -> None:
-        self._loop.run(self._conversation.set_priority(number, priority))
+    def set_priority(self, seq: int, priority: int | None) -> None:
+        self._loop.run(self._conversation.set_priority(seq, priority))
 
-    def fork(self, at: int, *, name: str | None = None) -> "SyncConversation":
-        return SyncConversation(self._loop, self._loop.run(self._conversation.fork(at, name=name)))
+    def fork(self, seq: int, *, name: str | None = None) -> "SyncConversation":
+        return SyncConversation(self._loop, self._loop.run(self._conversation.fork(seq, name=name)))
 
     def messages(self) -> list[Entry]:
         return self._loop.run(self._conversation.messages())
 
-    def manifest(self, reply: int) -> Manifest:
-        return self._loop.run(self._conversation.manifest(reply))
+    def manifest(self, reply_seq: int) -> Manifest:
+        return self._loop.run(self._conversation.manifest(reply_seq))
 
-    def replay(self, reply: int) -> Replay:
-        return self._loop.run(self._conversation.replay(reply))
+    def replay(self, reply_seq: int) -> Replay:
+        return self._loop.run(self._conversation.replay(reply_seq))
 
-    def diff(self, reply: int, other: int) -> list[ManifestChange]:
-        return self._loop.run(self._conversation.diff(reply, other))
+    def diff(self, reply_seq: int, other_seq: int) -> list[ManifestChange]:
+        return self._loop.run(self._conversation.diff(reply_seq, other_seq))
 
-    def why(self, item: int | str, *, reply: int) -> Decision:
-        return self._loop.run(self._conversation.why(item, reply=reply))
+    def why(self, item: int | str, *, reply_seq: int) -> Decision:
+        return self._loop.run(self._conversation.why(item, reply_seq=reply_seq))

@@ -87,7 +87,7 @@ async def test_a_question_is_answered(store: SqlStore):
     assert select_events(events, ReplyRecorded)[0].entry == reply
     assert get_turn_ended(events).reason == "answered"
     assert (await conversation.replay(reply.seq)).matches
-    assert (await conversation.why(question.seq, reply=reply.seq)).reason == "newest"
+    assert (await conversation.why(question.seq, reply_seq=reply.seq)).reason == "newest"
 
 
 @pytest.mark.every_database

@@ -12,7 +12,7 @@ import pytest
 from quire.cli import hook_service
 from quire.cli.hook_service import HookService
 from quire.engine import Engine, open_engine
-from quire.engine.session_recall import MAX_CONTEXT_CHARS
+from quire.engine.recall import MAX_CONTEXT_CHARS
 from secret_samples import list_samples
 
 SESSION = "session-1"

@@ -101,8 +101,8 @@ async def test_a_file_is_counted_the_same_before_and_after_it_is_stored(store: S
 async def test_a_document_of_the_question_survives_a_full_cache(store: SqlStore):
     engine = make_engine(store, "gpt-4o")
     for number in range(MAX_CACHED_BLOBS + 1):
-        engine.blobs.put(f"{number:064x}", b"other")
-    engine.blobs.put("f" * 64, b"not stored yet")
-    await engine.load_blobs([], digests=["f" * 64])
-    assert engine.blobs.get("f" * 64) == base64.b64encode(b"not stored yet").decode()
-    assert engine.blobs.get("0" * 64) is None
+        engine.runtime.blobs.put(f"{number:064x}", b"other")
+    engine.runtime.blobs.put("f" * 64, b"not stored yet")
+    await engine.runtime.blobs.load(engine.store, [], ["f" * 64])
+    assert engine.runtime.blobs.get("f" * 64) == base64.b64encode(b"not stored yet").decode()
+    assert engine.runtime.blobs.get("0" * 64) is None

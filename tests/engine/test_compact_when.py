@@ -52,4 +52,4 @@ async def test_by_default_it_is_compacted_when_needed(store: SqlStore) -> None:
 async def test_the_background_job_does_not_compact_either(store: SqlStore) -> None:
     conversation = await open_conversation(store, ScriptedModel(name="gpt-4o-mini"), "ask")
     await run_turns(conversation, 40)
-    assert await conversation.compact_if_needed() is None
+    assert await conversation.compact(trigger="background") is None

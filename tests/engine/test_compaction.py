@@ -535,5 +535,5 @@ async def test_a_large_message_is_excerpted_even_if_instructions_exceed_the_targ
     first = request.to_chat()["messages"][1]["content"]
     assert "characters left out; read #1" in first
     reply = await conversation.record("Yes.", request=request)
-    assert (await conversation.why(1, reply=reply.seq)).reason == "excerpted"
+    assert (await conversation.why(1, reply_seq=reply.seq)).reason == "excerpted"
     assert (await conversation.replay(reply.seq)).matches

@@ -73,8 +73,8 @@ async def test_a_turn_is_sent_answered_and_recorded(store: SqlStore):
         ("tool", "always"),
         ("message", "newest"),
     ]
-    assert (await conversation.why(1, reply=2)).reason == "newest"
-    assert (await conversation.why("look", reply=2)).slot == "tools"
+    assert (await conversation.why(1, reply_seq=2)).reason == "newest"
+    assert (await conversation.why("look", reply_seq=2)).slot == "tools"
 
 
 @pytest.mark.every_database
@@ -283,16 +283,16 @@ async def test_why_answers_for_every_message(store: SqlStore):
     reasons = {}
     for entry in await conversation.messages():
         if entry.seq < last:
-            reasons[entry.seq] = (await conversation.why(entry.seq, reply=last)).reason
+            reasons[entry.seq] = (await conversation.why(entry.seq, reply_seq=last)).reason
     # Archived messages that are relevant to the question are recall candidates.
     expected = {"archived", "recent", "newest"}
     assert expected <= set(reasons.values()) <= expected | {"recalled", "over_budget"}
     assert reasons[1] in ("archived", "recalled", "over_budget")
     assert reasons[last - 1] == "newest"
     with pytest.raises(EntryNotFound, match="after the request"):
-        await conversation.why(last + 5, reply=last)
+        await conversation.why(last + 5, reply_seq=last)
     with pytest.raises(EntryNotFound, match="not a candidate"):
-        await conversation.why("nothing", reply=last)
+        await conversation.why("nothing", reply_seq=last)
 
 
 async def test_diff_names_exactly_what_changed(store: SqlStore):
@@ -351,8 +351,8 @@ async def test_reported_usage_corrects_the_next_budget(store: SqlStore):
         )
     assert 1.2 < request.manifest.ratio <= 1.5
     assert request.manifest.max_input_tokens < 4_000 - 512
-    again = await make_engine(store, model="claude-sonnet-4-5").load_calibration("claude-sonnet-4-5")
-    assert again.ratio == (await engine.load_calibration("claude-sonnet-4-5")).ratio > 1.2
+    again = await make_engine(store, model="claude-sonnet-4-5").runtime.load_calibration(store, "claude-sonnet-4-5")
+    assert again.ratio == (await engine.runtime.load_calibration(store, "claude-sonnet-4-5")).ratio > 1.2
 
 
 async def test_an_overhead_of_short_messages_does_not_shrink_the_window_of_a_long_one(store: SqlStore):

@@ -138,7 +138,7 @@ async def test_a_request_is_ranked_and_laid_out_once_whatever_it_takes_to_fit(st
     """A compaction, a document that is trimmed and one that the question names change only what is counted."""
     conversation = await make_long_conversation(store, tmp_path)
     once = ["quire.engine.recall.Recall.find_candidates", "quire.view.layout.render", "quire.view.layout.lay_out"]
-    read = "quire.engine.context.EngineContext.read_window"
+    read = "quire.engine.runtime.EngineRuntime.read_window"
     with trace_calls(find_code_objects([*once, read])) as calls:
         request = await conversation.prepare(QUESTION, documents=[Document(name="Almanac", text="tide " * 6_000)])
     assert len(request.compactions) == 1

@@ -112,8 +112,12 @@ async def test_a_step_can_be_undone_edited_explained_and_compared(store: str):
         assert question.seq in folds[-1].body.covers
         replies = [entry for entry in await conversation.messages() if entry.role == "assistant"]
         last = replies[-1].seq
-        assert (await conversation.why(question.seq, reply=last)).reason == "question"
-        assert (await conversation.why(replies[0].seq, reply=last)).reason in ("archived", "recalled", "over_budget")
+        assert (await conversation.why(question.seq, reply_seq=last)).reason == "question"
+        assert (await conversation.why(replies[0].seq, reply_seq=last)).reason in (
+            "archived",
+            "recalled",
+            "over_budget",
+        )
         reasons = {row.reason for row in (await conversation.manifest(last)).included}
         assert reasons >= {"question", "summary"}
         assert await conversation.diff(replies[0].seq, last)

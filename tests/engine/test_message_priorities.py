@@ -51,8 +51,8 @@ async def test_a_priority_survives_compactions_and_is_on_the_record(store: SqlSt
     assert (await active_compaction(store)).preserved == (1, 3)
     texts = await list_texts(conversation)
     assert [text for text in texts if text in (CRITICAL, IMPORTANT)] == [CRITICAL, IMPORTANT]
-    assert (await conversation.why(1, reply=reply)).reason == "priority"
-    assert (await conversation.why(2, reply=reply)).reason == "archived"
+    assert (await conversation.why(1, reply_seq=reply)).reason == "priority"
+    assert (await conversation.why(2, reply_seq=reply)).reason == "archived"
     assert (await conversation.replay(reply)).matches
     assert await store.verify_conversation("c") == []
 

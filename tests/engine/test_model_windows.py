@@ -181,7 +181,7 @@ async def test_a_lying_error_changes_nothing(store: SqlStore, lie: str):
     assert isinstance(events[-1], TurnFailed)
     assert events[-1].error is error
     assert engine.policy.window == 8_000
-    assert (await engine.load_calibration("gpt-4o")).samples == 0
+    assert (await engine.runtime.load_calibration(engine.store, "gpt-4o")).samples == 0
     assert (await store.get_branch("c")).state.compaction_count == 0
     await run_questions(conversation, model, 1)
 

@@ -1,25 +1,28 @@
 """The synchronous API matches the asynchronous one; the public API is small, quick to import and needs no network."""
 
+import ast
+import builtins
 import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
 import quire
+import quire.events
 import quire.sync
+import quire.types
 from quire import Message, ToolCallPart, engine
 from quire.errors import InvalidRequest
 
 OPTIONAL_WHEN_BLOCKING = {("record", "request"), ("record_question", "request"), ("run_tool", "request")}
 """Parameters that the blocking API takes from the last prepared request."""
 
-INTERNAL_METHODS = {
-    "check_spend_cap", "correct_overflow", "emit", "load_blobs", "load_calibration", "load_model", "read_window",
-    "reserve_spend", "set_calibration", "settle_spend", "shorten_summary", "wait_for_background", "with_lease",
-}  # fmt: skip
-"""Methods for the turn loop, the gateway and background jobs, which the blocking API has not."""
+PLUGIN_PROTOCOLS = (quire.types.Embedder, quire.types.Model)
+"""Protocols that applications implement, besides `quire.Strategy`."""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def test_both_apis_have_the_same_methods_with_the_same_arguments(blocking: type,
         for method, function in inspect.getmembers(asynchronous, inspect.isfunction)
         if not method.startswith("_")
     }
-    assert public - set(dir(blocking)) <= INTERNAL_METHODS
+    assert public <= set(dir(blocking))
 
 
 def test_both_apis_give_the_same_request(tmp_path: Path):
@@ -80,7 +83,7 @@ def test_the_synchronous_api_does_all_that_the_other_does(tmp_path: Path):
         assert conversation.usage().status == "ok"
         assert conversation.manifest(second.seq).policy.strategy == "discard"
         assert conversation.diff(first.seq, second.seq)
-        assert conversation.why(1, reply=second.seq).included
+        assert conversation.why(1, reply_seq=second.seq).included
         other = conversation.fork(2)
         assert (other.id, other.branch, len(other.messages())) == ("c", 1, 2)
         [hit] = opened.search("code", where=quire.MessageFilter(role="user")).messages
@@ -114,6 +117,59 @@ def test_the_public_names_are_pinned():
         assert getattr(quire, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         quire.nonsense  # noqa: B018
+
+
+def test_every_type_in_a_public_signature_can_be_imported_from_a_public_module():
+    exported = {*quire.__all__, *quire.types.__all__, *quire.events.__all__, "SyncConversation", "SyncEngine"}
+    owners = [getattr(quire, name) for name in quire.__all__]
+    owners += [quire.sync.open, quire.sync.SyncEngine, quire.sync.SyncConversation, *PLUGIN_PROTOCOLS]
+    unknown = {
+        f"{function.__qualname__}: {name}"
+        for owner in owners
+        for function in list_public_functions(owner)
+        for name in list_annotated_types(function)
+        if name not in exported
+    }
+    assert unknown == set()
+
+
+def test_the_modules_of_types_export_what_they_import():
+    for module in (quire.types, quire.events):
+        assert sorted(module.__all__) == module.__all__ == [name for name in dir(module) if not name.startswith("_")]
+
+
+def list_public_functions(owner: object) -> list[FunctionType]:
+    """A function itself, or the public methods and properties of a class."""
+    if isinstance(owner, FunctionType):
+        return [inspect.unwrap(owner)]
+    if not isinstance(owner, type):
+        return []
+    members = [inspect.getattr_static(owner, name) for name in dir(owner) if not name.startswith("_")]
+    functions = [getattr(each, "fget", None) or getattr(each, "__func__", None) or each for each in members]
+    return [each for each in functions if isinstance(each, FunctionType) and each.__module__.startswith("quire.")]
+
+
+def list_annotated_types(function: FunctionType) -> set[str]:
+    """Names of the types of Quire in a signature, as it is written: names that its module defines, or imports from
+    the package."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+    arguments = definition.args
+    annotated = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    annotations = [each.annotation for each in annotated if each is not None] + [definition.returns]
+    names: set[str] = set()
+    for annotation in filter(None, annotations):
+        quoted = isinstance(annotation, ast.Constant) and isinstance(annotation.value, str)
+        parsed = ast.parse(annotation.value) if quoted else annotation
+        names.update(node.id for node in ast.walk(parsed) if isinstance(node, ast.Name))
+    module = ast.parse(inspect.getsource(inspect.getmodule(function)))
+    foreign = {
+        alias.asname or alias.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import | ast.ImportFrom) and not ast.unparse(node).startswith("from quire")
+        for alias in node.names
+    }
+    return names - foreign - set(dir(builtins))
 
 
 def public_names() -> list[str]:

@@ -7,7 +7,7 @@ from engine_fixtures import set_index_format
 
 from quire.engine import Conversation, Engine, EngineConfig, runtime
 from quire.engine.message_index import index_messages
-from quire.engine.recall_index import RecallIndexCache
+from quire.engine.recall import RecallIndexCache
 from quire.engine.search import search_messages
 from quire.llm.embeddings import load_local_embedder
 from quire.model import Compaction, Manifest, Message, Span, ToolCallPart
@@ -56,7 +56,7 @@ async def test_a_message_comes_back_with_the_question_that_it_answers(store: Sql
     [slot] = [slot for slot in request.manifest.slots if slot.slot == "recall"]
     assert 0 < slot.used <= 600 < slot.budget
     reply = await conversation.record("Under the third flowerpot.", request=request)
-    assert (await conversation.why(40, reply=reply.seq)).reason == "recalled"
+    assert (await conversation.why(40, reply_seq=reply.seq)).reason == "recalled"
     assert (await conversation.replay(reply.seq)).matches
 
 

@@ -67,7 +67,7 @@ async def test_a_provider_that_counts_more_tokens_gets_shorter_prompts(store: Sq
     lengths: list[int] = []
     for id_, ratio in (("plain", 1.0), ("counted", 1.5)):
         engine = Engine(store, EngineConfig.create(settings, summarizer=model))
-        engine.set_calibration("gpt-4o", Calibration(ratio=ratio, samples=9))
+        engine.runtime.calibrations["gpt-4o"] = Calibration(ratio=ratio, samples=9)
         conversation = await engine.conversation(id_)
         for number in range(40):
             await conversation.append(f"Question {number}: " + "why " * 60, Message.assistant("so " * 60))

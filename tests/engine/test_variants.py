@@ -58,8 +58,8 @@ async def test_variants_share_calibrations_caches_listeners_hooks_and_jobs(store
     engine.subscribe(events.append)
     await Conversation(variant, (await engine.conversation("c")).id).prepare("hello")
     assert [event.conversation for event in events] == ["c"]
-    variant.set_calibration("gpt-4o", Calibration(ratio=1.5, samples=9))
-    assert (await engine.load_calibration("gpt-4o")).ratio == 1.5
+    variant.runtime.calibrations["gpt-4o"] = Calibration(ratio=1.5, samples=9)
+    assert (await engine.runtime.load_calibration(store, "gpt-4o")).ratio == 1.5
     assert variant.message_counter is engine.message_counter, "the model is the same, and so are the rendered messages"
     assert (variant.hooks, variant.runtime.jobs) == (engine.hooks, engine.runtime.jobs)
 

@@ -30,8 +30,8 @@ from importers.transcript_files import (
     write_lines,
 )
 from infra.sizes import IS_FULL_SIZE
-from quire.engine import import_reader, import_writer
-from quire.engine.import_reader import ImportOptions, make_conversation_id
+from quire.engine import file_import
+from quire.engine.file_import import ImportOptions, make_conversation_id
 from quire.importers.base import SourceCompaction, SourceConversation, SourceError, SourceMessage
 from quire.log import ConversationOrigin
 from quire.model import Compaction, ImagePart, Message, Usage
@@ -295,7 +295,7 @@ async def test_a_project_is_set_where_the_source_names_none(store: SqlStore):
 
 
 async def test_errors_are_listed_up_to_a_bound_and_end_nothing(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(import_writer, "MAX_LISTED_ERRORS", 3)
+    monkeypatch.setattr(file_import, "MAX_LISTED_ERRORS", 3)
 
     class Failing(ListSource):
         def read(self, path: Path, *, since: int | None = None) -> Iterator[SourceConversation | SourceError]:
@@ -316,7 +316,7 @@ async def test_errors_are_listed_up_to_a_bound_and_end_nothing(store: SqlStore, 
 async def test_a_conversation_longer_than_a_batch_is_written_in_several(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(import_reader, "BATCH_MESSAGES", 3)
+    monkeypatch.setattr(file_import, "BATCH_MESSAGES", 3)
     messages = [say(f"m{n}", f"m{n - 1}" if n else None) for n in range(10)]
     conversation = await import_messages(store, *messages, say("fork", "m1"))
     assert await read_texts(store, conversation) == [f"m{n}" for n in range(10)]
@@ -324,7 +324,7 @@ async def test_a_conversation_longer_than_a_batch_is_written_in_several(
 
 
 async def test_a_batch_ends_at_a_number_of_bytes(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(import_reader, "MAX_BATCH_BYTES", 1_000)
+    monkeypatch.setattr(file_import, "MAX_BATCH_BYTES", 1_000)
     sizes: list[int] = []
     original = store.imports.append
 
@@ -343,9 +343,9 @@ async def test_other_processes_read_the_same_in_the_same_order(
     for number in range(4):
         copy_session(tmp_path, number)
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
-    monkeypatch.setattr(import_reader, "MIN_PARALLEL_BYTES", 0)
+    monkeypatch.setattr(file_import, "MIN_PARALLEL_BYTES", 0)
     # Some files are small enough to be read in another process, and some are not.
-    monkeypatch.setattr(import_reader, "GROUP_BYTES", sum(sizes) / len(sizes))
+    monkeypatch.setattr(file_import, "GROUP_BYTES", sum(sizes) / len(sizes))
     report = await import_path(store, "claude-code", tmp_path, ImportOptions(processes=2))
     assert (report.files, report.error_count) == (8, 0)
     alone = store.for_tenant("alone")
@@ -395,7 +395,7 @@ async def test_any_tree_in_any_pieces_has_every_path(
     tenant = store.for_tenant(uuid4().hex)
     parents = dict(tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_reader, "BATCH_MESSAGES", batch)
+        patch.setattr(file_import, "BATCH_MESSAGES", batch)
         for end in [*sorted(cuts), len(tree)]:
             messages = [say(f"m{n}", None if p is None else f"m{p}") for n, p in tree[:end]]
             await import_path(tenant, ListSource(SourceConversation("c", messages)), Path())
@@ -415,13 +415,13 @@ async def test_any_tree_in_any_pieces_has_every_path(
 IMPORT_SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from quire.engine import import_reader
-from quire.engine.import_writer import import_files
+from quire.engine import file_import
+from quire.engine.file_import import import_files
 from quire.importers.registry import SOURCES
 from importers.transcript_files import make_engine
 from quire.store import SqlStore
 
-import_reader.BATCH_MESSAGES = 20
+file_import.BATCH_MESSAGES = 20
 
 async def main(url, folder, tenant):
     async with SqlStore.open(url, tenant=tenant) as store:

@@ -18,7 +18,7 @@ from infra.export_samples import (
     write_json,
     write_zip,
 )
-from quire.engine.import_reader import make_conversation_id
+from quire.engine.file_import import make_conversation_id
 from quire.importers.registry import SOURCES
 from quire.model import ImagePart
 from quire.store import SqlStore

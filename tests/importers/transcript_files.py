@@ -10,8 +10,7 @@ from typing import Any
 
 from quire.engine import Engine
 from quire.engine.config import EngineConfig
-from quire.engine.import_reader import ImportOptions
-from quire.engine.import_writer import ImportReport, import_files
+from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.importers.base import Source, SourceConversation, SourceMessage
 from quire.importers.registry import SOURCES
 from quire.settings import Settings

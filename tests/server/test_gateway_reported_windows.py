@@ -163,7 +163,7 @@ async def test_a_lying_error_text_changes_nothing_through_send_either(store: Sql
         assert "turn_failed" in answer.text
         assert len(up.requests) == 1
         assert engine.policy.window == CONFIGURED_WINDOW
-        assert (await engine.load_calibration("gpt-4o")).samples == 0
+        assert (await engine.runtime.load_calibration(engine.store, "gpt-4o")).samples == 0
         assert (await store.get_branch("c")).state.compaction_count == 0
 
 

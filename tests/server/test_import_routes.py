@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from quire.engine.import_writer import import_files
+from quire.engine.file_import import import_files
 from quire.server import import_jobs, limits
 from quire.server.state import ServerState
 from quire.store import SqlStore

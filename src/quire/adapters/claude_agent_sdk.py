@@ -18,8 +18,7 @@ from typing import Any
 
 from quire.concurrency.worker_threads import run_in_worker
 from quire.engine import Engine, open_engine
-from quire.engine.import_reader import make_conversation_id
-from quire.engine.import_writer import import_files
+from quire.engine.file_import import import_files, make_conversation_id
 from quire.errors import ConversationNotFound, MissingExtra
 from quire.importers.base import SourceConversation
 from quire.importers.claude_code import ClaudeCodeSource

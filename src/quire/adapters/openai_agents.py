@@ -108,7 +108,7 @@ class QuireSession:
         if args is None or args.get("force"):
             await branch.compact()
         else:
-            await branch.compact_if_needed()
+            await branch.compact(trigger="background")
 
     async def filter_input(self, data: CallModelData[Any]) -> ModelInputData:
         """The `call_model_input_filter`: instructions, tools and messages together fit the window."""

@@ -42,12 +42,8 @@ class ToolOutcome(NamedTuple):
     references: tuple[DocumentReference, ...] = ()
 
 
-class TurnHost(Protocol[RequestT]):
-    """The conversation in which a turn runs."""
-
-    async def prepare(self, message: Message | None = None) -> RequestT:
-        """Builds the request for `message`, or one that continues from the log as it is."""
-        ...
+class TurnRecorder(Protocol[RequestT]):
+    """What the loop reports about a request besides its reply."""
 
     async def reserve_spend(self, request: RequestT) -> RequestT:
         """Reserves the estimated cost of the request; raises a `QuireError` if a spend cap does not allow it."""
@@ -55,6 +51,21 @@ class TurnHost(Protocol[RequestT]):
 
     async def settle_spend(self, request: RequestT, *, is_billed: bool) -> None:
         """Ends the reservation of a request that has no reply to record."""
+        ...
+
+    async def correct_overflow(self, error: ModelContextOverflow, *, request: RequestT) -> bool:
+        """Corrects window and calibration by the overflow error of `request`; False if the error is not credible."""
+        ...
+
+
+class TurnHost(Protocol[RequestT]):
+    """The conversation in which a turn runs."""
+
+    @property
+    def recorder(self) -> TurnRecorder[RequestT]: ...
+
+    async def prepare(self, message: Message | None = None) -> RequestT:
+        """Builds the request for `message`, or one that continues from the log as it is."""
         ...
 
     async def record_question(self, request: RequestT) -> tuple[list[Entry], RequestT]:
@@ -86,10 +97,6 @@ class TurnHost(Protocol[RequestT]):
 
     async def compact(self, *, trigger: CompactionTrigger) -> Entry | None:
         """Compacts the history; None if nothing can be compacted."""
-        ...
-
-    async def correct_overflow(self, error: ModelContextOverflow, *, request: RequestT) -> bool:
-        """Corrects window and calibration by the overflow error of `request`; False if the error is not credible."""
         ...
 
     async def run_tool(self, call: ToolCallPart, *, request: RequestT) -> ToolOutcome:

@@ -166,7 +166,7 @@ class StepRunner(Generic[RequestT]):
                 load_blob=request.load_blob,
             )
             accumulator = ReplyAccumulator()
-            request = await run_shielded(self._host.reserve_spend(request))
+            request = await run_shielded(self._host.recorder.reserve_spend(request))
             try:
                 async with aclosing(self._model.stream(prompt)) as chunks:
                     async for chunk in chunks:
@@ -191,7 +191,7 @@ class StepRunner(Generic[RequestT]):
                         self._record_partial_reply(request, accumulator, references, is_billed=is_billed)
                     )
                     raise
-                await run_shielded(self._host.settle_spend(request, is_billed=False))
+                await run_shielded(self._host.recorder.settle_spend(request, is_billed=False))
                 errors.append(error)
             else:
                 return await run_shielded(self._record_reply(reply, request, references)), request
@@ -228,7 +228,7 @@ class StepRunner(Generic[RequestT]):
         elif partial is not None:
             reply = await self._record_reply(Reply(partial, None, None), request, references, incomplete=True)
         else:
-            await self._host.settle_spend(request, is_billed=is_billed)
+            await self._host.recorder.settle_spend(request, is_billed=is_billed)
             return
         await ToolCallBatch(reply.message.tool_calls, self._tool_context, tool_names=()).cancel()
 
@@ -247,7 +247,8 @@ class StepRunner(Generic[RequestT]):
             return await self._host.prepare(), ()
         if not request.assembly.manifest.policy.context_management_enabled:
             raise error
-        if isinstance(error, ModelContextOverflow) and not await self._host.correct_overflow(error, request=request):
+        recorder = self._host.recorder
+        if isinstance(error, ModelContextOverflow) and not await recorder.correct_overflow(error, request=request):
             raise error
         compaction = await self._host.compact(trigger="overflow")
         new_request = await self._host.prepare()

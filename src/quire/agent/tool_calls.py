@@ -149,7 +149,7 @@ class ToolCallBatch:
         await self._context.emit(ToolCompleted(call=self._calls[index], result=result))
 
     async def _append_ready_results(self) -> None:
-        """Appends results to the log up to the first missing one, so that their order is that of the calls."""
+        """Appends results to the log up to the first missing one, so that they are in the order of the calls."""
         ready: list[Message] = []
         for result in self._results[self._appended_count :]:
             if result is None:

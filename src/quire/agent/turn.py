@@ -6,6 +6,7 @@ reply. However a turn ends, the log holds the question, what arrived of the repl
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Generic
 
@@ -16,7 +17,7 @@ from quire.agent.step import StepRunner, TurnEventQueue
 from quire.agent.tool_calls import BuiltinToolRunner, ToolCallBatch, ToolCallContext
 from quire.concurrency.cancellation import run_shielded
 from quire.errors import QuireError
-from quire.llm import Model, Reply
+from quire.llm import Model
 from quire.model import Entry, Message
 from quire.model.entry_metadata import DocumentReference, sum_usage
 from quire.model.events import QuestionRecorded, TurnEnded, TurnEndReason, TurnEvent, TurnFailed, TurnStarted
@@ -93,20 +94,16 @@ class _TurnTask(Generic[RequestT]):
         self._steps = StepRunner(host, model, limits, events, self._tool_context)
 
     async def run(self, message: Message | None) -> None:
+        usages = self._steps.usages
+        reason: TurnEndReason = "stopped"
         try:
-            self._events.emit_nowait(await self._run_to_end(message))
+            with suppress(asyncio.CancelledError):
+                reason = await self._run_steps(await self._record_question(message))
+            self._events.emit_nowait(TurnEnded(reason=reason, steps=len(usages), usage=sum_usage(usages)))
+        except QuireError as error:
+            self._events.emit_nowait(TurnFailed(error=error, steps=len(usages), usage=sum_usage(usages)))
         finally:
             self._events.close()
-
-    async def _run_to_end(self, message: Message | None) -> TurnEnded | TurnFailed:
-        usages = self._steps.usages
-        try:
-            reason = await self._run_steps(await self._record_question(message))
-        except asyncio.CancelledError:
-            reason = "stopped"
-        except QuireError as error:
-            return TurnFailed(error=error, steps=len(usages), usage=sum_usage(usages))
-        return TurnEnded(reason=reason, steps=len(usages), usage=sum_usage(usages))
 
     async def _record_question(self, message: Message | None) -> RequestT:
         """Prepares the first request and records the question, even if preparing the request fails."""
@@ -136,7 +133,9 @@ class _TurnTask(Generic[RequestT]):
                 request = await self._host.prepare()
             reply, request = await self._steps.run_step(request, references)
             if not reply.message.tool_calls:
-                return _get_end_reason(reply)
+                if is_truncated(reply.finish_reason):
+                    return "truncated"
+                return "answered" if reply.message.text.strip() else "empty"
             # The built-in tools also collect the documents that they read or found, for the record of the next reply.
             builtin = BuiltinToolRunner(self._host, request)
             context = replace(self._tool_context, runners=(*self._tool_context.runners, builtin))
@@ -145,9 +144,3 @@ class _TurnTask(Generic[RequestT]):
             await ToolCallBatch(reply.message.tool_calls, context, tool_names=names).run()
             references = builtin.references
         return "max_steps"
-
-
-def _get_end_reason(reply: Reply) -> TurnEndReason:
-    if is_truncated(reply.finish_reason):
-        return "truncated"
-    return "answered" if reply.message.text.strip() else "empty"

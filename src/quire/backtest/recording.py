@@ -11,8 +11,8 @@ from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.context.items import InclusionReason
 from quire.context.memory import MEMORIES_BLOCK_NAME
 from quire.context.tools import IncludedTool, ToolSet
-from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import ContextGatherer, RecentTexts, RequestContext
+from quire.engine.state import EngineState
 from quire.errors import BlobNotFound, EntryNotFound
 from quire.log import Branch
 from quire.model import Compaction, ContextItem, Decision, Entry, Manifest, ToolDefinition
@@ -151,7 +151,7 @@ class RecordedContextGatherer(ContextGatherer):
     `manifest` belongs to the step that is simulated next. A step without one has the context of the step before it.
     """
 
-    def __init__(self, engine: EngineContext, source: SqlStore) -> None:
+    def __init__(self, engine: EngineState, source: SqlStore) -> None:
         super().__init__(engine)
         self._source = source
         self._texts: LRUCache[str, str] = LRUCache(MAX_CACHED_TEXTS)

@@ -19,7 +19,7 @@ from quire.backtest.report import BacktestReport, ConversationSteps, VariantRepo
 from quire.backtest.selection import BacktestVariant, ConversationSelection, SelectedConversation, combine_variants
 from quire.backtest.simulation import SimulatedStep, open_simulation
 from quire.engine.config import EngineConfig
-from quire.engine.context import EngineContext
+from quire.engine.state import EngineState
 from quire.errors import ConversationNotFound, InvalidRequest, QuireError, StoreError
 from quire.log import MAIN_BRANCH
 from quire.store import SqlStore
@@ -52,7 +52,7 @@ class _Candidate(NamedTuple):
 
 
 async def run_backtest(
-    engine: EngineContext,
+    engine: EngineState,
     variants: Sequence[BacktestVariant],
     selection: ConversationSelection,
     *,
@@ -64,7 +64,9 @@ async def run_backtest(
     configured: list[_Candidate] = []
     for variant in variants:
         config = engine.config.with_changes(**variant.changes)
-        configured.append(_Candidate(variant, config, await engine.load_calibration(config.settings.model)))
+        configured.append(
+            _Candidate(variant, config, await engine.runtime.load_calibration(engine.store, config.settings.model))
+        )
     report = BacktestReport(
         [
             VariantReport(
@@ -168,7 +170,7 @@ async def create_backtest(store: SqlStore, spec: BacktestSpec, selection: Conver
     return await store.backtests.create(_SPEC.dump_json(spec).decode(), shards)
 
 
-async def run_shard(engine: EngineContext, store: SqlStore, id: str, shard: int) -> int:
+async def run_shard(engine: EngineState, store: SqlStore, id: str, shard: int) -> int:
     """Simulates a shard and adds its report to the report of the backtest. Returns the number of its conversations.
 
     It does nothing if the shard is finished. An error that a retry would repeat ends the backtest.
@@ -188,7 +190,7 @@ async def run_shard(engine: EngineContext, store: SqlStore, id: str, shard: int)
         return 0
 
 
-async def _simulate_shard(engine: EngineContext, store: SqlStore, id: str, shard: int, started: BacktestShard) -> int:
+async def _simulate_shard(engine: EngineState, store: SqlStore, id: str, shard: int, started: BacktestShard) -> int:
     spec, conversations = _SPEC.validate_json(started.spec), _CONVERSATIONS.validate_json(started.selection)
     selection = ConversationSelection(conversations=conversations, is_sample=spec.is_sample)
     done = 0.0

@@ -15,10 +15,10 @@ from quire.engine import Engine
 from quire.engine.assembler import Assembler
 from quire.engine.compactor import Compactor
 from quire.engine.config import EngineConfig
-from quire.engine.context import EngineContext
 from quire.engine.recall import Recall
 from quire.engine.request import PendingMessage, Request
 from quire.engine.request_builder import RequestBuilder
+from quire.engine.state import EngineState
 from quire.errors import ContextOverflow, InvalidRequest, ModelUnavailable
 from quire.llm import ModelChunk, Prompt, Reply
 from quire.llm.embeddings import AsyncEmbedder
@@ -85,7 +85,7 @@ class RecordedSummaries:
 class SummaryCosts:
     """Counts compactions, and estimates what their summaries would have cost, until they are taken."""
 
-    def __init__(self, engine: EngineContext, log: ScratchLog) -> None:
+    def __init__(self, engine: EngineState, log: ScratchLog) -> None:
         self._engine, self._log = engine, log
         self._compactions, self._cost_usd = 0, 0.0
         self._covered_through, self._summary_tokens = 0, 0
@@ -143,7 +143,7 @@ async def open_simulation(
     async with SqlStore.open(SCRATCH_URL) as store:
         await store.create_conversation(recording.conversation)
         engine = Engine(store, scratch_config)
-        engine.set_calibration(config.settings.model, calibration)
+        engine.runtime.calibrations[config.settings.model] = calibration
         try:
             yield Simulation(engine, recording, clock=clock, summaries=summaries)
         finally:
@@ -237,7 +237,7 @@ class Simulation:
         if first is not None and first.policy.model == model:
             messages = max(1, sum(row.kind == "message" for row in first.included))
             corrected = Calibration().with_ratio(first.ratio, tokens=first.total_tokens, messages=messages)
-            self._engine.set_calibration(model, Calibration() if first.ratio == 1.0 else corrected)
+            self._engine.runtime.calibrations[model] = Calibration() if first.ratio == 1.0 else corrected
 
     def _calibrate(self, step: RecordedStep, request: Request) -> None:
         """Corrects the token counts as the recorded reply did, if it came from the same model.
@@ -255,7 +255,7 @@ class Simulation:
             reported=round(usage.input_tokens * request.tokens / manifest.total_tokens),
             messages=len(request.assembly.rendered.messages),
         )
-        self._engine.set_calibration(model, calibration)
+        self._engine.runtime.calibrations[model] = calibration
 
     async def _compact_in_background(self, request: Request, stored: Sequence[Entry]) -> None:
         """Compacts above the background threshold, as `Conversation.record` does where a model writes summaries."""

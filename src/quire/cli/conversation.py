@@ -222,7 +222,7 @@ async def secrets(
     overrides: SetOptions = None,
 ) -> Result:
     """List where keys, tokens and passwords of known formats are, without printing them."""
-    from quire.engine.secret_scan import find_conversation_secrets
+    from quire.engine.shared_transcript import find_conversation_secrets
     from quire.schemas.records import FoundSecretsSchema, SecretSchema
 
     found: list[SecretSchema] = []

@@ -76,7 +76,7 @@ class HookService:
             await asyncio.wait(self._imports.values())
 
     async def _recall(self, agent: str, event: dict[str, Any]) -> str:
-        from quire.engine.session_recall import recall_session
+        from quire.engine.recall import recall_session
         from quire.errors import QuireError
 
         session, prompt = event.get("session_id"), event.get("prompt")
@@ -126,7 +126,7 @@ class HookService:
         return task
 
     async def _import(self, agent: str, path: Path) -> None:
-        from quire.engine.import_writer import import_files
+        from quire.engine.file_import import import_files
         from quire.importers.registry import SOURCES
 
         try:

@@ -29,8 +29,7 @@ from quire.errors import DocumentNotFound, ImportFailed, InvalidRequest
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from quire.engine.import_reader import ImportOptions
-    from quire.engine.import_writer import ImportReport
+    from quire.engine.file_import import ImportOptions, ImportReport
     from quire.importers.base import Source
     from quire.log import ConversationRecord
     from quire.schemas.imports import ImportReportSchema
@@ -82,7 +81,7 @@ def command(
     with its reason. The exit code is 1 if nothing could be read. A file of `quire export` is imported as a whole or not
     at all, with every digest verified; - reads it from standard input.
     """
-    from quire.engine.import_reader import ImportOptions
+    from quire.engine.file_import import ImportOptions
     from quire.importers.registry import SOURCES
     from quire.importers.source_fields import parse_time
 
@@ -168,7 +167,7 @@ async def _import_source(
 ) -> None:
     """Imports the files; with `watch`, changed ones until an interrupt. A transaction that has begun is finished."""
     from quire.cli.engine_setup import open_engine_from_settings
-    from quire.engine.import_writer import import_files
+    from quire.engine.file_import import import_files
     from quire.importers.base import FileWatcher
     from quire.schemas.imports import ImportReportSchema
 

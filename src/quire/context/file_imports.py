@@ -127,30 +127,26 @@ class _ImportResolver:
     seen: set[tuple[str, tuple[int, int] | None]] = field(default_factory=set[tuple[str, tuple[int, int] | None]])
 
     def resolve(self, text: str, folder: str, chain: tuple[str, ...] = ()) -> None:
-        """Collects the imports of a text. With `chain`, the files that led here, also those of imported notes."""
+        """Collects the imports of a text. With `chain`, the files that led here, also the imports of imported notes."""
         for mention in find_mentions(text):
-            for outcome in self._resolve_mention(mention, folder, chain):
+            try:
+                file = self._read_file(mention, folder)
+            except (DocumentNotFound, PathRefused) as error:
+                if not mention.is_path_like and _names_no_file(error):
+                    continue
+                if isinstance(error, DocumentNotFound) and is_glob(mention.path):
+                    outcomes = self._expand_glob(mention, folder, chain)
+                else:
+                    outcomes = [_to_skipped(mention, error)]
+            else:
+                outcomes = self._import_file(mention, file, chain)
+            for outcome in outcomes:
                 if isinstance(outcome, SkippedImport):
                     self.skipped.append(outcome)
                     continue
                 self.imported.append(outcome)
                 if chain and is_note(outcome.path):
                     self.resolve(outcome.text, outcome.path.rpartition("/")[0], (*chain, outcome.path))
-
-    def _resolve_mention(
-        self, mention: Mention, folder: str, chain: tuple[str, ...]
-    ) -> Iterator[ImportedFile | SkippedImport]:
-        try:
-            file = self._read_file(mention, folder)
-        except (DocumentNotFound, PathRefused) as error:
-            if not mention.is_path_like and _names_no_file(error):
-                return
-            if isinstance(error, DocumentNotFound) and is_glob(mention.path):
-                yield from self._expand_glob(mention, folder, chain)
-            else:
-                yield _to_skipped(mention, error)
-            return
-        yield from self._import_file(mention, file, chain)
 
     def _read_file(self, mention: Mention, folder: str) -> TextFile:
         # A mention may select a few lines of a large file; `_import_file` checks their size.

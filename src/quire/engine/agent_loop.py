@@ -4,6 +4,7 @@ The loop itself is `quire.agent.turn.run_turn`. This module opens the model that
 collects the events of a turn into its result.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from quire.agent.function_tools import FunctionTool, FunctionToolRunner
 from quire.agent.limits import build_turn_limits
 from quire.agent.protocols import TurnHost
 from quire.agent.turn import run_turn
-from quire.engine.context import EngineContext
 from quire.engine.request import Request
+from quire.engine.state import EngineState
 from quire.engine.turn_totals import deduplicate_references, read_turn_steps
 from quire.llm import Model
 from quire.model import Entry, Message, Usage
@@ -24,7 +25,7 @@ from quire.model.events import ReplyRecorded, TurnEnded, TurnEndReason, TurnEven
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """The end of a turn. Its totals are those of the whole turn, from the question on, also if it was continued."""
+    """The end of a turn. Its totals cover the whole turn, from the question on, also if it was continued."""
 
     reason: TurnEndReason
     reply: Entry | None
@@ -48,7 +49,7 @@ class TurnResult:
 
 async def stream_turn(
     open_host: Callable[[Model], TurnHost[Request]],
-    engine: EngineContext,
+    engine: EngineState,
     message: Message | str | None,
     *,
     functions: Sequence[FunctionTool],
@@ -65,8 +66,11 @@ async def stream_turn(
         engine.config.require_prices()
     async with AsyncExitStack() as stack:
         if model is None:
+            endpoint = engine.config.endpoint
+            # Loading a provider's client takes a second or two.
+            client = await asyncio.to_thread(engine.runtime.model_for, endpoint.model, endpoint.base_url or None)
             # Entered for the whole turn, so that its steps share connections.
-            model = await stack.enter_async_context(await engine.load_model())
+            model = await stack.enter_async_context(client)
         events = run_turn(
             open_host(model),
             message,
@@ -80,7 +84,7 @@ async def stream_turn(
 
 
 async def collect_turn(
-    engine: EngineContext, conversation: str, branch: int, events: AsyncGenerator[TurnEvent]
+    engine: EngineState, conversation: str, branch: int, events: AsyncGenerator[TurnEvent]
 ) -> TurnResult:
     """Runs a turn to its end. Raises the error of a turn that failed."""
     reply: Entry | None = None
@@ -96,7 +100,7 @@ async def collect_turn(
                     raise error
                 case _:
                     pass
-    # The totals are on the answer; those of a turn that ended without one are added up.
+    # The answer has the totals. A turn that ended without an answer is added up.
     totals = reply.metadata.turn if reply is not None else None
     references = (reply.metadata.references or ()) if reply is not None else ()
     if totals is None:

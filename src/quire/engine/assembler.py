@@ -7,11 +7,11 @@ from operator import attrgetter
 
 from quire.concurrency.worker_threads import measure_messages, run_sized
 from quire.context.tools import ToolSet
-from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import ContextGatherer, RequestContext
 from quire.engine.reading_tools import ReadingTools, lists_documents
 from quire.engine.recall import Recall
 from quire.engine.request import Document, PendingMessage
+from quire.engine.state import EngineState
 from quire.errors import EntryNotFound, InvalidRequest
 from quire.log import Window
 from quire.model import Entry, Message
@@ -53,7 +53,7 @@ class Assembler:
     """Assembles requests for one branch: `draft` reads and counts, `recount` counts again, `add_recalled` ends it."""
 
     def __init__(
-        self, engine: EngineContext, conversation: str, branch: int, *, gatherer: ContextGatherer, recall: Recall
+        self, engine: EngineState, conversation: str, branch: int, *, gatherer: ContextGatherer, recall: Recall
     ) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
         self._gatherer, self._recall = gatherer, recall
@@ -74,16 +74,40 @@ class Assembler:
         """Reads the window and counts the request, without recalled messages: they need no tokens that would have to be
         freed. Pass `context` to reuse what was gathered for the same question before."""
         engine, pending = self._engine, tuple(pending)
-        window = await engine.read_window(self._conversation, self._branch)
+        window = await engine.runtime.read_window(
+            engine.store, self._conversation, self._branch, max_tokens=engine.policy.max_input_tokens
+        )
         if context is None:
             base_context = await self._gatherer.gather(
                 window.branch, find_question(pending, window), recent=partial(_recent_texts, window, pending)
             )
-            context = base_context.with_blocks(*map(_to_block, documents))
-        pinned = await self._load_pinned(window)
+            blocks = [
+                ContextBlock(
+                    slot="recall" if each.recalled else "references",
+                    kind="document" if each.recalled else "reference",
+                    name=each.name,
+                    text=each.text,
+                    reason="recalled" if each.recalled else "referenced",
+                    is_required=False,
+                )
+                for each in documents
+            ]
+            context = base_context.with_blocks(*blocks)
+        # A pin that belongs to a tool call brings its whole batch, since providers reject half of one. The messages
+        # that a compaction preserves are whole batches.
+        by_seq: dict[int, Entry] = {}
+        active = window.branch.state.active_compaction
+        preserved = (active.preserved or ()) if active is not None else ()
+        for entry in window.pinned:
+            if window.question is not None and entry.seq == window.question.seq:
+                continue
+            by_seq[entry.seq] = entry
+            if entry.seq not in preserved and (entry.role == "tool" or '"tool_call"' in entry.raw):
+                by_seq.update((each.seq, each) for each in await self._load_tool_batch(entry))
+        pinned = [by_seq[seq] for seq in sorted(by_seq)]
         fixed_recall = await self._load_fixed_recall(window) if _continues_turn(window, pending) else None
         attached = [digest for each in pending for digest in each.blob_digests()]
-        await engine.load_blobs([*window.messages, *pinned], digests=attached)
+        await engine.runtime.blobs.load(engine.store, [*window.messages, *pinned], attached)
         return await self._count(window, context, pending, tuple(pinned), fixed_recall, document_decisions)
 
     async def recount(
@@ -124,6 +148,14 @@ class Assembler:
         engine, policy, counter = self._engine, self._engine.policy, self._engine.message_counter
         listed = lists_documents(window.messages, pending)
         tools = self._reading_tools.offer(context.tools, archived=window.compaction is not None, listed=listed)
+        # The messages begin inside of a turn whose question is archived: it comes with them.
+        history = window.messages
+        if window.question is not None:
+            history = tuple(sorted((window.question, *history), key=attrgetter("seq")))
+        priorities: dict[int, int] = {}
+        if get_strategy(policy.strategy).priority_shares:
+            stored = window.branch.state.priorities
+            priorities = {each.message: each.priority for each in stored if each.priority is not None}
         augmented = tuple(inline_documents(each.message, each.references, counter.load_text) for each in pending)
         view_input = ViewInput(
             conversation=self._conversation,
@@ -135,10 +167,10 @@ class Assembler:
             compaction=window.compaction,
             pinned=pinned,
             not_loaded=window.not_loaded,
-            history=_add_question(window),
+            history=history,
             question=window.question.seq if window.question is not None else None,
             pins=frozenset(window.branch.state.pins),
-            priorities=_list_priorities(window, policy.strategy),
+            priorities=priorities,
             pending=augmented,
             document_tokens=sum(
                 counter.count(message) - counter.count(each.message)
@@ -151,7 +183,7 @@ class Assembler:
             fixed_recall=fixed_recall,
             earlier_decisions=context.decisions,
         )
-        calibration = await engine.load_calibration(policy.model)
+        calibration = await engine.runtime.load_calibration(engine.store, policy.model)
         size = sum([len(entry.raw) for entry in window.messages]) + measure_messages(view_input.pending)
         assembly = await run_sized(size, assemble, view_input, policy, counter, calibration=calibration)
         return AssembledRequest(
@@ -197,20 +229,6 @@ class Assembler:
             if entry.purged_at is None and (row := rows[entry.seq])
         )
 
-    async def _load_pinned(self, window: Window) -> list[Entry]:
-        """Loads archived messages that stay in the view. A pin that belongs to a tool call brings its whole batch,
-        since providers reject half of one; the messages that a compaction preserves are whole batches."""
-        by_seq: dict[int, Entry] = {}
-        active = window.branch.state.active_compaction
-        preserved = (active.preserved or ()) if active is not None else ()
-        for entry in window.pinned:
-            if window.question is not None and entry.seq == window.question.seq:
-                continue
-            by_seq[entry.seq] = entry
-            if entry.seq not in preserved and (entry.role == "tool" or '"tool_call"' in entry.raw):
-                by_seq.update((each.seq, each) for each in await self._load_tool_batch(entry))
-        return [by_seq[seq] for seq in sorted(by_seq)]
-
     async def _load_tool_batch(self, entry: Entry) -> list[Entry]:
         """The tool call and all of its results, given either the call or one of the results."""
         neighbours = await self._engine.store.read_range(
@@ -243,13 +261,6 @@ def _continues_turn(window: Window, pending: Sequence[PendingMessage]) -> bool:
     return not pending and bool(window.messages) and window.messages[-1].role != "user"
 
 
-def _add_question(window: Window) -> tuple[Entry, ...]:
-    """The messages of the window, with the question of the turn that they begin inside of."""
-    if window.question is None:
-        return window.messages
-    return tuple(sorted((window.question, *window.messages), key=attrgetter("seq")))
-
-
 def _recent_texts(window: Window, pending: Sequence[PendingMessage]) -> list[str]:
     """Texts of the turns before the question, newest first. They stay the same during the turn."""
     messages = window.messages
@@ -260,22 +271,5 @@ def _recent_texts(window: Window, pending: Sequence[PendingMessage]) -> list[str
     return [text for entry in reversed(dialogue[-RECENT_TURNS:]) if (text := entry.message.text)]
 
 
-def _list_priorities(window: Window, strategy: str) -> dict[int, int]:
-    if not get_strategy(strategy).priority_shares:
-        return {}
-    return {each.message: each.priority for each in window.branch.state.priorities if each.priority is not None}
-
-
 def _to_tools(tools: ToolSet) -> tuple[SelectedTool, ...]:
     return tuple([SelectedTool(tool.definition, tool.reason, tool.score) for tool in tools.tools])
-
-
-def _to_block(document: Document) -> ContextBlock:
-    return ContextBlock(
-        slot="recall" if document.recalled else "references",
-        kind="document" if document.recalled else "reference",
-        name=document.name,
-        text=document.text,
-        reason="recalled" if document.recalled else "referenced",
-        is_required=False,
-    )

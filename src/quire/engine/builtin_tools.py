@@ -5,12 +5,11 @@ the documents that the call read or found.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from quire.context.builtin_tool_schemas import (
-    BuiltinToolCall,
     FindDocuments,
     FindExcerpts,
     ReadDocument,
@@ -20,11 +19,11 @@ from quire.context.builtin_tool_schemas import (
     SearchHistory,
     parse_builtin_call,
 )
-from quire.engine.context import EngineContext
 from quire.engine.embeddings import search_passages
 from quire.engine.memory_writer import MemoryWriter
 from quire.engine.recall import make_candidate
 from quire.engine.search import search_messages
+from quire.engine.state import EngineState
 from quire.errors import InvalidRequest, QuireError
 from quire.index.types import SearchHit, vault_scope
 from quire.model.entry_metadata import DocumentReference
@@ -51,7 +50,7 @@ class BuiltinToolResult(NamedTuple):
 class BuiltinTools:
     """Runs built-in tool calls for one branch."""
 
-    def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
+    def __init__(self, engine: EngineState, conversation: str, branch: int) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
         self._memory_writer = MemoryWriter(engine, conversation, branch)
 
@@ -59,30 +58,28 @@ class BuiltinTools:
         """Runs one call. `recalled_texts` returns what the current request recalled, which must not be remembered
         again."""
         try:
-            return await self._dispatch(parse_builtin_call(name, arguments), recalled_texts)
+            call = parse_builtin_call(name, arguments)
+            match call:
+                case SearchHistory(query=query, limit=limit):
+                    return await self._search_history(query, limit)
+                case ReadHistory(first=first, last=last):
+                    return await self._read_history(first, last or first)
+                case ReadDocument(path=path, start=start):
+                    return await self._read_document(path, start)
+                case FindDocuments(query=query, limit=limit):
+                    return await self._find_documents(query, limit)
+                case FindExcerpts(query=query, limit=limit):
+                    return await self._find_excerpts(query, limit)
+                case ResolveWikilink(link=link):
+                    return await self._resolve_link(link)
+                case Remember(text=text, replaces=replaces):
+                    recalled = recalled_texts()
+                    return BuiltinToolResult(
+                        await self._memory_writer.remember(text, replaces=replaces, recalled_texts=recalled)
+                    )
+            assert_never(call)
         except QuireError as error:
             return BuiltinToolResult(str(error), is_error=True)
-
-    async def _dispatch(self, call: BuiltinToolCall, recalled_texts: Callable[[], Iterable[str]]) -> BuiltinToolResult:
-        match call:
-            case SearchHistory(query=query, limit=limit):
-                return await self._search_history(query, limit)
-            case ReadHistory(first=first, last=last):
-                return await self._read_history(first, last or first)
-            case ReadDocument(path=path, start=start):
-                return await self._read_document(path, start)
-            case FindDocuments(query=query, limit=limit):
-                return await self._find_documents(query, limit)
-            case FindExcerpts(query=query, limit=limit):
-                return await self._find_excerpts(query, limit)
-            case ResolveWikilink(link=link):
-                return await self._resolve_link(link)
-            case Remember(text=text, replaces=replaces):
-                recalled = recalled_texts()
-                return BuiltinToolResult(
-                    await self._memory_writer.remember(text, replaces=replaces, recalled_texts=recalled)
-                )
-        assert_never(call)
 
     async def _search_history(self, query: str, limit: int) -> BuiltinToolResult:
         branch = await self._engine.store.get_branch(self._conversation, self._branch)
@@ -137,11 +134,22 @@ class BuiltinTools:
         return BuiltinToolResult("\n".join(lines), references)
 
     async def _find_excerpts(self, query: str, limit: int) -> BuiltinToolResult:
+        """Labels each passage as data; the passages together have at most `MAX_RESULT_CHARS`."""
         hits = await self._search_vault(query, limit)
         if not hits:
             return BuiltinToolResult("No passage matches. Try other words.")
+        blocks: list[str] = []
+        available = MAX_RESULT_CHARS
+        for hit in hits:
+            if available <= 0:
+                break
+            blocks.append(label_text("document", hit.text[:available], name=hit.key, title=hit.title))
+            available -= len(hit.text)
+        omitted = sum(len(hit.text) for hit in hits) - MAX_RESULT_CHARS
+        if omitted > 0:
+            blocks.append(f"[… {omitted} more characters; search with a smaller limit …]")
         references = {hit.key: _to_reference(hit.key, hit.text) for hit in reversed(hits)}
-        return BuiltinToolResult(_render_excerpts(hits), tuple(reversed(references.values())))
+        return BuiltinToolResult("\n\n".join(blocks), tuple(reversed(references.values())))
 
     async def _resolve_link(self, link: str) -> BuiltinToolResult:
         from quire.context.vault import AmbiguousLink, BrokenLink, ResolvedLink
@@ -157,20 +165,6 @@ class BuiltinTools:
             case BrokenLink(reason=reason):
                 return BuiltinToolResult(f"The link is broken: {reason}.", is_error=True)
         assert_never(destination)
-
-
-def _render_excerpts(hits: Sequence[SearchHit]) -> str:
-    """Labels each passage as data; the passages together have at most `MAX_RESULT_CHARS`."""
-    blocks: list[str] = []
-    available = MAX_RESULT_CHARS
-    for hit in hits:
-        if available <= 0:
-            break
-        blocks.append(label_text("document", hit.text[:available], name=hit.key, title=hit.title))
-        available -= len(hit.text)
-    omitted = sum(len(hit.text) for hit in hits) - MAX_RESULT_CHARS
-    hints = [f"[… {omitted} more characters; search with a smaller limit …]"] if omitted > 0 else []
-    return "\n\n".join([*blocks, *hints])
 
 
 def _to_reference(path: str, text: str | None) -> DocumentReference:

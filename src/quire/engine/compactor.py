@@ -11,7 +11,8 @@ from quire.compaction.summarizer import Summarizer
 from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.assembler import AssembledRequest
-from quire.engine.context import EngineContext
+from quire.engine.spending import check_spend_cap, reserve_spend
+from quire.engine.state import EngineState
 from quire.errors import InvalidRequest, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Truncation, Usage
@@ -32,7 +33,7 @@ text that it replaces."""
 class Compactor:
     """Executes, undoes and edits the compactions of one branch."""
 
-    def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
+    def __init__(self, engine: EngineState, conversation: str, branch: int) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
 
     async def execute(
@@ -49,7 +50,7 @@ class Compactor:
         engine, conversation, branch = self._engine, self._conversation, self._branch
         if not await engine.hooks.run_before(conversation, plan):
             return None
-        engine.emit(
+        engine.runtime.emit(
             CompactionStarted(
                 conversation=conversation, branch=branch, covers=plan.covers, freed_tokens=plan.freed_tokens
             )
@@ -82,7 +83,7 @@ class Compactor:
             for usage, model in billed:
                 await self._record_cost(usage, model)
         if entry is not None:
-            engine.emit(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
+            engine.runtime.emit(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
             await engine.hooks.run_after(conversation, entry)
         return entry
 
@@ -118,7 +119,7 @@ class Compactor:
         engine, summarizer = self._engine, await self._load_summarizer()
         if summarizer is None:
             raise SummaryFailed("unavailable", "No model is named that writes summaries; set `summarizer`.")
-        await engine.check_spend_cap(self._conversation)
+        await check_spend_cap(engine, self._conversation)
         async with self._reserve_spend(sum(entry.tokens or 0 for entry in entries) + 1, target_tokens):
             try:
                 summary = await summarize(
@@ -141,7 +142,7 @@ class Compactor:
         engine, summarizer = self._engine, self._engine.summarizer
         if summarizer is None:
             return None
-        calibration = await engine.load_calibration(summarizer.model.name)
+        calibration = await engine.runtime.load_calibration(engine.store, summarizer.model.name)
         exact = summarizer.token_counter.exact
         ratio = calibration.ratio_for(tokens=summarizer.window, messages=1, exact=exact)
         window = summarizer.window
@@ -156,7 +157,8 @@ class Compactor:
         engine, reservation = self._engine, None
         if engine.summarizer is not None and input_tokens:
             reservation = await run_shielded(
-                engine.reserve_spend(
+                reserve_spend(
+                    engine,
                     self._conversation,
                     model=engine.summarizer.model.name,
                     input_tokens=input_tokens,
@@ -181,7 +183,7 @@ class Compactor:
         """Emits `CompactionFailed` and records the cost, since a rejected summary is billed too."""
         tokens = Usage(input_tokens=failure.input_tokens, output_tokens=failure.output_tokens)
         await self._record_cost(tokens, self._engine.summarizer.model.name if self._engine.summarizer else None)
-        self._engine.emit(
+        self._engine.runtime.emit(
             CompactionFailed(
                 conversation=self._conversation, branch=self._branch, reason=failure.reason, detail=str(failure)
             )
@@ -198,13 +200,21 @@ class Compactor:
         window = await self._engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
         if window.compaction is None or not isinstance(body := window.compaction.body, Compaction) or not body.covers:
             raise InvalidRequest("The branch has no active summary to edit; compact it first.")
-        self._check_summary_size(text)
+        limit = max_summary_tokens(self._engine.policy.target_tokens)
+        tokens = self._engine.message_counter.token_counter.count(text)
+        if tokens > limit:
+            raise InvalidRequest(
+                f"The summary has {tokens:,} tokens, and a summary may have at most {limit:,} in this context window; "
+                "shorten it."
+            )
         return await self._replace_summary(window, body, text, trigger="edit")
 
     async def shorten_summary(self) -> Entry | None:
         """Shortens the active summary by extraction to its share of the context window, which may be smaller than the
-        window that the summary was written for; None if it is not longer than that."""
+        window that the summary was written for. None if it is not longer, or if context management is off."""
         engine = self._engine
+        if not engine.policy.context_management_enabled:
+            return None
         window = await engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
         if window.compaction is None or not isinstance(body := window.compaction.body, Compaction) or not body.summary:
             return None
@@ -215,7 +225,7 @@ class Compactor:
 
         text = await run_in_worker(extract_summary, (), previous=body.summary, max_tokens=limit, counter=counter)
         entry = await self._replace_summary(window, body, text, trigger="overflow")
-        engine.emit(ContextCompacted(conversation=self._conversation, branch=self._branch, entry=entry))
+        engine.runtime.emit(ContextCompacted(conversation=self._conversation, branch=self._branch, entry=entry))
         return entry
 
     async def _replace_summary(
@@ -240,16 +250,6 @@ class Compactor:
         change = new.tokens - old.tokens if old is not None and new is not None else 0
         edited = edited.model_copy(update={"tokens_after": max(0, body.tokens_after + change)})
         return await self._append(edited, tokens=new)
-
-    def _check_summary_size(self, text: str) -> None:
-        """Refuses a text above the share of the window that a written summary may have."""
-        limit = max_summary_tokens(self._engine.policy.target_tokens)
-        tokens = self._engine.message_counter.token_counter.count(text)
-        if tokens > limit:
-            raise InvalidRequest(
-                f"The summary has {tokens:,} tokens, and a summary may have at most {limit:,} in this context window; "
-                "shorten it."
-            )
 
     async def _append(self, body: Compaction | Restore, *, tokens: TokenCount | None = None) -> Entry:
         draft = Draft(body=body, tokens=tokens)

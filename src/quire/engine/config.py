@@ -68,7 +68,15 @@ class EngineConfig:
     ) -> "EngineConfig":
         """Builds a configuration: opens the vault, and adds instructions, tools and built-in tools to the agent."""
         opened = _open_vault(vault, settings)
-        complete = _build_agent(agent, instructions=instructions, tools=tools)
+        application_tools = tuple(AgentTool(definition=tool) for tool in tools)
+        if agent is None:
+            # A default agent reads the project's files and has no memories.
+            memory = AgentMemory(enabled=False, files_enabled=True)
+            complete = Agent(name=DEFAULT_AGENT, instructions=instructions, tools=application_tools, memory=memory)
+        else:
+            joined = "\n\n".join(text for text in (agent.instructions, instructions) if text)
+            changes = {"instructions": joined, "tools": (*agent.tools, *application_tools)}
+            complete = agent.model_copy(update=changes)
         if settings.context_tools:
             builtin = build_builtin_tools(has_vault=opened is not None, has_memory=complete.memory.enabled)
             complete = complete.with_tools(*complete.tools, *(AgentTool(definition=each) for each in builtin))
@@ -91,7 +99,16 @@ class EngineConfig:
         parts = {name: changes.pop(name) for name in _PARTS if name in changes}
         settings = self.settings
         if changes:
-            settings, parts["described_model"] = self._change_settings(changes)
+            # The tokenizer and the prices describe one model. Another model does not inherit them; if it brings some
+            # of them, the others are unset.
+            described, values = self.described_model or settings.model, settings.model_dump()
+            if any(name in changes for name in _MODEL_SETTINGS):
+                model = changes.get("model", settings.model)
+                if model != described:
+                    values |= dict.fromkeys(_MODEL_SETTINGS)
+                described = model
+            settings = Settings.model_validate({**values, **changes})
+            parts["described_model"] = described
         if "vault" in parts:
             parts["vault"] = _open_vault(parts["vault"], settings)
         if "summarizer" in parts:
@@ -103,23 +120,23 @@ class EngineConfig:
             vars(changed).update(derived, known_prices=self.known_prices)
         return changed
 
-    def _change_settings(self, changes: dict[str, Any]) -> tuple[Settings, str]:
-        """The changed settings, and the model that their tokenizer and prices describe.
-
-        Another model does not inherit them; if it brings some of its own, the others are unset.
-        """
-        before = self.settings
-        described = self.described_model or before.model
-        values = before.model_dump()
-        if any(name in changes for name in _MODEL_SETTINGS):
-            if changes.get("model", before.model) != described:
-                values |= dict.fromkeys(_MODEL_SETTINGS)
-            described = changes.get("model", before.model)
-        return Settings.model_validate({**values, **changes}), described
-
     @lazy_property
     def policy(self) -> Policy:
-        return _build_policy(self.settings, self.model_spec)
+        settings, spec = self.settings, self.model_spec
+        reserved = settings.reserved_response_tokens
+        return Policy(
+            model=settings.model,
+            wire_format=settings.wire_format or spec.wire_format or "chat",
+            strategy=settings.strategy,
+            window=resolve_window(settings, spec),
+            reserved_response_tokens=reserved if spec.output_limit is None else min(reserved, spec.output_limit),
+            context_threshold=settings.context_threshold,
+            recent_messages_to_keep=settings.recent_messages_to_keep,
+            min_recent_messages_to_keep=settings.min_recent_messages_to_keep,
+            context_management_enabled=settings.context_management_enabled,
+            shares=settings.shares,
+            recall_tokens=settings.recall_tokens,
+        )
 
     @property
     def client_shares(self) -> dict[Slot, float]:
@@ -129,8 +146,29 @@ class EngineConfig:
 
     @lazy_property
     def summarizer(self) -> Summarizer | None:
-        """The model that writes summaries, with its limits. Lazy: the table of models takes long to import."""
-        return _make_summarizer(self.summarizer_source, self.settings)
+        """The model that writes summaries, with its limits. If its window is unknown, it has the window of the model
+        that answers. Lazy: the table of models takes long to import."""
+        source, settings = self.summarizer_source, self.settings
+        if source is None or isinstance(source, Summarizer):
+            return source
+        model = source(settings.model) if callable(source) else source
+        spec, served = _find_served_spec(settings, model.name)
+        is_chat_model = model.name == settings.model
+        if spec.window is None or is_chat_model:
+            chat_spec, _ = _find_served_spec(settings, settings.model)
+            window = resolve_window(settings, chat_spec)
+        else:
+            window = spec.window
+        tokenizer = settings.tokenizer if is_chat_model else None
+        return Summarizer(
+            model=model,
+            window=window,
+            output_limit=spec.output_limit or output_limit_for(served),
+            thinking_tokens=thinking_tokens_for(served),
+            counter=counter_for(served, tokenizer=tokenizer or spec.tokenizer),
+            prompt=settings.summary_prompt,
+            temperature=SUMMARY_TEMPERATURE,
+        )
 
     @lazy_property
     def model_spec(self) -> ModelSpec:
@@ -199,7 +237,13 @@ class EngineConfig:
         """
         if usage is None:
             return 0.0
-        spec = self._find_known_price(model, usage.model)
+        known_prices, key = self.known_prices, (model, usage.model)
+        try:
+            spec = known_prices[key]
+        except KeyError:
+            if len(known_prices) >= MAX_KNOWN_PRICES:
+                known_prices.clear()
+            known_prices[key] = spec = self._find_price(model, reported_model=usage.model)
         return (spec.compute_cost(usage) or 0.0) if spec is not None else 0.0
 
     def require_prices(self) -> None:
@@ -209,18 +253,8 @@ class EngineConfig:
             if self._find_price(model) is None:
                 raise UnknownPrice(model)
 
-    def _find_known_price(self, model: str, reported_model: str | None) -> ModelSpec | None:
-        known_prices, key = self.known_prices, (model, reported_model)
-        try:
-            return known_prices[key]
-        except KeyError:
-            if len(known_prices) >= MAX_KNOWN_PRICES:
-                known_prices.clear()
-            known_prices[key] = spec = self._find_price(model, reported_model=reported_model)
-            return spec
-
     def _find_price(self, model: str, *, reported_model: str | None = None) -> ModelSpec | None:
-        """Prices that the settings have for the model, else those of the model that the provider reports, else of the
+        """The prices in the settings for the model, else the prices of the model that the provider reports, else of the
         upstream's model. The settings' own prices also apply to other models that no table lists, such as the
         summarizer."""
         settings, served = self.settings, self.endpoint_for(model).model
@@ -243,47 +277,12 @@ _MODEL_SETTINGS = ("tokenizer", "input_price", "output_price")
 """Settings that describe one model and do not apply to another."""
 
 
-def _build_agent(agent: Agent | None, *, instructions: str, tools: Sequence[ToolDefinition]) -> Agent:
-    """Adds instructions and tools to the agent; without one, builds a default agent, which reads the
-    project's files and has no memories."""
-    application_tools = tuple(AgentTool(definition=tool) for tool in tools)
-    if agent is None:
-        memory = AgentMemory(enabled=False, files_enabled=True)
-        return Agent(name=DEFAULT_AGENT, instructions=instructions, tools=application_tools, memory=memory)
-    joined = "\n\n".join(text for text in (agent.instructions, instructions) if text)
-    return agent.model_copy(update={"instructions": joined, "tools": (*agent.tools, *application_tools)})
-
-
 def _open_vault(vault: "Vault | Path | str | None", settings: Settings) -> "Vault | None":
     if vault is None:
         return None
     from quire.context.vault import Vault
 
     return vault if isinstance(vault, Vault) else Vault(vault)
-
-
-def _make_summarizer(summarizer: Model | Summarizer | ModelBuilder | None, settings: Settings) -> Summarizer | None:
-    """Adds its limits to a bare model; if its window is unknown, it is that of the model that answers."""
-    if summarizer is None or isinstance(summarizer, Summarizer):
-        return summarizer
-    model = summarizer(settings.model) if callable(summarizer) else summarizer
-    spec, served = _find_served_spec(settings, model.name)
-    is_chat_model = model.name == settings.model
-    if spec.window is None or is_chat_model:
-        chat_spec, _ = _find_served_spec(settings, settings.model)
-        window = resolve_window(settings, chat_spec)
-    else:
-        window = spec.window
-    tokenizer = settings.tokenizer if is_chat_model else None
-    return Summarizer(
-        model=model,
-        window=window,
-        output_limit=spec.output_limit or output_limit_for(served),
-        thinking_tokens=thinking_tokens_for(served),
-        counter=counter_for(served, tokenizer=tokenizer or spec.tokenizer),
-        prompt=settings.summary_prompt,
-        temperature=SUMMARY_TEMPERATURE,
-    )
 
 
 def _find_served_spec(settings: Settings, model: str) -> tuple[ModelSpec, str]:
@@ -301,20 +300,3 @@ def resolve_window(settings: Settings, spec: ModelSpec) -> int:
     """The model's own window, bounded by `context_limit`, which is the window of a model that no table lists."""
     window = spec.window or settings.context_limit or DEFAULT_CONTEXT_WINDOW
     return min(window, settings.context_limit or window)
-
-
-def _build_policy(settings: Settings, spec: ModelSpec) -> Policy:
-    reserved = settings.reserved_response_tokens
-    return Policy(
-        model=settings.model,
-        wire_format=settings.wire_format or spec.wire_format or "chat",
-        strategy=settings.strategy,
-        window=resolve_window(settings, spec),
-        reserved_response_tokens=reserved if spec.output_limit is None else min(reserved, spec.output_limit),
-        context_threshold=settings.context_threshold,
-        recent_messages_to_keep=settings.recent_messages_to_keep,
-        min_recent_messages_to_keep=settings.min_recent_messages_to_keep,
-        context_management_enabled=settings.context_management_enabled,
-        shares=settings.shares,
-        recall_tokens=settings.recall_tokens,
-    )

@@ -4,18 +4,35 @@ Looks up only what the engine has: without agent items, a project folder or memo
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.context.items import RequestItems, build_blocks, collect_request_items
-from quire.context.selection import SelectionSettings, list_candidates
-from quire.context.tools import NO_TOOLS, ToolSet, fit_tools
-from quire.engine.context import EngineContext
+from quire.context.items import (
+    RequestItems,
+    ResolvedSessionItem,
+    build_blocks,
+    collect_request_items,
+    index_agent_items,
+    list_session_items,
+    wire_name,
+)
+from quire.context.selection import SelectionSettings, list_candidates, to_candidate
+from quire.context.tools import (
+    NO_TOOLS,
+    ToolSearchCall,
+    ToolSet,
+    ToolTokenCounter,
+    find_tools,
+    fit_tools,
+    format_tool_hits,
+    list_fitting_items,
+)
 from quire.engine.embeddings import search_passages
-from quire.errors import DocumentNotFound, PathRefused
+from quire.engine.state import EngineState
+from quire.errors import DocumentNotFound, InvalidRequest, PathRefused
 from quire.index.types import memory_scope
 from quire.log import Branch
-from quire.model import ContextItem, SessionItem, ToolDefinition
+from quire.model import ContextChange, ContextItem, SessionItem, ToolDefinition
 from quire.model.agents import Agent
 from quire.model.manifest import Decision
 from quire.view.budget import allocate_budget
@@ -46,7 +63,7 @@ class RequestContext:
 class ContextGatherer:
     """Gathers request context for the conversations of one engine."""
 
-    def __init__(self, engine: EngineContext) -> None:
+    def __init__(self, engine: EngineState) -> None:
         self._engine = engine
 
     async def gather(self, branch: Branch, question: str, *, recent: RecentTexts) -> RequestContext:
@@ -54,54 +71,36 @@ class ContextGatherer:
         first."""
         agent = self._engine.agent
         has_items = agent.rules or agent.references or agent.tools or branch.state.items
-        if not (has_items or agent.memory.enabled or self._reads_project_files):
+        reads_project_files = agent.memory.reads_files and self._engine.config.project_root is not None
+        if not (has_items or agent.memory.enabled or reads_project_files):
             return RequestContext(blocks=tuple(_instruction_blocks(agent)))
         session = [*list_application_tools(agent, branch.state.items), *branch.state.items]
-        items = await self._select_items(agent, session, question, recent, removed=branch.state.removed_items)
+        candidates = list_candidates(agent, session_items=[each.item for each in session])
+        selected = ()
+        if candidates and question:
+            settings = self._engine.settings
+            selection = SelectionSettings(top_k=settings.selection_top_k, min_score=settings.selection_min_score)
+            selector = self._engine.runtime.selector_for(self._engine.embedder)
+            selected = (await selector.select(question, candidates, recent=recent(), settings=selection)).scored
+        items = collect_request_items(agent, session, selected, removed=branch.state.removed_items)
         # Most items hold their text; only reading files is worth a thread.
         reads_files = any(reference.text is None for reference in agent.references)
         texts, missing = (
             await asyncio.to_thread(self._load_blocks, agent, items) if reads_files else self._load_blocks(agent, items)
         )
-        tools = self._fit_tools(agent, items, session)
+        policy = self._engine.policy
+        tools = fit_tools(
+            agent,
+            items.items,
+            max_tokens=allocate_budget(policy, get_strategy(policy.strategy).shares).limit_for("tools"),
+            count_tokens=self.count_tool_tokens,
+            session_order=[each.item for each in session],
+        )
         memory = await self._gather_memory(agent, branch, question)
         return RequestContext(
             blocks=(*_instruction_blocks(agent), *texts, *memory.blocks),
             tools=tools,
             decisions=(*items.decisions, *missing, *tools.decisions, *memory.decisions),
-        )
-
-    @property
-    def _reads_project_files(self) -> bool:
-        return self._engine.agent.memory.reads_files and self._engine.config.project_root is not None
-
-    async def _select_items(
-        self,
-        agent: Agent,
-        session: Sequence[SessionItem],
-        question: str,
-        recent: RecentTexts,
-        *,
-        removed: Collection[ContextItem],
-    ) -> RequestItems:
-        candidates = list_candidates(agent, session_items=[each.item for each in session])
-        selected = ()
-        if candidates and question:
-            settings = self._engine.settings
-            selection = SelectionSettings(
-                top_k=settings.selection_top_k,
-                min_score=settings.selection_min_score,
-            )
-            selector = self._engine.runtime.selector_for(self._engine.embedder)
-            selected = (await selector.select(question, candidates, recent=recent(), settings=selection)).scored
-        return collect_request_items(agent, session, selected, removed=removed)
-
-    def _fit_tools(self, agent: Agent, items: RequestItems, session: Sequence[SessionItem]) -> ToolSet:
-        engine = self._engine
-        max_tokens = allocate_budget(engine.policy, get_strategy(engine.policy.strategy).shares).limit_for("tools")
-        order = [each.item for each in session]
-        return fit_tools(
-            agent, items.items, max_tokens=max_tokens, count_tokens=self.count_tool_tokens, session_order=order
         )
 
     def count_tool_tokens(self, tool: ToolDefinition) -> int:
@@ -130,7 +129,22 @@ class ContextGatherer:
     async def _gather_memory(self, agent: Agent, branch: Branch, question: str) -> RequestContext:
         if not self._engine.settings.memory_integration:
             return RequestContext()
-        entries = await self._load_memories(agent, branch, question) if agent.memory.enabled else []
+        store, namespace = self._engine.store, memory_namespace(agent)
+        memories = await store.memories.list(namespace, limit=MAX_STABLE_MEMORIES) if agent.memory.enabled else []
+        entries: list[ContextBlock] = []
+        if memories:
+            from quire.context.memory import build_memory_blocks, build_recalled_blocks
+
+            # Memories older than the conversation are always included, so that the prefix is stable; newer ones by
+            # relevance.
+            started_at = (await store.get_conversation(branch.conversation)).created_at
+            older = [each for each in memories if each.created_at <= started_at]
+            entries += build_memory_blocks(older)
+            if question and len(older) < len(memories):
+                hits = await search_passages(
+                    store, self._engine.embedder, question, scope=memory_scope(namespace), limit=MAX_RECALLED_MEMORIES
+                )
+                entries += build_recalled_blocks(hits, included_ids=[each.id for each in older])
         root = self._engine.config.project_root
         if root is None or not agent.memory.reads_files:
             return RequestContext(blocks=tuple(entries))
@@ -140,24 +154,60 @@ class ContextGatherer:
         project = await asyncio.to_thread(load_project_memory, root, agent.memory.files, max_chars=max_chars)
         return RequestContext(blocks=(*project.blocks, *entries), decisions=project.decisions)
 
-    async def _load_memories(self, agent: Agent, branch: Branch, question: str) -> list[ContextBlock]:
-        """Memories older than the conversation are always included, so that the prefix is stable; newer ones by
-        relevance."""
-        store, namespace = self._engine.store, memory_namespace(agent)
-        memories = await store.memories.list(namespace, limit=MAX_STABLE_MEMORIES)
-        if not memories:
-            return []
-        from quire.context.memory import build_memory_blocks, build_recalled_blocks
 
-        started_at = (await store.get_conversation(branch.conversation)).created_at
-        older = [each for each in memories if each.created_at <= started_at]
-        blocks = list(build_memory_blocks(older))
-        if question and len(older) < len(memories):
-            hits = await search_passages(
-                store, self._engine.embedder, question, scope=memory_scope(namespace), limit=MAX_RECALLED_MEMORIES
-            )
-            blocks += build_recalled_blocks(hits, included_ids=[each.id for each in older])
-        return blocks
+class SessionItems:
+    """The session items of one branch (rules, references, tools): added or removed by the user, or added by the model's
+    tool search."""
+
+    def __init__(self, engine: EngineState, conversation: str, branch: int, *, count_tokens: ToolTokenCounter) -> None:
+        self._engine, self._conversation, self._branch, self._count_tokens = engine, conversation, branch, count_tokens
+
+    async def items(self) -> list[ResolvedSessionItem]:
+        branch = await self._engine.store.get_branch(self._conversation, self._branch)
+        return list_session_items(branch.state, self._engine.agent)
+
+    async def add(self, item: ContextItem | str) -> ContextItem:
+        match = self._find_item(item, [*index_agent_items(self._engine.agent)])
+        return await self._append_change(ContextChange(action="add", item=match))
+
+    async def remove(self, item: ContextItem | str) -> ContextItem:
+        match = self._find_item(item, [each.item for each in await self.items()])
+        return await self._append_change(ContextChange(action="remove", item=match))
+
+    async def add_tools(self, items: Sequence[ContextItem]) -> None:
+        """Adds tools that were selected for a message or by a search. They stay, so that the cached prefix only
+        grows."""
+        changes = [ContextChange(action="add", item=item, include="agent") for item in items]
+        if changes:
+            await self._engine.store.append(self._conversation, *changes, branch=self._branch)
+
+    async def search_tools(self, call: ToolSearchCall, tools: ToolSet) -> str:
+        """Searches the tools that this request omits; those that fit are in the next request."""
+        engine = self._engine
+        selector = engine.runtime.selector_for(engine.embedder)
+        scores, _ = await selector.score(call.query, [to_candidate(tool) for tool in tools.omitted])
+        hits = find_tools(
+            scores, tools.omitted, free_tokens=tools.free_tokens, count_tokens=self._count_tokens, limit=call.limit
+        )
+        await self.add_tools(list_fitting_items(hits))
+        return format_tool_hits(hits)
+
+    async def _append_change(self, change: ContextChange) -> ContextItem:
+        await self._engine.store.append(self._conversation, change, branch=self._branch)
+        return change.item
+
+    def _find_item(self, item: ContextItem | str, known: Sequence[ContextItem]) -> ContextItem:
+        """Finds an item by its name, by `server:name`, or by its wire name."""
+        if isinstance(item, ContextItem):
+            matching = [each for each in known if each == item]
+        else:
+            matching = [each for each in known if item in (each.name, f"{each.server}:{each.name}", wire_name(each))]
+        if len(matching) == 1:
+            return matching[0]
+        names = ", ".join(sorted(_item_label(each) for each in (matching or known))) or "none"
+        problem = "matches several items" if matching else "is not an item"
+        label = item if isinstance(item, str) else _item_label(item)
+        raise InvalidRequest(f"{label!r} {problem}; choose one of: {names}.")
 
 
 def memory_namespace(agent: Agent) -> str:
@@ -177,3 +227,7 @@ def list_application_tools(agent: Agent, session: Sequence[SessionItem] = ()) ->
     present = [each.item for each in session]
     own = [tool for tool in agent.tools if tool.server is None and agent.include_mode_of(tool) == "always"]
     return [SessionItem(item=tool.item, include="always") for tool in own if tool.item not in present]
+
+
+def _item_label(item: ContextItem) -> str:
+    return f"{item.server}:{item.name}" if item.server else f"{item.type} {item.name}"

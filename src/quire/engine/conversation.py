@@ -10,25 +10,25 @@ from quire.compaction.execution import CompactionTrigger
 from quire.context.items import ResolvedSessionItem
 from quire.context.tools import TOOL_SEARCH, parse_tool_search
 from quire.engine.assembler import Assembler
-from quire.engine.branch_record import BranchRecord
 from quire.engine.builtin_tools import BuiltinTools
 from quire.engine.compactor import Compactor
-from quire.engine.context import EngineContext
-from quire.engine.context_gatherer import ContextGatherer
+from quire.engine.context_gatherer import ContextGatherer, SessionItems
+from quire.engine.memory_writer import remember_frequent_documents
 from quire.engine.message_index import index_messages, schedule_indexing
 from quire.engine.recall import Recall
 from quire.engine.recorder import Recorder
-from quire.engine.reference_memory import ReferenceMemory
 from quire.engine.request import Document, PendingMessage, Request, parse_reply, to_message
 from quire.engine.request_builder import RequestBuilder
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
-from quire.engine.session_items import SessionItems
-from quire.errors import ContextOverflow, ModelContextOverflow
+from quire.engine.spending import check_spend_cap
+from quire.engine.state import EngineState
+from quire.errors import ContextOverflow, InvalidRequest
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
 from quire.log.types import TurnLease
-from quire.model import ContextItem, Entry, Manifest, Message, ToolCallPart, Usage
+from quire.model import ContextItem, Decision, Entry, Manifest, Message, Pin, Priority, ToolCallPart, Unpin
 from quire.model.base import lazy_property
+from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY
 from quire.model.entry_metadata import DocumentReference
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import UsageReport
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from quire.agent.approvals import ApprovalFunction
     from quire.agent.function_tools import FunctionTool
     from quire.engine.agent_loop import TurnResult
+    from quire.ledger import ManifestChange, Replay
     from quire.model.events import TurnEvent
     from quire.search.catalog import SearchOrder
 
 
-class Conversation(BranchRecord):
+class Conversation:
     """One branch of a conversation, and the requests made from it."""
 
     def __init__(
-        self, engine: EngineContext, id: str, branch: int = MAIN_BRANCH, *, lease: TurnLease | None = None
+        self, engine: EngineState, id: str, branch: int = MAIN_BRANCH, *, lease: TurnLease | None = None
     ) -> None:
-        super().__init__(engine, id, branch)
-        self._lease = lease
-        self._recorder = Recorder(engine, id, branch, lease=lease)
+        self.engine, self.id, self.branch = engine, id, branch
+        self.recorder = Recorder(engine, id, branch, lease=lease)
 
     # What a conversation that only records never builds.
 
@@ -69,10 +69,6 @@ class Conversation(BranchRecord):
     @lazy_property
     def _session_items(self) -> SessionItems:
         return SessionItems(self.engine, self.id, self.branch, count_tokens=self._gatherer.count_tool_tokens)
-
-    def with_lease(self, lease: TurnLease) -> "Conversation":
-        """The same branch for the turn that has this lease; its messages are recorded only while the turn has it."""
-        return Conversation(self.engine, self.id, self.branch, lease=lease)
 
     async def send(
         self,
@@ -107,7 +103,7 @@ class Conversation(BranchRecord):
         max_cost: float | None = None,
         model: Model | None = None,
     ) -> "AsyncGenerator[TurnEvent]":
-        """Runs a turn like `send`, and yields its events (`quire.model.events`) as they happen.
+        """Runs a turn like `send`, and yields its events (`quire.events`) as they happen.
 
         The last event is `TurnEnded`, or `TurnFailed` with the error. Closing the iterator stops the turn: what has
         arrived of the reply is recorded, and every tool call has a result.
@@ -143,7 +139,7 @@ class Conversation(BranchRecord):
         With `after`, the path of the head that the caller read, it raises `StaleHead` if the branch has moved on
         (optimistic concurrency).
         """
-        return await self._recorder.append(*map(to_message, messages), after=after)
+        return await self.recorder.append(*map(to_message, messages), after=after)
 
     async def prepare(
         self, message: Message | str | Sequence[Message | str] | None = None, *, documents: Sequence[Document] = ()
@@ -154,22 +150,16 @@ class Conversation(BranchRecord):
         if compactions need the user's consent (`compact_when`). A single message is stored with its reply; a sequence,
         such as tool results, is stored at once, because results belong to the call before them.
         """
-        await self.engine.check_spend_cap(self.id)
-        pending = await self._to_pending(message)
+        await check_spend_cap(self.engine, self.id)
+        pending: tuple[PendingMessage, ...] = ()
+        if isinstance(message, Message | str):
+            pending = (PendingMessage(to_message(message)),)
+        elif message:
+            await self.append(*message)
         builder = RequestBuilder(
             self.engine, self.id, self.branch, assembler=self._assembler, compactor=self._compactor
         )
         return await builder.build(pending, documents)
-
-    async def _to_pending(self, message: Message | str | Sequence[Message | str] | None) -> tuple[PendingMessage, ...]:
-        """The messages to store with the reply. A sequence is stored at once, so nothing of it is pending."""
-        if message is None:
-            return ()
-        if isinstance(message, Message | str):
-            return (PendingMessage(to_message(message)),)
-        if message:
-            await self.append(*message)
-        return ()
 
     async def record(
         self,
@@ -185,23 +175,14 @@ class Conversation(BranchRecord):
         the documents that built-in tools read for this reply (`run_tool`). Pass `incomplete` for a reply that was
         interrupted. A reply that calls no tools ends its turn: it gets the references and totals of all steps.
         """
-        stored = await self._recorder.record(
+        stored = await self.recorder.record(
             parse_reply(response), request=request, references=references, incomplete=incomplete
         )
         if request.tools is not None and request.tools.added_items:
             await self._session_items.add_tools(request.tools.added_items)
-        await ReferenceMemory(self.engine, self.id, self.branch).update(stored)
-        self._recorder.defer_compaction(request, stored, self.compact_if_needed)
+        await remember_frequent_documents(self.engine, self.id, self.branch, stored)
+        self.recorder.defer_compaction(request, stored, partial(self.compact, trigger="background"))
         return stored[-1]
-
-    async def reserve_spend(self, request: Request, *, choices: int = 1) -> Request:
-        """Reserves the request's estimated cost under the spend caps; `record` settles the reservation."""
-        return await self._recorder.reserve_spend(request, choices=choices)
-
-    async def settle_spend(self, request: Request, *, is_billed: bool, usage: Usage | None = None) -> None:
-        """Settles the reservation of a request without a recorded reply. A billed call costs what its `usage` says,
-        else its input."""
-        await self._recorder.settle_spend(request, is_billed=is_billed, usage=usage)
 
     async def record_question(self, request: Request) -> tuple[list[Entry], Request]:
         """Stores the request's question before it is sent, so that it is not lost if no reply comes.
@@ -209,9 +190,9 @@ class Conversation(BranchRecord):
         Returns the entries, and the request to record the reply for. A question that alone exceeds the budget is
         summarized, if a model is available, and the request is built again.
         """
-        entries, recorded = await self._recorder.record_question(request)
+        entries, recorded = await self.recorder.record_question(request)
         schedule_indexing(self.engine)
-        await ReferenceMemory(self.engine, self.id, self.branch).update(entries)
+        await remember_frequent_documents(self.engine, self.id, self.branch, entries)
         assembly = request.assembly
         is_excerpted = isinstance(assembly, ViewAssembly) and assembly.selection.excerpt_chars is not None
         if len(entries) != 1 or not is_excerpted or self.engine.settings.compact_when == "ask":
@@ -219,17 +200,9 @@ class Conversation(BranchRecord):
         compaction = await self._compactor.summarize_question(entries[0], await self._assembler.draft_current())
         if compaction is None:
             return entries, recorded
-        await self.settle_spend(request, is_billed=False)
+        await self.recorder.settle_spend(request, is_billed=False)
         rebuilt = await self.prepare()
         return entries, replace(rebuilt, compactions=(*request.compactions, compaction, *rebuilt.compactions))
-
-    async def compact_if_needed(self) -> Entry | None:
-        """The background job "compact"; returns None if the branch is below the background threshold."""
-        current = await self._assembler.draft_current()
-        if not self._recorder.exceeds_background_threshold(current.assembly.full_history_tokens):
-            return None
-        await self.engine.check_spend_cap(self.id)
-        return await self._compact_now("background")
 
     async def plan_compaction(self) -> CompactionPlan | None:
         """What a manual compaction would do now. Changes nothing."""
@@ -239,23 +212,29 @@ class Conversation(BranchRecord):
         """Compacts now, regardless of usage; `instructions` name what the summary must contain.
 
         Returns None if there is nothing to compact, or if a concurrent compaction came first. `trigger` is recorded
-        with the compaction.
+        with the compaction. With "background", only a branch above `context_background_threshold` is compacted.
         """
-        await self.engine.check_spend_cap(self.id)
-        return await self._compact_now(trigger, instructions)
-
-    async def shorten_summary(self) -> Entry | None:
-        """Shortens the active summary if it exceeds its share of the context window, as after a change to a model with
-        a smaller one; None if it does not. `prepare` does so by itself where the request would not fit."""
-        return await self._compactor.shorten_summary() if self.engine.policy.context_management_enabled else None
-
-    async def correct_overflow(self, error: ModelContextOverflow, *, request: Request) -> bool:
-        """Corrects the token calibration and the context window by the provider's overflow error of `request`.
-
-        Returns False, and changes nothing, if the error contradicts Quire's own count. After True, `prepare` builds a
-        shorter request.
-        """
-        return await self.engine.correct_overflow(error, assembly=request.assembly)
+        try:
+            current = await self._assembler.draft_current()
+        except ContextOverflow:
+            shortened = await self._compactor.shorten_summary()
+            if shortened is None:
+                raise
+            return shortened
+        assembly, is_background = current.assembly, trigger == "background"
+        if is_background and not self.recorder.exceeds_background_threshold(assembly.full_history_tokens):
+            return None
+        await check_spend_cap(self.engine, self.id)
+        plan = assembly.build_plan(assembly.budget) if is_background else assembly.plan_manually()
+        if plan is None:
+            return None
+        entry = await self._compactor.execute(
+            plan, assembly, current.window, trigger=trigger, instructions=instructions
+        )
+        if is_background:
+            # No request waits now, so index what was archived for recall.
+            await index_messages(self.engine, conversations=[self.id])
+        return entry
 
     async def undo_compaction(self) -> Entry:
         """Undoes the active compaction: the view is again what it was before."""
@@ -264,26 +243,6 @@ class Conversation(BranchRecord):
     async def edit_summary(self, text: str) -> Entry:
         """Replaces the active summary; the old one stays in the log, and `undo_compaction` restores it."""
         return await self._compactor.edit_summary(text)
-
-    async def _compact_now(self, trigger: CompactionTrigger, instructions: str | None = None) -> Entry | None:
-        try:
-            current = await self._assembler.draft_current()
-        except ContextOverflow:
-            shortened = await self.shorten_summary()
-            if shortened is None:
-                raise
-            return shortened
-        assembly = current.assembly
-        plan = assembly.build_plan(assembly.budget) if trigger == "background" else assembly.plan_manually()
-        if plan is None:
-            return None
-        entry = await self._compactor.execute(
-            plan, assembly, current.window, trigger=trigger, instructions=instructions
-        )
-        if trigger == "background":
-            # No request waits now, so index what was archived for recall.
-            await index_messages(self.engine, conversations=[self.id])
-        return entry
 
     async def search(
         self,
@@ -345,7 +304,65 @@ class Conversation(BranchRecord):
         """The manifest that a request with this message would have now. Changes nothing."""
         return (await self._assembler.assemble((PendingMessage(to_message(message)),))).assembly.manifest
 
-    async def fork(self, at: int, *, name: str | None = None) -> "Conversation":
-        """Creates a branch that shares every entry up to and including `at`."""
-        branch = await self.engine.store.fork(self.id, at=at, branch=self.branch, name=name)
+    async def fork(self, seq: int, *, name: str | None = None) -> "Conversation":
+        """Creates a branch that shares every entry up to and including `seq`."""
+        branch = await self.engine.store.fork(self.id, at=seq, branch=self.branch, name=name)
         return Conversation(self.engine, self.id, branch.number)
+
+    async def cost(self) -> float:
+        """Cost of the conversation so far, with its summaries, in US dollars; model calls without a price count 0."""
+        return await self.engine.store.spending.get_cost(self.id)
+
+    async def pin(self, seq: int) -> None:
+        """Pins a message: it stays in every request verbatim, whatever is compacted."""
+        await self.engine.store.append(self.id, Pin(message=seq), branch=self.branch)
+
+    async def unpin(self, seq: int) -> None:
+        """Removes the pin of a message: compactions may cover it again."""
+        await self.engine.store.append(self.id, Unpin(message=seq), branch=self.branch)
+
+    async def set_priority(self, seq: int, priority: int | None) -> None:
+        """Sets the priority of a message, 1 to 10; None resets it to the default, 5.
+
+        The next compaction of the `hybrid` strategy archives messages of low priority first, and preserves messages
+        of high priority verbatim as far as their shares reach.
+        """
+        if priority is not None and not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+            raise InvalidRequest(f"A priority is a number from {MIN_PRIORITY} to {MAX_PRIORITY}, not {priority}.")
+        entry = await self.engine.store.get_entry(self.id, seq, branch=self.branch)
+        if entry.kind != "message":
+            raise InvalidRequest(f"#{seq} is not a message, so it has no priority.")
+        await self.engine.store.append(self.id, Priority(message=seq, priority=priority), branch=self.branch)
+
+    async def messages(self) -> list[Entry]:
+        """All messages of the branch, archived or not, oldest first."""
+        return await self.engine.store.read_range(self.id, branch=self.branch, kinds=["message"])
+
+    async def manifest(self, reply_seq: int) -> Manifest:
+        """The manifest of the request that the entry `reply_seq` answered."""
+        return await self.engine.store.get_manifest(self.id, reply_seq, branch=self.branch)
+
+    async def replay(self, reply_seq: int) -> "Replay":
+        """Rebuilds the request that the entry `reply_seq` answered, and compares it with its recorded digest."""
+        from quire.ledger import replay
+
+        blobs, manifest = self.engine.runtime.blobs, await self.manifest(reply_seq)
+        for row in manifest.included:
+            if row.span is not None:
+                entries = await self.engine.store.read_range(
+                    self.id, branch=self.branch, first=row.span.first, last=row.span.last
+                )
+                await blobs.load(self.engine.store, entries)
+        return await replay(self.engine.store, manifest, load_blob=blobs.get)
+
+    async def diff(self, reply_seq: int, other_seq: int) -> "list[ManifestChange]":
+        """The changes between the requests of two replies."""
+        from quire.ledger import diff_manifests
+
+        return diff_manifests(await self.manifest(reply_seq), await self.manifest(other_seq))
+
+    async def why(self, item: int | str, *, reply_seq: int) -> Decision:
+        """The decision that included or excluded a message (by `seq`) or an item (by name) in that request."""
+        from quire.ledger import find_decision
+
+        return find_decision(await self.manifest(reply_seq), item)

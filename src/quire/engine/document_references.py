@@ -1,25 +1,39 @@
-"""Resolves the documents that a message names, and decides for each whether its text is injected.
+"""Documents of a request: the ones that a message names, and the application's own, trimmed where they do not fit.
 
-A document that is small against the remaining tokens is injected into the message; a larger one is listed with its
-summary, for the model to read with a tool. The decision is stored with the message.
+A named document that is small against the remaining tokens is injected into the message. A larger one is listed with
+its summary, for the model to read with a tool. The decision is stored with the message.
 """
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.engine.context import EngineContext
+from quire.engine.context_gatherer import RequestContext
 from quire.engine.request import PendingMessage
+from quire.engine.state import EngineState
 from quire.model import Message
 from quire.model.entry_metadata import DocumentReference
 from quire.model.manifest import Decision
+from quire.view.assembly import ViewAssembly
+from quire.view.batches import sum_tokens
+from quire.view.counted_input import build_block_text
+from quire.view.excerpts import excerpt_message, find_largest_limit
+from quire.view.inputs import ContextBlock
+from quire.view.rendered import MessageCounter
 from quire.wire.labels import label_text
 
 if TYPE_CHECKING:
-    from quire.context.vault import ReferencedDocument, Vault
+    from quire.context.vault import ReferencedDocument
 
 IMPORT_SHARE = 0.5
 """Share of the remaining tokens up to which a file that a message imports with @path is included in full."""
+
+MIN_TRIMMED_TOKENS = 64
+"""A document with less room than this is left out: an excerpt of it would say nothing."""
+MAX_CHARS_PER_TOKEN = 16
+"""Bounds the search for the longest excerpt. Texts with longer tokens on average are rows of blanks or signs."""
 
 
 class ResolvedReferences(NamedTuple):
@@ -34,7 +48,7 @@ class ResolvedReferences(NamedTuple):
 class ReferenceResolver:
     """Resolves document references for the conversations of one engine."""
 
-    def __init__(self, engine: EngineContext) -> None:
+    def __init__(self, engine: EngineState) -> None:
         self._engine = engine
 
     async def find_references(self, message: Message) -> "list[ReferencedDocument]":
@@ -42,22 +56,20 @@ class ReferenceResolver:
         vault, text = self._engine.vault, message.text
         if vault is None or message.role != "user" or ("[[" not in text and "@" not in text):
             return []
+        from quire.compaction.document_summaries import summarize_document
         from quire.context.vault import add_summaries
 
         documents = await asyncio.to_thread(vault.find_references, text)
-        # Stored or extractive summaries, so that sending a question never waits for a model.
-        return await add_summaries(
-            documents,
-            _extract_summary,
-            cache=self._engine.runtime.document_summaries,
-            stored=await self._load_summaries(vault, documents),
-        )
-
-    async def _load_summaries(self, vault: "Vault", documents: "Sequence[ReferencedDocument]") -> dict[str, str]:
-        """Summaries in the index by the digest of the document's text: a section or a changed file has none."""
+        # Stored or extractive summaries, so that sending a question never waits for a model. The stored ones are found
+        # by the digest of the document's text: a section or a changed file has none.
         paths = [each.reference.path for each in documents if each.reference.path is not None]
         stored = await self._engine.store.documents.list(vault.name, paths=paths) if paths else []
-        return {each.digest.hex(): each.summary for each in stored}
+        return await add_summaries(
+            documents,
+            partial(summarize_document, model=None),
+            cache=self._engine.runtime.document_summaries,
+            stored={each.digest.hex(): each.summary for each in stored},
+        )
 
     def resolve(
         self, message: Message, documents: "Sequence[ReferencedDocument]", *, remaining_tokens: int
@@ -71,43 +83,85 @@ class ReferenceResolver:
             share = self._engine.settings.document_share
             if reference.link.startswith("@"):
                 share = max(share, IMPORT_SHARE)
-            tokens = self._count_tokens(each)
+            tokens = 0
+            if each.text is not None:
+                text = label_text("document", each.text, name=reference.path, link=reference.link)
+                tokens = self._engine.message_counter.token_counter.count(f"\n\n{text}")
             injected = each.text is not None and tokens <= share * remaining_tokens
             if injected and each.text is not None and each.digest is not None:
                 remaining_tokens -= tokens
-                self._engine.blobs.put(each.digest, each.text.encode())
+                self._engine.runtime.blobs.put(each.digest, each.text.encode())
                 reference = reference.model_copy(update={"blob": each.digest, "injected": True})
                 texts.append(each.text)
             references.append(reference)
-            decisions.append(_make_decision(reference, tokens))
+            reason = "not_found" if reference.path is None else "listed"
+            if injected:
+                reason = "imported" if reference.link.startswith("@") else "referenced"
+            decisions.append(
+                Decision(
+                    slot="newest",
+                    kind="document",
+                    included=injected,
+                    reason=reason,
+                    tokens=tokens,
+                    name=reference.path or reference.link,
+                    blob=reference.blob if injected else None,
+                )
+            )
         return ResolvedReferences(PendingMessage(message, tuple(references)), tuple(decisions), tuple(texts))
 
-    def _count_tokens(self, document: "ReferencedDocument") -> int:
-        if document.text is None:
-            return 0
-        reference = document.reference
-        text = label_text("document", document.text, name=reference.path, link=reference.link)
-        return self._engine.message_counter.token_counter.count(f"\n\n{text}")
+
+def trim_documents(
+    assembly: ViewAssembly, context: RequestContext, documents: Sequence[ContextBlock]
+) -> RequestContext | None:
+    """Trims the documents of the application (`prepare(documents=…)`) that the assembly left out; None if there are
+    none.
+
+    A trimmed document has its beginning and its end; its decision has the number of characters. The documents of a slot
+    that do not fit share what is free in it. `documents` are whole; the last blocks of the context are the same
+    documents, whole or trimmed before.
+    """
+    first = len(context.blocks) - len(documents)
+    others, current = context.blocks[:first], list(context.blocks[first:])
+    included = {id(counted.block) for counted in assembly.selection.blocks}
+    omitted = [position for position, block in enumerate(current) if id(block) not in included]
+    if not omitted:
+        return None
+    # Documents come before the history, which can be compacted.
+    optional = sum(counted.tokens for counted in assembly.selection.blocks if not counted.block.is_required)
+    needed = assembly.counted_input.required_tokens + sum_tokens(assembly.selection.newest)
+    free_tokens = assembly.budget.max_input_tokens - needed - optional
+    trimmed: list[ContextBlock] = []
+    for count, position in enumerate(omitted):
+        slot = documents[position].slot
+        used = sum(counted.tokens for counted in assembly.selection.blocks if counted.block.slot == slot)
+        used += sum(_count_tokens(each, assembly.message_counter) for each in trimmed if each.slot == slot)
+        available = min(free_tokens, assembly.budget.limit_for(slot) - used)
+        # Where equal shares would be too small, the first documents get the minimum.
+        share = min(available, max(MIN_TRIMMED_TOKENS, available // (len(omitted) - count)))
+        block = _trim(documents[position], share, assembly.message_counter)
+        if block is not None:
+            current[position] = block
+            trimmed.append(block)
+            free_tokens -= _count_tokens(block, assembly.message_counter)
+    return replace(context, blocks=(*others, *current)) if trimmed else None
 
 
-async def _extract_summary(text: str) -> str:
-    from quire.compaction.document_summaries import summarize_document
+def _trim(document: ContextBlock, max_tokens: int, counter: MessageCounter) -> ContextBlock | None:
+    if max_tokens < MIN_TRIMMED_TOKENS:
+        return None
 
-    return await summarize_document(text, model=None)
+    def shorten(max_chars: int) -> ContextBlock:
+        text = excerpt_message(Message.user(document.text), max_chars, seq=None).text
+        return replace(document, text=text, excerpt_chars=max_chars)
+
+    limit = find_largest_limit(
+        lambda max_chars: _count_tokens(shorten(max_chars), counter),
+        max_chars=min(len(document.text), MAX_CHARS_PER_TOKEN * max_tokens),
+        max_tokens=max_tokens,
+    )
+    return shorten(limit) if limit else None
 
 
-def _make_decision(reference: DocumentReference, tokens: int) -> Decision:
-    name = reference.path or reference.link
-    if reference.injected:
-        reason = "imported" if reference.link.startswith("@") else "referenced"
-        return Decision(
-            slot="newest",
-            kind="document",
-            included=True,
-            reason=reason,
-            tokens=tokens,
-            name=name,
-            blob=reference.blob,
-        )
-    reason = "not_found" if reference.path is None else "listed"
-    return Decision(slot="newest", kind="document", included=False, reason=reason, tokens=tokens, name=name)
+def _count_tokens(block: ContextBlock, counter: MessageCounter) -> int:
+    return counter.count(Message.user(build_block_text(block.kind, block.text, name=block.name)))

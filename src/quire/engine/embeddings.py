@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from quire.engine.context import EngineContext
+from quire.engine.state import EngineState
 from quire.errors import ModelError
 from quire.index.types import PassageVector, SearchHit
 from quire.index.vectors import pack_vector
@@ -16,7 +16,7 @@ EMBED_BATCH_SIZE = 256
 """Passages embedded and stored at once."""
 
 
-async def embed_scope(engine: EngineContext, scope: str) -> int:
+async def embed_scope(engine: EngineState, scope: str) -> int:
     """Embeds every passage of the scope that has no vector and returns their number. An interrupted run can resume."""
     embedder, count = engine.embedder, 0
     if embedder is None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from quire.compaction.summarizer import Summarizer
 from quire.context.items import build_initial_changes
 from quire.engine.config import EngineConfig
-from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import list_application_tools
 from quire.engine.conversation import Conversation
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
+from quire.engine.state import EngineState
 from quire.errors import ConversationNotFound, InvalidRequest
 from quire.llm import Model, get_model
 from quire.llm.embeddings import Embedder
@@ -52,11 +52,21 @@ async def open_engine(
     compactions; without one, or with "extract", they are extractive and need no model. An `embedder` adds
     semantic search to the search by words.
     """
-    loaded_agent = _load_agent(Path(agent)) if isinstance(agent, str | Path) else agent
+    if isinstance(agent, str | Path):
+        from quire.context.agent_loader import load_agent
+
+        loaded_agent = load_agent(Path(agent))
+    else:
+        loaded_agent = agent
     overrides = loaded_agent.setting_overrides if loaded_agent is not None else {}
     if isinstance(summarizer, str):
         changes["summarizer"] = summarizer
     merged = Settings.model_validate({**(settings or Settings()).model_dump(), **overrides, **changes})
+    source = summarizer
+    if isinstance(source, str):
+        # A named model is built at its first call.
+        build = partial(get_model, source, base_url=merged.base_url)
+        source = None if source == EXTRACT_SUMMARIZER else DeferredModel(source, build)
     async with SqlStore.open(url, tenant=tenant) as store:
         config = EngineConfig.create(
             merged,
@@ -64,7 +74,7 @@ async def open_engine(
             tools=tools,
             agent=loaded_agent,
             vault=vault,
-            summarizer=_load_summarizer(summarizer, merged) if isinstance(summarizer, str) else summarizer,
+            summarizer=source,
             embedder=embedder,
         )
         engine = Engine(store, config)
@@ -75,7 +85,7 @@ async def open_engine(
 
 
 @dataclass(frozen=True, eq=False)
-class Engine(EngineContext):
+class Engine(EngineState):
     """Opens conversations on a store. Built from a store and an `EngineConfig`, or by `quire.open`."""
 
     async def conversation(self, id: str | None = None, *, branch: int = MAIN_BRANCH) -> Conversation:
@@ -84,15 +94,12 @@ class Engine(EngineContext):
             record = await self.store.get_conversation(id) if id is not None else await self.store.create_conversation()
         except ConversationNotFound:
             record = await self.store.create_conversation(id)
-        await self._add_initial_items(record.id)
-        return Conversation(self, record.id, branch)
-
-    async def _add_initial_items(self, conversation: str) -> None:
-        """Adds the items with include mode `always` to a new conversation."""
+        # A new conversation gets the items with include mode `always`.
         application_tools = [each.item for each in list_application_tools(self.agent)]
         changes = [change for change in build_initial_changes(self.agent) if change.item not in application_tools]
-        if changes and (await self.store.get_branch(conversation)).head_seq == 0:
-            await self.store.append(conversation, *changes)
+        if changes and (await self.store.get_branch(record.id)).head_seq == 0:
+            await self.store.append(record.id, *changes)
+        return Conversation(self, record.id, branch)
 
     async def search(
         self,
@@ -113,16 +120,3 @@ class Engine(EngineContext):
         if self.vault is None:
             raise InvalidRequest("There is no vault to index; open the engine with `vault=`.")
         return index_vault(self, self.vault)
-
-
-def _load_summarizer(name: str, settings: Settings) -> Model | None:
-    """The model of that name, built at its first call; None for extracts."""
-    if name == EXTRACT_SUMMARIZER:
-        return None
-    return DeferredModel(name, partial(get_model, name, base_url=settings.base_url))
-
-
-def _load_agent(file: Path) -> Agent:
-    from quire.context.agent_loader import load_agent
-
-    return load_agent(file)

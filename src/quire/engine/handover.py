@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quire.compaction.citations import find_cited_entries
 from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.compactor import Compactor
-from quire.engine.context import EngineContext
+from quire.engine.state import EngineState
 from quire.errors import InvalidRequest, ModelError, SpendCapReached, SpendReserved, SummaryFailed, UnknownPrice
 from quire.log import MAIN_BRANCH
 from quire.model import Compaction, Entry
@@ -51,7 +51,7 @@ class Handover(FrozenModel):
 
 
 async def write_handover(
-    engine: EngineContext,
+    engine: EngineState,
     conversation: str,
     *,
     branch: int = MAIN_BRANCH,
@@ -71,8 +71,16 @@ async def write_handover(
     material = await _read_material(engine, conversation, branch, mask=mask)
     summary, model = None, None
     if calls_model and engine.document_summarizer is not None:
-        summary, model = await _summarize(engine, material, target_tokens=int(max_tokens * SUMMARY_SHARE))
-        summary = mask_secrets(summary) if mask and summary is not None else summary
+        compactor = Compactor(engine, conversation, branch)
+        try:
+            written = await compactor.summarize(
+                material.unsummarized, previous=material.summary, target_tokens=int(max_tokens * SUMMARY_SHARE)
+            )
+        except (SummaryFailed, ModelError, SpendCapReached, SpendReserved, UnknownPrice):
+            # An extract takes its place.
+            pass
+        else:
+            summary, model = mask_secrets(written.text) if mask else written.text, written.model
     from quire.compaction.handover_text import write_handover_text
 
     counter = engine.message_counter.token_counter
@@ -93,7 +101,7 @@ async def write_handover(
     )
 
 
-async def _read_material(engine: EngineContext, conversation: str, branch: int, *, mask: bool) -> "HandoverMaterial":
+async def _read_material(engine: EngineState, conversation: str, branch: int, *, mask: bool) -> "HandoverMaterial":
     from quire.compaction.handover_text import HandoverMaterial, find_request
 
     store = engine.store
@@ -127,17 +135,3 @@ def mask_entry(entry: Entry) -> Entry:
     message = entry.message
     masked = mask_message(message)
     return entry if masked == message else entry._replace(raw=masked.canonical_json(), content_digest=None)
-
-
-async def _summarize(
-    engine: EngineContext, material: "HandoverMaterial", *, target_tokens: int
-) -> tuple[str | None, str | None]:
-    """The summarizer's text and name; None for both if it cannot be called or fails, and an extract takes its place."""
-    compactor = Compactor(engine, material.record.id, material.branch)
-    try:
-        summary = await compactor.summarize(
-            material.unsummarized, previous=material.summary, target_tokens=target_tokens
-        )
-    except (SummaryFailed, ModelError, SpendCapReached, SpendReserved, UnknownPrice):
-        return None, None
-    return summary.text, summary.model

@@ -1,4 +1,4 @@
-"""Adds memories that a model wants to store with the tool `remember`, and corrects them.
+"""Adds memories: those that a model stores with the tool `remember`, and documents that are often referred to.
 
 Each memory cites the message, or the document quoted in it, that states the fact. A statement that only repeats an
 existing memory, or text that was recalled for the request, is refused: memories must not multiply.
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from quire.concurrency.worker_threads import run_in_worker
-from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import memory_namespace
 from quire.engine.search import search_messages
+from quire.engine.state import EngineState
 from quire.errors import BlobNotFound, InvalidRequest, MemoryNotFound
-from quire.log import Branch
 from quire.log.types import Citation, Memory
 from quire.model import Entry
+from quire.model.entry_metadata import DocumentReference
 from quire.view.recalled_messages import message_to_text
 
 MAX_COMPARED_MEMORIES = 1_000
@@ -27,6 +27,12 @@ MAX_SOURCE_DOCUMENTS = 20
 """Documents quoted in these messages among which the source of a memory is searched."""
 MAX_SOURCE_CHARS = 20_000
 """Characters of each of these texts that are compared with a memory."""
+
+
+MAX_LINK_CHARS = 200
+"""Characters of the link in the memory of a document."""
+_DOCUMENT_PREFIX = "The document "
+"""Distinguishes memories of documents from facts that were remembered from the same document."""
 
 
 class MemorySource(NamedTuple):
@@ -47,7 +53,7 @@ class MemorySource(NamedTuple):
 class MemoryWriter:
     """Writes the memories of an agent, from what one branch says."""
 
-    def __init__(self, engine: EngineContext, conversation: str, branch: int) -> None:
+    def __init__(self, engine: EngineState, conversation: str, branch: int) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
 
     async def remember(self, text: str, *, replaces: str | None, recalled_texts: Iterable[str]) -> str:
@@ -60,32 +66,16 @@ class MemoryWriter:
         memories = await engine.store.memories.list(namespace, limit=MAX_COMPARED_MEMORIES)
         fact = validate_new_memory(text, existing=[each.text for each in memories])
         if replaces is not None:
-            await self._check_namespace(replaces, namespace)
+            # Memories of other agents are refused as if there were none.
+            try:
+                replaced = await engine.store.memories.get(replaces)
+            except MemoryNotFound:
+                replaced = None
+            if replaced is None or replaced.namespace != namespace:
+                raise InvalidRequest(f"There is no memory {replaces!r}; the id of each memory is in brackets after it.")
         branch = await engine.store.get_branch(self._conversation, self._branch)
-        sources = await self._list_sources(fact, branch)
-        source = await run_in_worker(_choose_source, fact, sources)
-        await run_in_worker(_check_repetition, fact, memories, replaces=replaces)
-        if replaces is None:
-            await run_in_worker(_check_recalled, fact, _list_new_texts(sources), recalled_texts)
-        citation = Citation(source.entry.conversation, source.entry.branch, source.entry.seq)
-        if replaces is None:
-            memory = await engine.store.memories.add(namespace, fact, citation=citation, source=source.document)
-            return f"Remembered as {memory.id}, from {source.description}."
-        memory = await engine.store.memories.replace(replaces, fact, citation=citation, source=source.document)
-        return f"Remembered as {memory.id} in place of {replaces}, from {source.description}."
-
-    async def _check_namespace(self, id: str, namespace: str) -> None:
-        """Refuses the memories of other agents, as if there were none."""
-        try:
-            memory = await self._engine.store.memories.get(id)
-        except MemoryNotFound:
-            memory = None
-        if memory is None or memory.namespace != namespace:
-            raise InvalidRequest(f"There is no memory {id!r}; the id of each memory is in brackets after it.")
-
-    async def _list_sources(self, fact: str, branch: Branch) -> list[MemorySource]:
-        """Texts that may state the fact: new messages, older ones that a search finds, and the documents they quote."""
-        store = self._engine.store
+        # Texts that may state the fact: new messages, older ones that a search finds, and the documents they quote.
+        store = engine.store
         entries = await store.read_tail(
             self._conversation, MAX_SOURCE_MESSAGES, branch=self._branch, kinds=["message"], roles=["user", "tool"]
         )
@@ -100,7 +90,20 @@ class MemoryWriter:
         if not any(entry.role == "user" for entry in entries):
             raise InvalidRequest("There is no user message yet that a memory could cite.")
         messages = [MemorySource(entry, message_to_text(entry.message)[:MAX_SOURCE_CHARS]) for entry in entries]
-        return [*messages, *await self._load_documents(entries)]
+        sources = [*messages, *await self._load_documents(entries)]
+        source = await run_in_worker(_choose_source, fact, sources)
+        await run_in_worker(_check_repetition, fact, memories, replaces=replaces)
+        if replaces is None:
+            # The newest question, and what tools returned since.
+            question = max(each.entry.seq for each in sources if each.entry.role == "user")
+            new_texts = [each.text for each in sources if each.entry.seq >= question]
+            await run_in_worker(_check_recalled, fact, new_texts, recalled_texts)
+        citation = Citation(source.entry.conversation, source.entry.branch, source.entry.seq)
+        if replaces is None:
+            memory = await engine.store.memories.add(namespace, fact, citation=citation, source=source.document)
+            return f"Remembered as {memory.id}, from {source.description}."
+        memory = await engine.store.memories.replace(replaces, fact, citation=citation, source=source.document)
+        return f"Remembered as {memory.id} in place of {replaces}, from {source.description}."
 
     async def _load_documents(self, entries: Sequence[Entry]) -> list[MemorySource]:
         """The newest documents whose text is included in these messages."""
@@ -121,7 +124,7 @@ class MemoryWriter:
         return documents
 
 
-async def write_cited_memory(engine: EngineContext, text: str, *, citation: Citation) -> Memory:
+async def write_cited_memory(engine: EngineState, text: str, *, citation: Citation) -> Memory:
     """Stores a memory that cites a given message. Refuses a text that repeats a memory, or of which the message says
     nothing."""
     from quire.context.memory import is_repeated_in, measure_overlap, validate_new_memory
@@ -153,12 +156,6 @@ def _choose_source(fact: str, sources: Sequence[MemorySource]) -> MemorySource:
     return max(sources, key=rank)
 
 
-def _list_new_texts(sources: Sequence[MemorySource]) -> list[str]:
-    """The newest question, and what tools returned since."""
-    question = max(each.entry.seq for each in sources if each.entry.role == "user")
-    return [each.text for each in sources if each.entry.seq >= question]
-
-
 def _check_repetition(fact: str, memories: Iterable[Memory], *, replaces: str | None) -> None:
     """Refuses what an existing memory says in other words, unless it replaces that memory."""
     from quire.context.memory import is_repeated_in
@@ -181,3 +178,44 @@ def _check_recalled(fact: str, new_texts: Iterable[str], recalled_texts: Iterabl
             "This only repeats text that was recalled for the request, and recalled text is not stored again; "
             "remember what the user says now."
         )
+
+
+async def remember_frequent_documents(
+    engine: EngineState, conversation: str, branch: int, entries: Sequence[Entry]
+) -> None:
+    """Adds documents that the user keeps referring to, so that later conversations know of them.
+
+    Off unless `remember_documents_after` is set. `entries` are new. The memory has the document's path and summary, not
+    its text. It cites the message that reached the number, and is never added again after it was retired.
+    """
+    threshold = engine.settings.remember_documents_after
+    if threshold is None or not engine.agent.memory.enabled:
+        return
+    store, namespace = engine.store, memory_namespace(engine.agent)
+    for entry in entries:
+        references = {each.path: each for each in _list_direct(entry)}
+        if not references:
+            continue
+        stored = await store.list_referencing_entries(conversation, branch=branch)
+        named = [{reference.path for reference in _list_direct(each)} for each in stored]
+        frequent = [
+            reference for path, reference in references.items() if sum(path in each for each in named) >= threshold
+        ]
+        if not frequent:
+            continue
+        memories = await store.memories.list(namespace, include_retired=True, limit=MAX_COMPARED_MEMORIES)
+        known = {memory.source for memory in memories if memory.text.startswith(_DOCUMENT_PREFIX)}
+        for each in frequent:
+            if each.path in known:
+                continue
+            summary = f": {each.summary}" if each.summary else "."
+            text = f"{_DOCUMENT_PREFIX}{each.link[:MAX_LINK_CHARS]} ({each.path}) is often referred to{summary}"
+            citation = Citation(entry.conversation, entry.branch, entry.seq)
+            await store.memories.add(namespace, " ".join(text.split()), citation=citation, source=each.path)
+
+
+def _list_direct(entry: Entry) -> list[DocumentReference]:
+    """References that a user's message names and that were found."""
+    if entry.role != "user":
+        return []
+    return [each for each in entry.metadata.references or () if each.path is not None and each.kind == "direct"]

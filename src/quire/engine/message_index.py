@@ -10,11 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.concurrency.worker_threads import run_in_worker
-from quire.engine.context import EngineContext
+from quire.engine.state import EngineState
 from quire.errors import ModelError, UnreadableSegment
-from quire.index.types import IndexedBranch, IndexingBatch, SegmentData, SegmentTask, SegmentUpdate
+from quire.index.types import SegmentData, SegmentTask, SegmentUpdate
 from quire.llm.embeddings import AsyncEmbedder, Embedder
-from quire.model import Entry
 from quire.search.postings import ENTRIES_PER_SEGMENT
 from quire.view.recalled_messages import message_to_text
 
@@ -34,14 +33,14 @@ MAX_BATCHES_WITHOUT_PROGRESS = 5
 """Batches in a row of which every segment was refused: another indexer does the same work."""
 
 
-def schedule_indexing(engine: EngineContext) -> None:
+def schedule_indexing(engine: EngineState) -> None:
     """Starts a background job that indexes what was appended; appends within `DEBOUNCE_SECONDS` share it."""
     work = partial(index_messages, engine)
     engine.runtime.jobs.enqueue("index_messages", "", 0, work, delay_seconds=DEBOUNCE_SECONDS)
 
 
 async def index_messages(
-    engine: EngineContext, *, conversations: Collection[str] | None = None, batch_entries: int = BATCH_ENTRIES
+    engine: EngineState, *, conversations: Collection[str] | None = None, batch_entries: int = BATCH_ENTRIES
 ) -> int:
     """Indexes all entries of these conversations (None: of the tenant) that are not indexed; returns their number.
 
@@ -53,7 +52,7 @@ async def index_messages(
     return count
 
 
-async def index_inline(engine: EngineContext, *, conversations: Collection[str] | None = None) -> bool:
+async def index_inline(engine: EngineState, *, conversations: Collection[str] | None = None) -> bool:
     """Indexes up to `MAX_INLINE_ENTRIES` entries now, and the rest in the background; True if nothing is left.
 
     Vectors of a slow embedder are left to the background: a request does not wait for them.
@@ -73,7 +72,7 @@ async def index_inline(engine: EngineContext, *, conversations: Collection[str] 
 
 
 async def iter_indexing(
-    engine: EngineContext, *, conversations: Collection[str] | None = None, batch_entries: int = BATCH_ENTRIES
+    engine: EngineState, *, conversations: Collection[str] | None = None, batch_entries: int = BATCH_ENTRIES
 ) -> AsyncGenerator[int]:
     """Indexes batch by batch, and yields the number of entries of each."""
     async for count in _iter_batches(engine, engine.embedder, conversations, batch_entries):
@@ -81,7 +80,7 @@ async def iter_indexing(
 
 
 async def _iter_batches(
-    engine: EngineContext, embedder: Embedder | None, conversations: Collection[str] | None, batch_entries: int
+    engine: EngineState, embedder: Embedder | None, conversations: Collection[str] | None, batch_entries: int
 ) -> AsyncGenerator[int]:
     """Without `embedder` only words are indexed, and branches that lack vectors stay unindexed for a later run."""
     idle = 0
@@ -100,18 +99,13 @@ async def _iter_batches(
             # The embedder is not available: index the words now. A later run embeds the messages.
             embedder = None
             continue
-        refused = await engine.store.message_index.put_segments(updates, indexed=_list_complete(engine, batch, updates))
+        # A branch is indexed once its segments have all vectors.
+        name = engine.embedder.name if engine.embedder is not None else None
+        incomplete = {(each.conversation, each.branch) for each in updates if each.embedder != name}
+        complete = [each for each in batch.branches if (each.conversation, each.branch) not in incomplete]
+        refused = await engine.store.message_index.put_segments(updates, indexed=complete)
         idle = idle + 1 if updates and len(refused) == len(updates) else 0
         yield sum(len(task.entries) for task in batch.tasks)
-
-
-def _list_complete(
-    engine: EngineContext, batch: IndexingBatch, updates: Sequence[SegmentUpdate]
-) -> list[IndexedBranch]:
-    """The branches of a batch whose segments have all vectors."""
-    name = engine.embedder.name if engine.embedder is not None else None
-    incomplete = {(each.conversation, each.branch) for each in updates if each.embedder != name}
-    return [each for each in batch.branches if (each.conversation, each.branch) not in incomplete]
 
 
 class _PreparedSegment(NamedTuple):
@@ -141,26 +135,36 @@ class _BatchEmbeddings:
 
 
 async def _build_updates(
-    engine: EngineContext, tasks: Sequence[SegmentTask], embedder: Embedder | None
+    engine: EngineState, tasks: Sequence[SegmentTask], embedder: Embedder | None
 ) -> list[SegmentUpdate]:
     prepared: list[_PreparedSegment] = []
     for task, each in zip(tasks, await run_in_worker(_prepare, engine, tasks), strict=True):
-        # Bytes that cannot be read are replaced by all entries of the segment.
-        repaired = [each] if each is not None else _prepare(engine, [await _read_whole_segment(engine, task)])
+        repaired = [each]
+        if each is None:
+            # Bytes that cannot be read are replaced by all entries of the segment.
+            first = task.segment * ENTRIES_PER_SEGMENT + 1
+            read = await engine.store.read_range(task.conversation, branch=task.branch, first=first, last=task.last_seq)
+            entries = tuple(entry for entry in read if entry.branch == task.branch)
+            repaired = _prepare(engine, [task._replace(data=None, entries=entries)])
         prepared += [each for each in repaired if each is not None]
-    embeddings = await _embed_messages(prepared, embedder) if embedder is not None else None
+    embeddings = None
+    if embedder is not None:
+        from quire.search.segments import to_embedding_text
+
+        messages = (message for each in prepared for message in _list_unembedded(each, embedder))
+        texts = list(dict.fromkeys(["", *(to_embedding_text(message.text) for message in messages)]))
+        if isinstance(embedder, AsyncEmbedder):
+            rows = await embedder.embed_async(texts)
+        else:
+            rows = await run_in_worker(embedder.embed, texts)
+        embeddings = _BatchEmbeddings(embedder, texts, rows)
     return await run_in_worker(lambda: [_build_update(each, embeddings) for each in prepared])
 
 
-async def _read_whole_segment(engine: EngineContext, task: SegmentTask) -> SegmentTask:
-    first = task.segment * ENTRIES_PER_SEGMENT + 1
-    entries = await engine.store.read_range(task.conversation, branch=task.branch, first=first, last=task.last_seq)
-    return task._replace(data=None, entries=tuple(entry for entry in entries if entry.branch == task.branch))
-
-
-def _prepare(engine: EngineContext, tasks: Sequence[SegmentTask]) -> list[_PreparedSegment | None]:
+def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_PreparedSegment | None]:
     """Decodes segments and extracts messages; None for bytes that cannot be read."""
     from quire.search.segment_codec import decode_segment
+    from quire.search.segments import MAX_INDEXED_CHARS, IndexedMessage
 
     prepared: list[_PreparedSegment | None] = []
     for task in tasks:
@@ -169,18 +173,17 @@ def _prepare(engine: EngineContext, tasks: Sequence[SegmentTask]) -> list[_Prepa
         except UnreadableSegment:
             prepared.append(None)
             continue
-        prepared.append(_PreparedSegment(task, segment, _extract_messages(engine, task.entries)))
+        messages: list[IndexedMessage] = []
+        for entry in task.entries:
+            if entry.kind != "message" or entry.role == "system" or entry.purged_at is not None:
+                continue
+            message = entry.message
+            text = message_to_text(message)[:MAX_INDEXED_CHARS]
+            if text.strip():
+                tokens = entry.tokens if entry.tokens is not None else engine.message_counter.count(message)
+                messages.append(IndexedMessage(entry.seq, message.role, message.name, entry.created_at, text, tokens))
+        prepared.append(_PreparedSegment(task, segment, messages))
     return prepared
-
-
-async def _embed_messages(prepared: Sequence[_PreparedSegment], embedder: Embedder) -> _BatchEmbeddings:
-    from quire.search.segments import to_embedding_text
-
-    messages = (message for each in prepared for message in _list_unembedded(each, embedder))
-    texts = list(dict.fromkeys(["", *(to_embedding_text(message.text) for message in messages)]))
-    if isinstance(embedder, AsyncEmbedder):
-        return _BatchEmbeddings(embedder, texts, await embedder.embed_async(texts))
-    return _BatchEmbeddings(embedder, texts, await run_in_worker(embedder.embed, texts))
 
 
 def _list_unembedded(prepared: _PreparedSegment, embedder: Embedder) -> list["IndexedMessage"]:
@@ -202,6 +205,12 @@ def _build_update(prepared: _PreparedSegment, embeddings: _BatchEmbeddings | Non
         changed, counts = embed_segment(segment, texts, embeddings), ()
     else:
         changed, counts = extend_segment(segment, prepared.messages, embedder=embeddings)
+    # The embedder of all messages of the segment; None if some lack a vector, so that a later run embeds them.
+    embedder = changed.columns.embedder
+    if prepared.messages and embeddings is None:
+        embedder = None
+    elif segment is not None and task.stored is not None and not prepared.lacks_only_vectors:
+        embedder = embedder if task.stored.embedder == embedder else None
     first_row = len(segment) if segment is not None else 0
     return SegmentUpdate(
         conversation=task.conversation,
@@ -212,31 +221,7 @@ def _build_update(prepared: _PreparedSegment, embeddings: _BatchEmbeddings | Non
         base_revision=task.stored.revision if task.stored is not None else None,
         purged_count=sum(entry.purged_at is not None for entry in task.entries),
         data=SegmentData(*encode_segment(changed)),
-        embedder=_name_embedder(prepared, changed, embeddings),
+        embedder=embedder,
         term_counts=tuple(enumerate(counts, start=first_row)),
         replaces_rows=segment is None and task.stored is not None,
     )
-
-
-def _name_embedder(prepared: _PreparedSegment, changed: "Segment", embeddings: _BatchEmbeddings | None) -> str | None:
-    """The embedder of all messages of a segment; None if some lack a vector, so that a later run embeds them."""
-    stored, name = prepared.task.stored, changed.columns.embedder
-    if prepared.messages and embeddings is None:
-        return None
-    was_complete = prepared.segment is None or stored is None or stored.embedder == name
-    return name if was_complete or prepared.lacks_only_vectors else None
-
-
-def _extract_messages(engine: EngineContext, entries: Sequence[Entry]) -> list["IndexedMessage"]:
-    from quire.search.segments import MAX_INDEXED_CHARS, IndexedMessage
-
-    messages: list[IndexedMessage] = []
-    for entry in entries:
-        if entry.kind != "message" or entry.role == "system" or entry.purged_at is not None:
-            continue
-        message = entry.message
-        text = message_to_text(message)[:MAX_INDEXED_CHARS]
-        if text.strip():
-            tokens = entry.tokens if entry.tokens is not None else engine.message_counter.count(message)
-            messages.append(IndexedMessage(entry.seq, message.role, message.name, entry.created_at, text, tokens))
-    return messages

@@ -3,18 +3,18 @@
 A list of tools that changes invalidates the provider's prompt cache, so the tools stay while the reason for them does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 from cachetools import LRUCache
 
 from quire.context.builtin_tool_schemas import DOCUMENT_TOOLS, HISTORY_TOOLS, ToolArguments
 from quire.context.tools import IncludedTool, ToolSet, ToolTokenCounter
-from quire.engine.context import EngineContext
 from quire.engine.request import PendingMessage
+from quire.engine.state import EngineState
 from quire.model import ContextItem, Entry, ToolDefinition
-from quire.model.entry_metadata import DocumentReference
 from quire.view.budget import allocate_budget
 from quire.view.strategies import get_strategy
 
@@ -36,7 +36,7 @@ class ReadingTools:
     document tools belong to a vault, which such a program has configured.
     """
 
-    def __init__(self, engine: EngineContext, *, count_tokens: ToolTokenCounter) -> None:
+    def __init__(self, engine: EngineState, *, count_tokens: ToolTokenCounter) -> None:
         self._engine, self._count_tokens = engine, count_tokens
 
     def offer(self, tools: ToolSet, *, archived: bool, listed: bool) -> ToolSet:
@@ -44,15 +44,20 @@ class ReadingTools:
 
         Document tools reserve the space of history tools: a later compaction then adds tools and removes none.
         """
-        offered = self._select_tools(archived=archived, listed=listed)
-        if not offered:
+        config = self._engine.config
+        reads_history = archived and config.runs_turns
+        reads_documents = config.vault is not None and (listed or reads_history)
+        chosen = (*(DOCUMENT_TOOLS if reads_documents else ()), *(HISTORY_TOOLS if reads_history else ()))
+        if not chosen or config.settings.context_tools is not None:
             return tools
         present = {tool.definition.name for tool in tools.tools}
-        free_tokens = self._count_free_tokens(tools)
-        history = list(map(_build_definition, HISTORY_TOOLS)) if self._engine.config.runs_turns else []
+        policy = self._engine.policy
+        limit = allocate_budget(policy, get_strategy(policy.strategy).shares).limit_for("tools")
+        free_tokens = max(0, limit - sum(tool.tokens for tool in tools.tools))
+        history = list(map(_build_definition, HISTORY_TOOLS)) if config.runs_turns else []
         reserved_tokens = sum(self._count_cached(each) for each in history if each.name not in present)
         added: list[IncludedTool] = []
-        for definition in offered:
+        for definition in map(_build_definition, chosen):
             tokens = self._count_cached(definition)
             max_tokens = free_tokens if definition in history else free_tokens - reserved_tokens
             if definition.name not in present and tokens <= max_tokens:
@@ -61,25 +66,11 @@ class ReadingTools:
                 free_tokens -= tokens
         return replace(tools, tools=(*tools.tools, *added), free_tokens=free_tokens) if added else tools
 
-    def _select_tools(self, *, archived: bool, listed: bool) -> list[ToolDefinition]:
-        config = self._engine.config
-        if config.settings.context_tools is not None:
-            return []
-        reads_history = archived and config.runs_turns
-        reads_documents = config.vault is not None and (listed or reads_history)
-        chosen = (*(DOCUMENT_TOOLS if reads_documents else ()), *(HISTORY_TOOLS if reads_history else ()))
-        return [_build_definition(each) for each in chosen]
-
     def _count_cached(self, definition: ToolDefinition) -> int:
         key = (self._engine.message_counter.name, definition.name)
         if key not in _TOKEN_COUNTS:
             _TOKEN_COUNTS[key] = self._count_tokens(definition)
         return _TOKEN_COUNTS[key]
-
-    def _count_free_tokens(self, tools: ToolSet) -> int:
-        policy = self._engine.policy
-        limit = allocate_budget(policy, get_strategy(policy.strategy).shares).limit_for("tools")
-        return max(0, limit - sum(tool.tokens for tool in tools.tools))
 
 
 def lists_documents(messages: Sequence[Entry], pending: Sequence[PendingMessage]) -> bool:
@@ -90,8 +81,5 @@ def lists_documents(messages: Sequence[Entry], pending: Sequence[PendingMessage]
         # Decoding the metadata of every message would be slow.
         if entry.role == "user" and entry.raw_metadata is not None and '"references"' in entry.raw_metadata
     )
-    return any(map(_has_listed, (*(each.references for each in pending), *stored)))
-
-
-def _has_listed(references: Iterable[DocumentReference]) -> bool:
+    references = chain(*(each.references for each in pending), *stored)
     return any(each.path is not None and not each.injected for each in references)

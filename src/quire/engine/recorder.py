@@ -1,5 +1,6 @@
 """Records questions and replies in the log, with the manifest of each request and the token calibration."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -7,20 +8,26 @@ from hashlib import sha256
 
 from quire.concurrency.worker_threads import measure_messages, run_sized
 from quire.engine.background_jobs import Work
-from quire.engine.context import EngineContext
 from quire.engine.message_index import schedule_indexing
+from quire.engine.reported_windows import is_credible
 from quire.engine.request import PendingMessage, Request
+from quire.engine.spending import reserve_spend
+from quire.engine.state import EngineState
 from quire.engine.turn_totals import deduplicate_references, read_turn_steps
-from quire.errors import StaleHead
+from quire.errors import ModelContextOverflow, StaleHead
 from quire.log import ReplyRecord
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
-from quire.view.budget import update_calibration
+from quire.view.budget import MAX_RATIO, update_calibration
 from quire.view.decisions import set_pending_span
 from quire.view.rendered import inline_documents
 from quire.wire import Reply
 
+_log = logging.getLogger(__name__)
+
+OVERFLOW_RATIO_FACTOR = 1.25
+"""Factor on the calibration ratio after an overflow error that reports no token count."""
 CALIBRATION_MIN_SAMPLES = 8
 """Reports of a model after which the calibration counts as settled."""
 CALIBRATION_SAVE_INTERVAL = 16
@@ -30,11 +37,9 @@ CALIBRATION_MAX_DRIFT = 0.01
 
 
 class Recorder:
-    """Records questions and replies of one branch; with a `lease`, those of the turn that has it."""
+    """Records questions and replies of one branch, with a `lease` only while the turn has it."""
 
-    def __init__(
-        self, engine: EngineContext, conversation: str, branch: int, *, lease: TurnLease | None = None
-    ) -> None:
+    def __init__(self, engine: EngineState, conversation: str, branch: int, *, lease: TurnLease | None = None) -> None:
         self.engine, self.conversation, self.branch, self._lease = engine, conversation, branch, lease
 
     def make_draft(
@@ -65,7 +70,8 @@ class Recorder:
     async def append(self, *messages: Message, after: bytes | None = None) -> list[Entry]:
         """Stores messages with their token counts; raises `StaleHead` if `after` is not the path of the head."""
         pending = [PendingMessage(message) for message in messages]
-        await self.engine.load_blobs([], digests=[digest for each in pending for digest in each.blob_digests()])
+        digests = [digest for each in pending for digest in each.blob_digests()]
+        await self.engine.runtime.blobs.load(self.engine.store, [], digests)
         drafts = await self.make_drafts(pending)
         entries = await self.engine.store.append(
             self.conversation, *drafts, branch=self.branch, after=after, lease=self._lease
@@ -92,7 +98,8 @@ class Recorder:
     async def reserve_spend(self, request: Request, *, choices: int = 1) -> Request:
         """Reserves the request's estimated cost under the spend caps; `record` settles the reservation."""
         policy = self.engine.policy
-        reservation = await self.engine.reserve_spend(
+        reservation = await reserve_spend(
+            self.engine,
             self.conversation,
             model=policy.model,
             input_tokens=request.manifest.total_tokens,
@@ -109,6 +116,26 @@ class Recorder:
         if usage is not None:
             cost = self.engine.config.estimate_cost(usage, self.engine.policy.model)
         await self.engine.store.spending.settle(request.reservation.id, cost)
+
+    async def correct_overflow(self, error: ModelContextOverflow, *, request: Request) -> bool:
+        """Corrects the token calibration and the context window by the provider's overflow error of `request`.
+
+        Returns False, and changes nothing, if the error contradicts Quire's own count. After True, a request that is
+        prepared again is shorter.
+        """
+        engine, assembly = self.engine, request.assembly
+        policy, counted_tokens = assembly.policy, assembly.rendered.tokens
+        if not is_credible(error, counted_tokens=counted_tokens, policy=policy):
+            _log.info("Overflow error ignored: it contradicts our count of %s tokens", counted_tokens)
+            return False
+        calibration = await engine.runtime.load_calibration(engine.store, policy.model)
+        ratio = error.tokens / counted_tokens if error.tokens else assembly.ratio * OVERFLOW_RATIO_FACTOR
+        engine.runtime.calibrations[policy.model] = calibration.with_ratio(
+            min(MAX_RATIO, max(assembly.ratio, ratio)), tokens=counted_tokens, messages=len(assembly.rendered.messages)
+        )
+        if error.window is not None and error.window < policy.window:
+            engine.runtime.reported_windows.add(error.window, engine.config.endpoint)
+        return True
 
     def defer_compaction(self, request: Request, stored: Sequence[Entry], compact: Work) -> None:
         """Starts a background compaction above the lower threshold, so that the next request need not wait for a
@@ -183,14 +210,14 @@ class Recorder:
         if reply.usage is None or not reply.usage.input_tokens or reply.usage.estimated:
             return None
         model = request.manifest.policy.model
-        previous = await self.engine.load_calibration(model)
+        previous = await self.engine.runtime.load_calibration(self.engine.store, model)
         current = update_calibration(
             previous,
             predicted=request.tokens,
             reported=reply.usage.input_tokens,
             messages=len(request.assembly.rendered.messages),
         )
-        self.engine.set_calibration(model, current)
+        self.engine.runtime.calibrations[model] = current
         # Each tenant has one row per model: if every reply wrote it, concurrent turns would wait for its lock.
         drift = abs(current.ratio - previous.ratio)
         settled = current.samples > CALIBRATION_MIN_SAMPLES and drift < CALIBRATION_MAX_DRIFT

@@ -33,7 +33,7 @@ class ModelEndpoint(NamedTuple):
 
 
 class ReportedWindows:
-    """Reported context windows of one tenant, which bound those of the settings until they expire."""
+    """Reported context windows of one tenant. They bound the windows of the settings until they expire."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._has_reports = False

@@ -108,10 +108,5 @@ def parse_reply(response: object) -> Reply:
     if isinstance(response, Message):
         return Reply(response, None, None)
     fields = cast(Mapping[str, Any], response if isinstance(response, Mapping) else vars(response))
-    return wire_format_for(_find_provider(fields)).parse_reply(cast(object, response))
-
-
-def _find_provider(response: Mapping[str, Any]) -> WireFormatName:
-    if "choices" in response:
-        return "chat"
-    return "responses" if "output" in response else "messages"
+    name: WireFormatName = "chat" if "choices" in fields else "responses" if "output" in fields else "messages"
+    return wire_format_for(name).parse_reply(cast(object, response))

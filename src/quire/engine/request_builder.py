@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from quire.concurrency.worker_threads import run_sized
 from quire.engine.assembler import AssembledRequest, Assembler
 from quire.engine.compactor import Compactor
-from quire.engine.context import EngineContext
-from quire.engine.document_excerpts import trim_documents
-from quire.engine.document_references import ReferenceResolver, ResolvedReferences
+from quire.engine.document_references import ReferenceResolver, trim_documents
 from quire.engine.request import Document, PendingMessage, Request
+from quire.engine.state import EngineState
 from quire.errors import ContextOverflow
 from quire.log import Blob
 from quire.model import Decision, Entry
@@ -23,7 +22,7 @@ class RequestBuilder:
     """Builds the requests of one branch."""
 
     def __init__(
-        self, engine: EngineContext, conversation: str, branch: int, *, assembler: Assembler, compactor: Compactor
+        self, engine: EngineState, conversation: str, branch: int, *, assembler: Assembler, compactor: Compactor
     ) -> None:
         self._engine, self._conversation, self._branch = engine, conversation, branch
         self._assembler, self._compactor = assembler, compactor
@@ -32,13 +31,30 @@ class RequestBuilder:
     async def build(self, pending: tuple[PendingMessage, ...], documents: Sequence[Document]) -> Request:
         """Plans on counts: documents, references and compactions change what is counted. What is recalled and how it
         is laid out is decided once, at the end."""
-        draft, compactions = await self._draft_with_summary(pending, documents)
+        compactions: list[Entry] = []
+        try:
+            draft = await self._assembler.draft(pending, documents=documents)
+        except ContextOverflow:
+            # A summary that was written for a larger window may not fit.
+            shortened = await self._compactor.shorten_summary()
+            if shortened is None:
+                raise
+            compactions.append(shortened)
+            draft = await self._assembler.draft(pending, documents=documents)
         whole_documents = draft.context.blocks[len(draft.context.blocks) - len(documents) :]
         draft = await self._fit_documents(draft, whole_documents)
-        references = await self._resolve_references(draft)
-        decisions = references.decisions if references is not None else ()
-        if references is not None:
-            pending = (references.pending,)
+        decisions: tuple[Decision, ...] = ()
+        document_texts: tuple[str, ...] = ()
+        named = await self._reference_resolver.find_references(pending[0].message) if pending else []
+        if named:
+            assembly, budget = draft.assembly, draft.assembly.budget
+            used = assembly.full_history_tokens
+            if assembly.needs_compaction:
+                used = min(used, budget.target_tokens)
+            references = self._reference_resolver.resolve(
+                pending[0].message, named, remaining_tokens=max(0, budget.trigger_tokens - used)
+            )
+            pending, decisions, document_texts = (references.pending,), references.decisions, references.texts
             draft = await self._assembler.recount(draft, pending=pending, document_decisions=decisions)
             draft = await self._fit_documents(draft, whole_documents, decisions)
         for _ in range(MAX_COMPACTIONS_PER_REQUEST):
@@ -52,7 +68,7 @@ class RequestBuilder:
         draft.assembly.check_overflow()
         final = await self._assembler.add_recalled(draft)
         assembly = final.assembly
-        self._engine.emit(
+        self._engine.runtime.emit(
             ContextUsageUpdated(
                 conversation=self._conversation,
                 branch=self._branch,
@@ -63,7 +79,7 @@ class RequestBuilder:
         )
         size = sum([len(entry.raw) for entry in final.window.messages])
         await run_sized(size, lambda: assembly.rendered)
-        quoted_texts = (*final.quoted_texts, *(references.texts if references is not None else ()))
+        quoted_texts = (*final.quoted_texts, *document_texts)
         return Request(
             assembly=assembly,
             pending=pending,
@@ -71,43 +87,16 @@ class RequestBuilder:
             blobs=tuple(Blob("text/plain", text.encode()) for text in quoted_texts),
             tools=final.context.tools,
             compactions=tuple(compactions),
-            load_blob=self._engine.blobs.get,
+            load_blob=self._engine.runtime.blobs.get,
         )
-
-    async def _draft_with_summary(
-        self, pending: tuple[PendingMessage, ...], documents: Sequence[Document]
-    ) -> tuple[AssembledRequest, list[Entry]]:
-        """Drafts the request. A summary that was written for a larger window and does not fit is shortened first;
-        returns the entry of that, too."""
-        try:
-            return await self._assembler.draft(pending, documents=documents), []
-        except ContextOverflow:
-            is_enabled = self._engine.policy.context_management_enabled
-            shortened = await self._compactor.shorten_summary() if is_enabled else None
-            if shortened is None:
-                raise
-            return await self._assembler.draft(pending, documents=documents), [shortened]
 
     async def _fit_documents(
         self, draft: AssembledRequest, documents: Sequence[ContextBlock], decisions: Sequence[Decision] = ()
     ) -> AssembledRequest:
-        """Trims those of the application's documents that the draft leaves out."""
+        """Trims the application's documents that the draft leaves out."""
         context = trim_documents(draft.assembly, draft.context, documents)
         if context is None:
             return draft
         return await self._assembler.recount(
             draft, pending=draft.pending, context=context, document_decisions=decisions
-        )
-
-    async def _resolve_references(self, draft: AssembledRequest) -> ResolvedReferences | None:
-        """Resolves the documents that the question names; None if it names none."""
-        pending, assembly, budget = draft.pending, draft.assembly, draft.assembly.budget
-        documents = await self._reference_resolver.find_references(pending[0].message) if pending else []
-        if not documents:
-            return None
-        used = assembly.full_history_tokens
-        if assembly.needs_compaction:
-            used = min(used, budget.target_tokens)
-        return self._reference_resolver.resolve(
-            pending[0].message, documents, remaining_tokens=max(0, budget.trigger_tokens - used)
         )

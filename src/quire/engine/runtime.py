@@ -130,6 +130,25 @@ class EngineRuntime:
         self.catalogs.clear()
         self.calibrations.clear()
 
+    def emit(self, event: "ContextEvent") -> None:
+        for listener in self.listeners:
+            listener(event)
+
+    async def read_window(self, store: SqlStore, conversation: str, branch: int, *, max_tokens: int) -> Window:
+        """The window of a branch for its next request; entries that its last request used are not read again."""
+        key = (conversation, branch)
+        known = self.windows.get(key)
+        window = await store.read_window(conversation, branch=branch, max_tokens=max_tokens, known=known)
+        if known is None or window.loaded is not known.loaded:
+            self.windows[key] = window
+        return window
+
+    async def load_calibration(self, store: SqlStore, model: str) -> Calibration:
+        if model not in self.calibrations:
+            stored = await store.get_calibration(model)
+            self.calibrations[model] = Calibration.parse(stored) if stored else Calibration()
+        return self.calibrations[model]
+
     def message_counter_for(self, policy: Policy, tokenizer: str | None) -> MessageCounter:
         """The counter of a model, with its cache of rendered messages."""
         key = (policy.wire_format, policy.model, tokenizer)
@@ -200,7 +219,13 @@ class BlobCache:
 
         A full cache is cleared first, except for the blobs to load: the store may not hold them yet.
         """
-        needed = set(digests).union(*(entry.blob_digests() for entry in _entries_with_blobs(entries)))
+        # Most messages have no blobs, and decoding them all would be slow.
+        with_blobs = [
+            entry
+            for entry in entries
+            if _BLOB_FIELD in entry.raw or (entry.raw_metadata and _BLOB_FIELD in entry.raw_metadata)
+        ]
+        needed = set(digests).union(*(entry.blob_digests() for entry in with_blobs))
         if len(self._cache) > MAX_CACHED_BLOBS:
             self._cache = {digest: data for digest, data in self._cache.items() if digest in needed}
         for digest in needed - self._cache.keys():
@@ -219,12 +244,3 @@ def _measure_window(window: Window) -> int:
 def _measure_index(cached: CachedIndex) -> int:
     """Size of a cached index; one that is larger than the cache fills it alone."""
     return min(cached.nbytes, MAX_RECALL_INDEX_BYTES)
-
-
-def _entries_with_blobs(entries: Sequence[Entry]) -> list[Entry]:
-    """Finds entries with blobs by a substring test: most messages have none, and decoding them all would be slow."""
-    return [
-        entry
-        for entry in entries
-        if _BLOB_FIELD in entry.raw or (entry.raw_metadata and _BLOB_FIELD in entry.raw_metadata)
-    ]

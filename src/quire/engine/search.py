@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from quire.concurrency.worker_threads import run_in_worker
-from quire.engine.context import EngineContext
 from quire.engine.context_gatherer import memory_namespace
 from quire.engine.embeddings import embed_query, search_passages
 from quire.engine.message_index import index_inline, schedule_indexing
+from quire.engine.state import EngineState
 from quire.index.types import SearchHit, memory_scope, vault_scope
 from quire.log import Branch, ConversationRecord, MessageKey
 from quire.model import Entry, Role
@@ -67,7 +67,7 @@ class MessageSearchResult(NamedTuple):
 
 
 async def search_messages(
-    engine: EngineContext,
+    engine: EngineState,
     query: str,
     *,
     where: MessageFilter = EVERY_MESSAGE,
@@ -81,9 +81,16 @@ async def search_messages(
     `newest` and `oldest` order the messages that match well enough by time. A message with a score below `min_score` is
     no hit.
     """
+    from quire.search.passages import make_excerpt
     from quire.search.query import find_query_words
 
-    ids = [branch.conversation] if branch is not None else await _list_conversations(engine, where)
+    ids: Collection[str] | None = where.conversations
+    if branch is not None:
+        ids = [branch.conversation]
+    elif where.project is not None or where.source is not None:
+        listed = await engine.store.list_conversation_ids(project=where.project, client=where.source)
+        chosen = frozenset(listed if ids is None else ids)
+        ids = [each for each in listed if each in chosen]
     if ids is not None and not ids:
         return MessageSearchResult([], complete=True)
     complete = await index_inline(engine, conversations=ids)
@@ -94,10 +101,20 @@ async def search_messages(
         limit=min(limit, MAX_RESULTS),
     )  # fmt: skip
     terms = frozenset(term for word in words for term in word)
-    return MessageSearchResult(await _load_hits(engine, hits, terms), complete and is_current)
+    keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
+    entries, records = await engine.store.message_index.read_messages(keys)
+    records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
+    found: list[MessageHit] = []
+    for hit, entry in zip(hits, entries, strict=True):
+        record = records.get(hit.conversation)
+        # A message that was purged since it was indexed is left out.
+        if entry is not None and record is not None:
+            excerpt = make_excerpt(message_to_text(entry.message), terms)
+            found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
+    return MessageSearchResult(found, complete and is_current)
 
 
-async def search_documents(engine: EngineContext, query: str, *, limit: int) -> list[SearchHit]:
+async def search_documents(engine: EngineState, query: str, *, limit: int) -> list[SearchHit]:
     """Searches the indexed passages of vault documents; a hit's key is the document's path."""
     if engine.vault is None:
         return []
@@ -105,22 +122,14 @@ async def search_documents(engine: EngineContext, query: str, *, limit: int) -> 
     return await search_passages(engine.store, engine.embedder, query, scope=scope, limit=limit)
 
 
-async def search_memories(engine: EngineContext, query: str, *, limit: int) -> list[SearchHit]:
+async def search_memories(engine: EngineState, query: str, *, limit: int) -> list[SearchHit]:
     """Searches the agent's memories; a hit's key is the memory's id."""
     scope = memory_scope(memory_namespace(engine.agent))
     return await search_passages(engine.store, engine.embedder, query, scope=scope, limit=limit)
 
 
-async def _list_conversations(engine: EngineContext, where: MessageFilter) -> Collection[str] | None:
-    """The conversations to search; None for all."""
-    if where.project is None and where.source is None:
-        return where.conversations
-    ids = await engine.store.list_conversation_ids(project=where.project, client=where.source)
-    return ids if where.conversations is None else [each for each in ids if each in frozenset(where.conversations)]
-
-
 async def _search_catalog(
-    engine: EngineContext,
+    engine: EngineState,
     words: Sequence[tuple[str, ...]],
     vector: "FloatArray | None",
     *,
@@ -156,7 +165,7 @@ async def _search_catalog(
 
 
 async def _refresh(
-    engine: EngineContext, catalog: "MessageCatalog", terms: Sequence[str]
+    engine: EngineState, catalog: "MessageCatalog", terms: Sequence[str]
 ) -> tuple[Mapping[str, Sequence[tuple[int, bytes]]], bool]:
     """Adds the segments that changed since the last search; returns the postings of the terms, and whether the index
     has the current format."""
@@ -174,19 +183,3 @@ async def _refresh(
         if read.is_latest:
             return read.postings, read.is_current_format
     return {}, False
-
-
-async def _load_hits(engine: EngineContext, hits: Sequence["CatalogHit"], terms: Collection[str]) -> list[MessageHit]:
-    """Reads the messages of hits; one that was purged since it was indexed is left out."""
-    from quire.search.passages import make_excerpt
-
-    keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
-    entries, records = await engine.store.message_index.read_messages(keys)
-    records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
-    found: list[MessageHit] = []
-    for hit, entry in zip(hits, entries, strict=True):
-        record = records.get(hit.conversation)
-        if entry is not None and record is not None:
-            excerpt = make_excerpt(message_to_text(entry.message), terms)
-            found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
-    return found

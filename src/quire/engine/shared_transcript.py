@@ -1,14 +1,14 @@
-"""A transcript to share with other people: readable, with secrets masked.
+"""A transcript to share with other people, readable and with secrets masked, and the search for those secrets.
 
-A shared transcript is Markdown or JSON and not the export of `quire context export`: a masked message has another
-digest, so a log with masks could not be verified. It cannot be imported, and it says that it was masked. Thinking and
-attachments are left out, because neither can be masked reliably.
+A shared transcript is Markdown or JSON and not a backup: a masked message has another digest, so a log with masks could
+not be verified. It cannot be imported, and it says that it was masked. Thinking and attachments are left out, because
+neither can be masked reliably.
 """
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from typing import Literal
+from collections.abc import AsyncIterator
+from typing import Literal, NamedTuple
 
 from quire.log import Branch, ConversationRecord
 from quire.model import (
@@ -29,8 +29,20 @@ from quire.view.secrets import find_secrets, mask_secrets
 
 ShareFormat = Literal["markdown", "json"]
 
+MAX_ATTACHMENT_BYTES = 10_000_000
+"""An attachment that is larger is not searched for secrets."""
+
 _BACKTICKS = re.compile(r"`{3,}+")
 _MASK_NOTE = "Secrets of known formats are masked; thinking and attachments are left out."
+
+
+class SecretLocation(NamedTuple):
+    conversation: str
+    branch: int
+    seq: int
+    kind: str
+    mask: str
+    """Public start of the secret and its kind; never the secret."""
 
 
 class SharedTranscript:
@@ -41,8 +53,14 @@ class SharedTranscript:
         self.masked_count = 0
 
     async def write(self) -> AsyncIterator[str]:
-        is_first = True
-        yield self._write_start()
+        is_first, is_markdown = True, self._format == "markdown"
+        title = self._mask(self._record.title) or self._record.id
+        head = {"format": "quire-transcript", "masked": True, "conversation": self._record.id, "title": title}
+        yield (
+            f"# {' '.join(title.split())}\n\n_{_MASK_NOTE}_\n"
+            if is_markdown
+            else f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n'
+        )
         for first in range(1, self._branch.head_seq + 1, EXPORT_BATCH_SIZE):
             last = min(first + EXPORT_BATCH_SIZE - 1, self._branch.head_seq)
             for entry in await self._store.read_range(
@@ -50,28 +68,17 @@ class SharedTranscript:
             ):
                 text = self._write_entry(entry)
                 if text:
-                    yield text if is_first or self._format == "markdown" else f",\n{text}"
+                    yield text if is_first or is_markdown else f",\n{text}"
                     is_first = False
-        yield self._write_end()
-
-    def _write_start(self) -> str:
-        title = self._mask(self._record.title) or self._record.id
-        if self._format == "markdown":
-            return f"# {' '.join(title.split())}\n\n_{_MASK_NOTE}_\n"
-        head = {"format": "quire-transcript", "masked": True, "conversation": self._record.id, "title": title}
-        return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n'
-
-    def _write_end(self) -> str:
-        if self._format == "markdown":
-            return f"\n---\n\n_{self.masked_count} secrets masked._\n"
-        return f'\n], "masked_secrets": {self.masked_count}}}\n'
+        count = self.masked_count
+        yield f"\n---\n\n_{count} secrets masked._\n" if is_markdown else f'\n], "masked_secrets": {count}}}\n'
 
     def _write_entry(self, entry: Entry) -> str:
         body = entry.body
         if isinstance(body, Compaction):
             speaker, pieces = "summary", [self._mask(body.summary or "")]
         elif isinstance(body, Message):
-            speaker, pieces = body.name or body.role, list(self._write_parts(body))
+            speaker, pieces = body.name or body.role, [self._write_part(part) for part in body.parts]
         else:
             return ""
         text = "\n\n".join(piece for piece in pieces if piece)
@@ -82,10 +89,6 @@ class SharedTranscript:
         if self._format == "markdown":
             return f"\n## #{entry.seq} {speaker}, {at}\n\n{text}\n"
         return json.dumps({"seq": entry.seq, "speaker": speaker, "at": at, "text": text}, ensure_ascii=False)
-
-    def _write_parts(self, message: Message) -> Iterator[str]:
-        for part in message.parts:
-            yield self._write_part(part)
 
     def _write_part(self, part: Part) -> str:
         match part:
@@ -113,3 +116,26 @@ def _fence(text: str) -> str:
     """A code block whose fence is longer than any in the text."""
     fence = "`" * max([3, *(len(run) + 1 for run in _BACKTICKS.findall(text))])
     return f"{fence}\n{text}\n{fence}"
+
+
+async def find_conversation_secrets(store: SqlStore, conversation: str) -> AsyncIterator[SecretLocation]:
+    """Secrets of all branches and their text attachments, in order of branches and entries; each secret of an entry
+    once."""
+    for branch in await store.list_branches(conversation):
+        for first in range(branch.fork_seq + 1, branch.head_seq + 1, EXPORT_BATCH_SIZE):
+            last = min(first + EXPORT_BATCH_SIZE - 1, branch.head_seq)
+            for entry in await store.read_range(conversation, branch=branch.number, first=first, last=last):
+                texts = [entry.raw, entry.raw_metadata or ""]
+                if entry.kind == "message" and '"blob":"' in entry.raw:
+                    for digest in sorted(set(entry.message.blob_digests())):
+                        blob = await store.get_blob(digest)
+                        name = blob.media_type.split(";")[0]
+                        is_text = name.startswith("text/") or name.endswith(("json", "xml", "yaml", "toml"))
+                        if is_text and len(blob.data) <= MAX_ATTACHMENT_BYTES:
+                            texts.append(blob.data.decode(errors="replace"))
+                masks: dict[str, tuple[str, str]] = {}
+                for text in texts:
+                    for match in find_secrets(text):
+                        masks.setdefault(text[match.start : match.end], (match.kind, match.mask))
+                for kind, mask in dict.fromkeys(masks.values()):
+                    yield SecretLocation(conversation, entry.branch, entry.seq, kind, mask)

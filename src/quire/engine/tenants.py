@@ -28,7 +28,7 @@ class TenantEngines:
     `jobs_for` returns the background jobs of a tenant's engine, and `on_event` receives its events. Both are called
     after this object is created, so that they may depend on it.
 
-    Vault and agent are those of the host. The tenants in `trusted_tenants` have them, and if `is_local`, the
+    The vault and the agent belong to the host. The tenants in `trusted_tenants` have them, and if `is_local`, the
     default tenant, which is then the user of this machine.
     """
 
@@ -58,31 +58,25 @@ class TenantEngines:
             if not self._observes_connections:
                 self._store.on_connection_loss(self._clear_log_caches)
                 self._observes_connections = True
-            engine = self._engines[tenant] = self._create_engine(tenant)
+            summarizer = self._summarizer
+            if summarizer is not None and self._instrument_model is not None:
+                summarizer = _instrument_summarizer(summarizer, self._instrument_model)
+            # Whether the tenant uses the vault, the agent and the MCP servers of the host.
+            has_host_access = tenant in self.settings.trusted_tenants or (self._is_local and tenant == DEFAULT_TENANT)
+            config = EngineConfig.create(
+                self.settings,
+                agent=self._agent if has_host_access else None,
+                vault=self._vault if has_host_access else None,
+                summarizer=summarizer,
+                embedder=self._embedder,
+                runs_turns=True,
+            )
+            jobs = self._jobs_for(tenant) if self._jobs_for is not None else None
+            engine = Engine(self._store.for_tenant(tenant), config, EngineRuntime(jobs=jobs))
+            if self._on_event is not None:
+                engine.subscribe(partial(self._on_event, tenant))
+            self._engines[tenant] = engine
         return engine if model in (None, engine.settings.model) else engine.with_changes(model=model)
-
-    def _create_engine(self, tenant: str) -> Engine:
-        summarizer = self._summarizer
-        if summarizer is not None and self._instrument_model is not None:
-            summarizer = _instrument_summarizer(summarizer, self._instrument_model)
-        has_host_access = self._has_host_access(tenant)
-        config = EngineConfig.create(
-            self.settings,
-            agent=self._agent if has_host_access else None,
-            vault=self._vault if has_host_access else None,
-            summarizer=summarizer,
-            embedder=self._embedder,
-            runs_turns=True,
-        )
-        jobs = self._jobs_for(tenant) if self._jobs_for is not None else None
-        engine = Engine(self._store.for_tenant(tenant), config, EngineRuntime(jobs=jobs))
-        if self._on_event is not None:
-            engine.subscribe(partial(self._on_event, tenant))
-        return engine
-
-    def _has_host_access(self, tenant: str) -> bool:
-        """Whether the tenant uses the vault, the agent and the MCP servers of the host."""
-        return tenant in self.settings.trusted_tenants or (self._is_local and tenant == DEFAULT_TENANT)
 
     def _clear_log_caches(self) -> None:
         for engine in self._engines.values():

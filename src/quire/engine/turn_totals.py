@@ -51,10 +51,14 @@ def deduplicate_references(references: Sequence[DocumentReference]) -> tuple[Doc
 async def read_turn_steps(
     store: SqlStore, conversation: str, branch: int, *, last: int | None = None, request: Request | None = None
 ) -> TurnSteps:
-    """Reads the steps since the newest question, up to entry `last`. Of a `request` that sends the question, it needs
-    no read."""
-    if request is not None and _sends_question(request):
-        return TurnSteps(compactions=request.compactions)
+    """Reads the steps since the newest question, up to entry `last`. A `request` that sends the question needs no
+    read."""
+    if request is not None:
+        pending = request.pending
+        sends_question = pending[-1].message.role == "user" if pending else request.assembly.question_span is not None
+        # The request is the first step of its turn, or of its conversation.
+        if sends_question or request.creates_conversation is not None:
+            return TurnSteps(compactions=request.compactions)
     newest = await store.read_tail(conversation, 1, branch=branch, last=last, kinds=["message"], roles=["user"])
     question = newest[0].seq if newest else 0
     replies = await store.read_range(
@@ -67,26 +71,10 @@ async def read_turn_steps(
         last=last,
         kinds=["compaction"],
     )
-    return TurnSteps(tuple(replies), _select_compactions(compactions, question))
-
-
-def _sends_question(request: Request) -> bool:
-    """Whether the request is the first step of its turn, or of its conversation."""
-    if request.creates_conversation is not None:
-        return True
-    if request.pending:
-        return request.pending[-1].message.role == "user"
-    return request.assembly.question_span is not None
-
-
-def _select_compactions(compactions: list[Entry], question: int) -> tuple[Entry, ...]:
-    """The compactions after the question, and those right before it that its first request needed."""
-    first = question
-    by_seq = {entry.seq: entry for entry in compactions}
-    while (earlier := by_seq.get(first - 1)) is not None and _is_for_request(earlier):
+    # The compactions after the question, and the ones right before it that its first request needed.
+    first, by_seq = question, {entry.seq: entry for entry in compactions}
+    while (earlier := by_seq.get(first - 1)) is not None:
+        if not isinstance(body := earlier.body, Compaction) or body.trigger not in ("threshold", "overflow"):
+            break
         first -= 1
-    return tuple(entry for entry in compactions if entry.seq >= first)
-
-
-def _is_for_request(entry: Entry) -> bool:
-    return isinstance(body := entry.body, Compaction) and body.trigger in ("threshold", "overflow")
+    return TurnSteps(tuple(replies), tuple(entry for entry in compactions if entry.seq >= first))

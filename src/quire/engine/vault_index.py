@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import NamedTuple
 
 from quire.compaction.document_summaries import summarize_document
-from quire.context.vault import KnownFile, Note, ScanBatch, ScanStep, Vault
-from quire.engine.context import EngineContext
+from quire.context.vault import KnownFile, Note, ScanStep, Vault
 from quire.engine.embeddings import embed_scope
+from quire.engine.state import EngineState
 from quire.index.types import IndexedDocument, Passage, VaultDocument, vault_scope
 
 
@@ -22,7 +22,7 @@ class IndexProgress(NamedTuple):
     path: str | None = None
 
 
-async def index_vault(engine: EngineContext, vault: Vault) -> AsyncGenerator[IndexProgress]:
+async def index_vault(engine: EngineState, vault: Vault) -> AsyncGenerator[IndexProgress]:
     """Updates the index, and yields the progress after every note."""
     indexed = {
         document.path: KnownFile(document.digest.hex(), document.size, document.modified_ns, document.aliases)
@@ -31,8 +31,15 @@ async def index_vault(engine: EngineContext, vault: Vault) -> AsyncGenerator[Ind
     steps = vault.scan(indexed)
     while batch := await asyncio.to_thread(_take_batch, steps):
         for step in batch:
-            if step.batch is not None:
-                await _store_batch(engine, vault, step.batch)
+            if (changed := step.batch) is not None:
+                documents = [await _to_indexed_document(note) for note in changed.notes]
+                touched = [(file.path, file.size, file.modified) for file, _ in changed.touched]
+                if documents:
+                    await engine.store.documents.put(vault.name, documents)
+                if touched:
+                    await engine.store.documents.touch(vault.name, touched)
+                if changed.deleted:
+                    await engine.store.documents.delete(vault.name, changed.deleted)
             yield IndexProgress(step.done, step.total, step.path)
     await embed_scope(engine, vault_scope(vault.name))
 
@@ -45,18 +52,6 @@ def _take_batch(steps: Iterator[ScanStep]) -> list[ScanStep]:
         if step.batch is not None:
             break
     return taken
-
-
-async def _store_batch(engine: EngineContext, vault: Vault, batch: ScanBatch) -> None:
-    indexed = [await _to_indexed_document(note) for note in batch.notes]
-    if indexed:
-        await engine.store.documents.put(vault.name, indexed)
-    if batch.touched:
-        await engine.store.documents.touch(
-            vault.name, [(file.path, file.size, file.modified) for file, _ in batch.touched]
-        )
-    if batch.deleted:
-        await engine.store.documents.delete(vault.name, batch.deleted)
 
 
 async def _to_indexed_document(note: Note) -> IndexedDocument:

@@ -77,7 +77,34 @@ def _read_messages(
     if raw.get("sender") == "assistant":
         turn = ToolTurn(id_)
         for block in blocks:
-            _add_block(turn, block, dropped)
+            match block:
+                case {"type": "text", "text": str(text)}:
+                    if text:
+                        turn.add(TextPart(text=text))
+                case {"type": "thinking", "thinking": str(text)}:
+                    turn.add(ThinkingPart(text=text, signature=get_text(block, "signature") or None))
+                case {"type": "redacted_thinking", "data": str(data)}:
+                    turn.add(ThinkingPart(redacted=data))
+                case {"type": "tool_use", "name": str(name)}:
+                    turn.call(name, block.get("input"), call_id=read_id(block.get("id")))
+                case {"type": "tool_result"}:
+                    result: list[ToolResultContent] = []
+                    if (whole := get_text(block, "content")) is not None:
+                        result = [TextPart(text=whole)]
+                    for piece in filter_objects(block.get("content")):
+                        if (text := get_text(piece, "text")) is not None:
+                            result.append(TextPart(text=text))
+                        else:
+                            title = " ".join(part for name in ("title", "url") if (part := get_text(piece, name)))
+                            result.append(
+                                TextPart(text=title or f"[{piece.get('type')}]", provider_fields={NAME: piece})
+                            )
+                    is_error = block.get("is_error") is True
+                    turn.answer(result, call_id=read_id(block.get("tool_use_id")), is_error=is_error)
+                case {"type": str(kind)} if kind not in _SKIPPED_BLOCKS:
+                    dropped.append(f"block {kind}")
+                case _:
+                    pass
         turn.add(*_read_files(raw, attachments, dropped))
         yield from turn.finish()
         return
@@ -86,35 +113,6 @@ def _read_messages(
     parts = (*_read_files(raw, attachments, dropped), *own)
     if parts:
         yield Message(role="user", parts=parts)
-
-
-def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> None:
-    match block:
-        case {"type": "text", "text": str(text)}:
-            if text:
-                turn.add(TextPart(text=text))
-        case {"type": "thinking", "thinking": str(text)}:
-            turn.add(ThinkingPart(text=text, signature=get_text(block, "signature") or None))
-        case {"type": "redacted_thinking", "data": str(data)}:
-            turn.add(ThinkingPart(redacted=data))
-        case {"type": "tool_use", "name": str(name)}:
-            turn.call(name, block.get("input"), call_id=read_id(block.get("id")))
-        case {"type": "tool_result"}:
-            result: list[ToolResultContent] = []
-            if (whole := get_text(block, "content")) is not None:
-                result = [TextPart(text=whole)]
-            for piece in filter_objects(block.get("content")):
-                if (text := get_text(piece, "text")) is not None:
-                    result.append(TextPart(text=text))
-                else:
-                    title = " ".join(part for name in ("title", "url") if (part := get_text(piece, name)))
-                    result.append(TextPart(text=title or f"[{piece.get('type')}]", provider_fields={NAME: piece}))
-            is_error = block.get("is_error") is True
-            turn.answer(result, call_id=read_id(block.get("tool_use_id")), is_error=is_error)
-        case {"type": str(kind)} if kind not in _SKIPPED_BLOCKS:
-            dropped.append(f"block {kind}")
-        case _:
-            return
 
 
 def _read_files(raw: dict[str, Any], attachments: AttachmentReader, dropped: list[str]) -> Iterator[Part]:

@@ -1,6 +1,6 @@
 """Reads the transcripts of Claude Code: one file per session, and one per sub-agent in the session's folder.
 
-Every content block of a reply is a line of its own; lines with the same message id become one message. `parentUuid`
+Every content block of a reply is one line; lines with the same message id become one message. `parentUuid`
 links the lines to a tree, in which a compaction begins at a new root: `logicalParentUuid` names what came before it.
 """
 

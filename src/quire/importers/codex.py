@@ -200,7 +200,26 @@ class _History:
             case "turn_context":
                 self._model = get_text(payload, "model") or self._model
             case "response_item":
-                yield from self._add_item(value, payload)
+                kind, at = payload.get("type"), parse_time(value.get("timestamp"))
+                if kind in _SKIPPED_ITEMS:
+                    self._dropped[str(kind)] = None
+                    return
+                if get_object(value, "metadata").get("compaction_output"):
+                    yield from self._end_reply()
+                    self._is_summarizing = True
+                    return
+                id_ = get_text(payload, "id") or _make_id(value)
+                payload.pop(_ITEM_METADATA, None)
+                is_own_message = kind == "message" and payload.get("role") == "assistant"
+                if is_own_message or (isinstance(kind, str) and kind != "message" and is_assistant_item(payload)):
+                    first, items, _ = self._reply or (id_, [], None)
+                    self._reply = (first, [*items, payload], at)
+                    self._ids[id_] = first
+                    return
+                yield from self._end_reply()
+                for message in parse_messages([payload]):
+                    if message.parts:
+                        yield self._emit(SourceMessage(id_, self._parent, message, at))
             case "token_usage_record":
                 yield from self._end_reply(_parse_usage(get_object(payload, "usage"), self._model))
             case "event_msg" if payload.get("type") == "token_count":
@@ -232,27 +251,6 @@ class _History:
                 self._dropped[kind] = None
             case _:
                 pass
-
-    def _add_item(self, value: dict[str, Any], item: dict[str, Any]) -> Iterator[SourceMessage]:
-        if item.get("type") in _SKIPPED_ITEMS:
-            self._dropped[str(item["type"])] = None
-            return
-        if get_object(value, "metadata").get("compaction_output"):
-            yield from self._end_reply()
-            self._is_summarizing = True
-            return
-        id_ = get_text(item, "id") or _make_id(value)
-        item.pop(_ITEM_METADATA, None)
-        kind = item.get("type")
-        if item.get("role") == "assistant" if kind == "message" else isinstance(kind, str) and is_assistant_item(item):
-            first = self._reply[0] if self._reply else id_
-            self._reply = (first, [*(self._reply[1] if self._reply else ()), item], parse_time(value.get("timestamp")))
-            self._ids[id_] = first
-            return
-        yield from self._end_reply()
-        for message in parse_messages([item]):
-            if message.parts:
-                yield self._emit(SourceMessage(id_, self._parent, message, parse_time(value.get("timestamp"))))
 
     def _end_reply(self, usage: Usage | None = None) -> Iterator[SourceMessage]:
         if self._is_summarizing:

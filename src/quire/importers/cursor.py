@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from quire.importers.base import SourceConversation, SourceError, SourceMessage, is_before
 from quire.importers.message_trees import ToolTurn
@@ -75,7 +74,21 @@ def _read_messages(path: Path) -> Iterator[SourceMessage | SourceError]:
         if isinstance(content, str) and content:
             turn.add(TextPart(text=content))
         for block in filter_objects(content):
-            _add_block(turn, block, dropped)
+            match block:
+                case {"type": "text", "text": str(text)}:
+                    if text:
+                        turn.add(TextPart(text=text))
+                case {"type": "thinking", "thinking": str(text)}:
+                    turn.add(ThinkingPart(text=text))
+                case {"type": "tool_use", "name": str(name)}:
+                    turn.call(name, block.get("input"), call_id=read_id(block.get("id")))
+                case {"type": "tool_result"}:
+                    result = block.get("content")
+                    texts = [get_text(each, "text") for each in filter_objects(result)]
+                    parts = [TextPart(text=text) for text in ([result] if isinstance(result, str) else texts) if text]
+                    turn.answer(parts, call_id=read_id(block.get("tool_use_id")))
+                case _:
+                    dropped.append(f"block {block.get('type')}")
         at = next((at for field in _TIME_FIELDS if (at := parse_time(raw.get(field)))), None) or changed_at
         for index, message in enumerate(turn.finish()):
             if role == "user" and message.role == "assistant":
@@ -83,25 +96,6 @@ def _read_messages(path: Path) -> Iterator[SourceMessage | SourceError]:
             id_ = f"line:{line.number}" if index == 0 else f"line:{line.number}#{index + 1}"
             yield SourceMessage(id_, parent, message, at, dropped=() if index else tuple(dropped))
             parent = id_
-
-
-def _add_block(turn: ToolTurn, block: dict[str, Any], dropped: list[str]) -> None:
-    match block:
-        case {"type": "text", "text": str(text)}:
-            if text:
-                turn.add(TextPart(text=text))
-        case {"type": "thinking", "thinking": str(text)}:
-            turn.add(ThinkingPart(text=text))
-        case {"type": "tool_use", "name": str(name)}:
-            turn.call(name, block.get("input"), call_id=read_id(block.get("id")))
-        case {"type": "tool_result"}:
-            result = block.get("content")
-            pieces = (
-                [result] if isinstance(result, str) else [get_text(each, "text") for each in filter_objects(result)]
-            )
-            turn.answer([TextPart(text=text) for text in pieces if text], call_id=read_id(block.get("tool_use_id")))
-        case _:
-            dropped.append(f"block {block.get('type')}")
 
 
 def _strip_tags(part: Part) -> Part:

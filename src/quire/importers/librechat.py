@@ -79,7 +79,7 @@ class LibreChatSource(ExportSource):
 
 
 def _list_messages(raw: dict[str, Any]) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """Messages with the id of the message before them; those of a tree after their parents."""
+    """Messages with the id of the message before them. Messages of a tree come after their parents."""
     roots = filter_objects(raw.get("messagesTree") or raw.get("messages"))
     pending: list[tuple[str | None, dict[str, Any]]] = [(None, root) for root in reversed(roots)]
     while pending:

@@ -77,7 +77,24 @@ def _read_node(id_: str, parent: str | None, raw: dict[str, Any]) -> MessageNode
         else:
             dropped.append(f"file {name or file.get('id') or file.get('type')}")
     if role == "assistant":
-        messages = _read_reply(id_, raw, files)
+        try:
+            messages = tuple(openai_responses_parse.parse_messages(filter_objects(raw.get("output"))))
+        except InvalidEntry:
+            messages = ()
+        if messages and files:
+            messages = (*messages, Message(role="assistant", parts=tuple(files)))
+        if not messages:
+            turn = ToolTurn(id_)
+            turn.add(*files)
+            # The text in pieces: each `<details>` element, and what is between them.
+            text = get_text(raw, "content") or ""
+            position = 0
+            while (start := text.find(_DETAILS, position)) >= 0 and (end := text.find(_DETAILS_END, start)) >= 0:
+                _add_piece(turn, text[position:start])
+                position = end + len(_DETAILS_END)
+                _add_piece(turn, text[start:position])
+            _add_piece(turn, text[position:])
+            messages = tuple(turn.finish())
     else:
         text = get_text(raw, "content")
         parts = (*files, *((TextPart(text=text),) if text else ()))
@@ -91,28 +108,6 @@ def _read_node(id_: str, parent: str | None, raw: dict[str, Any]) -> MessageNode
         usage=read_usage(usage, model=raw.get("model")) if role == "assistant" else None,
         dropped=tuple(dropped),
     )
-
-
-def _read_reply(id_: str, raw: dict[str, Any], files: list[Part]) -> tuple[Message, ...]:
-    items = filter_objects(raw.get("output"))
-    if items:
-        try:
-            messages = openai_responses_parse.parse_messages(items)
-        except InvalidEntry:
-            messages = []
-        if messages:
-            return (*messages, *((Message(role="assistant", parts=tuple(files)),) if files else ()))
-    turn = ToolTurn(id_)
-    turn.add(*files)
-    # The text in pieces: each `<details>` element, and what is between them.
-    text = get_text(raw, "content") or ""
-    position = 0
-    while (start := text.find(_DETAILS, position)) >= 0 and (end := text.find(_DETAILS_END, start)) >= 0:
-        _add_piece(turn, text[position:start])
-        position = end + len(_DETAILS_END)
-        _add_piece(turn, text[start:position])
-    _add_piece(turn, text[position:])
-    return tuple(turn.finish())
 
 
 def _add_piece(turn: ToolTurn, piece: str) -> None:

@@ -1,6 +1,6 @@
 """Reads JSON Lines of OpenAI's chat format: training examples, and requests and responses of the Batch API.
 
-Every line is a conversation of its own. Its id is the digest of its content, so that the same line in another file, or
+Every line is one conversation. Its id is the digest of its content, so that the same line in another file, or
 further down in a grown one, is not imported twice.
 """
 

@@ -102,7 +102,7 @@ class JobRunner:
         manifests = await store.list_manifests(job.conversation, branch=job.branch, limit=1)
         engine = self._engines(job.tenant, manifests[-1][1].policy.model if manifests else None)
         paying = engine.with_changes(spending_key=await store.spending.find_key(job.conversation))
-        entry = await Conversation(paying, job.conversation, job.branch).compact_if_needed()
+        entry = await Conversation(paying, job.conversation, job.branch).compact(trigger="background")
         # Assembling the window may have started background tasks; they are part of the job.
         await engine.wait_for_background()
         return NO_WORK if entry is None else JobOutcome(1)

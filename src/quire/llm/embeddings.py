@@ -42,7 +42,7 @@ class Embedder(Protocol):
     @property
     def dimensions(self) -> int: ...
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Returns one row for each text, in their order. It may block, on the network or the CPU."""
         ...
 

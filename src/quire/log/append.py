@@ -10,7 +10,17 @@ from quire.db.schema import blob_uses, blobs, entries, paths
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
 from quire.log.types import Branch
-from quire.model import ActiveCompaction, ChainHead, Compaction, Draft, Entry, Message, apply_entry, iter_paths
+from quire.model import (
+    ActiveCompaction,
+    ChainHead,
+    Compaction,
+    Draft,
+    Entry,
+    Message,
+    apply_entry,
+    chain_entry,
+    iter_paths,
+)
 from quire.model.entry_bodies import kind_of
 from quire.model.ids import now
 
@@ -112,7 +122,7 @@ def _chain_drafts(
 
 def _build_entry(branch: Branch, head: ChainHead, draft: Draft) -> Entry:
     body = draft.body
-    return Entry.chain(
+    return chain_entry(
         head,
         conversation=branch.conversation,
         branch=branch.number,

@@ -21,7 +21,17 @@ from quire.db.store_part import StorePart, read, read_bulk, write_bulk
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
-from quire.model import ActiveCompaction, Author, ChainHead, Compaction, Entry, EntryKind, Span, apply_entry
+from quire.model import (
+    ActiveCompaction,
+    Author,
+    ChainHead,
+    Compaction,
+    Entry,
+    EntryKind,
+    Span,
+    apply_entry,
+    chain_entry,
+)
 
 MAX_ITEM_ID_CHARS = 100
 """Maximum length of an item's id in the ledger; a longer one is replaced by its digest."""
@@ -183,7 +193,7 @@ class _BranchWriter:
             compaction = self._number_compaction(item.compaction, preserved)
             self.state = apply_entry(self.state, self.head.seq + 1, compaction, compaction_at=_refuse_undo)
             kind, role, author, raw = "compaction", None, "engine", compaction.canonical_json()
-        entry = Entry.chain(
+        entry = chain_entry(
             self.head,
             conversation=self.conversation,
             branch=self.number,

@@ -47,7 +47,7 @@ from quire.mcp_server import answers
 from quire.mcp_server.arguments import READING_TOOLS, HistoryToolArguments, MemoryWriteCall, parse_arguments
 
 if TYPE_CHECKING:
-    from quire.engine.context import EngineContext
+    from quire.engine.state import EngineState
     from quire.mcp_server.access import HistoryAccess
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ _ANSWERS: dict[str, type[answers.ToolAnswer]] = {
 RequestContext = ServerRequestContext[Any, Any]
 AccessResolver = Callable[[RequestContext], Awaitable["HistoryAccess"]]
 """Returns the access of the caller of a request."""
-EngineOpener = Callable[[], AbstractAsyncContextManager["EngineContext"]]
+EngineOpener = Callable[[], AbstractAsyncContextManager["EngineState"]]
 
 
 async def serve_stdio(open_engine: EngineOpener, *, writes_memories: bool) -> None:

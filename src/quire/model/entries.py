@@ -137,32 +137,6 @@ class Entry(NamedTuple):
             self.kind, self.author, self.created_at, self.tokens, self.counter, self.raw_metadata
         )
 
-    @classmethod
-    def chain(
-        cls,
-        head: "ChainHead",
-        *,
-        conversation: str,
-        branch: int,
-        kind: EntryKind,
-        role: str | None,
-        author: Author,
-        created_at: int,
-        raw: str,
-        raw_metadata: str | None,
-        tokens: TokenCount | None = None,
-    ) -> "Entry":
-        """A new entry after the head of a branch, with its digests."""
-        count, counter = tokens or (None, None)
-        metadata = _format_digest_metadata(kind, author, created_at, count, counter, raw_metadata)
-        content_digest = compute_content_digest(metadata=metadata, body=raw)
-        path = next_path(head.path, raw) if kind == "message" else head.path
-        digest = chain_digest(head.digest, content_digest)
-        return cls(
-            conversation, branch, head.seq + 1, kind, role, author, created_at, digest, path, count, counter, raw,
-            raw_metadata, None, content_digest,
-        )  # fmt: skip
-
     @property
     def time(self) -> datetime:
         return datetime.fromtimestamp(self.created_at / 1_000_000, tz=UTC)
@@ -179,6 +153,31 @@ def _format_digest_metadata(
     kind: str, author: str, created_at: int, tokens: int | None, counter: str | None, raw_metadata: str | None
 ) -> str:
     return f"{kind} {author} {created_at} {tokens} {counter} {raw_metadata}"
+
+
+def chain_entry(
+    head: "ChainHead",
+    *,
+    conversation: str,
+    branch: int,
+    kind: EntryKind,
+    role: str | None,
+    author: Author,
+    created_at: int,
+    raw: str,
+    raw_metadata: str | None,
+    tokens: TokenCount | None = None,
+) -> Entry:
+    """A new entry after the head of a branch, with its digests."""
+    count, counter = tokens or (None, None)
+    metadata = _format_digest_metadata(kind, author, created_at, count, counter, raw_metadata)
+    content_digest = compute_content_digest(metadata=metadata, body=raw)
+    path = next_path(head.path, raw) if kind == "message" else head.path
+    digest = chain_digest(head.digest, content_digest)
+    return Entry(
+        conversation, branch, head.seq + 1, kind, role, author, created_at, digest, path, count, counter, raw,
+        raw_metadata, None, content_digest,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

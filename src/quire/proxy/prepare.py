@@ -17,6 +17,7 @@ from quire.concurrency.worker_threads import measure_messages, run_sized
 from quire.engine import Conversation
 from quire.engine.recorder import Recorder
 from quire.engine.request import PendingMessage, Request
+from quire.engine.spending import check_spend_cap
 from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, StaleHead
 from quire.log import Blob, ConversationOrigin, ConversationRecord
 from quire.model import Decision, Entry, ForwardedRequest, Message, Span, iter_paths, next_path
@@ -179,8 +180,8 @@ async def prepare_request(
         client_request = await run_sized(len(client_request.raw), client_request.codec.drop_unsendable, client_request)
     envelope = await variant.load_envelope(client_request)
     engine = variant.engine.with_changes(agent=envelope.agent, spending_key=spending_key)
-    await engine.check_spend_cap(match.conversation)
-    calibration = await engine.load_calibration(engine.policy.model)
+    await check_spend_cap(engine, match.conversation)
+    calibration = await engine.runtime.load_calibration(engine.store, engine.policy.model)
     recognized = RecognizedRequest(
         client_request=client_request, match=match, variant=variant, envelope=envelope, calibration=calibration
     )

@@ -146,7 +146,8 @@ async def _render_stored(recognized: RecognizedRequest, store: SqlStore, *, same
     entries = match.entries or await store.read_range(
         match.conversation, branch=match.branch, first=first, last=last, kinds=["message"]
     )
-    await recognized.variant.engine.load_blobs(entries)
+    engine = recognized.variant.engine
+    await engine.runtime.blobs.load(engine.store, entries)
     rendered = await run_sized(sum(len(entry.raw) for entry in entries), counter.render_entries, entries)
     return [(each, entry.path) for each, entry in zip(rendered, entries, strict=True)]
 

@@ -135,7 +135,8 @@ async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply,
                 assembly = request.assembly.with_record(branch=branch.number)
                 request = replace(request, assembly=assembly, after=branch.head_path, creates_conversation=None)
                 continue
-            recorder.defer_compaction(request, stored, partial(_compact, recorder))
+            conversation = Conversation(engine, recorder.conversation, recorder.branch)
+            recorder.defer_compaction(request, stored, partial(conversation.compact, trigger="background"))
             return stored[-1]
         except MISSING_FROM_LOG as error:
             try:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from quire.engine.import_writer import ImportReport
+from quire.engine.file_import import ImportReport
 from quire.schemas import JsonModel
 
 MAX_SENT_ERRORS = 200

@@ -10,8 +10,7 @@ import shutil
 from pathlib import Path
 
 from quire.engine import Engine
-from quire.engine.import_reader import ImportOptions
-from quire.engine.import_writer import ImportReport, import_files
+from quire.engine.file_import import ImportOptions, ImportReport, import_files
 from quire.errors import Conflict, NotFound, QuireError
 from quire.importers.base import Source
 from quire.model.ids import new_id, now

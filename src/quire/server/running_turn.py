@@ -97,7 +97,7 @@ class RunningTurn(TurnStream):
             return await self._decision
 
         events = run_turn(
-            conversation.with_lease(self.lease),
+            Conversation(conversation.engine, conversation.id, conversation.branch, lease=self.lease),
             message,
             model=model,
             runners=runners,

@@ -22,6 +22,7 @@ from quire.cli.output import pluralize, to_one_line
 from quire.cli.tool_calls import pair_calls, render_tool_result
 from quire.context.items import index_agent_items
 from quire.engine import Conversation
+from quire.engine.compactor import Compactor
 from quire.errors import ContextOverflow, InvalidRequest
 from quire.ledger import find_decision
 
@@ -271,7 +272,8 @@ async def _model(session: CommandSession, argument: str) -> None:
     try:
         meter = await runtime.read_meter()
     except ContextOverflow:
-        if await runtime.conversation.shorten_summary() is None:
+        active = runtime.conversation
+        if await Compactor(active.engine, active.id, active.branch).shorten_summary() is None:
             raise
         session.screen.show_note("The summary did not fit this window and was shortened; /undo restores it.")
         meter = await runtime.read_meter()

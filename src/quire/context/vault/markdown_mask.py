@@ -66,37 +66,37 @@ class _MaskScanner:
         """For each end marker that was not found: the position from which it is missing, so that scans stay linear."""
 
     def scan(self) -> list[tuple[int, int]]:
-        position = 0
-        while position < len(self._text):
-            position = self._scan_line(position, self._line_end(position))
+        next_start = 0
+        while (start := next_start) < len(self._text):
+            end = self._line_end(start)
+            next_start = end + 1
+            line = self._text[start:end]
+            if not line.strip():
+                self._in_paragraph = False
+                continue
+            indent = _indent_width(line)
+            if not self._in_paragraph:
+                self._item_indent = min(self._item_indent, indent)
+            if not self._in_paragraph and indent >= self._item_indent + 4:
+                self._mask_span(start, end)
+                continue
+            fence = _FENCE.match(line)
+            if fence and (fence["quote"] or fence["marks"] or indent < self._item_indent + 4):
+                self._in_paragraph = False
+                # It ends at the closing fence; without one, at the end of the enclosing quote or of the text.
+                if fence["quote"] and end > self._known_quote_end:
+                    # The end of the quoted lines from here on; searched once for each quote.
+                    outside = _QUOTE_END.search(self._text, end + 1)
+                    self._known_quote_end = max(end, outside.start() - 1) if outside else len(self._text)
+                bound = self._known_quote_end if fence["quote"] else len(self._text)
+                closing = _closing_fence(fence["fence"][0], len(fence["fence"])).search(self._text, end, bound)
+                next_start = self._mask_span(start + fence.start("fence"), closing.end() if closing else bound) + 1
+                continue
+            if item := _LIST_ITEM.match(line):
+                self._item_indent = min(_indent_width(line[: item.end()], whole=True), indent + 6)
+            self._in_paragraph = not _NON_PARAGRAPH_LINE.match(line)
+            next_start = self._scan_inline(start, end) + 1
         return self._masked_spans
-
-    def _scan_line(self, start: int, end: int) -> int:
-        """Scans a line; returns the start of the next one."""
-        line = self._text[start:end]
-        if not line.strip():
-            self._in_paragraph = False
-            return end + 1
-        indent = _indent_width(line)
-        if not self._in_paragraph:
-            self._item_indent = min(self._item_indent, indent)
-        if not self._in_paragraph and indent >= self._item_indent + 4:
-            return self._mask_span(start, end) + 1
-        fence = _FENCE.match(line)
-        if fence and (fence["quote"] or fence["marks"] or indent < self._item_indent + 4):
-            self._in_paragraph = False
-            # It ends at the closing fence; without one, at the end of the enclosing quote or of the text.
-            if fence["quote"] and end > self._known_quote_end:
-                # The end of the quoted lines from here on; searched once for each quote.
-                outside = _QUOTE_END.search(self._text, end + 1)
-                self._known_quote_end = max(end, outside.start() - 1) if outside else len(self._text)
-            bound = self._known_quote_end if fence["quote"] else len(self._text)
-            closing = _closing_fence(fence["fence"][0], len(fence["fence"])).search(self._text, end, bound)
-            return self._mask_span(start + fence.start("fence"), closing.end() if closing else bound) + 1
-        if item := _LIST_ITEM.match(line):
-            self._item_indent = min(_indent_width(line[: item.end()], whole=True), indent + 6)
-        self._in_paragraph = not _NON_PARAGRAPH_LINE.match(line)
-        return self._scan_inline(start, end) + 1
 
     def _scan_inline(self, position: int, end: int) -> int:
         """Scans inline syntax; returns the end of the line that it reaches, which may be a later one."""
@@ -116,7 +116,15 @@ class _MaskScanner:
                 link = WIKILINK_PATTERN.match(self._text, start)
                 return link.end() if link and "`" not in link[0] else position
             case "`":
-                stop = self._code_span_end(position, len(marker))
+                # Inline code ends at the next run of equally many backticks in the same paragraph.
+                if self._backtick_runs is None:
+                    self._backtick_runs = {}
+                    for run in _BACKTICKS.finditer(self._text):
+                        self._backtick_runs.setdefault(len(run[0]), []).append(run.start())
+                runs = self._backtick_runs.get(len(marker), [])
+                at = bisect_left(runs, position)
+                is_closed = at < len(runs) and runs[at] < self._paragraph_end(position)
+                stop = runs[at] + len(marker) if is_closed else None
             case "<":
                 tag = marker.lower()
                 stop = self._find_end(
@@ -129,8 +137,15 @@ class _MaskScanner:
                     stop = len(self._text) if is_line_start else None
             case "%":
                 stop = self._find_end("%%", position)
+            case _ if marker == "$$":
+                stop = self._find_end("$$", position)
             case _:
-                stop = self._find_end("$$", position) if marker == "$$" else self._math_end(position)
+                bound = self._paragraph_end(position)
+                is_missing = self._missing_from.get("$") == bound
+                closing = None if is_missing else _MATH_END.search(self._text, position, bound)
+                if closing is None:
+                    self._missing_from["$"] = bound
+                stop = closing.end() if closing is not None else None
         return position if stop is None else self._mask_span(start, stop)
 
     def _mask_span(self, start: int, end: int) -> int:
@@ -145,25 +160,6 @@ class _MaskScanner:
             self._missing_from[marker] = position
             return None
         return at + len(marker)
-
-    def _code_span_end(self, position: int, length: int) -> int | None:
-        """Inline code ends at the next run of equally many backticks in the same paragraph."""
-        if self._backtick_runs is None:
-            self._backtick_runs = {}
-            for run in _BACKTICKS.finditer(self._text):
-                self._backtick_runs.setdefault(len(run[0]), []).append(run.start())
-        runs = self._backtick_runs.get(length, [])
-        at = bisect_left(runs, position)
-        return runs[at] + length if at < len(runs) and runs[at] < self._paragraph_end(position) else None
-
-    def _math_end(self, position: int) -> int | None:
-        bound = self._paragraph_end(position)
-        if self._missing_from.get("$") == bound:
-            return None
-        closing = _MATH_END.search(self._text, position, bound)
-        if closing is None:
-            self._missing_from["$"] = bound
-        return closing.end() if closing else None
 
     def _paragraph_end(self, position: int) -> int:
         at = bisect_left(self._blank_lines, position)

@@ -137,15 +137,16 @@ class Root:
         parts = split_path(folder) if folder else ()
         for name in parts:
             self._check_name(name)
+
+        def is_listed(name: str) -> bool:
+            return not name.startswith(".") and name not in UNLISTED_FOLDERS and _is_storable(name)
+
         files: list[ListedFile] = []
-        for file in walk_files(self.path, parts, is_listed=self._is_listed, use_dir_fd=self._use_dir_fd):
+        for file in walk_files(self.path, parts, is_listed=is_listed, use_dir_fd=self._use_dir_fd):
             files.append(file)
             if len(files) == limit:
                 break
         return sorted(files)
-
-    def _is_listed(self, name: str) -> bool:
-        return not name.startswith(".") and name not in UNLISTED_FOLDERS and _is_storable(name)
 
     def _check_name(self, name: str) -> None:
         # Some file systems ignore letter case and invisible characters, so the check ignores them too.

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
-from quire.engine.context import spend_caps_for
+from quire.engine.spending import spend_caps_for
 from quire.errors import AccessDenied, InvalidRequest, ModelError, QuireError, StaleHead, StoreError
 from quire.proxy.engine_variants import EngineVariant, EngineVariants
 from quire.proxy.known_messages import ClientBody, KnownMessageCache

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from quire.concurrency.worker_threads import run_sized
-from quire.engine.context import spend_caps_for
+from quire.engine.spending import spend_caps_for
 from quire.errors import AccessDenied, InvalidRequest, QuireError
 from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import KnownMessageCache

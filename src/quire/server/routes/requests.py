@@ -87,7 +87,7 @@ async def explain_item(
     bare = item.removeprefix("#")
     # More digits than a sequence number can have: a name.
     key = int(bare) if bare.isascii() and bare.isdecimal() and len(bare) < 19 else item
-    return await (await load_conversation(engine, conversation, branch)).why(key, reply=seq)
+    return await (await load_conversation(engine, conversation, branch)).why(key, reply_seq=seq)
 
 
 @router.get("/api/requests/{id}")

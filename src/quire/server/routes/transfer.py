@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypeAliasType
 
-from quire.engine.import_reader import ImportOptions
+from quire.engine.file_import import ImportOptions
 from quire.engine.message_index import schedule_indexing
 from quire.engine.shared_transcript import SharedTranscript
 from quire.errors import ImportFailed, InvalidRequest

@@ -1,7 +1,12 @@
-"""Reads the files of a source into batches of items that can be written, in this process or in several."""
+"""Imports the files of a source: reads them in a worker thread, or in several processes, and writes their messages.
 
+Each batch is one transaction with the ledger of what it holds, so an import that is interrupted at any moment and
+repeated writes each message once. Memory is bounded by two batches and the ids of the conversations in them.
+"""
+
+import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -9,12 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.concurrency.processes import get_spawn_context
+from quire.concurrency.worker_threads import run_in_worker
 from quire.db.dialects import sanitize_text
+from quire.engine.message_index import schedule_indexing
+from quire.engine.state import EngineState
 from quire.importers.base import Source, SourceConversation, SourceError
 from quire.importers.items import build_item, measure_item
-from quire.log.imports import ImportItem, ImportLedger, Position
+from quire.log.imports import ImportBatch, ImportItem, ImportLedger, Position
 from quire.log.types import ConversationRecord
 from quire.model.ids import now
+from quire.store import SqlStore
 
 BATCH_MESSAGES = 1_000
 """Messages of one transaction."""
@@ -25,6 +34,8 @@ GROUP_BYTES = 4_000_000
 """Bytes of files that a process reads at a time. A larger file is read in this process, batch by batch."""
 MIN_PARALLEL_BYTES = 30_000_000
 """Bytes of files below which other processes would start for longer than they save."""
+MAX_LISTED_ERRORS = 1_000
+"""Errors that a report lists; more are counted."""
 
 
 class ImportOptions(NamedTuple):
@@ -159,7 +170,12 @@ def _read_conversation(
 
 def read_in_processes(source: Source, files: Sequence[Path], options: ImportOptions) -> Iterator[ReadBatch]:
     """Like `read_batches`, in the same order, with several processes if there is much to read."""
-    sizes = [(path, _get_size(path)) for path in files]
+    sizes: list[tuple[Path, int]] = []
+    for path in files:
+        try:
+            sizes.append((path, path.stat().st_size))
+        except OSError:
+            sizes.append((path, 0))
     if options.processes < 2 or sum(size for _, size in sizes) < MIN_PARALLEL_BYTES:
         yield from read_batches(source, files, options)
         return
@@ -200,8 +216,103 @@ def _group_files(sizes: Sequence[tuple[Path, int]]) -> Iterator[tuple[list[Path]
         yield group, True
 
 
-def _get_size(path: Path) -> int:
+DEFAULT_OPTIONS = ImportOptions()
+
+
+@dataclass
+class ImportReport:
+    """What an import has done so far."""
+
+    files: int = 0
+    total_files: int = 0
+    conversations: int = 0
+    """Conversations that got new messages."""
+    messages: int = 0
+    """Messages that were new."""
+    known_messages: int = 0
+    """Messages that were imported before."""
+    live_conversations: int = 0
+    """Conversations that were skipped because the gateway recorded their session."""
+    error_count: int = 0
+    errors: list[SourceError] = field(default_factory=list[SourceError])
+
+    def add_error(self, error: SourceError) -> None:
+        self.error_count += 1
+        if len(self.errors) < MAX_LISTED_ERRORS:
+            self.errors.append(error)
+
+
+async def import_files(
+    engine: EngineState,
+    source: Source,
+    files: Sequence[Path],
+    options: ImportOptions = DEFAULT_OPTIONS,
+    *,
+    on_progress: Callable[[ImportReport], None] | None = None,
+) -> ImportReport:
+    """Imports these files. `on_progress` is called after each batch with the report so far."""
+    report = ImportReport(total_files=len(files))
+    writer = _BatchWriter(engine.store, source.name, options, report)
+    batches = read_in_processes(source, files, options)
+    reading = asyncio.ensure_future(run_in_worker(next, batches, None))
     try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        while (batch := await reading) is not None:
+            # The next batch is read while this one is written.
+            reading = asyncio.ensure_future(run_in_worker(next, batches, None))
+            if await writer.write(batch):
+                schedule_indexing(engine)
+            if on_progress is not None:
+                on_progress(report)
+    finally:
+        await asyncio.wait([reading])
+    return report
+
+
+class _BatchWriter:
+    """Writes batches, without the items that are imported already."""
+
+    def __init__(self, store: SqlStore, source: str, options: ImportOptions, report: ImportReport) -> None:
+        self._store, self._source, self._options, self._report = store, source, options, report
+
+    async def write(self, batch: ReadBatch) -> bool:
+        """Writes a batch; returns whether it added messages."""
+        unread = [part.conversation for part in batch.parts if part.conversation.ledger is None]
+        if unread:
+            ledgers = await self._store.imports.read_ledgers({each.id for each in unread})
+            sessions = {each.origin.session for each in unread if each.origin.session is not None}
+            live = await self._store.imports.find_live_sessions(self._source, sessions) if sessions else set[str]()
+            for each in unread:
+                each.ledger = ledgers.get(each.id, {})
+                each.is_live = each.origin.session in live and not each.ledger
+                self._report.live_conversations += each.is_live
+        new_parts = [BatchPart(part.conversation, self._select_new(part)) for part in batch.parts]
+        new_parts = [part for part in new_parts if part.items]
+        is_written = bool(new_parts) and not self._options.dry_run
+        if is_written:
+            added = await self._store.imports.append(
+                [ImportBatch(each.make_record(), items, each.positions) for each, items in new_parts]
+            )
+            for (conversation, _), positions in zip(new_parts, added, strict=True):
+                conversation.positions.update(positions)
+        for conversation, items in new_parts:
+            self._report.messages += len(items)
+            self._report.conversations += not conversation.has_new
+            conversation.has_new = True
+        self._report.files += batch.files
+        for error in batch.errors:
+            self._report.add_error(error)
+        return is_written
+
+    def _select_new(self, part: BatchPart) -> list[ImportItem]:
+        conversation, items = part
+        if conversation.is_live or conversation.ledger is None:
+            return []
+        new: list[ImportItem] = []
+        for item in items:
+            position = conversation.ledger.get(item.key)
+            if position is None:
+                new.append(item)
+            else:
+                conversation.positions[item.id] = position
+                self._report.known_messages += 1
+        return new

@@ -1,0 +1,44 @@
+"""Spend caps of an engine's calls: checked before a request is built, reserved before it is sent."""
+
+from quire.access.spending import SpendCaps, SpendingKey, SpendReservation
+from quire.engine.state import EngineState
+from quire.model import Usage
+from quire.settings import Settings
+from quire.settings.schema import tenant_spend_cap_for
+
+
+def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) -> SpendCaps:
+    """The caps on the cost of a tenant's calls with this API key."""
+    return SpendCaps(
+        conversation=settings.max_spend,
+        key=key.max_spend if key is not None else None,
+        tenant=tenant_spend_cap_for(settings, tenant),
+    )
+
+
+async def check_spend_cap(engine: EngineState, conversation: str) -> None:
+    """Raises `SpendCapReached` if a cap is spent, and `UnknownPrice` if it cannot hold."""
+    config = engine.config
+    caps = spend_caps_for(config.settings, tenant=engine.store.tenant, key=config.spending_key)
+    if caps.exist:
+        config.require_prices()
+        await engine.store.spending.check(conversation, caps, key_id=config.key_id)
+
+
+async def reserve_spend(
+    engine: EngineState, conversation: str, *, model: str, input_tokens: int, output_tokens: int
+) -> SpendReservation | None:
+    """Reserves the estimated cost of a call; None if no cap applies.
+
+    Raises `SpendCapReached` if a cap is spent, and `SpendReserved` if calls in progress may spend the rest of it.
+    """
+    config = engine.config
+    caps = spend_caps_for(config.settings, tenant=engine.store.tenant, key=config.spending_key)
+    if not caps.exist:
+        return None
+    input_usd = config.estimate_cost(Usage(input_tokens=input_tokens), model)
+    amount_usd = config.estimate_cost(Usage(input_tokens=input_tokens, output_tokens=output_tokens), model)
+    # Otherwise the calls of one tenant that wait for the same cap would hold all connections of the pool.
+    async with engine.runtime.spend_lock:
+        reservation = await engine.store.spending.reserve(conversation, amount_usd, caps, key_id=config.key_id)
+    return SpendReservation(reservation, input_usd)
