@@ -19,8 +19,8 @@ from pydantic_ai import messages as pai
 
 from infra.llama import LocalModel
 from infra.tool_calling_proxy import ToolCallingProxy, run_tool_calling_proxy
-from quire.adapters.langchain_messages import convert_message
-from quire.adapters.pydantic_ai_history import convert_model_message
+from quire.adapters.langchain import convert_message
+from quire.adapters.pydantic_ai import convert_model_message
 from quire.model.entries import iter_paths
 from quire.proxy.framework_requests import ConversionCache, make_match_key
 from support import Report, run_benchmark, time_rounds

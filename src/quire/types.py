@@ -16,7 +16,7 @@ from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder, ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
 from quire.model import ContextChange, ContextItem, Pin, Policy, Priority, Restore, Slot, TokenCount, Unpin
 from quire.model.agents import Agent, IncludeMode
-from quire.model.entries import Body
+from quire.model.entry_bodies import Body
 from quire.model.entry_metadata import DocumentReference, EntryMetadata
 from quire.model.events import TurnEndReason
 from quire.model.messages import ToolResultContent

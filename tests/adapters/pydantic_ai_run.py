@@ -8,8 +8,7 @@ from pydantic_ai import Agent
 from pydantic_ai import messages as pai
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from quire.adapters.pydantic_ai import QuireCapability, open_capability
-from quire.adapters.pydantic_ai_history import convert_model_message
+from quire.adapters.pydantic_ai import QuireCapability, convert_model_message, open_capability
 from quire.model import ToolDefinition
 from quire.wire.chat.render import OpenAIChatFormat
 

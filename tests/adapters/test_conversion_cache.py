@@ -7,8 +7,8 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic_ai import messages as pai
 
-from quire.adapters.langchain_messages import convert_message
-from quire.adapters.pydantic_ai_history import convert_model_message
+from quire.adapters.langchain import convert_message
+from quire.adapters.pydantic_ai import convert_model_message
 from quire.model import Message
 from quire.model.entries import iter_paths
 from quire.proxy.framework_requests import ConversionCache, ConvertedHistory, ConvertedMessage

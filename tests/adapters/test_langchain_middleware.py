@@ -17,8 +17,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
 from quire.adapters import langchain
-from quire.adapters.langchain import QuireMiddleware, open_middleware
-from quire.adapters.langchain_messages import convert_message, parse_message, parse_reply, to_langchain
+from quire.adapters.langchain import (
+    QuireMiddleware,
+    convert_message,
+    open_middleware,
+    parse_message,
+    parse_reply,
+    to_langchain,
+)
 from quire.engine import open_engine
 from quire.errors import InvalidRequest
 

@@ -14,8 +14,13 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.profiles import ModelProfile
 
-from quire.adapters.pydantic_ai import QuireCapability, open_capability
-from quire.adapters.pydantic_ai_history import build_history, convert_model_message, list_items
+from quire.adapters.pydantic_ai import (
+    QuireCapability,
+    build_history,
+    convert_model_message,
+    list_items,
+    open_capability,
+)
 from quire.engine import open_engine
 from quire.model import Message
 from quire.model.agents import Agent, Rule

@@ -13,7 +13,7 @@ from quire.errors import InvalidRequest
 from quire.model import FilePart, Message, ToolCallPart
 from quire.store import SqlStore
 from quire.store.backtests import NewBacktestShard
-from quire.store.value_purge import MAX_VALUE_CHARS, MIN_VALUE_CHARS, list_written_forms
+from quire.store.purge import MAX_VALUE_CHARS, MIN_VALUE_CHARS, list_written_forms
 
 pytestmark = pytest.mark.every_database
 

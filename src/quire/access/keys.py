@@ -49,7 +49,7 @@ class ApiKey(NamedTuple):
     name: str
     scopes: frozenset[KeyScope]
     requests_per_minute: int | None
-    """Rate limit of this key; None for that of the settings."""
+    """Rate limit of this key; None if the limit of the settings applies."""
     max_spend: float | None
     """Maximum cost of all calls with this key in US dollars."""
     models: tuple[str, ...] | None
@@ -99,11 +99,15 @@ def create_key(
 
     `max_spend` is in US dollars; `models` are patterns of the models that the key may call.
     """
+    unknown = sorted(set(scopes) - set(KEY_SCOPES))
+    if unknown or not scopes:
+        problem = f"There is no scope {unknown[0]!r}" if unknown else "An API key needs at least one scope"
+        raise InvalidRequest(f"{problem}; choose from {', '.join(KEY_SCOPES)}.")
     key = ApiKey(
         id=new_id(),
         tenant=tenant,
         name=sanitize_text(name),
-        scopes=_parse_scopes(scopes),
+        scopes=frozenset(scope for scope in KEY_SCOPES if scope in scopes),
         requests_per_minute=requests_per_minute,
         max_spend=max_spend,
         models=tuple(models) if models is not None else None,
@@ -169,20 +173,12 @@ def find_valid_key(connection: Connection, id: str, secret: str) -> ApiKey | Non
     if not hmac.compare_digest(stored_digest, _hash_secret(secret)) or row is None:
         return None
     key = _to_key([row[column.name] for column in _COLUMNS])
-    # A changed row may be that of a key that was revoked.
+    # A changed row may belong to a key that was revoked.
     return key if key.is_valid_at(now()) and has_row_digest(api_keys, row) else None
 
 
 def _hash_secret(secret: str) -> bytes:
     return sha256(secret.encode()).digest()
-
-
-def _parse_scopes(scopes: Collection[str]) -> frozenset[KeyScope]:
-    unknown = sorted(set(scopes) - set(KEY_SCOPES))
-    if unknown or not scopes:
-        problem = f"There is no scope {unknown[0]!r}" if unknown else "An API key needs at least one scope"
-        raise InvalidRequest(f"{problem}; choose from {', '.join(KEY_SCOPES)}.")
-    return frozenset(scope for scope in KEY_SCOPES if scope in scopes)
 
 
 def _validate_key(key: ApiKey) -> None:
@@ -198,20 +194,15 @@ def _validate_key(key: ApiKey) -> None:
         raise InvalidRequest(
             f"The spend cap of an API key must be above 0 and at most {MAX_KEY_SPEND_USD:,.0f} US dollars."
         )
-    if key.models is not None:
-        _validate_models(key.models)
-    if key.expires_at is not None and not key.created_at < key.expires_at < 2**63:
-        raise InvalidRequest("The expiry time of the API key is in the past; give a later time, or none.")
-
-
-def _validate_models(models: Sequence[str]) -> None:
-    if not 0 < len(models) <= MAX_MODEL_PATTERNS:
+    if key.models is not None and not 0 < len(key.models) <= MAX_MODEL_PATTERNS:
         raise InvalidRequest(f"An API key names 1 to {MAX_MODEL_PATTERNS} models or patterns, or none for all models.")
-    for pattern in models:
+    for pattern in key.models or ():
         if not 0 < len(pattern) <= MAX_MODEL_PATTERN_CHARS or sanitize_text(pattern) != pattern:
             raise InvalidRequest(
                 f"The name or pattern of an allowed model has 1 to {MAX_MODEL_PATTERN_CHARS} characters, without NUL."
             )
+    if key.expires_at is not None and not key.created_at < key.expires_at < 2**63:
+        raise InvalidRequest("The expiry time of the API key is in the past; give a later time, or none.")
 
 
 def _to_key(row: Sequence[Any]) -> ApiKey:

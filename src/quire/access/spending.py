@@ -228,30 +228,28 @@ def _read_spending(
 @cache
 def _spending_query(scopes: tuple[SpendScope, ...]) -> ClauseElement:
     """Selects what is spent and what is reserved of each scope."""
-    return select(*(column for scope in scopes for column in _spending_columns(scope)))
-
-
-def _spending_columns(scope: SpendScope) -> tuple[ScalarSelect[float], ScalarSelect[float]]:
     spent, reserved = spending.c, spend_reservations.c
-    in_progress = (reserved.tenant == bindparam("tenant"), reserved.expires_at > bindparam("now"))
-    match scope:
-        case "conversation":
-            same = costs.c.conversation == bindparam("conversation")
-            return (
-                _sum(costs.c.cost_usd, costs.c.tenant == bindparam("tenant"), same),
-                _sum(reserved.amount_usd, *in_progress, reserved.conversation == bindparam("conversation")),
-            )
-        case "key":
-            return (
-                _sum(spent.cost_usd, spent.tenant == bindparam("tenant"), spent.key_id == bindparam("key_id")),
-                _sum(reserved.amount_usd, *in_progress, reserved.key_id == bindparam("key_id")),
-            )
-        case "tenant":
-            return (
-                _sum(spent.cost_usd, spent.tenant == bindparam("tenant")),
-                _sum(reserved.amount_usd, *in_progress),
-            )
-    assert_never(scope)
+    in_tenant, in_progress = spent.tenant == bindparam("tenant"), reserved.expires_at > bindparam("now")
+    is_reserved = (reserved.tenant == bindparam("tenant"), in_progress)
+    columns: list[ScalarSelect[float]] = []
+    for scope in scopes:
+        match scope:
+            case "conversation":
+                same = costs.c.conversation == bindparam("conversation")
+                columns += [
+                    _sum(costs.c.cost_usd, costs.c.tenant == bindparam("tenant"), same),
+                    _sum(reserved.amount_usd, *is_reserved, reserved.conversation == bindparam("conversation")),
+                ]
+            case "key":
+                columns += [
+                    _sum(spent.cost_usd, in_tenant, spent.key_id == bindparam("key_id")),
+                    _sum(reserved.amount_usd, *is_reserved, reserved.key_id == bindparam("key_id")),
+                ]
+            case "tenant":
+                columns += [_sum(spent.cost_usd, in_tenant), _sum(reserved.amount_usd, *is_reserved)]
+            case _:
+                assert_never(scope)
+    return select(*columns)
 
 
 def _sum(amount: ColumnElement[float], *conditions: ColumnElement[bool]) -> ScalarSelect[float]:

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +26,7 @@ from quire.log import MAIN_BRANCH
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 
 IMPORT_DELAY_SECONDS = 1.0
-"""Time after an append when its messages are written to the log, together with those of later appends."""
+"""Time after an append when its messages, and the messages of later appends, are written to the log."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
@@ -38,7 +38,7 @@ SessionEntry = dict[str, Any]
 
 @asynccontextmanager
 async def open_session_store(url: str, **options: Any) -> AsyncGenerator["QuireSessionStore"]:
-    """Opens the log at `url` as a session store; `options` are those of `quire.open`."""
+    """Opens the log at `url` as a session store; it takes the options of `quire.open`."""
     async with open_engine(url, **options) as engine:
         store = QuireSessionStore(engine)
         try:
@@ -63,7 +63,10 @@ class QuireSessionStore:
         if not entries:
             return
         transcript = _to_key(key)
-        lines = [TranscriptLine(_get_uuid(entry), json.dumps(entry)) for entry in entries]
+        lines: list[TranscriptLine] = []
+        for entry in entries:
+            uuid = entry.get("uuid")
+            lines.append(TranscriptLine(uuid if isinstance(uuid, str) and uuid else None, json.dumps(entry)))
         fold = None if transcript.subpath else _make_fold(key)
         if (
             await self._store.transcripts.append(transcript, lines, fold_summary=fold)
@@ -88,7 +91,7 @@ class QuireSessionStore:
         return await self._store.transcripts.list_subpaths(key["project_key"], key["session_id"])
 
     async def delete(self, key: SessionKey) -> None:
-        """Deletes a transcript; that of a session with those of its sub-agents."""
+        """Deletes a transcript. With a session, the transcripts of its sub-agents are deleted."""
         transcript = _to_key(key)
         subpaths = [] if transcript.subpath else await self.list_subkeys(key)
         deleted = [transcript, *(transcript._replace(subpath=each) for each in subpaths)]
@@ -96,7 +99,9 @@ class QuireSessionStore:
         await self._store.transcripts.delete(transcript)
         if self._purge_on_delete:
             for each in deleted:
-                await self._purge(make_conversation_id(ClaudeCodeSource.name, _make_source_id(each)))
+                source_id = "/".join(_list_path_names(each))
+                with suppress(ConversationNotFound):
+                    await self._store.purge(make_conversation_id(ClaudeCodeSource.name, source_id), branch=MAIN_BRANCH)
 
     async def flush(self) -> None:
         """Writes the messages of all entries to the log now."""
@@ -130,20 +135,9 @@ class QuireSessionStore:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _purge(self, conversation: str) -> None:
-        try:
-            await self._store.purge(conversation, branch=MAIN_BRANCH)
-        except ConversationNotFound:
-            return
-
 
 def _to_key(key: SessionKey) -> TranscriptKey:
     return TranscriptKey(key["project_key"], key["session_id"], key.get("subpath") or "")
-
-
-def _get_uuid(entry: SessionEntry) -> str | None:
-    uuid = entry.get("uuid")
-    return uuid if isinstance(uuid, str) and uuid else None
 
 
 def _make_fold(key: SessionKey) -> Any:
@@ -163,10 +157,10 @@ def _make_fold(key: SessionKey) -> Any:
 
 def _write_transcript(folder: Path, key: TranscriptKey, lines: Sequence[str], *, is_complete: bool) -> Path:
     """Writes the file where Claude Code has it; `is_complete` says that its last reply has no more parts."""
-    name = _make_safe_name(key.session)
-    path = folder / f"{name}.jsonl"
-    if key.subpath:
-        path = folder / name / "subagents" / f"{_make_safe_name(key.subpath.rsplit('/', 1)[-1])}.jsonl"
+    session, *sub_agent = _list_path_names(key)
+    path = folder / f"{session}.jsonl"
+    if sub_agent:
+        path = folder / session / "subagents" / f"{sub_agent[0]}.jsonl"
         path.parent.mkdir(parents=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     if is_complete:
@@ -174,10 +168,7 @@ def _write_transcript(folder: Path, key: TranscriptKey, lines: Sequence[str], *,
     return path
 
 
-def _make_source_id(key: TranscriptKey) -> str:
-    name = _make_safe_name(key.session)
-    return f"{name}/{_make_safe_name(key.subpath.rsplit('/', 1)[-1])}" if key.subpath else name
-
-
-def _make_safe_name(name: str) -> str:
-    return name if _SAFE_NAME.fullmatch(name) else sha256(name.encode(errors="replace")).hexdigest()
+def _list_path_names(key: TranscriptKey) -> list[str]:
+    """Names for the session and its sub-agent, if any, in the path of the transcript and in the id of its source."""
+    names = [key.session, key.subpath.rsplit("/", 1)[-1]] if key.subpath else [key.session]
+    return [name if _SAFE_NAME.fullmatch(name) else sha256(name.encode(errors="replace")).hexdigest() for name in names]

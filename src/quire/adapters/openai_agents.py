@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
+from itertools import groupby
 from typing import Any, cast
 
 from agents import (
@@ -28,19 +29,27 @@ from agents.models.fake_id import FAKE_RESPONSES_ID
 from agents.models.openai_responses import Converter
 from agents.run_config import CallModelData, ModelInputData
 
-from quire.adapters.openai_agents_items import list_items, make_item_key, parse_items
 from quire.engine import Conversation, Engine, open_engine
-from quire.model import ToolDefinition, Usage
-from quire.model.json_values import dump_json
+from quire.model import Message, ToolDefinition, Usage
+from quire.model.json_values import dump_json, filter_objects, get_object, to_plain_json
 from quire.proxy.engine_variants import Envelope
 from quire.proxy.framework_requests import FrameworkRequest, adapt_engine, build_request, find_latest_branch
 from quire.proxy.recognition import HistoryMatch
 from quire.wire import Reply
+from quire.wire.responses.parse import is_assistant_item
+from quire.wire.responses.render import OpenAIResponsesFormat
+
+FIELDS_KEY = "openai_agents"
+"""Key of `provider_fields` with the changes that turn rendered items into the original ones."""
+_UNSENT_FIELDS = ("id", "status")
+"""Fields that a model does not see, and that the SDK or a provider may add or drop."""
+
+_format = OpenAIResponsesFormat()
 
 
 @asynccontextmanager
 async def open_session(session_id: str, url: str, **options: Any) -> AsyncGenerator["QuireSession"]:
-    """Opens a session in the log at `url`; `options` are those of `quire.open`."""
+    """Opens a session in the log at `url`; it takes the options of `quire.open`."""
     async with open_engine(url, **options) as engine:
         yield QuireSession(session_id, engine)
 
@@ -73,8 +82,15 @@ class QuireSession:
         return _to_input(items if resolved is None else items[-resolved:] if resolved > 0 else [])
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Appends items. The first reply among them is that to the last request of `filter_input`."""
-        for message in parse_items([item for item in items if not self._is_stored(item)]):
+        """Appends items. The first reply among them answers the last request of `filter_input`."""
+        new_items: list[TResponseInputItem] = []
+        for item in items:
+            key = make_item_key(cast("dict[str, Any]", item))
+            if self._stored_ahead[key]:
+                self._stored_ahead[key] -= 1
+            else:
+                new_items.append(item)
+        for message in parse_items(new_items):
             if message.role == "assistant" and self._request is not None:
                 request, self._request = self._request, None
                 await request.record(Reply(message, self._usage, None))
@@ -143,13 +159,6 @@ class QuireSession:
             await branch.append(*parse_items(items[start:]))
             self._stored_ahead.update(keys[start:])
 
-    def _is_stored(self, item: TResponseInputItem) -> bool:
-        key = make_item_key(cast("dict[str, Any]", item))
-        if not self._stored_ahead[key]:
-            return False
-        self._stored_ahead[key] -= 1
-        return True
-
     def set_usage(self, usage: Usage) -> None:
         self._usage = usage
 
@@ -172,13 +181,27 @@ class _UsageHooks(RunHooks[Any]):
 async def _read_envelope(data: CallModelData[Any], items: Sequence[dict[str, Any]], engine: Engine) -> Envelope:
     """The instructions, tools, handoffs and output schema that the SDK sends with the messages."""
     context: RunContextWrapper[Any] = RunContextWrapper(data.context)
-    handoffs = await _list_handoffs(data.agent, context)
+    # The SDK offers the handoffs that are enabled now as tools.
+    handoffs: list[Handoff[Any, Any]] = []
+    for each in data.agent.handoffs:
+        offered: Handoff[Any, Any] = each if isinstance(each, Handoff) else handoff(each)
+        is_enabled = offered.is_enabled
+        if not isinstance(is_enabled, bool):
+            is_enabled = is_enabled(context, data.agent)
+            is_enabled = await is_enabled if isawaitable(is_enabled) else is_enabled
+        handoffs += [offered] if is_enabled else []
     tools = Converter.convert_tools(await data.agent.get_all_tools(context), handoffs).tools
     functions = [cast("dict[str, Any]", tool) for tool in tools if tool["type"] == "function"]
     others = [cast("dict[str, Any]", tool) for tool in tools if tool["type"] != "function"]
-    schema = Converter.get_response_format(_get_output_schema(data.agent))
+    output = data.agent.output_type
+    if output is not None and output is not str and not isinstance(output, AgentOutputSchemaBase):
+        output = AgentOutputSchema(output)
+    schema = Converter.get_response_format(output if isinstance(output, AgentOutputSchemaBase) else None)
     texts = [*others, *([schema] if isinstance(schema, dict) else [])]
-    has_bare_reasoning = any(item.get("type") == "reasoning" and not _has_content(item) for item in items)
+    # Reasoning that is only an id can be resolved by the provider's own store alone.
+    has_bare_reasoning = any(
+        item.get("type") == "reasoning" and not (item.get("encrypted_content") or item.get("content")) for item in items
+    )
     return Envelope(
         base_agent=engine.agent,
         message_counter=engine.message_counter,
@@ -198,31 +221,6 @@ async def _read_envelope(data: CallModelData[Any], items: Sequence[dict[str, Any
     )
 
 
-async def _list_handoffs(agent: Agent[Any], context: RunContextWrapper[Any]) -> list[Handoff[Any, Any]]:
-    """The handoffs that are enabled now, which the SDK offers as tools."""
-    enabled: list[Handoff[Any, Any]] = []
-    for each in agent.handoffs:
-        offered: Handoff[Any, Any] = each if isinstance(each, Handoff) else handoff(each)
-        is_enabled = offered.is_enabled
-        if not isinstance(is_enabled, bool):
-            is_enabled = is_enabled(context, agent)
-            is_enabled = await is_enabled if isawaitable(is_enabled) else is_enabled
-        enabled += [offered] if is_enabled else []
-    return enabled
-
-
-def _get_output_schema(agent: Agent[Any]) -> AgentOutputSchemaBase | None:
-    output = agent.output_type
-    if output is None or output is str or isinstance(output, AgentOutputSchemaBase):
-        return output if isinstance(output, AgentOutputSchemaBase) else None
-    return AgentOutputSchema(output)
-
-
-def _has_content(reasoning: dict[str, Any]) -> bool:
-    """Whether a reasoning item is more than an id that only the provider's own store can resolve."""
-    return bool(reasoning.get("encrypted_content") or reasoning.get("content"))
-
-
 def _to_model_item(item: dict[str, Any]) -> dict[str, Any]:
     """The item in a form that the SDK's models for chat completions take, too.
 
@@ -238,3 +236,54 @@ def _to_model_item(item: dict[str, Any]) -> dict[str, Any]:
 
 def _to_input(items: Sequence[dict[str, Any]]) -> list[TResponseInputItem]:
     return cast("list[TResponseInputItem]", list(items))
+
+
+def parse_items(items: Sequence[object]) -> list[Message]:
+    """Parses items as messages. Adjacent items of the assistant become one message."""
+    plain = [to_plain_json(item) for item in items]
+    messages: list[Message] = []
+    for is_assistant, group in groupby(plain, lambda item: is_assistant_item({"type": "message", **item})):
+        group_items = list(group)
+        for originals in [group_items] if is_assistant else [[item] for item in group_items]:
+            [message] = _format.parse_messages(originals)
+            rendered = _format.render_message(message)
+            fields: dict[str, Any] = {}
+            if len(rendered) == len(originals):
+                changes = [_find_change(*pair) for pair in zip(rendered, originals, strict=True)]
+                fields = {"changes": changes} if any(changes) else {}
+            else:
+                # Items that cannot be rendered are stored whole.
+                fields = {"items": originals}
+            if fields:
+                provider_fields = {**(message.provider_fields or {}), FIELDS_KEY: fields}
+                message = message.model_copy(update={"provider_fields": provider_fields})
+            messages.append(message)
+    return messages
+
+
+def _find_change(rendered: dict[str, Any], original: dict[str, Any]) -> dict[str, Any]:
+    """What `list_items` has to set and to remove in the rendered item to get the original one."""
+    missing = object()
+    added = {key: value for key, value in original.items() if rendered.get(key, missing) != value}
+    removed = [key for key in rendered if key not in original]
+    return {**({"set": added} if added else {}), **({"unset": removed} if removed else {})}
+
+
+def list_items(message: Message) -> list[dict[str, Any]]:
+    """The items that a message was made from, equal to what `parse_items` was given."""
+    fields, rendered = get_object(message.provider_fields or {}, FIELDS_KEY), _format.render_message(message)
+    if "items" in fields:
+        return filter_objects(fields["items"])
+    changes = filter_objects(fields.get("changes")) or [{} for _ in rendered]
+    return [
+        {key: value for key, value in item.items() if key not in (change.get("unset") or ())}
+        | get_object(change, "set")
+        for item, change in zip(rendered, changes, strict=True)
+    ]
+
+
+def make_item_key(item: dict[str, Any]) -> str:
+    """Text that two forms of the same item share."""
+    [message] = _format.parse_messages([item])
+    rendered = _format.render_message(message) or [item]
+    return dump_json([{key: each[key] for key in sorted(each) if key not in _UNSENT_FIELDS} for each in rendered])

@@ -7,6 +7,7 @@ variant's request did not have in view.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, cast
 
 from quire.backtest.recording import RecordedStep
@@ -58,7 +59,14 @@ class NeedFinder:
         self._messages.update(entry.seq for entry in new)
         message, last = step.reply.message, step.reply.seq - 1
         cited = (find_cited_entries(message.text, last_entry=last) & self._messages) - newest
-        read = {seq for first, end in _list_reads(message) for seq in range(first, min(end, last) + 1)}
+        read: set[int] = set()
+        for call in message.tool_calls:
+            if call.name != ReadHistory.tool_name:
+                continue
+            with suppress(ValueError):
+                asked = ReadHistory.model_validate_json(call.arguments or "{}")
+                end = min(asked.last or asked.first, asked.first + MAX_READ_MESSAGES - 1, last)
+                read.update(range(asked.first, end + 1))
         read = (read & self._messages) - newest
         needs = [Need("cited", (seq,)) for seq in sorted(cited)]
         needs += [Need("read", (seq,)) for seq in sorted(read - cited)]
@@ -125,17 +133,6 @@ def _list_written_texts(message: Message) -> Iterator[str]:
         if isinstance(arguments, dict):
             values = cast(dict[str, Any], arguments).values()
             yield from (value for value in values if isinstance(value, str))
-
-
-def _list_reads(message: Message) -> Iterator[tuple[int, int]]:
-    """First and last number of each call of `history_read`."""
-    for call in message.tool_calls:
-        if call.name == ReadHistory.tool_name:
-            try:
-                read = ReadHistory.model_validate_json(call.arguments or "{}")
-            except ValueError:
-                continue
-            yield read.first, min(read.last or read.first, read.first + MAX_READ_MESSAGES - 1)
 
 
 class NeedsInView:

@@ -69,29 +69,25 @@ class Recording:
         waiting: list[Entry] = []
         reply: Entry | None = None
         later: list[Entry] = []
-        async for entry in self._entries():
-            if entry.role == "assistant":
-                if reply is not None:
-                    later.append(entry)
-                elif any(each.role in ("user", "tool") for each in waiting):
-                    reply = entry
-                else:
-                    waiting.append(entry)
-            else:
-                if reply is not None:
-                    yield await self._build_step(waiting, reply, later)
-                    waiting, reply, later = [], None, []
-                waiting.append(entry)
-        if reply is not None:
-            yield await self._build_step(waiting, reply, later)
-
-    async def _entries(self) -> AsyncGenerator[Entry]:
         for first in range(1, self.head + 1, PAGE_ENTRIES):
             last = min(first + PAGE_ENTRIES - 1, self.head)
             for entry in await self.store.read_range(
                 self.conversation, branch=self.branch, first=first, last=last, kinds=REPLAYED_KINDS
             ):
-                yield entry
+                if entry.role == "assistant":
+                    if reply is not None:
+                        later.append(entry)
+                    elif any(each.role in ("user", "tool") for each in waiting):
+                        reply = entry
+                    else:
+                        waiting.append(entry)
+                else:
+                    if reply is not None:
+                        yield await self._build_step(waiting, reply, later)
+                        waiting, reply, later = [], None, []
+                    waiting.append(entry)
+        if reply is not None:
+            yield await self._build_step(waiting, reply, later)
 
     async def _build_step(self, waiting: list[Entry], reply: Entry, later: list[Entry]) -> RecordedStep:
         manifest: Manifest | None = None
@@ -162,8 +158,15 @@ class RecordedContextGatherer(ContextGatherer):
         blocks: list[ContextBlock] = []
         definitions: list[tuple[Decision, ToolDefinition]] = []
         for row in rows:
-            if row.blob is None or row.slot == "newest" or (text := await self._load_text(row.blob)) is None:
+            if row.blob is None or row.slot == "newest":
                 continue
+            text = self._texts.get(row.blob)
+            if text is None:
+                try:
+                    text = self._texts[row.blob] = (await self._source.get_blob(row.blob)).data.decode()
+                except BlobNotFound:
+                    # It was purged.
+                    continue
             if row.kind == "tool":
                 definitions.append((row, ToolDefinition.parse(text)))
             else:
@@ -179,16 +182,6 @@ class RecordedContextGatherer(ContextGatherer):
                 )
                 blocks.append(block)
         return RequestContext(blocks=tuple(blocks), tools=self._fit_recorded_tools(definitions))
-
-    async def _load_text(self, digest: str) -> str | None:
-        """The text of a blob; None if it was purged."""
-        text = self._texts.get(digest)
-        if text is None:
-            try:
-                text = self._texts[digest] = (await self._source.get_blob(digest)).data.decode()
-            except BlobNotFound:
-                return None
-        return text
 
     def _fit_recorded_tools(self, recorded: list[tuple[Decision, ToolDefinition]]) -> ToolSet:
         """The recorded tools in their order, as far as they fit. The assembler adds history tools by itself."""

@@ -192,7 +192,7 @@ class VariantReport:
     variant: BacktestVariant
     model: str
     window: int
-    """Context window that applies: that of the model, bounded by the settings."""
+    """Context window that applies: the model's, bounded by the settings."""
     has_price: bool
     turns: RatioEstimator = field(default_factory=_new_estimator)
     requests: RatioEstimator = field(default_factory=_new_estimator)

@@ -4,33 +4,39 @@ The engine's own assembler, compactor and recall work on a scratch log in memory
 are the recorded ones, summaries are recorded or extracted.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from quire.backtest.needs import Need, NeedsInView
 from quire.backtest.recording import RecordedContextGatherer, RecordedStep, Recording
-from quire.backtest.scratch_log import ScratchLog
 from quire.engine import Engine
 from quire.engine.assembler import Assembler
 from quire.engine.compactor import Compactor
 from quire.engine.config import EngineConfig
+from quire.engine.message_index import MAX_INLINE_ENTRIES, index_messages
 from quire.engine.recall import Recall
+from quire.engine.recorder import Recorder
 from quire.engine.request import PendingMessage, Request
 from quire.engine.request_builder import RequestBuilder
 from quire.engine.state import EngineState
-from quire.errors import ContextOverflow, InvalidRequest, ModelUnavailable
+from quire.errors import BlobNotFound, ContextOverflow, InvalidRequest, ModelUnavailable
 from quire.llm import ModelChunk, Prompt, Reply
 from quire.llm.embeddings import AsyncEmbedder
-from quire.log import MAIN_BRANCH
-from quire.model import Compaction, Entry, Manifest, Message, Usage
+from quire.log import MAIN_BRANCH, ReplyRecord
+from quire.model import Compaction, Draft, Entry, Manifest, Message, Span, Usage
+from quire.model.entry_bodies import Body, Pin, Priority, Unpin
 from quire.store import SqlStore
 from quire.view.budget import Calibration, update_calibration
 from quire.view.compaction_plan import CompactionPlan
+from quire.view.decisions import set_pending_span
 from quire.view.layout import RenderedRequest
+from quire.view.strategies import get_strategy
 
 SCRATCH_URL = "sqlite://"
 """A database in memory."""
+INDEX_INTERVAL_ENTRIES = MAX_INLINE_ENTRIES // 2
+"""Entries after which the log is indexed for recall, as a background job does in a real run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,110 @@ class SimulatedStep:
     """Whether the request is the recorded one, byte for byte; None if none is on record."""
     error: str | None = None
     """Why no request could be built."""
+
+
+class ScratchLog:
+    """Appends recorded entries with their original times; their numbers differ where compactions differ."""
+
+    def __init__(self, engine: Engine, conversation: str, source: SqlStore) -> None:
+        self._engine, self._conversation, self._source = engine, conversation, source
+        self._recorder = Recorder(engine, conversation, MAIN_BRANCH)
+        self.numbers: dict[int, int] = {}
+        """Number in this log by number in the stored conversation."""
+        self._recorded_numbers: dict[int, int] = {}
+        self._token_counts: list[tuple[int, int]] = []
+        self._unindexed_entries = 0
+
+    def find_recorded_number(self, number: int) -> int | None:
+        """Number in the stored conversation of a message of this log."""
+        return self._recorded_numbers.get(number)
+
+    def sum_tokens(self, first: int, last: int) -> int:
+        """Tokens of the messages from `first` to `last`."""
+        return sum(tokens for seq, tokens in self._token_counts if first <= seq <= last)
+
+    async def append(self, entries: Sequence[Entry]) -> None:
+        await self.copy_blobs(entries)
+        known: list[Entry] = []
+        drafts: list[Draft] = []
+        for entry in entries:
+            body = entry.message if entry.kind == "message" else entry.body
+            if isinstance(body, Pin | Unpin | Priority):
+                number = self.numbers.get(body.message)
+                if number is None:  # It names a message that is not in this log.
+                    continue
+                body = body.model_copy(update={"message": number})
+            known.append(entry)
+            drafts.append(self._make_draft(entry, body))
+        if drafts:
+            self._note_numbers(known, await self._engine.store.append(self._conversation, *drafts))
+
+    async def record(self, request: Request, pending: Sequence[Entry], reply: Entry) -> list[Entry]:
+        """Stores a request's pending messages, its reply and its manifest."""
+        recorded = (*pending, reply)
+        await self.copy_blobs(recorded)
+
+        def build_manifest(stored: Sequence[Entry]) -> Manifest:
+            if not request.pending:
+                return request.manifest
+            span = Span(first=stored[0].seq, last=stored[len(request.pending) - 1].seq)
+            decisions = set_pending_span(request.manifest.decisions, span)
+            return request.manifest.model_copy(update={"decisions": decisions})
+
+        record = ReplyRecord(
+            drafts=tuple(self._make_draft(entry, entry.message) for entry in recorded),
+            build_manifest=build_manifest,
+            blobs=request.blobs,
+        )
+        stored = await self._engine.store.record_reply(self._conversation, record, after=request.after)
+        self._note_numbers(recorded, stored)
+        return stored
+
+    async def index_if_due(self) -> None:
+        """Indexes the messages for recall, so that no request meets more of them than it would index by itself."""
+        if self._unindexed_entries < INDEX_INTERVAL_ENTRIES:
+            return
+        self._unindexed_entries = 0
+        if get_strategy(self._engine.policy.strategy).recalls:
+            await index_messages(self._engine, conversations=[self._conversation])
+
+    async def copy_blobs(self, entries: Iterable[Entry]) -> None:
+        """Copies the images, files and documents of these messages."""
+        for entry in entries:
+            for digest in entry.blob_digests():
+                try:
+                    blob = await self._source.get_blob(digest)
+                except BlobNotFound:
+                    continue
+                await self._engine.store.put_blob(blob.data, media_type=blob.media_type)
+
+    def _make_draft(self, entry: Entry, body: Body) -> Draft:
+        if not isinstance(body, Message):
+            return Draft(body=body, author=entry.author, created_at=entry.created_at)
+        metadata, counter = entry.metadata, self._engine.message_counter
+        if entry.counter == counter.name:
+            draft = Draft(
+                body=body,
+                tokens=entry.token_count,
+                references=metadata.references or (),
+                written_tokens=metadata.written_tokens,
+            )
+        else:
+            draft = self._recorder.make_draft(PendingMessage(body, metadata.references or ()))
+        return replace(
+            draft,
+            author=entry.author,
+            usage=metadata.usage,
+            created_at=entry.created_at,
+            incomplete=bool(metadata.incomplete),
+        )
+
+    def _note_numbers(self, recorded: Sequence[Entry], stored: Sequence[Entry]) -> None:
+        self._unindexed_entries += len(stored)
+        for before, after in zip(recorded, stored, strict=True):
+            if after.kind == "message":
+                self.numbers[before.seq], self._recorded_numbers[after.seq] = after.seq, before.seq
+                self._token_counts.append((after.seq, after.tokens or 0))
 
 
 class RecordedSummaries:
@@ -173,8 +283,13 @@ class Simulation:
 
     async def simulate(self, step: RecordedStep, needs: Sequence[Need]) -> SimulatedStep:
         """Builds the request of a step, and records the step in the scratch log."""
-        if not self._turn:
-            self._start_calibration(step.manifest)
+        if not self._turn and (first := step.manifest) is not None and first.policy.model == self._engine.policy.model:
+            # The first recorded request shows the calibration of its time. What the store has now was learned later.
+            calibration = Calibration()
+            if first.ratio != 1.0:
+                messages = max(1, sum(row.kind == "message" for row in first.included))
+                calibration = calibration.with_ratio(first.ratio, tokens=first.total_tokens, messages=messages)
+            self._engine.runtime.calibrations[first.policy.model] = calibration
         if step.starts_turn or not self._turn:
             self._turn, self._step = self._turn + 1, 0
         self._step += 1
@@ -227,17 +342,6 @@ class Simulation:
             in_view=sum(view.contains(need, self._log.numbers) for need in needs),
             matches_recorded=step.manifest.digest == rendered.digest if step.manifest is not None else None,
         )
-
-    def _start_calibration(self, first: Manifest | None) -> None:
-        """Sets the calibration that the first recorded request shows, if its model is the same.
-
-        What the store has now was learned later.
-        """
-        model = self._engine.policy.model
-        if first is not None and first.policy.model == model:
-            messages = max(1, sum(row.kind == "message" for row in first.included))
-            corrected = Calibration().with_ratio(first.ratio, tokens=first.total_tokens, messages=messages)
-            self._engine.runtime.calibrations[model] = Calibration() if first.ratio == 1.0 else corrected
 
     def _calibrate(self, step: RecordedStep, request: Request) -> None:
         """Corrects the token counts as the recorded reply did, if it came from the same model.

@@ -5,7 +5,7 @@ A citation of an unknown entry is removed from the text and counted. The others 
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 _DASH = "[-–—]"
@@ -40,16 +40,38 @@ def check_citations(text: str, known_entries: Iterable[int]) -> CheckedCitations
     pieces: list[str] = []
     dropped = position = 0
     for match in CITATION.finditer(text):
-        items, lost_count = _filter_known(match[0], numbers, cited)
+        known_items: list[str] = []
+        lost_count = 0
+        for numeral, other in _RANGE.findall(match[0]):
+            if max(len(numeral), len(other)) > _MAX_NUMBER_DIGITS:
+                lost_count += 1
+                continue
+            first, last = sorted((int(numeral), int(other or numeral)))
+            start, end = bisect_left(numbers, first), bisect_right(numbers, last)
+            if start >= end:
+                lost_count += 1
+                continue
+            cited[start:end] = b"\1" * (end - start)
+            low, high = numbers[start], numbers[end - 1]
+            lost_count += (low, high) != (first, last)
+            known_items.append(f"#{low}" if low == high else f"#{low}-#{high}")
         pieces.append(text[position : match.start()])
         position = match.end()
         dropped += lost_count
         if not lost_count:
             pieces.append(match[0])
-        elif items:
-            pieces.append(f"[{', '.join(items)}]")
+        elif known_items:
+            pieces.append(f"[{', '.join(known_items)}]")
         else:
-            _close_gap(pieces, _CONTINUATION.match(text, position))
+            # Nothing of the citation is left: blanks before it go, except indentation.
+            while pieces and not pieces[-1].strip(" \t"):
+                pieces.pop()
+            before = pieces[-1].rstrip(" \t") if pieces else ""
+            if before.endswith((*_CONTINUATION_CHARS, "[")) and _CONTINUATION.match(text, position):
+                # The text before and after would join to another citation.
+                pieces.append(_UNKNOWN_CITATION)
+            elif before and not before.endswith("\n"):
+                pieces[-1] = before
     pieces.append(text[position:])
     return CheckedCitations(
         "".join(pieces), tuple(numbers[flag.start()] for flag in _CITED_FLAG.finditer(cited)), dropped
@@ -64,39 +86,3 @@ def find_cited_entries(text: str, *, last_entry: int) -> set[int]:
 def escape_citations(text: str) -> str:
     """Puts citations into round brackets, so that they cite nothing."""
     return CITATION.sub(lambda match: f"({match[0][1:-1]})", text)
-
-
-def _filter_known(citation: str, numbers: Sequence[int], cited: bytearray) -> tuple[list[str], int]:
-    """Known items of a citation, and the number of dropped ones; sets the flags in `cited`."""
-    items: list[str] = []
-    lost_count = 0
-    for numeral, other in _RANGE.findall(citation):
-        if max(len(numeral), len(other)) > _MAX_NUMBER_DIGITS:
-            lost_count += 1
-            continue
-        first, last = sorted((int(numeral), int(other or numeral)))
-        start, end = bisect_left(numbers, first), bisect_right(numbers, last)
-        if start >= end:
-            lost_count += 1
-            continue
-        cited[start:end] = b"\1" * (end - start)
-        low, high = numbers[start], numbers[end - 1]
-        lost_count += (low, high) != (first, last)
-        items.append(f"#{low}" if low == high else f"#{low}-#{high}")
-    return items, lost_count
-
-
-def _close_gap(pieces: list[str], following: re.Match[str] | None) -> None:
-    """Removes blanks before a dropped citation, except indentation.
-
-    Inserts a mark if the text before and after would join to a new citation.
-    """
-    while pieces and not pieces[-1].strip(" \t"):
-        pieces.pop()
-    if not pieces:
-        return
-    before = pieces[-1].rstrip(" \t")
-    if following and before.endswith((*_CONTINUATION_CHARS, "[")):
-        pieces.append(_UNKNOWN_CITATION)
-    elif not before.endswith("\n"):
-        pieces[-1] = before

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from quire.compaction.line_scorer import SENTENCE_BOUNDARY, collapse_whitespace
-from quire.compaction.summary_validation import clean_reply
+from quire.compaction.model_summary import clean_reply
 from quire.errors import ModelError, SummaryFailed
 from quire.llm import Model, Prompt
 from quire.model import Message
@@ -36,8 +36,16 @@ async def summarize_document(text: str, *, model: Model | None, max_chars: int =
     first = extract_first_paragraph(text)
     if MIN_PARAGRAPH_CHARS <= len(first) <= max_chars:
         return first
-    if model is not None and (sentence := await _ask_model(model, text, max_chars)) is not None:
-        return sentence
+    if model is not None:
+        document = label_text("document", _strip_front_matter(text).strip()[:MAX_PROMPT_CHARS])
+        system = _SYSTEM_PROMPT.format(words=max(10, max_chars // 8))
+        prompt = Prompt(system=system, messages=(Message.user(document),), max_tokens=max_chars)
+        try:
+            answer = collapse_whitespace(clean_reply(await model.complete(prompt)))
+        except (ModelError, SummaryFailed, TimeoutError, OSError):
+            answer = ""
+        if 0 < len(answer) <= max_chars:
+            return answer
     return extract_leading_sentences(text, max_chars)
 
 
@@ -56,18 +64,6 @@ def extract_leading_sentences(text: str, max_chars: int) -> str:
         return words
     ends = [match.start() for match in SENTENCE_BOUNDARY.finditer(words[: max_chars + 2]) if match.start() <= max_chars]
     return words[: ends[-1]] if ends else f"{words[: max(0, max_chars - 1)].rsplit(' ', 1)[0]}…"[:max_chars]
-
-
-async def _ask_model(model: Model, text: str, max_chars: int) -> str | None:
-    """One sentence written by the model; None if the call or the answer fails."""
-    document = label_text("document", _strip_front_matter(text).strip()[:MAX_PROMPT_CHARS])
-    system = _SYSTEM_PROMPT.format(words=max(10, max_chars // 8))
-    try:
-        reply = await model.complete(Prompt(system=system, messages=(Message.user(document),), max_tokens=max_chars))
-        answer = collapse_whitespace(clean_reply(reply))
-    except (ModelError, SummaryFailed, TimeoutError, OSError):
-        return None
-    return answer if 0 < len(answer) <= max_chars else None
 
 
 def _strip_front_matter(text: str) -> str:

@@ -91,15 +91,25 @@ async def execute_compaction(
     written = await _write_summary(store, job, message_counter, summarizer, on_failure)
     if written.usage is not None:
         on_usage(written.usage, written.model)
-    messages = await _summarize_large_messages(job, message_counter, summarizer, on_failure)
-    for usage, model in messages.usages:
-        on_usage(usage, model)
-    active = _active_compaction(job.window)
+    counter, active = message_counter.token_counter, _active_compaction(job.window)
+    # The active compaction may have summaries of the same messages at the same length.
+    known = {(each.message, each.max_chars): each for each in (active and active.truncations) or ()}
+    truncations = tuple(known.get((each.message, each.max_chars), each) for each in job.plan.truncations)
+    if summarizer is not None and truncations and get_strategy(job.policy.strategy).summarizes:
+        messages = await summarize_messages(
+            truncations, job.window.messages, summarizer=summarizer, counter=counter, on_failure=on_failure
+        )
+        truncations = messages.truncations
+        for usage, model in messages.usages:
+            on_usage(usage, model)
+    short = None
     if active is not None and active.summary == written.text:
         short = active.short_summary
-    else:
-        short = await run_in_worker(_shorten_summary, written.text, message_counter.token_counter)
-    compaction = _build_compaction(job, written, messages.truncations, short)
+    elif written.text is not None:
+        from quire.compaction.extractive_summary import shorten_summary
+
+        short = await run_in_worker(shorten_summary, written.text, max_tokens=SHORT_SUMMARY_TOKENS, counter=counter)
+    compaction = _build_compaction(job, written, truncations, short)
     branch = job.window.branch
     try:
         draft = Draft(body=compaction, tokens=count_summary(compaction, message_counter))
@@ -226,37 +236,6 @@ async def summarize_messages(
     return MessageSummaries(truncations=tuple(finished), written=tuple(written))
 
 
-async def _summarize_large_messages(
-    job: CompactionJob,
-    message_counter: MessageCounter,
-    summarizer: Summarizer | None,
-    on_failure: Callable[[SummaryFailed], None],
-) -> MessageSummaries:
-    """Adds summaries to the plan's truncations, where the strategy and a model allow it."""
-    active = _active_compaction(job.window)
-    # The active compaction may have summaries of the same messages at the same length.
-    known = {(each.message, each.max_chars): each for each in (active and active.truncations) or ()}
-    truncations = tuple(known.get((each.message, each.max_chars), each) for each in job.plan.truncations)
-    if summarizer is None or not truncations or not get_strategy(job.policy.strategy).summarizes:
-        return MessageSummaries(truncations=truncations)
-    return await summarize_messages(
-        truncations,
-        job.window.messages,
-        summarizer=summarizer,
-        counter=message_counter.token_counter,
-        on_failure=on_failure,
-    )
-
-
-def _shorten_summary(summary: str | None, counter: TokenCounter) -> str | None:
-    """The short level of a summary; None if the summary is short itself."""
-    from quire.compaction.extractive_summary import shorten_summary
-
-    if summary is None or counter.count(summary) <= 2 * SHORT_SUMMARY_TOKENS:
-        return None
-    return shorten_summary(summary, max_tokens=SHORT_SUMMARY_TOKENS, counter=counter) or None
-
-
 def _active_compaction(window: Window) -> Compaction | None:
     body = window.compaction.body if window.compaction is not None else None
     return body if isinstance(body, Compaction) else None
@@ -264,7 +243,7 @@ def _active_compaction(window: Window) -> Compaction | None:
 
 def _build_compaction(
     job: CompactionJob,
-    written_summary: _WrittenSummary,
+    written: _WrittenSummary,
     truncations: tuple[Truncation, ...],
     short_summary: str | None,
 ) -> Compaction:
@@ -274,21 +253,21 @@ def _build_compaction(
         covers=plan.covers,
         question=plan.question,
         preserved=plan.preserved or None,
-        summary=written_summary.text,
+        summary=written.text,
         short_summary=short_summary,
-        sources=written_summary.sources,
+        sources=written.sources,
         trigger=job.trigger,
         strategy=job.policy.strategy,
-        model=written_summary.model,
+        model=written.model,
         tokens_before=job.full_history_tokens,
         supersedes=branch.state.active_compaction.seq if branch.state.active_compaction is not None else None,
         truncations=truncations or None,
         cleared_through=plan.cleared_through,
         cleared_results=plan.cleared_results or None,
         instructions=job.instructions,
-        failures=written_summary.failures or None,
+        failures=written.failures or None,
         invalidated_tokens=max(0, job.full_history_tokens - job.prefix_tokens),
-        usage=written_summary.usage,
+        usage=written.usage,
     )
     tokens_after = job.count_after(compaction)
     price = job.input_price

@@ -7,8 +7,7 @@ in their values are merged: the template once, then the values. The next compact
 import heapq
 import re
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from quire.compaction.citations import CITATION, escape_citations
 from quire.compaction.line_scorer import (
@@ -89,21 +88,52 @@ def extract_summary(
         if template_counts[line.template.lower()] < _MIN_TEMPLATE_LINES or not line.citation:
             line.template = ""
         line.estimated_tokens = len(", ".join(line.template_values) if line.template else line.text) // 3 + 8
-    return _fit_to_limit(required, distinct, max_tokens, counter)
+
+    # Selected lines are rendered and counted, with a corrected budget until they fill the limit.
+    budget, best, best_tokens = float(max_tokens), "", 0
+    for _ in range(_MAX_FIT_ROUNDS):
+        selection = _LineSelection(counter, budget)
+        selection.fill(required, distinct)
+        text = _render_lines(selection.lines)
+        tokens = counter.count(text)
+        if best_tokens < tokens <= max_tokens:
+            best, best_tokens = text, tokens
+        if not tokens or max_tokens * _MIN_FILL_SHARE < tokens <= max_tokens or tokens < max_tokens / 2:
+            break
+        budget *= 0.985 * max_tokens / tokens
+    if best:
+        return best
+    # For very small limits: one line without the heading, a request if one fits.
+    for line in (*required, *heapq.nsmallest(20, distinct, key=lambda line: line.estimated_tokens)):
+        if counter.count(line.bullet) <= max_tokens:
+            return line.bullet
+    return ""
 
 
-def shorten_summary(summary: str, *, max_tokens: int, counter: TokenCounter) -> str:
-    """The best lines of a summary within `max_tokens`, under a heading of their own."""
+def shorten_summary(summary: str, *, max_tokens: int, counter: TokenCounter) -> str | None:
+    """The best lines of a summary within `max_tokens`, with another heading; None if it is at most twice as long."""
+    if counter.count(summary) <= 2 * max_tokens:
+        return None
     text = extract_summary((), previous=summary, max_tokens=max_tokens, counter=counter)
-    return text.replace(EXTRACT_HEADING, SHORT_HEADING, 1) if EXTRACT_HEADING not in summary else text
+    if EXTRACT_HEADING not in summary:
+        text = text.replace(EXTRACT_HEADING, SHORT_HEADING, 1)
+    return text or None
 
 
 def _parse_previous(previous: str, scorer: LineScorer) -> tuple[list[ScoredLine], list[ScoredLine]]:
     """Lines of the previous summary: required ones, and ones that compete with the new lines."""
     required: list[ScoredLine] = []
     lines: list[ScoredLine] = []
+    written: list[str] = []
+    for line in previous.splitlines():
+        if (items := _expand_merged_line(line)) is not None:
+            written += items
+        elif len(line) > MAX_LINE_CHARS and not CITATION.search(line):
+            written += SENTENCE_BOUNDARY.split(collapse_whitespace(line))
+        else:
+            written.append(line)
     number = 0
-    for place, raw in enumerate(_split_previous(previous)):
+    for place, raw in enumerate(written):
         text = collapse_whitespace(raw)
         if not text or text in (EXTRACT_HEADING, SHORT_HEADING) or _SECTION_HEADING.match(text):
             continue
@@ -118,21 +148,10 @@ def _parse_previous(previous: str, scorer: LineScorer) -> tuple[list[ScoredLine]
             else (text,)
         )
         for clause in filter(None, clauses):
-            line = scorer.score_line(clause, citation, (number, place), -place - 1, role="user")
-            line.role_weight = ROLE_WEIGHTS["assistant"] * _PREVIOUS_SUMMARY_WEIGHT
-            (required if text.startswith(FIRST_REQUEST_PREFIX) and not required else lines).append(line)
+            scored = scorer.score_line(clause, citation, (number, place), -place - 1, role="user")
+            scored.role_weight = ROLE_WEIGHTS["assistant"] * _PREVIOUS_SUMMARY_WEIGHT
+            (required if text.startswith(FIRST_REQUEST_PREFIX) and not required else lines).append(scored)
     return required, lines
-
-
-def _split_previous(previous: str) -> Iterator[str]:
-    """Lines of a summary; merged lines are expanded, long lines without a citation are split into sentences."""
-    for line in previous.splitlines():
-        if (items := _expand_merged_line(line)) is not None:
-            yield from items
-        elif len(line) > MAX_LINE_CHARS and not CITATION.search(line):
-            yield from SENTENCE_BOUNDARY.split(collapse_whitespace(line))
-        else:
-            yield line
 
 
 def _split_citation(text: str) -> tuple[str, str]:
@@ -144,90 +163,66 @@ def _split_citation(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _fit_to_limit(
-    required: Sequence[ScoredLine], lines: Sequence[ScoredLine], max_tokens: int, counter: TokenCounter
-) -> str:
-    """Selects, renders and counts lines, and repeats with a corrected budget until they fill `max_tokens`."""
-    budget, best, best_tokens = float(max_tokens), "", 0
-    for _ in range(_MAX_FIT_ROUNDS):
-        text = _render_lines(_select_lines(required, lines, budget, counter))
-        tokens = counter.count(text)
-        if best_tokens < tokens <= max_tokens:
-            best, best_tokens = text, tokens
-        if not tokens or max_tokens * _MIN_FILL_SHARE < tokens <= max_tokens or tokens < max_tokens / 2:
-            break
-        budget *= 0.985 * max_tokens / tokens
-    if best:
-        return best
-    # For very small limits: one line without the heading, a request if one fits.
-    for line in (*required, *heapq.nsmallest(20, lines, key=lambda line: line.estimated_tokens)):
-        if counter.count(line.bullet) <= max_tokens:
-            return line.bullet
-    return ""
-
-
-@dataclass(slots=True)
 class _LineSelection:
-    """Lines selected so far, and the values that they cover."""
+    """Greedy selection of lines: those that add most information per token, within a budget."""
 
-    lines: list[ScoredLine] = field(default_factory=list["ScoredLine"])
-    covered_values: set[str] = field(default_factory=set[str])
-    lines_by_source: Tally[int] = field(default_factory=Tally[int])
-    templates: set[str] = field(default_factory=set[str])
-    tokens: int = 0
+    def __init__(self, counter: TokenCounter, budget: float) -> None:
+        self.lines: list[ScoredLine] = []
+        self._counter, self._budget = counter, budget
+        self._covered_values: set[str] = set()
+        self._lines_by_source: Tally[int] = Tally()
+        self._templates: set[str] = set()
+        self._tokens = counter.count(EXTRACT_HEADING) + 1
 
-    def add(self, line: ScoredLine, tokens: int) -> None:
+    def fill(self, required: Sequence[ScoredLine], lines: Sequence[ScoredLine]) -> None:
+        """Adds the required lines, then the best of the others.
+
+        Adding a line only lowers other scores, so only the top of the heap is scored again.
+        """
+        for line in required:
+            self._add(line, self._counter.count(line.bullet) + 1)
+        heap = [(-self._score(line), index) for index, line in enumerate(lines)]
+        heapq.heapify(heap)
+        misses = 0
+        while heap and misses < _MAX_MISSES:
+            _, index = heap[0]
+            line = lines[index]
+            score = self._score(line)
+            if -score > heap[0][0]:
+                heapq.heapreplace(heap, (-score, index))
+                continue
+            heapq.heappop(heap)
+            if line.template:
+                tokens = self._counter.count(_format_values(line) + ";")
+                if line.template.lower() not in self._templates:
+                    tokens += self._counter.count(f"- {line.template}:") + 1
+            else:
+                tokens = self._counter.count(line.bullet) + 1
+            if self._tokens + tokens > (self._budget / _PLAIN_TOKENS_DIVISOR if line.is_plain else self._budget):
+                misses += 1
+                continue
+            misses = 0
+            self._add(line, tokens)
+
+    def _add(self, line: ScoredLine, tokens: int) -> None:
         self.lines.append(line)
-        self.covered_values.update(line.values)
-        self.lines_by_source[line.source] += 1
-        self.templates.add(line.template.lower())
-        self.tokens += tokens
+        self._covered_values.update(line.values)
+        self._lines_by_source[line.source] += 1
+        self._templates.add(line.template.lower())
+        self._tokens += tokens
 
-    def score(self, line: ScoredLine) -> float:
+    def _score(self, line: ScoredLine) -> float:
         """Information that the line adds to the selection, per token."""
-        covered = self.covered_values
+        covered = self._covered_values
         value_score = sum(
             [weight * _REPEATED_VALUE_WEIGHT if value in covered else weight for value, weight in line.values.items()]
         )
         return (
             (line.base_score + value_score)
             * line.role_weight
-            * _SAME_SOURCE_DECAY ** self.lines_by_source[line.source]
+            * _SAME_SOURCE_DECAY ** self._lines_by_source[line.source]
             / line.estimated_tokens
         )
-
-    def count_tokens(self, line: ScoredLine, counter: TokenCounter) -> int:
-        if not line.template:
-            return counter.count(line.bullet) + 1
-        values = counter.count(_format_values(line) + ";")
-        return values if line.template.lower() in self.templates else values + counter.count(f"- {line.template}:") + 1
-
-
-def _select_lines(
-    required: Sequence[ScoredLine], lines: Sequence[ScoredLine], budget: float, counter: TokenCounter
-) -> list[ScoredLine]:
-    """Greedy selection with lazy scores: adding a line only lowers other scores, so only the heap's top is rescored."""
-    selection = _LineSelection(tokens=counter.count(EXTRACT_HEADING) + 1)
-    for line in required:
-        selection.add(line, counter.count(line.bullet) + 1)
-    heap = [(-selection.score(line), index) for index, line in enumerate(lines)]
-    heapq.heapify(heap)
-    misses = 0
-    while heap and misses < _MAX_MISSES:
-        _, index = heap[0]
-        line = lines[index]
-        score = selection.score(line)
-        if -score > heap[0][0]:
-            heapq.heapreplace(heap, (-score, index))
-            continue
-        heapq.heappop(heap)
-        tokens = selection.count_tokens(line, counter)
-        if selection.tokens + tokens > (budget / _PLAIN_TOKENS_DIVISOR if line.is_plain else budget):
-            misses += 1
-            continue
-        misses = 0
-        selection.add(line, tokens)
-    return selection.lines
 
 
 def _render_lines(lines: Sequence[ScoredLine]) -> str:

@@ -78,7 +78,17 @@ def write_handover_text(
 
 
 def _write_text(material: HandoverMaterial, summary: str | None, max_tokens: int, counter: TokenCounter) -> str:
-    header, ending = _write_header(material), ("## Read more", _write_reading_hints(material))
+    newest = material.newest
+    hints = [
+        f"- history_read of conversation {_to_line(material.record.id)!r}, or `quire conversation show`, has messages "
+        f"#1 to #{material.head}; history_search finds them by words.",
+    ]
+    if material.summary and material.unsummarized:
+        first_seq = material.unsummarized[0].seq
+        hints.append(f"- A compaction summarized the messages before #{first_seq}; they are still readable.")
+    elif newest and newest[0].seq > 1:
+        hints.append(f"- Messages before #{newest[0].seq} are in the log, and only the first request of them is here.")
+    header, ending = _write_header(material), ("## Read more", hints)
     left = max_tokens - counter.count(_render(header, [ending]))
     sections: dict[str, Sequence[str]] = {}
 
@@ -96,15 +106,25 @@ def _write_text(material: HandoverMaterial, summary: str | None, max_tokens: int
             left -= counter.count(_render((), [(heading, fitted)]))
 
     request_tokens = int(left * _REQUESTS_SHARE) // 2
-    first, newest = material.first_request, next(filter(find_request, reversed(material.newest)), None)
+    first, last = material.first_request, next(filter(find_request, reversed(newest)), None)
     requests: list[str] = []
     if first is not None:
         requests.append(_write_request("First request", first, request_tokens, counter))
-    if newest is not None and (first is None or newest.seq != first.seq):
-        requests.append(_write_request("Newest request", newest, request_tokens, counter))
+    if last is not None and (first is None or last.seq != first.seq):
+        requests.append(_write_request("Newest request", last, request_tokens, counter))
     add("## Task", requests, _REQUESTS_SHARE)
-    add("## Last turns", _write_last_turns(material.newest, int(left * _TURNS_SHARE), counter), _TURNS_SHARE)
-    add("## Open ends", _find_open_ends(material.newest[-MAX_OPEN_END_MESSAGES:]), _OPEN_ENDS_SHARE)
+    # The newest messages that fit, oldest first. One takes at most half of the tokens that are left.
+    turns: list[str] = []
+    turn_tokens = int(left * _TURNS_SHARE)
+    for entry in reversed(newest):
+        line = _write_message(entry, turn_tokens // 2, counter)
+        tokens = counter.count(f"{line}\n") + 1
+        if line is None or tokens > turn_tokens:
+            break
+        turns.insert(0, line)
+        turn_tokens -= tokens
+    add("## Last turns", turns, _TURNS_SHARE)
+    add("## Open ends", _find_open_ends(newest[-MAX_OPEN_END_MESSAGES:]), _OPEN_ENDS_SHARE)
     if summary is None:
         add("## Decisions", _find_decisions(material.unsummarized), _DECISIONS_SHARE)
         known = {line for lines in sections.values() for line in lines}
@@ -145,20 +165,6 @@ def _to_line(text: str) -> str:
     return escape_citations(collapse_whitespace(text[: 2 * MAX_TITLE_CHARS]))[:MAX_TITLE_CHARS]
 
 
-def _write_reading_hints(material: HandoverMaterial) -> list[str]:
-    conversation, oldest = material.record.id, material.newest[0].seq if material.newest else 1
-    hints = [
-        f"- history_read of conversation {_to_line(conversation)!r}, or `quire conversation show`, has messages #1 to "
-        f"#{material.head}; history_search finds them by words.",
-    ]
-    covered_before = material.unsummarized[0].seq if material.summary and material.unsummarized else None
-    if covered_before is not None:
-        hints.append(f"- A compaction summarized the messages before #{covered_before}; they are still readable.")
-    elif oldest > 1:
-        hints.append(f"- Messages before #{oldest} are in the log, and only the first request of them is here.")
-    return hints
-
-
 def _write_request(label: str, entry: Entry, max_tokens: int, counter: TokenCounter) -> str:
     text = escape_citations(collapse_whitespace(find_request(entry)))
 
@@ -181,21 +187,8 @@ def find_request(entry: Entry) -> str:
     return "\n".join(texts).strip()
 
 
-def _write_last_turns(newest: Sequence[Entry], max_tokens: int, counter: TokenCounter) -> list[str]:
-    """The newest messages that fit, oldest first. One takes at most half of what is left, and is else shortened."""
-    lines: list[str] = []
-    left = max_tokens
-    for entry in reversed(newest):
-        line = _write_message(entry, left // 2, counter)
-        tokens = counter.count(f"{line}\n") + 1
-        if line is None or tokens > left:
-            break
-        lines.insert(0, line)
-        left -= tokens
-    return lines
-
-
 def _write_message(entry: Entry, max_tokens: int, counter: TokenCounter) -> str | None:
+    """The message, shortened if it has more than `max_tokens`; None if not even its header fits."""
     message = to_transcript_message(entry)
     text = escape_citations(message.text)
 

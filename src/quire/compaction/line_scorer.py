@@ -108,7 +108,20 @@ class LineScorer:
     def score_message(self, seq: int, message: Message) -> Iterator[ScoredLine]:
         citation = f"[#{seq}]"
         index = 0
-        for role, text in _message_texts(message):
+        for part in message.parts:
+            # A role weighs its text. Calls, results and media weigh like tools.
+            role = "tool"
+            match part:
+                case TextPart(text=text):
+                    role, text = message.role, _truncate_middle(text)
+                case ToolCallPart(name=name, arguments=arguments):
+                    text = f"called {name} with {collapse_whitespace(arguments[:MAX_LINE_CHARS])}"
+                case ToolResultPart():
+                    text = _truncate_middle(part.text)
+                case ImagePart() | FilePart():
+                    text = describe_media(part)
+                case ThinkingPart():
+                    continue
             for clause in split_clauses(text):
                 index += 1
                 yield self.score_line(escape_citations(clause), citation, (seq, index), seq, role=role)
@@ -169,11 +182,6 @@ def _score_word(word: str) -> ScoredWord:
     return _score_short_word(word) if len(word) <= MAX_CACHED_WORD_CHARS else _compute_score(word)
 
 
-@lru_cache(maxsize=50_000)
-def _score_short_word(word: str) -> ScoredWord:
-    return _compute_score(word)
-
-
 def _compute_score(word: str) -> ScoredWord:
     bare = word.strip(_PUNCTUATION)
     lower = bare.lower()
@@ -199,6 +207,9 @@ def _value_weight(bare: str) -> float:
     if inner.isupper() and inner.isascii():
         return 1.0
     return 2.0 if inner.isalpha() and any(map(str.isupper, inner[1:])) else 0.0
+
+
+_score_short_word = lru_cache(maxsize=50_000)(_compute_score)
 
 
 def split_clauses(text: str) -> Iterator[str]:
@@ -233,22 +244,6 @@ def _trim_uninformative(sentence: str) -> str:
     if first and _DEPENDENT_CLAUSE.match(clauses[first]):
         first -= 1
     return sentence[cuts[first] : cuts[last + 1]].rstrip(" ,:–—-")
-
-
-def _message_texts(message: Message) -> Iterator[tuple[str, str]]:
-    """Yields each text of a message with the role for its weight."""
-    for part in message.parts:
-        match part:
-            case TextPart(text=text):
-                yield message.role, _truncate_middle(text)
-            case ToolCallPart(name=name, arguments=arguments):
-                yield "tool", f"called {name} with {collapse_whitespace(arguments[:MAX_LINE_CHARS])}"
-            case ToolResultPart():
-                yield "tool", _truncate_middle(part.text)
-            case ImagePart() | FilePart():
-                yield "tool", describe_media(part)
-            case ThinkingPart():
-                pass
 
 
 def _truncate_middle(text: str) -> str:

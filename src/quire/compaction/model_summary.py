@@ -6,13 +6,16 @@ answer would exceed its output limit.
 """
 
 import asyncio
+import re
+import zlib
+from collections import Counter as Tally
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import NamedTuple, Self
 
-from quire.compaction.citations import check_citations, find_cited_entries
+from quire.compaction.citations import CITATION, check_citations, find_cited_entries
 from quire.compaction.summarizer import Summarizer
 from quire.compaction.summary_prompt import (
     MAX_PARTS_PER_MESSAGE,
@@ -23,7 +26,6 @@ from quire.compaction.summary_prompt import (
     split_summary,
     to_transcript,
 )
-from quire.compaction.summary_validation import validate_summary
 from quire.concurrency.worker_threads import run_in_worker
 from quire.errors import (
     ModelContextOverflow,
@@ -37,6 +39,8 @@ from quire.errors import (
 from quire.llm import Prompt, Reply
 from quire.model import Entry, Usage
 from quire.model.base import lazy_property
+from quire.model.entry_metadata import sum_usage
+from quire.model.finish_reasons import is_truncated, normalize_finish_reason
 from quire.wire.labels import label_text
 from quire.wire.tokens import TokenCounter
 
@@ -221,8 +225,24 @@ async def summarize(
     if not plan.chunks:
         raise SummaryFailed("empty", "There are no messages to summarize.")
     known_entries = find_cited_entries(previous or "", last_entry=max(entry.seq for entry in entries))
+    excerpted_seqs = {seq for chunk in plan.chunks for seq in chunk.excerpted_seqs}
     run = _SummaryRun(calls, known_entries=known_entries, text=plan.previous)
-    await run.fold_all(plan)
+    remaining, halvings = list(plan.chunks), 0
+    while remaining:
+        try:
+            await run.fold(remaining[0].messages)
+            del remaining[0]
+        except ModelContextOverflow as exc:
+            # The provider rejects the chunk as too long: the remaining messages go into chunks of half its size.
+            if halvings == MAX_HALVINGS:
+                raise run.build_failure("overflow", str(exc)) from exc
+            halvings += 1
+            messages = [message for chunk in remaining for message in chunk.messages]
+            try:
+                remaining = chunk_transcript(messages, max_tokens=remaining[0].tokens // 2, counter=calls.counter)
+            except SummaryFailed as failure:
+                raise run.build_failure(failure.reason, failure.detail) from failure
+            excerpted_seqs.update(seq for chunk in remaining for seq in chunk.excerpted_seqs)
     return ModelSummary(
         text=run.text or "",
         sources=run.sources,
@@ -230,9 +250,7 @@ async def summarize(
         calls=run.calls_made,
         usage=run.usage,
         model=summarizer.model.name,
-        excerpted_seqs=tuple(
-            sorted({seq for chunk in plan.chunks for seq in chunk.excerpted_seqs} | run.excerpted_seqs)
-        ),
+        excerpted_seqs=tuple(sorted(excerpted_seqs)),
     )
 
 
@@ -244,48 +262,14 @@ class _SummaryRun:
     known_entries: set[int]
     text: str | None
     sources: tuple[int, ...] = ()
-    excerpted_seqs: set[int] = field(default_factory=set[int])
     dropped_citations: int = 0
     calls_made: int = 0
     usage: Usage | None = None
     sends_temperature: bool = True
 
-    async def fold_all(self, plan: SummaryCallPlan) -> None:
-        """Folds all chunks. If the provider rejects one as too long, halves the remaining chunks."""
-        remaining, halvings = list(plan.chunks), 0
-        while remaining:
-            try:
-                await self._fold(remaining[0].messages)
-                del remaining[0]
-            except ModelContextOverflow as exc:
-                if halvings == MAX_HALVINGS:
-                    raise self._build_failure("overflow", str(exc)) from exc
-                halvings += 1
-                messages = [message for chunk in remaining for message in chunk.messages]
-                half = remaining[0].tokens // 2
-                try:
-                    remaining = chunk_transcript(messages, max_tokens=half, counter=self.calls.counter)
-                except SummaryFailed as failure:
-                    raise self._build_failure(failure.reason, failure.detail) from failure
-                self.excerpted_seqs.update(seq for chunk in remaining for seq in chunk.excerpted_seqs)
-
-    async def _fold(self, transcript: Sequence[TranscriptMessage]) -> None:
-        reply = await self._call_model(self.calls.build_prompt(transcript, self.text))
-        try:
-            text = validate_summary(
-                reply,
-                max_tokens=self.calls.max_summary_tokens,
-                transcript=transcript,
-                counter=self.calls.reader_counter,
-            )
-        except SummaryFailed as exc:
-            raise self._build_failure(exc.reason, exc.detail) from exc
-        self.known_entries.update(each.seq for each in transcript if each.seq)
-        checked = check_citations(text, self.known_entries)
-        self.text, self.sources = checked.text.strip(), checked.sources
-        self.dropped_citations += checked.dropped_count
-
-    async def _call_model(self, prompt: Prompt) -> Reply:
+    async def fold(self, transcript: Sequence[TranscriptMessage]) -> None:
+        """Folds a chunk into the summary. Raises `ModelContextOverflow` if the chunk is too long for one call."""
+        prompt = self.calls.build_prompt(transcript, self.text)
         tokens, limit = self.calls.count_prompt(prompt), self.calls.max_prompt_tokens
         name = self.calls.summarizer.model.name
         if tokens > limit:
@@ -296,9 +280,31 @@ class _SummaryRun:
         except ModelContextOverflow:
             raise
         except (ModelError, TimeoutError, OSError) as exc:
-            raise self._build_failure(_classify_error(exc), str(exc) or f"{name} did not answer in time.") from exc
-        self.usage = _add_usage(self.usage, reply.usage)
-        return reply
+            reason: SummaryFailureReason
+            match exc:
+                case ModelRateLimited():
+                    reason = "rate_limited"
+                case ModelRefused():
+                    reason = "refused"
+                case ModelRequestRejected():
+                    reason = "invalid"
+                case _:
+                    reason = "timed_out" if _is_timeout(exc) else "unavailable"
+            raise self.build_failure(reason, str(exc) or f"{name} did not answer in time.") from exc
+        self.usage = sum_usage([self.usage, reply.usage]) if self.usage and reply.usage else self.usage or reply.usage
+        try:
+            text = validate_summary(
+                reply,
+                max_tokens=self.calls.max_summary_tokens,
+                transcript=transcript,
+                counter=self.calls.reader_counter,
+            )
+        except SummaryFailed as exc:
+            raise self.build_failure(exc.reason, exc.detail) from exc
+        self.known_entries.update(each.seq for each in transcript if each.seq)
+        checked = check_citations(text, self.known_entries)
+        self.text, self.sources = checked.text.strip(), checked.sources
+        self.dropped_citations += checked.dropped_count
 
     async def _complete(self, prompt: Prompt) -> Reply:
         """Calls the model. Some models accept no temperature: one that rejects the prompt gets it again without."""
@@ -316,23 +322,11 @@ class _SummaryRun:
             self.sends_temperature = False
         return await self._complete(prompt)
 
-    def _build_failure(self, reason: SummaryFailureReason, message: str) -> SummaryFailed:
+    def build_failure(self, reason: SummaryFailureReason, message: str) -> SummaryFailed:
         spent = self.usage or Usage()
         return SummaryFailed(
             reason, message, calls=self.calls_made, input_tokens=spent.input_tokens, output_tokens=spent.output_tokens
         )
-
-
-def _classify_error(exc: BaseException) -> SummaryFailureReason:
-    match exc:
-        case ModelRateLimited():
-            return "rate_limited"
-        case ModelRefused():
-            return "refused"
-        case ModelRequestRejected():
-            return "invalid"
-        case _:
-            return "timed_out" if _is_timeout(exc) else "unavailable"
 
 
 def _is_timeout(exc: BaseException) -> bool:
@@ -340,13 +334,65 @@ def _is_timeout(exc: BaseException) -> bool:
     return "Timeout" in type(exc).__name__ or (exc.__cause__ is not None and _is_timeout(exc.__cause__))
 
 
-def _add_usage(total: Usage | None, usage: Usage | None) -> Usage | None:
-    if total is None or usage is None:
-        return total or usage
-    return Usage(
-        model=usage.model or total.model,
-        input_tokens=total.input_tokens + usage.input_tokens,
-        output_tokens=total.output_tokens + usage.output_tokens,
-        cache_read_tokens=total.cache_read_tokens + usage.cache_read_tokens,
-        cache_write_tokens=total.cache_write_tokens + usage.cache_write_tokens,
+_SENTENCE_END = re.compile(r"[.!?…。！？)\]}>\"'`*|:;]\Z")
+_THINKING_BLOCK = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+_CODE_FENCE = re.compile(r"\A\s*```[a-z]*\n(.*)\n```\s*\Z", re.DOTALL)
+_LABEL_LINE = re.compile(r"^</?quire:[a-z]+ [^\n]*>$", re.MULTILINE)
+_REFUSAL = re.compile(
+    r"(?:unfortunately,? |sorry,? (?:but )?)?(?:(?:i['’]?m|i am|we are) (?:very |so |really )?(?:sorry|unable|not able)"
+    r"|i (?:can['’]?t|cannot|can not|won['’]?t|must decline|apologi[sz]e))|sorry\b|as an ai\b|(?:my )?apologies\b",
+    re.IGNORECASE,
+)
+_MAX_REFUSAL_CHARS = 400
+_MESSAGE_HEADER = re.compile(r"^\[#[0-9]+\] (?:system|user|assistant|tool)[^\n]{0,40}:$", re.MULTILINE)
+_MIN_ECHO_CHARS, _MAX_ECHO_SHARE = 400, 0.8
+
+
+def validate_summary(
+    reply: Reply, *, max_tokens: int, transcript: Sequence[TranscriptMessage], counter: TokenCounter
+) -> str:
+    """Returns the summary in a reply; raises if it exceeds `max_tokens` or is no summary of the transcript."""
+    text = clean_reply(reply)
+    if (tokens := counter.count(text)) > max_tokens:
+        raise SummaryFailed("too_long", f"The answer has {tokens:,} tokens, and the limit is {max_tokens:,}.")
+    # The answer must not repeat the messages: neither under their own headers, nor most of them verbatim.
+    is_echo = len(_MESSAGE_HEADER.findall(text)) >= min(3, len(transcript) + 1)
+    if not is_echo:
+        answer = " ".join(text.split())
+        # A part of the summary so far may be repeated.
+        messages = [" ".join(each.text.split()) for each in transcript if each.seq]
+        total = sum(map(len, messages))
+        echoed = sum(len(message) for message in messages if message in answer)
+        is_echo = total >= _MIN_ECHO_CHARS and echoed > total * _MAX_ECHO_SHARE
+    if is_echo:
+        raise SummaryFailed("malformed", "The answer repeats the messages instead of summarizing them.")
+    return text
+
+
+def clean_reply(reply: Reply) -> str:
+    """Strips thinking, fences and labels; raises if the answer is a refusal, empty, truncated or noise."""
+    text = _THINKING_BLOCK.sub("", reply.message.text)
+    fenced = _CODE_FENCE.match(text)
+    text = _LABEL_LINE.sub("", fenced[1] if fenced else text).strip()
+    can_be_refusal = len(text) <= _MAX_REFUSAL_CHARS and not CITATION.search(text) and "## " not in text
+    is_refusal = can_be_refusal and _REFUSAL.match(text) is not None
+    if is_refusal or normalize_finish_reason(reply.finish_reason) == "content_filter":
+        raise SummaryFailed("refused", f"The model declined: {text[:200] or reply.finish_reason}")
+    if is_truncated(reply.finish_reason):
+        raise SummaryFailed("truncated", "The answer was truncated at the token limit.")
+    if not text:
+        raise SummaryFailed("empty", "The answer was empty.")
+    if not reply.finish_reason and not _SENTENCE_END.search(text):
+        raise SummaryFailed(
+            "truncated", "The answer ends in the middle of a sentence, and the provider gave no finish reason."
+        )
+    words, data = text.split(), text.encode()
+    is_noise = (
+        not any(map(str.isalpha, text))
+        or (len(words) >= 20 and Tally(words).most_common(1)[0][1] > len(words) / 2)
+        # Prose compresses to about half, lists of similar facts to a fifth; only repetition to less than a tenth.
+        or (len(data) >= 400 and len(zlib.compress(data)) < len(data) / 10)
     )
+    if is_noise:
+        raise SummaryFailed("malformed", "The answer has no letters, or repeats itself.")
+    return text

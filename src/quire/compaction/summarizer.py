@@ -14,7 +14,7 @@ SUMMARY_TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summarizer:
-    """The model that writes summaries. Every limit is this model's own, not that of the model that answers."""
+    """The model that writes summaries. Every limit is this model's, not the answering model's."""
 
     model: Model
     window: int
@@ -26,7 +26,7 @@ class Summarizer:
     counter: TokenCounter | None = None
     """Counts its prompts; else the counter for the model's name."""
     ratio: float = 1.0
-    """Tokens that the provider reported over those that the counter gave."""
+    """Tokens that the provider reported, divided by the tokens that the counter gave."""
     prompt: str | None = None
     """Replaces the built-in text on what a summary contains."""
     temperature: float | None = None

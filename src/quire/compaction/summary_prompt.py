@@ -76,11 +76,27 @@ class TranscriptMessage(NamedTuple):
 
 def to_transcript_message(entry: Entry) -> TranscriptMessage:
     """Renders a stored message as text: calls and results truncated, media as placeholders, no thinking."""
-    message = entry.message
-    parts = list(_render_parts(message, entry.seq))
-    text = "\n".join(text for text, _ in parts)
+    texts: list[str] = []
+    total_omitted = 0
+    for part in entry.message.parts:
+        match part:
+            case TextPart(text=text):
+                texts.append(text)
+            case ToolCallPart(name=name, arguments=arguments):
+                excerpt, omitted_chars = truncate_text(arguments, MAX_CALL_CHARS, seq=entry.seq)
+                texts.append(f"called {name} with {excerpt}")
+                total_omitted += omitted_chars
+            case ToolResultPart(is_error=is_error, content=content):
+                pieces = (piece.text if isinstance(piece, TextPart) else describe_media(piece) for piece in content)
+                excerpt, omitted_chars = truncate_text("\n".join(pieces), MAX_RESULT_CHARS, seq=entry.seq)
+                texts.append(f"{'error' if is_error else 'result'}: {excerpt}")
+                total_omitted += omitted_chars
+            case ImagePart() | FilePart():
+                texts.append(describe_media(part))
+            case ThinkingPart():
+                pass
     return TranscriptMessage(
-        entry.seq, message.role, text or "(nothing)", omitted_chars=sum(omitted_chars for _, omitted_chars in parts)
+        entry.seq, entry.message.role, "\n".join(texts) or "(nothing)", omitted_chars=total_omitted
     )
 
 
@@ -106,25 +122,6 @@ def build_summary_prompt(
     blocks = [label_text("summary", previous)] if previous else []
     text = "\n\n".join([*blocks, render_transcript(transcript)])
     return Prompt(system=system, messages=(Message.user(text),), max_tokens=max_tokens)
-
-
-def _render_parts(message: Message, seq: int) -> Iterator[tuple[str, int]]:
-    """Yields the text of each part, and the number of its omitted characters."""
-    for part in message.parts:
-        match part:
-            case TextPart(text=text):
-                yield text, 0
-            case ToolCallPart(name=name, arguments=arguments):
-                excerpt, omitted_chars = truncate_text(arguments, MAX_CALL_CHARS, seq=seq)
-                yield f"called {name} with {excerpt}", omitted_chars
-            case ToolResultPart(is_error=is_error, content=content):
-                pieces = (piece.text if isinstance(piece, TextPart) else describe_media(piece) for piece in content)
-                excerpt, omitted_chars = truncate_text("\n".join(pieces), MAX_RESULT_CHARS, seq=seq)
-                yield f"{'error' if is_error else 'result'}: {excerpt}", omitted_chars
-            case ImagePart() | FilePart():
-                yield describe_media(part), 0
-            case ThinkingPart():
-                pass
 
 
 def truncate_text(text: str, max_chars: int, *, seq: int) -> tuple[str, int]:
@@ -188,6 +185,7 @@ def _count_transcript(transcript: Sequence[TranscriptMessage], counter: TokenCou
 def _fit_message(
     message: TranscriptMessage, max_tokens: int, counter: TokenCounter, max_parts: int
 ) -> Sequence[TranscriptMessage]:
+    """The message as it is, or in up to `max_parts` parts that each fit, else as an excerpt."""
     tokens = _count_transcript([message], counter)
     if tokens <= max_tokens:
         return [message]
@@ -207,7 +205,21 @@ def _fit_message(
             ]
             if len(parts) <= max_parts and all(_count_transcript([part], counter) <= max_tokens for part in parts):
                 return parts
-    return [_excerpt_to_fit(message, max_tokens, counter)]
+
+    def excerpt(limit: int) -> TranscriptMessage:
+        text, omitted_chars = truncate_text(message.text, limit, seq=message.seq)
+        return message._replace(text=text, omitted_chars=message.omitted_chars + omitted_chars)
+
+    max_chars = min(len(message.text), max_tokens * _MAX_CHARS_PER_TOKEN)
+    limit = find_largest_limit(
+        lambda limit: _count_transcript([excerpt(limit)], counter), max_chars=max(max_chars, 0), max_tokens=max_tokens
+    )
+    if limit is None:
+        raise SummaryFailed(
+            "overflow",
+            f"Message #{message.seq} does not fit into a call: {max_tokens:,} tokens are too few even for an excerpt.",
+        )
+    return [excerpt(limit)]
 
 
 def _split_text(text: str, max_chars: int) -> Iterator[str]:
@@ -222,20 +234,3 @@ def _split_text(text: str, max_chars: int) -> Iterator[str]:
             )
         yield text[start:end]
         start = end
-
-
-def _excerpt_to_fit(message: TranscriptMessage, max_tokens: int, counter: TokenCounter) -> TranscriptMessage:
-    def excerpt(limit: int) -> TranscriptMessage:
-        text, omitted_chars = truncate_text(message.text, limit, seq=message.seq)
-        return message._replace(text=text, omitted_chars=message.omitted_chars + omitted_chars)
-
-    max_chars = min(len(message.text), max_tokens * _MAX_CHARS_PER_TOKEN)
-    limit = find_largest_limit(
-        lambda limit: _count_transcript([excerpt(limit)], counter), max_chars=max(max_chars, 0), max_tokens=max_tokens
-    )
-    if limit is None:
-        raise SummaryFailed(
-            "overflow",
-            f"Message #{message.seq} does not fit into a call: {max_tokens:,} tokens are too few even for an excerpt.",
-        )
-    return excerpt(limit)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import ArgumentError
 
 from quire.errors import InvalidConfiguration
 
-_DEFAULT_PORT = "5432"
+_DEFAULT_PORT = 5432
 
 
 def parse_database_url(url: str) -> URL:
@@ -22,7 +22,10 @@ def parse_database_url(url: str) -> URL:
         if "," not in hosts:
             return make_url(url)
         scheme, _, rest = url.partition(f"://{location}")
-        addresses = [_split_host(each) for each in hosts.split(",")]
+        # The host may be an IPv6 address in brackets.
+        addresses = [urlsplit(f"//{each}") for each in hosts.split(",")]
+        names = ",".join(each.hostname or "localhost" for each in addresses)
+        ports = ",".join(str(each.port or _DEFAULT_PORT) for each in addresses)
         parsed = make_url(f"{scheme}://{user}{at}{rest}")
     except (ValueError, ArgumentError):
         # Without the parser's own error, which repeats the URL: it may contain a password.
@@ -30,14 +33,7 @@ def parse_database_url(url: str) -> URL:
             "The database URL is malformed; write sqlite:///path, or postgresql://user@host:5432/name, "
             "several hosts as host1:5432,host2:5432."
         ) from None
-    names, ports = zip(*addresses, strict=True)
-    return parsed.update_query_dict({"host": ",".join(names), "port": ",".join(ports)})
-
-
-def _split_host(address: str) -> tuple[str, str]:
-    """Splits host and port; an IPv6 address is in brackets."""
-    parts = urlsplit(f"//{address}")
-    return parts.hostname or "localhost", str(parts.port or _DEFAULT_PORT)
+    return parsed.update_query_dict({"host": names, "port": ports})
 
 
 def is_postgres(url: str) -> bool:

@@ -44,17 +44,15 @@ class HostOrder:
         self._addresses.append(self._addresses.pop(0))
 
 
+_get_host_order = lru_cache(maxsize=100)(HostOrder)
+
+
 def find_host_order(arguments: Mapping[str, Any]) -> HostOrder | None:
     """The order of these hosts, shared by all connections of the process; None for a single host."""
     hosts, ports = str(arguments.get("host", "")).split(","), str(arguments.get("port", "")).split(",")
     if len(hosts) < 2 or len(hosts) != len(ports):
         return None
     return _get_host_order(tuple(zip(hosts, ports, strict=True)))
-
-
-@lru_cache(maxsize=100)
-def _get_host_order(addresses: tuple[Address, ...]) -> HostOrder:
-    return HostOrder(addresses)
 
 
 CONNECT_SECONDS = 5

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 
 from quire.db.database import map_database_errors
 from quire.db.database_url import create_private_files, parse_database_url
-from quire.db.pgvector import enable_pgvector
+from quire.db.dialects import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
 SCHEMA_VERSION = "0001"
@@ -182,7 +182,23 @@ def grant_access(url: str, role: str) -> None:
     """
     with connect(url) as connection:
         name = connection.dialect.identifier_preparer.quote(role)
-        for statement in _grant_statements(name):
+        tables = ", ".join(f"quire_{table}" for table in _TENANT_TABLES)
+        statements = [
+            f"GRANT SELECT ON {VERSION_TABLE} TO {name}",
+            f"GRANT SELECT, INSERT ON {tables} TO {name}",
+            *(
+                f"GRANT UPDATE ({', '.join(columns)}) ON quire_{table} TO {name}"
+                for table, columns in _UPDATABLE_COLUMNS.items()
+            ),
+            f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
+            f"quire_transcripts, quire_transcript_lines, quire_turn_events TO {name}",
+            # The search index, the usage roll-up and backtests are derived and may be rewritten.
+            f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
+            # For the sweep over the conversations of all tenants, and for event streams.
+            f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads TO {name}",
+            f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {name}",
+        ]
+        for statement in statements:
             connection.exec_driver_sql(statement)
 
 
@@ -202,22 +218,3 @@ def connect(url: str) -> Generator[Connection]:
             yield connection
     finally:
         engine.dispose()
-
-
-def _grant_statements(role: str) -> list[str]:
-    tables = ", ".join(f"quire_{table}" for table in _TENANT_TABLES)
-    return [
-        f"GRANT SELECT ON {VERSION_TABLE} TO {role}",
-        f"GRANT SELECT, INSERT ON {tables} TO {role}",
-        *(
-            f"GRANT UPDATE ({', '.join(columns)}) ON quire_{table} TO {role}"
-            for table, columns in _UPDATABLE_COLUMNS.items()
-        ),
-        f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
-        f"quire_transcripts, quire_transcript_lines, quire_turn_events TO {role}",
-        # The search index, the usage roll-up and backtests are derived and may be rewritten.
-        f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {role}",
-        # For the sweep over the conversations of all tenants, and for event streams.
-        f"GRANT EXECUTE ON FUNCTION quire_list_updated_conversations, quire_list_branch_heads TO {role}",
-        f"GRANT SELECT, INSERT, UPDATE ON quire_sweeps TO {role}",
-    ]

@@ -3,7 +3,7 @@
 A notification names a topic and no content, and its topic is a digest: every role that may connect to the database can
 listen to all of them. A process acts only on topics that it watches, and reads what changed as the tenant in question.
 
-They are sent after the commit, those of one process together. NOTIFY within the transaction of every append would
+They are sent after the commit, all of one process together. NOTIFY within the transaction of every append would
 serialize all commits of the cluster: it holds a global lock until its transaction is on disk, and on a synchronous
 standby. A process that dies between its commit and the notification sends none, so who must not miss a change also
 looks at the database now and then.
@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from sqlalchemy import Connection
 
@@ -70,27 +70,10 @@ def take_changes(connection: Connection) -> set[ConversationKey]:
     return cast(set[ConversationKey], connection.info.pop(_CHANGES_KEY, set()))
 
 
-class NotificationTransport(Protocol):
-    """Exchanges payloads with other processes."""
-
-    @property
-    def is_listening(self) -> bool:
-        """Whether payloads of other processes arrive."""
-        ...
-
-    async def send(self, payloads: Sequence[str]) -> None: ...
-
-    def start_listening(self, on_payload: Callable[[str], None], *, on_resume: Callable[[], None]) -> None:
-        """Calls `on_payload` for each payload, and `on_resume` whenever some may have been missed."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class Notifications:
     """Notifications of a process. Without a transport there is no other process to exchange them with."""
 
-    def __init__(self, transport: NotificationTransport | None = None) -> None:
+    def __init__(self, transport: "PostgresTransport | None" = None) -> None:
         self._transport = transport
         self._sender = secrets.token_hex(4)
         self._listeners: list[NotificationListener] = []
@@ -150,7 +133,7 @@ class Notifications:
         if sender != self._sender:
             self._deliver(Notification(kind, topic, detail))
 
-    async def _send_pending(self, transport: NotificationTransport) -> None:
+    async def _send_pending(self, transport: "PostgresTransport") -> None:
         try:
             while self._pending:
                 payloads = [json.dumps([self._sender, *each], ensure_ascii=False) for each in self._pending]
@@ -195,25 +178,20 @@ def build_notify_sql(payloads: Sequence[str]) -> str:
 
 
 class PostgresTransport:
-    """The `NotificationTransport` of PostgreSQL."""
+    """Exchanges payloads with other processes by LISTEN and NOTIFY."""
 
     def __init__(
         self,
         send: Callable[[Sequence[str]], Awaitable[None]],
         connect: "Callable[[], Awaitable[DeadlineConnection]]",
     ) -> None:
-        self._send, self._connect = send, connect
+        self.send, self._connect = send, connect
         self._task: asyncio.Task[None] | None = None
-        self._is_listening = False
-
-    @property
-    def is_listening(self) -> bool:
-        return self._is_listening
-
-    async def send(self, payloads: Sequence[str]) -> None:
-        await self._send(payloads)
+        self.is_listening = False
+        """Whether payloads of other processes arrive."""
 
     def start_listening(self, on_payload: Callable[[str], None], *, on_resume: Callable[[], None]) -> None:
+        """Calls `on_payload` for each payload, and `on_resume` whenever some may have been missed."""
         self._task = asyncio.get_running_loop().create_task(self._listen(on_payload, on_resume))
 
     async def _listen(self, on_payload: Callable[[str], None], on_resume: Callable[[], None]) -> None:
@@ -228,11 +206,14 @@ class PostgresTransport:
                     if await is_pooled(connection):
                         return
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    self._is_listening, pause_seconds = True, MIN_RECONNECT_SECONDS
+                    self.is_listening, pause_seconds = True, MIN_RECONNECT_SECONDS
                     on_resume()
-                    await _receive(connection, on_payload)
+                    while True:
+                        async for notify in connection.notifies(timeout=KEEPALIVE_SECONDS):
+                            on_payload(notify.payload)
+                        await connection.execute("SELECT 1")
                 finally:
-                    self._is_listening = False
+                    self.is_listening = False
                     await connection.close()
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 (jitter)
             pause_seconds = min(2 * pause_seconds, MAX_RECONNECT_SECONDS)
@@ -244,13 +225,6 @@ class PostgresTransport:
 
 
 async def is_pooled(connection: "DeadlineConnection") -> bool:
-    """Whether a pooler is in between: the backend PID in its greeting differs from that of the server process."""
+    """Whether a pooler is in between: its greeting has another backend PID than the server process."""
     cursor = await connection.execute("SELECT pg_backend_pid()")
     return await cursor.fetchone() != (connection.info.backend_pid,)
-
-
-async def _receive(connection: "DeadlineConnection", on_payload: Callable[[str], None]) -> None:
-    while True:
-        async for notify in connection.notifies(timeout=KEEPALIVE_SECONDS):
-            on_payload(notify.payload)
-        await connection.execute("SELECT 1")

@@ -138,8 +138,7 @@ class PostgresDatabase:
             pool_pre_ping=False,
             connect_args={"async_creator_fn": DeadlineConnection.connect, "connect_timeout": CONNECT_SECONDS},
         )
-        event.listen(engine.sync_engine, "connect", _disable_prepared_statements_behind_pooler)
-        event.listen(engine.sync_engine, "connect", _send_arrays_in_binary)
+        event.listen(engine.sync_engine, "connect", _set_up_connection)
         database = cls(engine, listen_url=listen_url)
         try:
             await database.read(migrate.check_version, TransactionOptions(tenant=""))
@@ -271,7 +270,7 @@ class PostgresDatabase:
         return await DeadlineConnection.connect(**arguments, autocommit=True)
 
     async def _notify(self, payloads: Sequence[str]) -> None:
-        """Sends notifications: one statement, in a transaction of its own, instead of those that begin and commit."""
+        """Sends notifications in one statement, which is a transaction by itself: it needs no BEGIN and COMMIT."""
         await self._breaker.check(is_write=True)
         await self._run(lambda _: None, build_notify_sql(payloads), "", REQUEST_STATEMENT_SECONDS)
 
@@ -328,19 +327,14 @@ def _begin_sql(begin: str, tenant: str, statement_seconds: float) -> str:
     return f"{begin}; SELECT {values}"
 
 
-def _send_arrays_in_binary(connection: Any, _record: object) -> None:
-    """Sends arrays in binary: as text, every quote in a list of messages would be escaped by itself."""
+def _set_up_connection(connection: Any, _record: object) -> None:
     from psycopg.types.array import ListBinaryDumper
 
-    connection.driver_connection.adapters.register_dumper(list, ListBinaryDumper)
-
-
-def _disable_prepared_statements_behind_pooler(connection: Any, _record: object) -> None:
-    """Disables prepared statements behind a pooler, whose next session may not have them, or has others by that name.
-
-    A pooler is detected by the backend PID in its greeting, which differs from that of the server process.
-    """
     driver = connection.driver_connection
+    # As text, every quote in a list of messages would be escaped by itself.
+    driver.adapters.register_dumper(list, ListBinaryDumper)
+    # Behind a pooler, the next session may not have a prepared statement, or have another one by that name. The backend
+    # PID in a pooler's greeting differs from the PID of the server process.
     cursor = connection.cursor()
     try:
         cursor.execute("SELECT pg_backend_pid()")

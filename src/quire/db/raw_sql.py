@@ -45,20 +45,8 @@ def batch_statements(connection: Connection) -> Generator[None]:
         yield
     finally:
         del connection.info[_BATCH_KEY]
-    if statements:
-        _execute(connection, statements)
-
-
-def add_to_batch(connection: Connection, sql: str, params: Mapping[str, Any]) -> bool:
-    """Adds a statement to the open batch; False if there is none, so that the caller executes it."""
-    statements: list[_Statement] | None = connection.info.get(_BATCH_KEY)
-    if statements is None:
-        return False
-    statements.append(_Statement(sql, params))
-    return True
-
-
-def _execute(connection: Connection, statements: list[_Statement]) -> None:
+    if not statements:
+        return
     from psycopg import AsyncRawCursor
     from sqlalchemy.util import await_only
 
@@ -86,8 +74,8 @@ def combine_statements(statements: tuple[str, ...]) -> CombinedStatement:
         ).replace("%%", "%")
 
     parts = [f"s{index} AS ({number_parameters(index, sql)})" for index, sql in enumerate(statements)]
-    # PostgreSQL runs expressions that nothing refers to from the last to the first. The order of row locks should be
-    # that of other transactions, which would otherwise deadlock more often.
+    # PostgreSQL runs expressions that nothing refers to from the last to the first. Rows should be locked in the same
+    # order as in other transactions, which would otherwise deadlock more often.
     sql = f"WITH {', '.join(reversed(parts))} SELECT 1"
     return CombinedStatement(sql.encode(), tuple(parameters))
 
@@ -116,19 +104,17 @@ def _fetch_postgres(
 ) -> list[Any]:
     from sqlalchemy.util import await_only
 
-    sql = compile_sql(statement, "postgresql")
-    return await_only(_fetch_rows(get_driver(connection), sql, params, binary=binary))
+    async def fetch_rows() -> list[Any]:
+        # SQLAlchemy's cursor converts all rows at once and cannot request binary results.
+        async with get_driver(connection).cursor(binary=binary) as cursor:
+            await cursor.execute(compile_sql(statement, "postgresql"), params)
+            rows: list[Any] = await cursor.fetchmany(FETCH_ROWS)
+            while rows and len(rows) % FETCH_ROWS == 0 and (more := await cursor.fetchmany(FETCH_ROWS)):
+                rows += more
+                await asyncio.sleep(0)
+            return rows
 
-
-async def _fetch_rows(driver: Any, sql: str, params: Mapping[str, Any], *, binary: bool) -> list[Any]:
-    # SQLAlchemy's cursor converts all rows at once and cannot request binary results.
-    async with driver.cursor(binary=binary) as cursor:
-        await cursor.execute(sql, params)
-        rows: list[Any] = await cursor.fetchmany(FETCH_ROWS)
-        while rows and len(rows) % FETCH_ROWS == 0 and (more := await cursor.fetchmany(FETCH_ROWS)):
-            rows += more
-            await asyncio.sleep(0)
-        return rows
+    return await_only(fetch_rows())
 
 
 def yield_to_event_loop(connection: Connection) -> None:
@@ -151,7 +137,9 @@ def execute_sql(connection: Connection, sql: str, params: Mapping[str, Any]) -> 
         with open_cursor(connection) as cursor:
             cursor.execute(sql, params)
             return cursor.rowcount
-    if add_to_batch(connection, sql, params):
+    batch: list[_Statement] | None = connection.info.get(_BATCH_KEY)
+    if batch is not None:
+        batch.append(_Statement(sql, params))
         return -1
     from sqlalchemy.util import await_only
 

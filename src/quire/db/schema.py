@@ -383,7 +383,7 @@ turn_events = Table(
     Column("events", Text, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
 )
-"""Events of running turns that other processes show, as JSON arrays; `number` is that of the first event in a row."""
+"""Events of running turns that other processes show, as JSON arrays; `number` counts the first event of a row."""
 
 rate_limits = Table(
     "quire_rate_limits",

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -75,8 +74,13 @@ class SqliteDatabase:
             reader = _build_engine(url, begin="BEGIN", pool_size=_READER_THREADS, max_overflow=0)
             inline = _build_engine(url, begin=None, pool_size=1, max_overflow=0)
         database = cls(writer, reader, inline)
+
+        def migrate_if_needed(connection: Connection) -> None:
+            if migrate.needs_upgrade(connection):
+                migrate.run_migrations(connection)
+
         try:
-            await database.write(_migrate_if_needed, TransactionOptions(tenant=""))
+            await database.write(migrate_if_needed, TransactionOptions(tenant=""))
         except BaseException:
             await database.close()
             raise
@@ -84,8 +88,13 @@ class SqliteDatabase:
 
     async def read(self, work: Work[T], options: TransactionOptions) -> T:
         if options.inline and self._inline_engine is not None:
+            # Without a transaction: each statement sees what is committed when it starts.
             try:
-                return self._read_inline(self._inline_engine, work)
+                with map_database_errors():
+                    if self._inline_connection is None:
+                        self._inline_connection = self._inline_engine.connect()
+                        self._inline_connection.info[INLINE_READ_FLAG] = True
+                    return work(self._inline_connection)
             except InlineReadTooLong:
                 pass
         result, _ = await self._run_in_thread(self._read_threads, self._reader, work)
@@ -126,24 +135,37 @@ class SqliteDatabase:
             await asyncio.sleep(_CHECKPOINT_RETRY_SECONDS)
 
     async def _try_checkpoint(self) -> bool:
-        checkpoint = partial(_checkpoint, self._writer)
+        """Moves the write-ahead log into the database file and truncates it; returns whether no reader prevented it."""
+
+        def checkpoint() -> bool:
+            with map_database_errors(), closing(self._writer.raw_connection()) as connection:
+                try:
+                    [is_busy, *_] = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                except sqlite3.OperationalError as error:
+                    if "locked" not in str(error):
+                        raise
+                    return False
+                return not is_busy
+
         is_complete = await asyncio.get_running_loop().run_in_executor(self._write_thread, checkpoint)
         if is_complete:
             self._needs_checkpoint = False
         return is_complete
 
-    def _read_inline(self, engine: Engine, work: Work[T]) -> T:
-        """Reads without a transaction: each statement sees what is committed when it starts."""
-        with map_database_errors():
-            if self._inline_connection is None:
-                self._inline_connection = engine.connect()
-                self._inline_connection.info[INLINE_READ_FLAG] = True
-            return work(self._inline_connection)
-
     async def _run_in_thread(
         self, threads: ThreadPoolExecutor, engine: Engine, work: Work[T]
     ) -> tuple[T, set[ConversationKey]]:
-        return await asyncio.get_running_loop().run_in_executor(threads, partial(_run_transaction, engine, work))
+        """Runs a transaction; returns its result, and the conversations that it changed."""
+
+        def run() -> tuple[T, set[ConversationKey]]:
+            with map_database_errors():
+                with engine.begin() as connection:
+                    take_changes(connection)
+                    result = work(connection)
+                    changes = take_changes(connection)
+                return result, changes
+
+        return await asyncio.get_running_loop().run_in_executor(threads, run)
 
     async def close(self) -> None:
         for threads in {self._write_thread, self._read_threads}:
@@ -152,33 +174,6 @@ class SqliteDatabase:
             self._inline_connection.close()
         for engine in {self._writer, self._reader, self._inline_engine} - {None}:
             cast(Engine, engine).dispose()
-
-
-def _run_transaction(engine: Engine, work: Work[T]) -> tuple[T, set[ConversationKey]]:
-    """Returns the result, and the conversations that were changed."""
-    with map_database_errors():
-        with engine.begin() as connection:
-            take_changes(connection)
-            result = work(connection)
-            changes = take_changes(connection)
-        return result, changes
-
-
-def _checkpoint(engine: Engine) -> bool:
-    """Moves the write-ahead log into the database file and truncates it; returns whether no reader prevented that."""
-    with map_database_errors(), closing(engine.raw_connection()) as connection:
-        try:
-            [is_busy, *_] = connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise
-            return False
-        return not is_busy
-
-
-def _migrate_if_needed(connection: Connection) -> None:
-    if migrate.needs_upgrade(connection):
-        migrate.run_migrations(connection)
 
 
 def _build_engine(url: URL, *, begin: str | None, **pool: Any) -> Engine:

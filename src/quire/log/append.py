@@ -9,6 +9,7 @@ from quire.db.raw_sql import batch_statements, yield_to_event_loop
 from quire.db.schema import blob_uses, blobs, entries, paths
 from quire.errors import BlobNotFound, InvalidEntry, StaleHead
 from quire.log import conversations, reads
+from quire.log.ledger import to_key
 from quire.log.types import Branch
 from quire.model import (
     ActiveCompaction,
@@ -39,14 +40,14 @@ def append_entries(
     branch: int,
     after: bytes | None,
     check_turn: Callable[[], None] | None = None,
-    write_extra: Callable[[Sequence[Entry], bool], None] | None = None,
+    write_extra: Callable[[Sequence[Entry], int], None] | None = None,
 ) -> list[Entry]:
     """Appends all drafts or none.
 
     With `after` (a message's path, or `CHAIN_ROOT`) the append is idempotent: drafts that are stored right after that
     message are returned. If other entries follow it, raises `StaleHead` (optimistic concurrency). `check_turn` is
     called while the branch is locked, and raises if the turn may not write. `write_extra` writes more rows in the same
-    transaction. It is called with the stored entries, and with whether the last of them is new.
+    transaction. It is called with the stored entries, and with the number of new ones.
     """
     target = conversations.lock_branch(connection, tenant, conversation, branch)
     if check_turn is not None:
@@ -62,9 +63,9 @@ def append_entries(
             insert_entries(connection, tenant, chained)
             conversations.move_head(connection, tenant, advanced)
             if write_extra is not None:
-                write_extra(stored, True)
+                write_extra(stored, len(chained))
     elif write_extra is not None:
-        write_extra(stored, False)
+        write_extra(stored, 0)
     return stored
 
 
@@ -98,6 +99,8 @@ def _find_stored(
 def _chain_drafts(
     connection: Connection, tenant: str, branch: Branch, drafts: Sequence[Draft]
 ) -> tuple[list[Entry], Branch]:
+    """The entries of these drafts, chained to the head of the branch, and the branch with its new head."""
+
     def compaction_at(seq: int) -> ActiveCompaction:
         body = next((entry.body for entry in chained if entry.seq == seq), None)
         body = body or reads.get_entry(connection, tenant, branch, seq).body
@@ -110,7 +113,18 @@ def _chain_drafts(
     head, state = ChainHead(branch.head_seq, branch.head_digest, branch.head_path), branch.state
     for draft in drafts:
         state = apply_entry(state, head.seq + 1, draft.body, compaction_at=compaction_at)
-        entry = _build_entry(branch, head, draft)
+        entry = chain_entry(
+            head,
+            conversation=branch.conversation,
+            branch=branch.number,
+            kind=kind_of(draft.body),
+            role=draft.body.role if isinstance(draft.body, Message) else None,
+            author=draft.resolve_author(),
+            created_at=now() if draft.created_at is None else draft.created_at,
+            tokens=draft.tokens,
+            raw=draft.body.canonical_json(),
+            raw_metadata=draft.metadata_json(),
+        )
         head = ChainHead(entry.seq, entry.digest, entry.path)
         chained.append(entry)
         uninterrupted += MIN_ENTRY_BYTES + len(entry.raw)
@@ -118,22 +132,6 @@ def _chain_drafts(
             uninterrupted = 0
             yield_to_event_loop(connection)
     return chained, branch.move_to(head, state)
-
-
-def _build_entry(branch: Branch, head: ChainHead, draft: Draft) -> Entry:
-    body = draft.body
-    return chain_entry(
-        head,
-        conversation=branch.conversation,
-        branch=branch.number,
-        kind=kind_of(body),
-        role=body.role if isinstance(body, Message) else None,
-        author=draft.resolve_author(),
-        created_at=now() if draft.created_at is None else draft.created_at,
-        tokens=draft.tokens,
-        raw=body.canonical_json(),
-        raw_metadata=draft.metadata_json(),
-    )
 
 
 def insert_entries(connection: Connection, tenant: str, new_entries: Sequence[Entry]) -> None:
@@ -161,8 +159,4 @@ def insert_blob_uses(connection: Connection, tenant: str, entry_digests: Iterabl
     missing = referenced.difference(stored.scalars())
     if missing:
         raise BlobNotFound(f"No blob {min(missing).hex()} is stored; store it before the message that references it.")
-    insert_rows(connection, blob_uses, [_to_key(tenant, entry) | {"digest": digest} for entry, digest in uses])
-
-
-def _to_key(tenant: str, entry: Entry) -> dict[str, object]:
-    return {"tenant": tenant, "conversation": entry.conversation, "branch": entry.branch, "seq": entry.seq}
+    insert_rows(connection, blob_uses, [to_key(tenant, entry) | {"digest": digest} for entry, digest in uses])

@@ -114,7 +114,7 @@ _IS_USED = exists().where(blob_uses.c.tenant == blobs.c.tenant, blob_uses.c.dige
 
 
 def delete_unused_blobs(connection: Connection, tenant: str, digests: Collection[bytes]) -> None:
-    """Deletes those of these blobs that no entry references."""
+    """Deletes the blobs among these that no entry references."""
     connection.execute(delete(blobs).where(blobs.c.tenant == tenant, blobs.c.digest.in_(digests), ~_IS_USED))
 
 

@@ -391,7 +391,7 @@ def create_fork(
 def build_fork(
     connection: Connection, tenant: str, origin: Branch, *, at: int, number: int, name: str, created_at: int
 ) -> Branch:
-    """The row of a branch that forks from `origin` after entry `at`, without entries of its own."""
+    """The row of a branch that forks from `origin` after entry `at`, without entries after it."""
     if not 0 <= at <= origin.head_seq:
         raise EntryNotFound(
             f"Branch {origin.number} has the entries 1 to {origin.head_seq}; it cannot be forked at {at}."
@@ -400,29 +400,20 @@ def build_fork(
     if at:
         last_shared = reads.get_entry(connection, tenant, origin, at)
         digest, path = last_shared.digest, last_shared.path
+    inherited = [(branch, last) for branch, last in origin.lineage if last < at]
+    owner = origin.find_owner(at) if at else None
     return Branch(
         conversation=origin.conversation,
         number=number,
         name=name,
         created_at=created_at,
-        lineage=_build_lineage(origin, at),
+        lineage=(*inherited, (origin.number if owner is None else owner, at)),
         head_seq=at,
         head_digest=digest,
         head_path=path,
-        state=get_state_at(connection, tenant, origin, at),
+        state=origin.state if at == origin.head_seq else fold_state(connection, tenant, origin, at),
         updated_at=created_at,
     )
-
-
-def _build_lineage(origin: Branch, at: int) -> tuple[tuple[int, int], ...]:
-    inherited = tuple((branch, last_shared) for branch, last_shared in origin.lineage if last_shared < at)
-    owner = origin.find_owner(at) if at else origin.number
-    return (*inherited, (owner if owner is not None else origin.number, at))
-
-
-def get_state_at(connection: Connection, tenant: str, branch: Branch, seq: int) -> BranchState:
-    """State of the branch after entry `seq`."""
-    return branch.state if seq == branch.head_seq else fold_state(connection, tenant, branch, seq)
 
 
 def fold_state(connection: Connection, tenant: str, branch: Branch, seq: int) -> BranchState:

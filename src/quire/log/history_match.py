@@ -14,7 +14,7 @@ from quire.db.raw_sql import fetch, open_cursor
 from quire.db.schema import manifests
 from quire.errors import ConversationNotFound
 from quire.log import conversations
-from quire.log.types import Branch, BranchMatch, ConversationOrigin
+from quire.log.types import BranchMatch, ConversationOrigin
 
 FIRST_PROBE_PATHS = 16
 """Number of the newest paths in the first query."""
@@ -23,7 +23,7 @@ MAX_SESSION_CONVERSATIONS = 200
 
 
 class _Scope(NamedTuple):
-    """Where to search: in one conversation, or in any, those of a session first."""
+    """Where to search: in one conversation, or in any, first in the conversations of a session."""
 
     tenant: str
     conversation: str | None
@@ -54,18 +54,21 @@ def match_history(
     scope = _Scope(tenant, conversation, preferred_session)
     first_newest = max(0, len(paths) - FIRST_PROBE_PATHS)
     elsewhere: BranchMatch | None = None
+    find_hit = _find_hit_postgres if connection.dialect.name == "postgresql" else _find_hit_sqlite
     for start, end in ((first_newest, len(paths)), (0, first_newest)):
-        if start < end and (hit := _find_hit(connection, scope, paths[start:end])) is not None:
+        if start < end and (hit := find_hit(connection, scope, paths[start:end])) is not None:
             match = hit.match._replace(length=hit.match.length + start)
             if hit.is_preferred:
                 return match
             elsewhere = elsewhere or match
-    return elsewhere if conversation is None else _match_latest_branch(connection, tenant, conversation)
-
-
-def _find_hit(connection: Connection, scope: _Scope, paths: Sequence[bytes]) -> _Hit | None:
-    postgres = connection.dialect.name == "postgresql"
-    return (_find_hit_postgres if postgres else _find_hit_sqlite)(connection, scope, paths)
+    if conversation is None:
+        return elsewhere
+    try:
+        branches = conversations.list_branches(connection, tenant, conversation)
+    except ConversationNotFound:
+        return None
+    latest = max(branches, key=lambda each: (each.updated_at, each.number))
+    return BranchMatch(0, latest, latest.head_seq, None)
 
 
 def _find_hit_sqlite(connection: Connection, scope: _Scope, paths: Sequence[bytes]) -> _Hit | None:
@@ -143,15 +146,6 @@ _MATCH_SESSION_FIRST = f"""
     hit AS (SELECT * FROM session_hit UNION ALL SELECT * FROM other_hit)
     {_READ_HIT_SQL}
 """  # noqa: S608 (constants)
-
-
-def _match_latest_branch(connection: Connection, tenant: str, conversation: str) -> BranchMatch | None:
-    try:
-        branches = conversations.list_branches(connection, tenant, conversation)
-    except ConversationNotFound:
-        return None
-    branch: Branch = max(branches, key=lambda each: (each.updated_at, each.number))
-    return BranchMatch(0, branch, branch.head_seq, None)
 
 
 _MANIFEST = select(manifests.c.manifest).where(

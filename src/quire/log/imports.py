@@ -133,9 +133,14 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
 
     An item whose parent is not the last entry of its branch begins a new branch.
     """
-    existing = _list_existing(connection, tenant, [batch.conversation.id for batch in batches])
+    existing: set[str] = set()
+    for ids in _split([batch.conversation.id for batch in batches]):
+        query = select(conversations_table.c.conversation).where(
+            conversations_table.c.tenant == tenant, conversations_table.c.conversation.in_(ids)
+        )
+        existing.update(connection.execute(query).scalars())
     writer = _RowWriter(connection, tenant)
-    added: list[dict[str, Position]] = []
+    added_by_batch: list[dict[str, Position]] = []
     for batch in batches:
         if batch.conversation.id in existing:
             # The lock comes before the ledger is read, so that a concurrent import cannot add to it in between.
@@ -145,35 +150,21 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
         else:
             ledger = {}
             writer.create_conversation(batch.conversation)
-        added.append(_import_batch(writer, batch, ledger))
+        added: dict[str, Position] = {}
+        for item in batch.items:
+            position = ledger.get(item.key)
+            if position is None:
+                parent = None
+                if item.parent is not None:
+                    parent = added.get(item.parent) or batch.positions.get(item.parent)
+                preserved = (added.get(id_) or batch.positions.get(id_) for id_ in item.preserved)
+                seqs = [each[1] for each in preserved if each] if item.preserved else ()
+                position = ledger[item.key] = writer.append(item, parent, seqs)
+            added[item.id] = position
+        added_by_batch.append(added)
         yield_to_event_loop(connection)
     writer.flush()
-    return added
-
-
-def _list_existing(connection: Connection, tenant: str, ids: Sequence[str]) -> set[str]:
-    existing: set[str] = set()
-    for some in _split(ids):
-        query = select(conversations_table.c.conversation).where(
-            conversations_table.c.tenant == tenant, conversations_table.c.conversation.in_(some)
-        )
-        existing.update(connection.execute(query).scalars())
-    return existing
-
-
-def _import_batch(writer: "_RowWriter", batch: ImportBatch, ledger: ImportLedger) -> dict[str, Position]:
-    added: dict[str, Position] = {}
-    for item in batch.items:
-        position = ledger.get(item.key)
-        if position is None:
-            parent = None
-            if item.parent is not None:
-                parent = added.get(item.parent) or batch.positions.get(item.parent)
-            preserved = (added.get(id_) or batch.positions.get(id_) for id_ in item.preserved)
-            position = writer.append(item, parent, [each[1] for each in preserved if each] if item.preserved else ())
-            ledger[item.key] = position
-        added[item.id] = position
-    return added
+    return added_by_batch
 
 
 class _BranchWriter:
@@ -190,7 +181,15 @@ class _BranchWriter:
         role: str | None = item.role
         author, raw = _AUTHORS[item.role], item.raw
         if item.compaction is not None:
-            compaction = self._number_compaction(item.compaction, preserved)
+            active, last = self.state.active_compaction, self.head.seq
+            compaction = item.compaction.model_copy(
+                update={
+                    "number": self.state.compaction_count + 1,
+                    "covers": Span(first=1, last=last) if last else None,
+                    "supersedes": active.seq if active else None,
+                    "preserved": tuple(sorted({seq for seq in preserved if seq <= last})) or None,
+                }
+            )
             self.state = apply_entry(self.state, self.head.seq + 1, compaction, compaction_at=_refuse_undo)
             kind, role, author, raw = "compaction", None, "engine", compaction.canonical_json()
         entry = chain_entry(
@@ -207,17 +206,6 @@ class _BranchWriter:
         self.head = ChainHead(entry.seq, entry.digest, entry.path)
         self.updated_at = max(self.updated_at, item.at)
         return entry
-
-    def _number_compaction(self, template: Compaction, preserved: Sequence[int]) -> Compaction:
-        active, last = self.state.active_compaction, self.head.seq
-        return template.model_copy(
-            update={
-                "number": self.state.compaction_count + 1,
-                "covers": Span(first=1, last=last) if last else None,
-                "supersedes": active.seq if active else None,
-                "preserved": tuple(sorted({seq for seq in preserved if seq <= last})) or None,
-            }
-        )
 
     def build_branch(self) -> Branch:
         return self._branch.move_to(self.head, self.state)._replace(updated_at=self.updated_at)
@@ -280,7 +268,19 @@ class _RowWriter:
     def flush(self) -> None:
         """Writes all rows that are not written yet."""
         connection, tenant = self._connection, self._tenant
-        self._write_conversations()
+        latest: dict[str, int] = {}
+        for (conversation, _), branch in self._changed.items():
+            latest[conversation] = max(latest.get(conversation, 0), branch.updated_at)
+        if self._created:
+            rows = [
+                conversations.to_conversation_row(
+                    tenant, each._replace(updated_at=max(each.updated_at, latest.pop(each.id)))
+                )
+                for each in self._created
+            ]
+            insert_rows(connection, conversations_table, rows)
+        for conversation, updated_at in latest.items():
+            conversations.touch_conversation(connection, tenant, conversation, updated_at)
         new = [branch for branch in self._changed.values() if branch.is_new]
         if new:
             rows = [conversations.to_branch_row(tenant, branch.build_branch()) for branch in new]
@@ -291,7 +291,14 @@ class _RowWriter:
             else:
                 conversations.overwrite_branch(connection, tenant, branch.build_branch())
             branch.is_new = False
-        self._mark_changed()
+        if self._changed:
+            # For the message index and the usage roll-up.
+            marks = [
+                {"tenant": tenant, "conversation": each.conversation, "branch": each.number, "last_seq": each.head.seq}
+                for each in self._changed.values()
+            ]
+            for outbox in (unindexed_branches, uncounted_branches):
+                connection.execute(upsert(connection, outbox, replace=["last_seq"]), marks)
         if self._blobs:
             blobs.insert_blobs(connection, tenant, self._blobs.values())
             append.insert_blob_uses(connection, tenant, self._blob_uses)
@@ -300,36 +307,6 @@ class _RowWriter:
             insert_tuples(connection, imports, _LEDGER_COLUMNS, self._ledger_rows)
         self._created, self._changed = [], {}
         self._entries, self._ledger_rows, self._blobs, self._blob_uses = [], [], {}, []
-
-    def _mark_changed(self) -> None:
-        """Marks the branches for the message index and for the usage roll-up."""
-        rows = [
-            {
-                "tenant": self._tenant,
-                "conversation": each.conversation,
-                "branch": each.number,
-                "last_seq": each.head.seq,
-            }
-            for each in self._changed.values()
-        ]
-        if rows:
-            for outbox in (unindexed_branches, uncounted_branches):
-                self._connection.execute(upsert(self._connection, outbox, replace=["last_seq"]), rows)
-
-    def _write_conversations(self) -> None:
-        latest: dict[str, int] = {}
-        for (conversation, _), branch in self._changed.items():
-            latest[conversation] = max(latest.get(conversation, 0), branch.updated_at)
-        if self._created:
-            rows = [
-                conversations.to_conversation_row(
-                    self._tenant, each._replace(updated_at=max(each.updated_at, latest.pop(each.id)))
-                )
-                for each in self._created
-            ]
-            insert_rows(self._connection, conversations_table, rows)
-        for conversation, updated_at in latest.items():
-            conversations.touch_conversation(self._connection, self._tenant, conversation, updated_at)
 
 
 def _refuse_undo(seq: int) -> ActiveCompaction:

@@ -39,10 +39,12 @@ def insert_manifest(
     row = to_manifest_row(to_key(tenant, reply), manifest, request_id=request_id, response_id=response_id)
     inserted = insert_rows(connection, manifests, [row], ignore_existing=True)
     # -1 in a batch: then the reply is new, so no other manifest can be stored under it.
-    if not inserted and request_id is not None and not _has_request(connection, tenant, request_id):
-        raise StaleHead(
-            f"Another request got the same reply #{reply.seq}; fork before it and record this request there."
-        )
+    if not inserted and request_id is not None:
+        query = select(manifests.c.seq).where(manifests.c.tenant == tenant, manifests.c.request_id == request_id)
+        if connection.execute(query).first() is None:
+            raise StaleHead(
+                f"Another request got the same reply #{reply.seq}; fork before it and record this request there."
+            )
     record_blob_uses(connection, tenant, reply, _list_blobs(manifest))
     return inserted != 0
 
@@ -129,11 +131,6 @@ _FORGET_RESPONSE = (
     .where(*(column == bindparam(f"of_{column.name}") for column in manifests.primary_key))
     .values(response_id=None, row_digest=bindparam(ROW_DIGEST))
 )
-
-
-def _has_request(connection: Connection, tenant: str, request_id: str) -> bool:
-    query = select(manifests.c.seq).where(manifests.c.tenant == tenant, manifests.c.request_id == request_id)
-    return connection.execute(query).first() is not None
 
 
 def get_manifest(connection: Connection, tenant: str, branch: Branch, seq: int) -> Manifest:

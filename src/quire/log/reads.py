@@ -142,29 +142,24 @@ def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey
     """The messages with these keys, in their order; None for one that is gone or purged."""
     found: dict[MessageKey, Entry] = {}
     for start in range(0, len(keys), _KEY_BATCH_SIZE):
-        for row in connection.execute(select_messages_by_key(tenant, keys[start : start + _KEY_BATCH_SIZE])):
+        # A lookup in the primary key for each message. Each term has the tenant: with a condition on the tenant alone,
+        # SQLite reads all messages of the tenant.
+        is_key = or_(
+            *(
+                and_(
+                    entries.c.tenant == tenant,
+                    entries.c.conversation == each.conversation,
+                    entries.c.branch == each.branch,
+                    entries.c.seq == each.seq,
+                )
+                for each in keys[start : start + _KEY_BATCH_SIZE]
+            )
+        )
+        query = select(*ENTRY_COLUMNS).where(entries.c.kind == "message", entries.c.purged_at.is_(None), is_key)
+        for row in connection.execute(query):
             entry = Entry._make(row)
             found[MessageKey(entry.conversation, entry.branch, entry.seq)] = entry
     return [found.get(key) for key in keys]
-
-
-def select_messages_by_key(tenant: str, keys: Sequence[MessageKey]) -> EntryQuery:
-    """One statement with a lookup in the primary key for each message.
-
-    Each term has the tenant: with a condition on the tenant alone, SQLite reads all messages of the tenant.
-    """
-    is_key = or_(
-        *(
-            and_(
-                entries.c.tenant == tenant,
-                entries.c.conversation == each.conversation,
-                entries.c.branch == each.branch,
-                entries.c.seq == each.seq,
-            )
-            for each in keys
-        )
-    )
-    return select(*ENTRY_COLUMNS).where(entries.c.kind == "message", entries.c.purged_at.is_(None), is_key)
 
 
 def read_referencing_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
@@ -197,7 +192,11 @@ def read_window(
     loaded = known.loaded if known is not None else ()
     after = _read_after_compaction(connection, tenant, branch, first=first_after, max_tokens=max_tokens, known=loaded)
     before = read_range(connection, tenant, branch, last=covers.first - 1) if covers and covers.first > 1 else []
-    pinned = _read_preserved(connection, tenant, branch)
+    pinned: list[Entry] = []
+    if active is not None and covers is not None:
+        # Covered messages that stay in the view: pinned ones, and ones that the compaction preserves.
+        seqs = [seq for seq in {*branch.state.pins, *(active.preserved or ())} if seq in covers]
+        pinned = read_entries(connection, tenant, branch, seqs) if seqs else []
     messages = _select_messages(before) + _select_messages(after)
     compaction = None
     if active is not None:
@@ -206,15 +205,6 @@ def read_window(
     not_loaded = Span(first=first_after, last=after[0].seq - 1) if after and after[0].seq > first_after else None
     question = _read_question(connection, tenant, branch, after[0] if after else None, not_loaded)
     return Window(branch, compaction, tuple(pinned), messages, not_loaded, question, tuple(after))
-
-
-def _read_preserved(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
-    """The covered messages that stay in the view: pinned ones, and those that the compaction preserves."""
-    active = branch.state.active_compaction
-    if active is None or active.covers is None:
-        return []
-    seqs = [seq for seq in {*branch.state.pins, *(active.preserved or ())} if seq in active.covers]
-    return read_entries(connection, tenant, branch, seqs) if seqs else []
 
 
 def _read_after_compaction(

@@ -59,12 +59,8 @@ def fill_titles(connection: Connection, tenant: str, *items: ConversationRecord)
         for name, message in found.items():
             # The fallback of a conversation without a question is its first message as it is.
             titles[name] = _build_title(_remove_context(message)) or titles.get(name) or _build_title(message.text)
-        untitled = [name for name, message in found.items() if _consists_of_context(message)]
+        untitled = [name for name, message in found.items() if message.text and not _remove_context(message).strip()]
     return [each._replace(title=each.title or titles.get(each.id, "")) for each in items]
-
-
-def _consists_of_context(message: Message) -> bool:
-    return bool(message.text) and not _remove_context(message).strip()
 
 
 def _remove_context(message: Message) -> str:

@@ -66,7 +66,14 @@ def append_lines(
     # The lock serializes the writers of a transcript, for its line numbers and its summary.
     query = select(transcripts).where(*_match(transcripts, tenant, key)).with_for_update()
     stored = connection.execute(query).mappings().one()
-    known = _find_known(connection, tenant, key, [line.id for line in lines if line.id is not None])
+    ids = [line.id for line in lines if line.id is not None]
+    known: set[str] = set()
+    for start in range(0, len(ids), _LOOKUP_BATCH_SIZE):
+        known_query = select(transcript_lines.c.uuid).where(
+            *_match(transcript_lines, tenant, key),
+            transcript_lines.c.uuid.in_(ids[start : start + _LOOKUP_BATCH_SIZE]),
+        )
+        known.update(connection.execute(known_query).scalars())
     new: list[TranscriptLine] = []
     for line in lines:
         if line.id is None or line.id not in known:
@@ -159,7 +166,7 @@ def delete_linked(connection: Connection, tenant: str, conversation: str) -> Non
 
 
 def delete_exact(connection: Connection, tenant: str, keys: Collection[TranscriptKey]) -> None:
-    """Deletes these transcripts, and not those of their sub-agents."""
+    """Deletes these transcripts. The transcripts of their sub-agents stay."""
     for key in keys:
         for table in (transcript_lines, transcripts):
             connection.execute(delete(table).where(*_match(table, tenant, key)))
@@ -172,17 +179,6 @@ def _match(table: Any, tenant: str, key: TranscriptKey) -> tuple[ColumnElement[b
         table.c.session == key.session,
         table.c.subpath == key.subpath,
     )
-
-
-def _find_known(connection: Connection, tenant: str, key: TranscriptKey, ids: Sequence[str]) -> set[str]:
-    known: set[str] = set()
-    for start in range(0, len(ids), _LOOKUP_BATCH_SIZE):
-        query = select(transcript_lines.c.uuid).where(
-            *_match(transcript_lines, tenant, key),
-            transcript_lines.c.uuid.in_(ids[start : start + _LOOKUP_BATCH_SIZE]),
-        )
-        known.update(connection.execute(query).scalars())
-    return known
 
 
 class Transcripts(StorePart):

@@ -108,10 +108,6 @@ def _complete_replies(prepared: PreparedRequest, replies: Sequence[Reply], *, in
     return recorded
 
 
-async def _compact(recorder: Recorder) -> None:
-    await Conversation(recorder.engine, recorder.conversation, recorder.branch).compact_if_needed()
-
-
 def _compute_paths(prepared: PreparedRequest, reply: Message) -> tuple[bytes | None, bytes]:
     """Computes the paths after the reply: of the client's list, and of the log."""
     log_path = prepared.request.after

@@ -96,7 +96,7 @@ class BacktestShard(NamedTuple):
 
 
 MergeTotals = Callable[[str | None], str]
-"""Adds the totals of a shard to those of the shards before it."""
+"""Adds the totals of a shard to the sum of the shards before it."""
 
 
 def create_backtest(

@@ -7,21 +7,21 @@ are not, since they belong to their agent.
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from sqlalchemy import Connection
 
 from quire.db.database import map_database_errors
+from quire.db.store_part import read_bulk
 from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, conversations, ledger, reads
-from quire.log.types import Blob, Branch, ConversationOrigin, ConversationRecord
+from quire.log.types import Branch, ConversationOrigin, ConversationRecord
 from quire.model import (
     ActiveCompaction,
     Author,
-    BranchState,
     Compaction,
     Entry,
     EntryKind,
@@ -34,6 +34,9 @@ from quire.model import (
 )
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import parse_body
+
+if TYPE_CHECKING:
+    from quire.store.sql_store import SqlStore
 
 EXPORT_FORMAT = 1
 
@@ -82,7 +85,7 @@ class EntryLine(FrozenModel):
     counter: str | None = None
     purged_at: Int64 | None = None
     content_digest: str | None = None
-    """Digest of content that was purged; that of other entries is computed."""
+    """Digest of content that was purged. For other entries it is computed."""
     notes: JsonValue = None
     body: JsonValue
 
@@ -105,28 +108,33 @@ ExportLine = Annotated[
 _LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(ExportLine)
 
 
-def format_conversation_line(conversation: ConversationRecord) -> str:
-    return ConversationLine(
-        format=EXPORT_FORMAT,
-        id=conversation.id,
-        title=conversation.title,
-        created_at=conversation.created_at,
-        origin=conversation.origin,
+async def export_lines(store: "SqlStore", conversation: str) -> AsyncGenerator[str]:
+    """The lines of a conversation, up to the heads that its branches had at the start."""
+    record = await store.get_conversation(conversation)
+    yield ConversationLine(
+        format=EXPORT_FORMAT, id=record.id, title=record.title, created_at=record.created_at, origin=record.origin
     ).canonical_json()
+    for digest in await store.run(read_bulk, blobs.list_used_blobs, conversation):
+        blob = await store.get_blob(digest)
+        data = base64.b64encode(blob.data).decode()
+        yield BlobLine(digest=digest, media_type=blob.media_type, data=data).canonical_json()
+    count = 0
+    for branch in await store.list_branches(conversation):
+        yield BranchLine(
+            number=branch.number, name=branch.name, created_at=branch.created_at, lineage=branch.lineage
+        ).canonical_json()
+        for first in range(branch.fork_seq + 1, branch.head_seq + 1, EXPORT_BATCH_SIZE):
+            last = min(first + EXPORT_BATCH_SIZE - 1, branch.head_seq)
+            for entry in await store.read_range(conversation, branch=branch.number, first=first, last=last):
+                yield _format_entry_line(entry)
+                count += 1
+        list_manifests = conversations.with_branch(ledger.list_own_manifests)
+        for seq, manifest in await store.run(read_bulk, list_manifests, conversation, branch.number):
+            yield f'{{"line":"manifest","branch":{branch.number},"seq":{seq},"manifest":{manifest}}}'
+    yield EndLine(entries=count).canonical_json()
 
 
-def format_blob_line(digest: str, blob: Blob) -> str:
-    data = base64.b64encode(blob.data).decode()
-    return BlobLine(digest=digest, media_type=blob.media_type, data=data).canonical_json()
-
-
-def format_branch_line(branch: Branch) -> str:
-    return BranchLine(
-        number=branch.number, name=branch.name, created_at=branch.created_at, lineage=branch.lineage
-    ).canonical_json()
-
-
-def format_entry_line(entry: Entry) -> str:
+def _format_entry_line(entry: Entry) -> str:
     """Formats an entry; its body is copied byte by byte."""
     head: dict[str, Any] = {
         "line": "entry",
@@ -148,14 +156,6 @@ def format_entry_line(entry: Entry) -> str:
     head |= {name: value for name, value in optional.items() if value is not None}
     notes = f',"notes":{entry.raw_metadata}' if entry.raw_metadata else ""
     return f'{json.dumps(head, separators=(",", ":"))[:-1]}{notes},"body":{entry.raw}}}'
-
-
-def format_manifest_line(branch: int, seq: int, manifest: str) -> str:
-    return f'{{"line":"manifest","branch":{branch},"seq":{seq},"manifest":{manifest}}}'
-
-
-def format_end_line(count: int) -> str:
-    return EndLine(entries=count).canonical_json()
 
 
 def import_lines(
@@ -217,20 +217,43 @@ class _Importer:
     def import_line(self, line: ExportLine) -> None:
         if self._is_ended:
             raise ImportFailed("There are lines after the end line of the export.")
+        connection, tenant, conversation = self._connection, self._tenant, self._conversation.id
         match line:
             case ConversationLine():
                 raise ImportFailed("A second conversation begins here; import each conversation from its own file.")
             case BlobLine():
                 data = base64.b64decode(line.data)
-                if blobs.put_blob(self._connection, self._tenant, data, media_type=line.media_type) != line.digest:
+                if blobs.put_blob(connection, tenant, data, media_type=line.media_type) != line.digest:
                     raise ImportFailed(f"The blob {line.digest} does not match its digest.")
             case BranchLine():
                 self._flush()
-                self._branch, self._compactions = self._create_branch(line), {}
+                self._compactions = {}
+                if line.lineage:
+                    parent, at = line.lineage[-1]
+                    self._branch = conversations.build_fork(
+                        connection,
+                        tenant,
+                        conversations.get_branch(connection, tenant, conversation, parent),
+                        at=at,
+                        number=line.number,
+                        name=line.name,
+                        created_at=line.created_at,
+                    )
+                    conversations.insert_branch(connection, tenant, self._branch)
+                    conversations.touch_conversation(connection, tenant, conversation, self._branch.updated_at)
+                else:
+                    self._branch = conversations.get_branch(connection, tenant, conversation, line.number)
             case EntryLine():
                 self._import_entry(line)
             case ManifestLine():
-                self._import_manifest(line)
+                self._flush()
+                if self._branch is None or self._branch.number != line.branch:
+                    raise ImportFailed(f"The manifest of reply #{line.seq} does not follow its branch {line.branch}.")
+                reply = reads.get_entry(connection, tenant, self._branch, line.seq)
+                # A manifest names the conversation that a replay reads, so under another id it names the imported one.
+                recorded = Manifest.parse(_to_compact_json(line.manifest))
+                manifest = recorded.model_copy(update={"conversation": conversation})
+                ledger.import_manifest(connection, tenant, reply, manifest)
             case EndLine():
                 self._flush()
                 if line.entries != self._count:
@@ -240,26 +263,6 @@ class _Importer:
     def finish(self) -> None:
         if not self._is_ended:
             raise ImportFailed("The export is incomplete: its end line is missing. Nothing was imported.")
-
-    def _create_branch(self, line: BranchLine) -> Branch:
-        """The branch without its own entries."""
-        conversation = self._conversation.id
-        if not line.lineage:
-            return conversations.get_branch(self._connection, self._tenant, conversation, line.number)
-        parent, at = line.lineage[-1]
-        origin = conversations.get_branch(self._connection, self._tenant, conversation, parent)
-        new_branch = conversations.build_fork(
-            self._connection,
-            self._tenant,
-            origin,
-            at=at,
-            number=line.number,
-            name=line.name,
-            created_at=line.created_at,
-        )
-        conversations.insert_branch(self._connection, self._tenant, new_branch)
-        conversations.touch_conversation(self._connection, self._tenant, conversation, new_branch.updated_at)
-        return new_branch
 
     def _import_entry(self, line: EntryLine) -> None:
         branch = self._branch
@@ -274,41 +277,25 @@ class _Importer:
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its digest.")
         if entry.kind != "message" and entry.path != branch.head_path:
             raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} does not match its path.")
-        self._branch = branch._replace(
-            head_seq=entry.seq,
-            head_digest=entry.digest,
-            head_path=entry.path,
-            state=self._fold_state(branch.state, entry),
-        )
+        state = branch.state
+        if entry.kind != "message":
+            body = entry.body
+            if isinstance(body, Compaction):
+                self._compactions[entry.seq] = ActiveCompaction.from_entry(entry.seq, body)
+
+            def compaction_at(seq: int) -> ActiveCompaction:
+                if seq not in self._compactions:
+                    earlier = reads.get_entry(self._connection, self._tenant, branch, seq).body
+                    if isinstance(earlier, Compaction):
+                        self._compactions[seq] = ActiveCompaction.from_entry(seq, earlier)
+                return self._compactions[seq]
+
+            state = apply_entry(state, entry.seq, body, compaction_at=compaction_at)
+        self._branch = branch._replace(head_seq=entry.seq, head_digest=entry.digest, head_path=entry.path, state=state)
         self._pending.append(entry)
         self._count += 1
         if len(self._pending) >= EXPORT_BATCH_SIZE:
             self._flush()
-
-    def _import_manifest(self, line: ManifestLine) -> None:
-        self._flush()
-        if self._branch is None or self._branch.number != line.branch:
-            raise ImportFailed(f"The manifest of reply #{line.seq} does not follow its branch {line.branch}.")
-        reply = reads.get_entry(self._connection, self._tenant, self._branch, line.seq)
-        # A manifest names the conversation that a replay reads, so under another id it names the imported one.
-        recorded = Manifest.parse(_to_compact_json(line.manifest))
-        manifest = recorded.model_copy(update={"conversation": self._conversation.id})
-        ledger.import_manifest(self._connection, self._tenant, reply, manifest)
-
-    def _fold_state(self, state: BranchState, entry: Entry) -> BranchState:
-        if entry.kind == "message":
-            return state
-        body = entry.body
-        if isinstance(body, Compaction):
-            self._compactions[entry.seq] = ActiveCompaction.from_entry(entry.seq, body)
-        return apply_entry(state, entry.seq, body, compaction_at=self._compaction_at)
-
-    def _compaction_at(self, seq: int) -> ActiveCompaction:
-        if seq not in self._compactions and self._branch is not None:
-            body = reads.get_entry(self._connection, self._tenant, self._branch, seq).body
-            if isinstance(body, Compaction):
-                self._compactions[seq] = ActiveCompaction.from_entry(seq, body)
-        return self._compactions[seq]
 
     def _flush(self) -> None:
         if self._pending:

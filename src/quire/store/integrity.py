@@ -4,7 +4,7 @@ Entries have a hash chain and a digest of their content, blobs the digest of the
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from math import isclose
 from typing import Any
@@ -60,11 +60,7 @@ def verify_tenant(connection: Connection, tenant: str) -> list[IntegrityFault]:
         for row in connection.execute(select(table).where(table.c.tenant == tenant).order_by(table.c[key])).mappings()
         if not has_row_digest(table, row)
     ]
-    return faults + list(_verify_costs(connection, tenant))
-
-
-def _verify_costs(connection: Connection, tenant: str) -> Iterator[IntegrityFault]:
-    """Compares the two records of each cost: by conversation, and by API key and shard."""
+    # Each cost is recorded twice: by conversation, and by API key and shard.
     totals: defaultdict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in connection.execute(select(costs).where(costs.c.tenant == tenant)):
         totals[row.key_id, shard_of(row.conversation)][0] += row.cost_usd
@@ -73,41 +69,43 @@ def _verify_costs(connection: Connection, tenant: str) -> Iterator[IntegrityFaul
     for (key_id, shard), (by_conversation, by_key) in sorted(totals.items()):
         if not isclose(by_conversation, by_key, rel_tol=_COST_TOLERANCE, abs_tol=_COST_TOLERANCE):
             name = f"API key {key_id!r}" if key_id else "calls without an API key"
-            yield IntegrityFault(None, None, f"the costs of {name} in shard {shard} do not add up")
+            faults.append(IntegrityFault(None, None, f"the costs of {name} in shard {shard} do not add up"))
+    return faults
 
 
 def verify_conversation(connection: Connection, tenant: str, conversation: str) -> list[IntegrityFault]:
     """The faults of all branches; an empty list means that every byte is as it was recorded."""
-    branch_rows = _read_rows(connection, branches, tenant, conversation).all()
-    faults = list(_verify_conversation_row(connection, tenant, conversation, branch_rows))
-    for row in branch_rows:
-        faults += _verify_branch(connection, tenant, row)
-    faults += _verify_stray_rows(connection, tenant, conversation, branch_rows)
-    faults += _verify_manifests(connection, tenant, conversation)
-    faults += _verify_imports(connection, tenant, conversation)
-    return faults
 
+    def read_rows(table: Table) -> Any:
+        query = select(table).where(table.c.tenant == tenant, table.c.conversation == conversation)
+        return connection.execute(query.order_by(*table.primary_key.columns)).mappings()
 
-def _read_rows(connection: Connection, table: Table, tenant: str, conversation: str) -> Any:
-    query = select(table).where(table.c.tenant == tenant, table.c.conversation == conversation)
-    return connection.execute(query.order_by(*table.primary_key.columns)).mappings()
-
-
-def _verify_conversation_row(
-    connection: Connection, tenant: str, conversation: str, branch_rows: Iterable[Mapping[Any, Any]]
-) -> Iterator[IntegrityFault]:
-    row = _read_rows(connection, conversations_table, tenant, conversation).first()
+    branch_rows = read_rows(branches).all()
+    row = read_rows(conversations_table).first()
     if row is None:
         raise ConversationNotFound(f"There is no conversation {conversation!r} for this tenant.")
+    faults: list[IntegrityFault] = []
     if not has_row_digest(conversations_table, row):
-        yield IntegrityFault(
-            None, None, f"the conversation's title, origin, time of creation or of purge {_CHANGED_ROW}"
-        )
+        fault = f"the conversation's title, origin, time of creation or of purge {_CHANGED_ROW}"
+        faults.append(IntegrityFault(None, None, fault))
     last_update = max(each["updated_at"] for each in branch_rows)
     # A purge of the whole conversation clears the times of its branches.
     is_cleared = row["purged_at"] is not None and not last_update
     if row["updated_at"] != last_update and not is_cleared:
-        yield IntegrityFault(None, None, "the conversation's time of update is not that of its branches")
+        faults.append(
+            IntegrityFault(None, None, "the conversation's time of update differs from the newest of its branches")
+        )
+    for branch_row in branch_rows:
+        faults += _verify_branch(connection, tenant, branch_row)
+    heads = {branch_row["branch"]: branch_row["head_seq"] for branch_row in branch_rows}
+    faults += _find_stray_rows(connection, tenant, conversation, heads)
+    faults += [
+        IntegrityFault(manifest_row["branch"], manifest_row["seq"], f"has a manifest that {_CHANGED_ROW}")
+        for manifest_row in ledger.list_manifest_rows(connection, tenant, conversation)
+        if not has_row_digest(manifests, manifest_row)
+    ]
+    faults += _verify_imports(connection, tenant, conversation)
+    return faults
 
 
 def _verify_branch(connection: Connection, tenant: str, row: Mapping[Any, Any]) -> list[IntegrityFault]:
@@ -123,34 +121,60 @@ def _verify_branch(connection: Connection, tenant: str, row: Mapping[Any, Any]) 
         entry_faults = list(_verify_entries(connection, tenant, branch))
     except EntryNotFound:
         entry_faults = [IntegrityFault(number, branch.fork_seq, "is missing, though the branch begins after it")]
-    if not entry_faults and not _has_folded_state(connection, tenant, branch):
-        faults.append(IntegrityFault(number, branch.head_seq, "does not lead to the stored state of the branch"))
-    return faults + entry_faults
-
-
-def _has_folded_state(connection: Connection, tenant: str, branch: Branch) -> bool:
+    if entry_faults:
+        return faults + entry_faults
     try:
-        return branch.state == conversations.fold_state(connection, tenant, branch, branch.head_seq)
+        folded = conversations.fold_state(connection, tenant, branch, branch.head_seq)
     except IntegrityViolation:
         # A shared entry was changed, which is a fault of the branch that owns it.
-        return True
+        return faults
+    if folded != branch.state:
+        faults.append(IntegrityFault(number, branch.head_seq, "does not lead to the stored state of the branch"))
+    return faults
 
 
 def _verify_entries(connection: Connection, tenant: str, branch: Branch) -> Iterator[IntegrityFault]:
     """Compares each entry with the stored and the computed digest of the previous one, so that only a broken entry is
     reported and not its successors."""
     seq = branch.fork_seq
-    digests, end_paths = _read_start(connection, tenant, branch)
+    digests, end_paths = {CHAIN_ROOT}, {CHAIN_ROOT}
+    if seq:
+        last_shared = reads.get_entry(connection, tenant, branch, seq)
+        digests, end_paths = {last_shared.digest}, {last_shared.path}
     while page := reads.read_range(connection, tenant, branch, first=seq + 1, limit=_BATCH_SIZE):
-        seq_by_path = _read_paths(connection, tenant, page)
+        path_query = select(paths.c.path, paths.c.seq).where(
+            paths.c.tenant == tenant,
+            paths.c.path.in_([entry.path for entry in page if entry.kind == "message"]),
+            paths.c.conversation == branch.conversation,
+            paths.c.branch == branch.number,
+        )
+        seq_by_path: dict[bytes, int] = {row.path: row.seq for row in connection.execute(path_query)}
         damaged_blobs = _find_damaged_blobs(connection, tenant, page)
         for entry in page:
             for missing in range(seq + 1, entry.seq):
                 yield IntegrityFault(branch.number, missing, "is missing")
             seq = entry.seq
             computed = {chain_digest(digest, entry.content_digest or b"") for digest in digests}
-            computed_paths = _compute_paths(entry, end_paths)
-            fault = _find_fault(entry, computed, computed_paths, seq_by_path) or damaged_blobs.get(seq)
+            if entry.kind != "message":
+                computed_paths = end_paths
+            elif entry.purged_at is not None:
+                # The path cannot be computed from erased content, only accepted.
+                computed_paths = {entry.path}
+            else:
+                computed_paths = {next_path(path, entry.raw) for path in end_paths}
+            # No digest covers the row of a purged entry, so it must be exactly what a purge writes.
+            if entry.purged_at is not None and not entry.has_purged_form:
+                fault = "is marked as purged but has content"
+            elif entry.digest not in computed or not entry.has_recorded_content:
+                fault = "does not have the digest that was recorded"
+            elif entry.path not in computed_paths or entry.role != (
+                Message.parse(entry.raw).role if entry.kind == "message" else None
+            ):
+                fault = "does not have the path or role that its body gives"
+            elif entry.kind == "message" and seq_by_path.get(entry.path) != seq:
+                fault = "cannot be found by its path"
+            else:
+                fault = damaged_blobs.get(seq)
             if fault is not None:
                 yield IntegrityFault(branch.number, seq, fault)
             digests, end_paths = {entry.digest, *computed}, {entry.path, *computed_paths}
@@ -158,46 +182,6 @@ def _verify_entries(connection: Connection, tenant: str, branch: Branch) -> Iter
         yield IntegrityFault(branch.number, missing, "is missing")
     if branch.head_digest not in digests or branch.head_path not in end_paths:
         yield IntegrityFault(branch.number, branch.head_seq, "does not match the head of the branch")
-
-
-def _compute_paths(entry: Entry, end_paths: set[bytes]) -> set[bytes]:
-    """The paths that this entry gives after these. That of removed content can only be accepted."""
-    if entry.kind != "message":
-        return end_paths
-    return {entry.path} if entry.purged_at is not None else {next_path(path, entry.raw) for path in end_paths}
-
-
-def _find_fault(
-    entry: Entry, computed: set[bytes], computed_paths: set[bytes], seq_by_path: dict[bytes, int]
-) -> str | None:
-    # No digest covers the row of a purged entry, so it must be exactly what a purge writes.
-    if entry.purged_at is not None and not entry.has_purged_form:
-        return "is marked as purged but has content"
-    if entry.digest not in computed or not entry.has_recorded_content:
-        return "does not have the digest that was recorded"
-    if entry.path not in computed_paths or entry.role != _parse_role(entry):
-        return "does not have the path or role that its body gives"
-    if entry.kind == "message" and seq_by_path.get(entry.path) != entry.seq:
-        return "cannot be found by its path"
-    return None
-
-
-def _read_start(connection: Connection, tenant: str, branch: Branch) -> tuple[set[bytes], set[bytes]]:
-    if not branch.fork_seq:
-        return {CHAIN_ROOT}, {CHAIN_ROOT}
-    last_shared = reads.get_entry(connection, tenant, branch, branch.fork_seq)
-    return {last_shared.digest}, {last_shared.path}
-
-
-def _read_paths(connection: Connection, tenant: str, page: list[Entry]) -> dict[bytes, int]:
-    first = page[0]
-    query = select(paths.c.path, paths.c.seq).where(
-        paths.c.tenant == tenant,
-        paths.c.path.in_([entry.path for entry in page if entry.kind == "message"]),
-        paths.c.conversation == first.conversation,
-        paths.c.branch == first.branch,
-    )
-    return {row.path: row.seq for row in connection.execute(query)}
 
 
 def _find_damaged_blobs(connection: Connection, tenant: str, page: list[Entry]) -> dict[int, str]:
@@ -212,7 +196,12 @@ def _find_damaged_blobs(connection: Connection, tenant: str, page: list[Entry]) 
     recorded = {
         (seq, digest) for seq, digest in connection.execute(select(blob_uses.c.seq, blob_uses.c.digest).where(*uses))
     }
-    damaged = {digest for digest in {digest for _, digest in recorded} if not _has_bytes(connection, tenant, digest)}
+    damaged: set[bytes] = set()
+    for digest in {digest for _, digest in recorded}:
+        query = select(blobs.c.media_type, blobs.c.data).where(blobs.c.tenant == tenant, blobs.c.digest == digest)
+        row = connection.execute(query).first()
+        if row is None or compute_digest(Blob._make(row)) != digest:
+            damaged.add(digest)
     faults: dict[int, str] = {seq: "uses a blob with other bytes" for seq, digest in recorded if digest in damaged}
     for entry in page:
         if entry.purged_at is None and entry.has_recorded_content:
@@ -222,49 +211,31 @@ def _find_damaged_blobs(connection: Connection, tenant: str, page: list[Entry]) 
     return faults
 
 
-def _has_bytes(connection: Connection, tenant: str, digest: bytes) -> bool:
-    query = select(blobs.c.media_type, blobs.c.data).where(blobs.c.tenant == tenant, blobs.c.digest == digest)
-    row = connection.execute(query).first()
-    return row is not None and compute_digest(Blob._make(row)) == digest
-
-
-def _verify_stray_rows(
-    connection: Connection, tenant: str, conversation: str, branch_rows: Iterable[Mapping[Any, Any]]
+def _find_stray_rows(
+    connection: Connection, tenant: str, conversation: str, heads: Mapping[int, int]
 ) -> Iterator[IntegrityFault]:
     """Faults of rows that belong to no entry of a branch: an append would collide with them, or a look-up find them."""
-    own = (entries.c.tenant == tenant, entries.c.conversation == conversation)
-    heads = {row["branch"]: row["head_seq"] for row in branch_rows}
-    for branch, seq in _list_positions(connection, entries, *own, _is_after_heads(heads)):
-        yield IntegrityFault(branch, seq, "is after the head of the branch, or in no branch")
-    entry_keys = select(entries.c.branch, entries.c.seq).where(*own)
-    own_paths = (paths.c.tenant == tenant, paths.c.conversation == conversation)
-    is_stray = tuple_(paths.c.branch, paths.c.seq).not_in(entry_keys)
-    for branch, seq in _list_positions(connection, paths, *own_paths, is_stray):
-        yield IntegrityFault(branch, seq, "has a path but no entry")
 
+    def list_positions(table: Table, condition: ColumnElement[bool]) -> list[tuple[int, int]]:
+        query = select(table.c.branch, table.c.seq).where(
+            table.c.tenant == tenant, table.c.conversation == conversation, condition
+        )
+        rows = connection.execute(query.order_by(table.c.branch, table.c.seq))
+        return [(branch, seq) for branch, seq in rows]
 
-def _is_after_heads(heads: Mapping[int, int]) -> ColumnElement[bool]:
-    condition = entries.c.branch.not_in(list(heads))
+    is_stray = entries.c.branch.not_in(list(heads))
     for branch, head_seq in heads.items():
-        condition = condition | ((entries.c.branch == branch) & (entries.c.seq > head_seq))
-    return condition
-
-
-def _list_positions(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> list[tuple[int, int]]:
-    query = select(table.c.branch, table.c.seq).where(*conditions).order_by(table.c.branch, table.c.seq)
-    return [(branch, seq) for branch, seq in connection.execute(query)]
-
-
-def _verify_manifests(connection: Connection, tenant: str, conversation: str) -> Iterator[IntegrityFault]:
-    own = (entries.c.tenant == tenant, entries.c.conversation == conversation)
-    replies = select(entries.c.branch, entries.c.seq).where(*own, entries.c.role == "assistant")
-    own_manifests = (manifests.c.tenant == tenant, manifests.c.conversation == conversation)
-    is_stray = tuple_(manifests.c.branch, manifests.c.seq).not_in(replies)
-    for branch, seq in _list_positions(connection, manifests, *own_manifests, is_stray):
+        is_stray = is_stray | ((entries.c.branch == branch) & (entries.c.seq > head_seq))
+    for branch, seq in list_positions(entries, is_stray):
+        yield IntegrityFault(branch, seq, "is after the head of the branch, or in no branch")
+    entry_keys = select(entries.c.branch, entries.c.seq).where(
+        entries.c.tenant == tenant, entries.c.conversation == conversation
+    )
+    for branch, seq in list_positions(paths, tuple_(paths.c.branch, paths.c.seq).not_in(entry_keys)):
+        yield IntegrityFault(branch, seq, "has a path but no entry")
+    replies = entry_keys.where(entries.c.role == "assistant")
+    for branch, seq in list_positions(manifests, tuple_(manifests.c.branch, manifests.c.seq).not_in(replies)):
         yield IntegrityFault(branch, seq, "has a manifest but is no reply")
-    for row in ledger.list_manifest_rows(connection, tenant, conversation):
-        if not has_row_digest(manifests, row):
-            yield IntegrityFault(row["branch"], row["seq"], f"has a manifest that {_CHANGED_ROW}")
 
 
 def _verify_imports(connection: Connection, tenant: str, conversation: str) -> Iterator[IntegrityFault]:
@@ -285,7 +256,3 @@ def _verify_imports(connection: Connection, tenant: str, conversation: str) -> I
         is_recorded = kind == "message" and purged_at is None
         if kind is None or (is_recorded and sha256(body.encode()).digest() != digest):
             yield IntegrityFault(branch, seq, "is not the entry that the ledger of imports recorded")
-
-
-def _parse_role(entry: Entry) -> str | None:
-    return Message.parse(entry.raw).role if entry.kind == "message" else None

@@ -1,28 +1,46 @@
 """Purge, the only way to erase: removes content and everything derived from it.
 
-The digests stay, so the hash chain still verifies.
+The digests of entries stay, so the hash chain still verifies. A purge by value erases one text, such as a leaked key,
+from every row of a tenant. Whatever contains the value is purged as a whole: messages and compactions with everything
+derived from them, memories, blobs, indexed documents; titles and names are cleared.
 """
 
+import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, text, update
+from sqlalchemy import ColumnElement, Connection, Table, Text, bindparam, delete, func, or_, select, text, update
 
-from quire.db.schema import blob_uses, entries, manifests
-from quire.errors import InvalidEntry
-from quire.index import memories
+from quire.db import schema
+from quire.db.schema import blob_uses, entries, manifests, metadata
+from quire.errors import InvalidEntry, InvalidRequest
+from quire.index import memories, passages
+from quire.index.documents import delete_documents
 from quire.index.message_erasure import erase_messages
 from quire.log import blobs, conversations, ledger, reads, transcripts
-from quire.log.blobs import delete_unused_blobs
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
-from quire.log.types import MAIN_BRANCH, Branch, Memory
+from quire.log.types import MAIN_BRANCH, Branch, Memory, ValuePurge
 from quire.model import Compaction, Decision, Entry, Manifest, Message
 from quire.model.entry_bodies import purge_body
 from quire.model.ids import now
 from quire.model.messages import PURGED_TEXT
+from quire.store.backtests import backtest_shards, backtests, delete_backtests
 from quire.turns import events as turn_events
-from quire.turns.leases import delete_outcomes
-from quire.usage.rollup import reset_usage
+from quire.turns import leases as turn_leases
+from quire.usage.rollup import reset_usage, usage_contributions
+
+MIN_VALUE_CHARS = 8
+"""A shorter value is in too many texts that have nothing to do with it."""
+MAX_VALUE_CHARS = 20_000
+MAX_ESCAPE_DEPTH = 3
+"""JSON strings within JSON strings: a body holds the arguments of a tool call, which may hold JSON again."""
+
+CLEARED_COLUMNS = ("title", "project", "agent", "parent_agent")
+"""Texts of a conversation that may be cleared; its id, session, client and purpose identify it."""
+
+ValueRow = Mapping[str, Any]
+"""Primary key of a row that contains the value."""
 
 
 def purge_entries(
@@ -42,7 +60,8 @@ def purge_entries(
         to_purge = [
             entry
             for each in all_branches
-            for entry in _read_own_entries(connection, tenant, each)
+            if each.head_seq > each.fork_seq
+            for entry in reads.read_range(connection, tenant, each, first=each.fork_seq + 1)
             if _has_content(entry) or entry.kind == "context_change"
         ]
     else:
@@ -58,116 +77,6 @@ def purge_entries(
     if seqs is None:
         conversations.clear_conversation(connection, tenant, conversation)
     return purged
-
-
-def purge_own_entries(
-    connection: Connection, tenant: str, conversation: str, entry_keys: Collection[tuple[int, int]]
-) -> list[Entry]:
-    """Like `purge_entries`, for entries of any kind and branch: each key is the owning branch and the number."""
-    all_branches = conversations.lock_branches(connection, tenant, conversation)
-    to_purge = [
-        entry
-        for branch in all_branches
-        for entry in reads.read_entries(
-            connection, tenant, branch, [seq for owner, seq in entry_keys if owner == branch.number]
-        )
-        if entry.branch == branch.number
-    ]
-    to_purge += _find_summaries(connection, tenant, all_branches, to_purge)
-    purged = _purge(connection, tenant, all_branches, to_purge, whole=False)
-    if any(entry.kind == "context_change" for entry in purged):
-        conversations.fold_session_items(connection, tenant, conversation)
-    return purged
-
-
-def _purge(
-    connection: Connection, tenant: str, all_branches: Sequence[Branch], to_purge: Sequence[Entry], *, whole: bool
-) -> list[Entry]:
-    """Erases the content of these entries and what was derived from it."""
-    # Without the digest, content that was changed can be purged too.
-    to_purge = [entry._replace(content_digest=None) for entry in to_purge]
-    purged = [_erase_content(entry) for entry in to_purge]
-    _overwrite(connection, tenant, purged)
-    _delete_blob_uses(connection, tenant, purged)
-    conversation = all_branches[0].conversation
-    _purge_manifests(connection, tenant, conversation, None if whole else _list_document_names(to_purge))
-    _delete_derived(connection, tenant, conversation, to_purge, whole=whole)
-    delete_outcomes(connection, tenant, conversation)
-    blobs.delete_orphan_blobs(connection, tenant)
-    return purged
-
-
-def _list_document_names(to_purge: Iterable[Entry]) -> set[str]:
-    """The links and paths by which manifests name the documents of these messages."""
-    references = [reference for entry in to_purge for reference in entry.metadata.references or ()]
-    return {name for reference in references for name in (reference.link, reference.path) if name is not None}
-
-
-def _purge_manifests(
-    connection: Connection, tenant: str, conversation: str, document_names: Collection[str] | None
-) -> None:
-    """Erases these documents' names from the conversation's manifests (None: the names of all items)."""
-    if document_names is None:
-        erase_decision_names(connection, tenant, conversation, lambda row: True)
-    elif document_names:
-        erase_decision_names(
-            connection, tenant, conversation, lambda row: row.kind == "document" and row.name in document_names
-        )
-
-
-def erase_decision_names(
-    connection: Connection, tenant: str, conversation: str, is_purged: Callable[[Decision], bool]
-) -> None:
-    """Erases the names in these decisions of the conversation's manifests."""
-    rows: list[dict[str, object]] = []
-    for stored in ledger.list_manifest_rows(connection, tenant, conversation, lock=True):
-        manifest = _without_names(Manifest.parse(stored["manifest"]), is_purged).canonical_json()
-        if manifest != stored["manifest"]:
-            row = with_row_digest(manifests, {**stored, "manifest": manifest})
-            key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch", "seq")}
-            rows.append({**key, "manifest": manifest, ROW_DIGEST: row[ROW_DIGEST]})
-    if rows:
-        connection.execute(_OVERWRITE_MANIFEST, rows)
-
-
-def _without_names(manifest: Manifest, is_purged: Callable[[Decision], bool]) -> Manifest:
-    decisions = (
-        row.model_copy(update={"name": PURGED_TEXT}) if row.name is not None and is_purged(row) else row
-        for row in manifest.decisions
-    )
-    return manifest.model_copy(update={"decisions": tuple(decisions)})
-
-
-_OVERWRITE_MANIFEST = (
-    update(manifests)
-    .where(
-        manifests.c.tenant == bindparam("of_tenant"),
-        manifests.c.conversation == bindparam("of_conversation"),
-        manifests.c.branch == bindparam("of_branch"),
-        manifests.c.seq == bindparam("of_seq"),
-    )
-    .values(manifest=bindparam("manifest"), row_digest=bindparam(ROW_DIGEST))
-)
-
-
-def _delete_derived(
-    connection: Connection, tenant: str, conversation: str, to_purge: Sequence[Entry], *, whole: bool
-) -> None:
-    """Deletes what was derived from these entries, given with their text: index, memories, blobs with memories, and
-    the conversation's part of the usage roll-up."""
-    entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
-    erase_messages(connection, tenant, conversation, to_purge)
-    purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
-    purge_memory_quotes(connection, tenant, purged_memories)
-    transcripts.delete_linked(connection, tenant, conversation)
-    reset_usage(connection, tenant, conversation)
-    turn_events.delete_conversation_events(connection, tenant, conversation)
-
-
-def _read_own_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
-    if branch.head_seq == branch.fork_seq:
-        return []
-    return reads.read_range(connection, tenant, branch, first=branch.fork_seq + 1)
 
 
 def _has_content(entry: Entry) -> bool:
@@ -191,34 +100,66 @@ def _find_summaries(
     return summaries
 
 
-def _erase_content(entry: Entry) -> Entry:
-    body = purge_body(entry.body)
-    raw = body.canonical_json()
-    if isinstance(body, Message) or (raw, None) != (entry.raw, entry.raw_metadata):
-        return entry._replace(raw=raw, raw_metadata=None, tokens=None, counter=None, purged_at=now())
-    return entry
+def _purge(
+    connection: Connection, tenant: str, all_branches: Sequence[Branch], to_purge: Sequence[Entry], *, whole: bool
+) -> list[Entry]:
+    """Erases the content of these entries and what was derived from it."""
+    conversation = all_branches[0].conversation
+    # Without the digest, content that was changed can be purged too.
+    to_purge = [entry._replace(content_digest=None) for entry in to_purge]
+    purged: list[Entry] = []
+    seqs_by_branch: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in to_purge:
+        body = purge_body(entry.body)
+        raw = body.canonical_json()
+        if isinstance(body, Message) or (raw, None) != (entry.raw, entry.raw_metadata):
+            entry = entry._replace(raw=raw, raw_metadata=None, tokens=None, counter=None, purged_at=now())
+        purged.append(entry)
+        seqs_by_branch[entry.branch].append(entry.seq)
+    if purged:
+        rows = [
+            {
+                "of_tenant": tenant,
+                "of_conversation": conversation,
+                "of_branch": entry.branch,
+                "of_seq": entry.seq,
+                "body": entry.raw,
+                "notes": entry.raw_metadata,
+                "tokens": entry.tokens,
+                "counter": entry.counter,
+                "purged_at": entry.purged_at,
+            }
+            for entry in purged
+        ]
+        connection.execute(_OVERWRITE_ENTRY, rows)
+    for branch, seqs in seqs_by_branch.items():
+        blobs.delete_blob_uses(connection, tenant, conversation, branch=branch, seqs=seqs)
+
+    if whole:
+        _erase_decision_names(connection, tenant, conversation, lambda row: True)
+    else:
+        # Manifests name the documents of messages by link and path.
+        references = [reference for entry in to_purge for reference in entry.metadata.references or ()]
+        names = {name for reference in references for name in (reference.link, reference.path) if name is not None}
+        if names:
+            _erase_decision_names(
+                connection, tenant, conversation, lambda row: row.kind == "document" and row.name in names
+            )
+
+    # Words leave the index by the text that the entries had.
+    erase_messages(connection, tenant, conversation, to_purge)
+    entry_keys = {(entry.branch, entry.seq) for entry in to_purge}
+    purged_memories = memories.purge_memories(connection, tenant, conversation, None if whole else entry_keys)
+    _purge_memory_quotes(connection, tenant, purged_memories)
+    transcripts.delete_linked(connection, tenant, conversation)
+    reset_usage(connection, tenant, conversation)
+    turn_events.delete_conversation_events(connection, tenant, conversation)
+    turn_leases.delete_outcomes(connection, tenant, conversation)
+    blobs.delete_orphan_blobs(connection, tenant)
+    return purged
 
 
-def _overwrite(connection: Connection, tenant: str, purged: Iterable[Entry]) -> None:
-    rows = [
-        {
-            "of_tenant": tenant,
-            "of_conversation": entry.conversation,
-            "of_branch": entry.branch,
-            "of_seq": entry.seq,
-            "body": entry.raw,
-            "notes": entry.raw_metadata,
-            "tokens": entry.tokens,
-            "counter": entry.counter,
-            "purged_at": entry.purged_at,
-        }
-        for entry in purged
-    ]
-    if rows:
-        connection.execute(_OVERWRITE, rows)
-
-
-_OVERWRITE = (
+_OVERWRITE_ENTRY = (
     update(entries)
     .where(
         entries.c.tenant == bindparam("of_tenant"),
@@ -230,30 +171,43 @@ _OVERWRITE = (
 )
 
 
-def _delete_blob_uses(connection: Connection, tenant: str, purged: Iterable[Entry]) -> None:
-    by_branch: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    for entry in purged:
-        by_branch[entry.conversation, entry.branch].append(entry.seq)
-    for (conversation, branch), seqs in by_branch.items():
-        blobs.delete_blob_uses(connection, tenant, conversation, branch=branch, seqs=seqs)
+def _erase_decision_names(
+    connection: Connection, tenant: str, conversation: str, is_purged: Callable[[Decision], bool]
+) -> None:
+    """Erases the names in these decisions of the conversation's manifests."""
+    rows: list[dict[str, object]] = []
+    for stored in ledger.list_manifest_rows(connection, tenant, conversation, lock=True):
+        manifest = Manifest.parse(stored["manifest"])
+        decisions = tuple(
+            row.model_copy(update={"name": PURGED_TEXT}) if row.name is not None and is_purged(row) else row
+            for row in manifest.decisions
+        )
+        erased = manifest.model_copy(update={"decisions": decisions}).canonical_json()
+        if erased != stored["manifest"]:
+            row = with_row_digest(manifests, {**stored, "manifest": erased})
+            key = {f"of_{name}": row[name] for name in ("tenant", "conversation", "branch", "seq")}
+            rows.append({**key, "manifest": erased, ROW_DIGEST: row[ROW_DIGEST]})
+    if rows:
+        connection.execute(_OVERWRITE_MANIFEST, rows)
 
 
-def purge_memory_quotes(connection: Connection, tenant: str, purged: Iterable[Memory]) -> None:
+_OVERWRITE_MANIFEST = (
+    update(manifests)
+    .where(
+        manifests.c.tenant == bindparam("of_tenant"),
+        manifests.c.conversation == bindparam("of_conversation"),
+        manifests.c.branch == bindparam("of_branch"),
+        manifests.c.seq == bindparam("of_seq"),
+    )
+    .values(manifest=bindparam("manifest"), row_digest=bindparam(ROW_DIGEST))
+)
+
+
+def _purge_memory_quotes(connection: Connection, tenant: str, purged: Iterable[Memory]) -> None:
     """Deletes blobs in which requests contained these memories. Blobs with the same text from other sources stay."""
-    for memory in purged:
-        for digest in _find_blobs_with_text(connection, tenant, memory.text):
-            _delete_memory_uses(connection, tenant, digest)
-
-
-def _find_blobs_with_text(connection: Connection, tenant: str, quote: str) -> list[bytes]:
     match_offset = "position(:quote IN data)" if connection.dialect.name == "postgresql" else "instr(data, :quote)"
-    statement = text(f"SELECT digest FROM quire_blobs WHERE tenant = :tenant AND {match_offset} > 0")  # noqa: S608 (constants)
-    return list(connection.execute(statement, {"tenant": tenant, "quote": quote.encode()}).scalars())
-
-
-def _delete_memory_uses(connection: Connection, tenant: str, digest: bytes) -> None:
-    uses = (blob_uses.c.tenant == tenant, blob_uses.c.digest == digest)
-    query = (
+    with_quote = text(f"SELECT digest FROM quire_blobs WHERE tenant = :tenant AND {match_offset} > 0")  # noqa: S608 (constants)
+    with_manifest = (
         select(blob_uses.c.conversation, blob_uses.c.branch, blob_uses.c.seq, manifests.c.manifest)
         .join(
             manifests,
@@ -262,14 +216,177 @@ def _delete_memory_uses(connection: Connection, tenant: str, digest: bytes) -> N
             & (manifests.c.branch == blob_uses.c.branch)
             & (manifests.c.seq == blob_uses.c.seq),
         )
-        .where(*uses)
+        .where(blob_uses.c.tenant == tenant)
     )
-    for conversation, branch, seq, manifest in connection.execute(query).all():
-        if _includes_memory_blob(Manifest.parse(manifest), digest.hex()):
-            entry_key = (blob_uses.c.conversation == conversation, blob_uses.c.branch == branch, blob_uses.c.seq == seq)
-            connection.execute(delete(blob_uses).where(*uses, *entry_key))
-    delete_unused_blobs(connection, tenant, [digest])
+    for memory in purged:
+        parameters = {"tenant": tenant, "quote": memory.text.encode()}
+        for digest in connection.execute(with_quote, parameters).scalars().all():
+            uses = connection.execute(with_manifest.where(blob_uses.c.digest == digest)).all()
+            for conversation, branch, seq, manifest in uses:
+                included = Manifest.parse(manifest).included
+                if any(row.kind == "memory" and row.blob == digest.hex() for row in included):
+                    connection.execute(
+                        delete(blob_uses).where(
+                            blob_uses.c.tenant == tenant,
+                            blob_uses.c.digest == digest,
+                            blob_uses.c.conversation == conversation,
+                            blob_uses.c.branch == branch,
+                            blob_uses.c.seq == seq,
+                        )
+                    )
+            blobs.delete_unused_blobs(connection, tenant, [digest])
 
 
-def _includes_memory_blob(manifest: Manifest, digest: str) -> bool:
-    return any(row.kind == "memory" and row.blob == digest for row in manifest.included)
+def list_written_forms(value: str) -> list[str]:
+    """The value as text and inside JSON strings, as programs escape it."""
+    forms = level = {value}
+    for _ in range(MAX_ESCAPE_DEPTH):
+        escaped = {json.dumps(form, ensure_ascii=ascii_only)[1:-1] for form in level for ascii_only in (False, True)}
+        level = escaped | {form.replace("/", "\\/") for form in escaped}
+        forms = forms | level
+    return sorted(forms)
+
+
+def count_value_rows(connection: Connection, tenant: str, value: str) -> dict[str, int]:
+    """The number of rows that contain this text, by table."""
+    found = find_value(connection, tenant, value)
+    return {name.removeprefix("quire_"): len(rows) for name, rows in found.items()}
+
+
+def find_value(connection: Connection, tenant: str, value: str) -> dict[str, list[ValueRow]]:
+    """Rows of the tenant that contain the value, by table."""
+    if not MIN_VALUE_CHARS <= len(value) <= MAX_VALUE_CHARS:
+        raise InvalidRequest(
+            f"A value to purge has {MIN_VALUE_CHARS} to {MAX_VALUE_CHARS} characters, not {len(value)}; give all of it."
+        )
+    forms = list_written_forms(value)
+    # A message contains the value of its attachment, whose digest it holds.
+    holding_blobs = _find_rows(connection, tenant, schema.blobs, forms)
+    entry_forms = [*forms, *(row["digest"].hex() for row in holding_blobs)]
+    found = {
+        table.name: _find_rows(connection, tenant, table, entry_forms if table is entries else forms)
+        for table in metadata.sorted_tables
+        if "tenant" in table.c and table is not schema.blobs
+    }
+    return {name: rows for name, rows in (found | {schema.blobs.name: holding_blobs}).items() if rows}
+
+
+def erase_value(connection: Connection, tenant: str, value: str) -> ValuePurge:
+    """Erases this text, such as a leaked key, from every row of the tenant."""
+    found = find_value(connection, tenant, value)
+    by_conversation: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    for row in found.pop(entries.name, ()):
+        by_conversation[row["conversation"]].add((row["branch"], row["seq"]))
+    purged: list[tuple[str, int, int]] = []
+    for conversation, entry_keys in sorted(by_conversation.items()):
+        all_branches = conversations.lock_branches(connection, tenant, conversation)
+        to_purge = [
+            entry
+            for branch in all_branches
+            for entry in reads.read_entries(
+                connection, tenant, branch, [seq for owner, seq in entry_keys if owner == branch.number]
+            )
+            if entry.branch == branch.number
+        ]
+        to_purge += _find_summaries(connection, tenant, all_branches, to_purge)
+        erased = _purge(connection, tenant, all_branches, to_purge, whole=False)
+        if any(entry.kind == "context_change" for entry in erased):
+            conversations.fold_session_items(connection, tenant, conversation)
+        purged += [(entry.conversation, entry.branch, entry.seq) for entry in erased]
+    counts: dict[str, int] = {}
+    for name, rows in found.items():
+        if _clear_texts(connection, tenant, name, rows, value) or _delete_rows(connection, tenant, name, rows):
+            counts[name.removeprefix("quire_")] = len(rows)
+    remaining = find_value(connection, tenant, value)
+    return ValuePurge(tuple(purged), counts, tuple(name.removeprefix("quire_") for name in remaining))
+
+
+def _find_rows(connection: Connection, tenant: str, table: Table, forms: Sequence[str]) -> list[ValueRow]:
+    """Rows of a table with one of these texts in any column."""
+    conditions: list[ColumnElement[bool]] = []
+    for column in table.c:
+        if column is not schema.blobs.c.data and (not isinstance(column.type, Text) or column.name == "tenant"):
+            continue
+        for form in forms:
+            quote = bindparam(None, form.encode() if column is schema.blobs.c.data else form, type_=column.type)
+            if connection.dialect.name == "postgresql":
+                conditions.append(func.position(quote.op("IN")(column)) > 0)
+            else:
+                conditions.append(func.instr(column, quote) > 0)
+    if not conditions:
+        return []
+    query = select(*table.primary_key).where(table.c.tenant == tenant, or_(*conditions))
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _clear_texts(connection: Connection, tenant: str, table_name: str, rows: Sequence[ValueRow], value: str) -> bool:
+    """Clears the value in rows that have to stay; returns whether the rows of this table do."""
+    match table_name:
+        case schema.conversations.name:
+            for row in rows:
+                conversation = row["conversation"]
+                stored = connection.execute(
+                    select(*(schema.conversations.c[name] for name in CLEARED_COLUMNS)).where(
+                        schema.conversations.c.tenant == tenant, schema.conversations.c.conversation == conversation
+                    )
+                ).one()
+                columns = [name for name, text in zip(CLEARED_COLUMNS, stored, strict=True) if text and value in text]
+                if columns:
+                    conversations.clear_texts(connection, tenant, conversation, columns)
+                    reset_usage(connection, tenant, conversation)
+        case schema.branches.name:
+            for row in rows:
+                branch = conversations.get_branch(connection, tenant, row["conversation"], row["branch"])
+                if value in branch.name:
+                    conversations.reset_branch_name(connection, tenant, branch.conversation, branch.number)
+        case schema.manifests.name:
+            for conversation in sorted({row["conversation"] for row in rows}):
+                _erase_decision_names(
+                    connection, tenant, conversation, lambda row: row.name is not None and value in row.name
+                )
+                reset_usage(connection, tenant, conversation)
+        case _:
+            return False
+    return True
+
+
+_DELETED_WITH_CONVERSATION = {
+    schema.turn_leases.name: turn_leases.delete_outcomes,
+    schema.turn_events.name: turn_events.delete_conversation_events,
+    # What is left of the conversations is counted again. Totals and pairs have the names of contributions alone.
+    usage_contributions.name: reset_usage,
+}
+"""Tables whose rows of a conversation are deleted together."""
+
+
+def _delete_rows(connection: Connection, tenant: str, table_name: str, rows: Sequence[ValueRow]) -> bool:
+    """Deletes rows that are derived or hold nothing but content; returns whether this table has such rows.
+
+    A memory only loses its text.
+    """
+    match table_name:
+        case schema.memories.name:
+            to_purge = [memories.lock_memory(connection, tenant, row["memory"]) for row in rows]
+            memories.erase_memories(connection, tenant, to_purge)
+        case schema.passages.name:
+            for row in rows:
+                passages.delete_passages(connection, tenant, row["scope"], [row["key"]])
+        case schema.documents.name:
+            # The index alone; a file that still contains the value is indexed again.
+            for row in rows:
+                delete_documents(connection, tenant, row["vault"], [row["path"]])
+        case schema.transcripts.name | schema.transcript_lines.name:
+            keys = {transcripts.TranscriptKey(row["project"], row["session"], row["subpath"]) for row in rows}
+            transcripts.delete_exact(connection, tenant, keys)
+        case schema.blobs.name:
+            for row in rows:
+                for table in (blob_uses, schema.blobs):
+                    connection.execute(delete(table).where(table.c.tenant == tenant, table.c.digest == row["digest"]))
+        case backtests.name | backtest_shards.name:
+            delete_backtests(connection, tenant, {row["backtest"] for row in rows})
+        case _ if table_name in _DELETED_WITH_CONVERSATION:
+            for conversation in sorted({row["conversation"] for row in rows}):
+                _DELETED_WITH_CONVERSATION[table_name](connection, tenant, conversation)
+        case _:
+            return False
+    return True

@@ -42,10 +42,10 @@ from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
 from quire.model import Entry, EntryKind, Manifest, Role
-from quire.store import integrity, value_purge
+from quire.store import integrity
 from quire.store.all_tenants import AllTenants
 from quire.store.backtests import Backtests
-from quire.store.purge import purge_entries
+from quire.store.purge import count_value_rows, erase_value, purge_entries
 from quire.store.turn_records import append_items, record_reply
 from quire.turns.events import TurnEvents
 from quire.turns.leases import TurnLeases
@@ -168,8 +168,8 @@ class SqlStore(StorePart):
     put_blob = write(blobs.put_blob)
     get_blob = read(blobs.get_blob)
     purge = _erase(purge_entries)
-    purge_value = _erase(value_purge.erase_value)
-    find_value = read_bulk(value_purge.count_value_rows)
+    purge_value = _erase(erase_value)
+    find_value = read_bulk(count_value_rows)
     is_purged = read(conversations.is_purged)
     verify_tenant = read_bulk(integrity.verify_tenant)
     verify_conversation = read_bulk(integrity.verify_conversation)
@@ -275,26 +275,11 @@ class SqlStore(StorePart):
         """The newest `limit` manifests of a branch with the numbers of their replies, oldest first."""
         return await self.run(read, with_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
 
-    async def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
+    def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
         """The conversation as JSON Lines, up to the heads that its branches had at the start."""
-        from quire.store import export_import
+        from quire.store.export_import import export_lines
 
-        yield export_import.format_conversation_line(await self.get_conversation(conversation))
-        for digest in await self.run(read_bulk, blobs.list_used_blobs, conversation):
-            yield export_import.format_blob_line(digest, await self.get_blob(digest))
-        count = 0
-        for branch in await self.list_branches(conversation):
-            yield export_import.format_branch_line(branch)
-            for first in range(branch.fork_seq + 1, branch.head_seq + 1, export_import.EXPORT_BATCH_SIZE):
-                last = min(first + export_import.EXPORT_BATCH_SIZE - 1, branch.head_seq)
-                for entry in await self.read_range(conversation, branch=branch.number, first=first, last=last):
-                    yield export_import.format_entry_line(entry)
-                    count += 1
-            for seq, manifest in await self.run(
-                read_bulk, with_branch(ledger.list_own_manifests), conversation, branch.number
-            ):
-                yield export_import.format_manifest_line(branch.number, seq, manifest)
-        yield export_import.format_end_line(count)
+        return export_lines(self, conversation)
 
     async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:
         """Imports an exported conversation in one transaction, under another id if one is given."""

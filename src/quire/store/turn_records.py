@@ -70,6 +70,28 @@ def record_reply(
         if record.lease is not None:
             check_lease(connection, tenant, record.lease, ends_turn=record.ends_turn)
 
+    def write_ledger(stored: Sequence[Entry], new_count: int) -> None:
+        reply = stored[-1]
+        if record.client_path is not None:
+            path_row = ledger.to_key(tenant, reply) | {"path": record.client_path}
+            insert_rows(connection, paths, [path_row], ignore_existing=True)
+        manifest = record.build_manifest(stored)
+        if not ledger.insert_manifest(
+            connection, tenant, reply, manifest, request_id=record.request_id, response_id=record.response_id
+        ):
+            return
+        if not new_count:
+            # The roll-up may have counted the reply without its manifest.
+            reset_usage(connection, tenant, reply.conversation)
+        if record.calibration is not None:
+            model, calibration = record.calibration
+            row = with_row_digest(calibrations, {"tenant": tenant, "model": model, "calibration": calibration})
+            execute(connection, upsert(connection, calibrations, replace=["calibration", ROW_DIGEST]), row)
+        if record.reservation_id is not None:
+            discard_reservation(connection, tenant, record.reservation_id)
+        if record.cost or record.reservation_id is not None:
+            charge(connection, tenant, reply.conversation, record.cost, key_id=record.key_id)
+
     return append_entries(
         connection,
         tenant,
@@ -78,31 +100,5 @@ def record_reply(
         branch=branch,
         after=after,
         check_turn=check_turn,
-        write_extra=lambda stored, is_new: _write_ledger(connection, tenant, record, stored, is_new=is_new),
+        write_extra=write_ledger,
     )
-
-
-def _write_ledger(
-    connection: Connection, tenant: str, record: ReplyRecord, stored: Sequence[Entry], *, is_new: bool
-) -> None:
-    """Stores manifest, calibration, cost and client path of a turn."""
-    reply = stored[-1]
-    if record.client_path is not None:
-        path_row = ledger.to_key(tenant, reply) | {"path": record.client_path}
-        insert_rows(connection, paths, [path_row], ignore_existing=True)
-    manifest = record.build_manifest(stored)
-    if not ledger.insert_manifest(
-        connection, tenant, reply, manifest, request_id=record.request_id, response_id=record.response_id
-    ):
-        return
-    if not is_new:
-        # The roll-up may have counted the reply without its manifest.
-        reset_usage(connection, tenant, reply.conversation)
-    if record.calibration is not None:
-        model, calibration = record.calibration
-        row = with_row_digest(calibrations, {"tenant": tenant, "model": model, "calibration": calibration})
-        execute(connection, upsert(connection, calibrations, replace=["calibration", ROW_DIGEST]), row)
-    if record.reservation_id is not None:
-        discard_reservation(connection, tenant, record.reservation_id)
-    if record.cost or record.reservation_id is not None:
-        charge(connection, tenant, reply.conversation, record.cost, key_id=record.key_id)

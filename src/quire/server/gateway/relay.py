@@ -350,13 +350,13 @@ class Relay:
         error = classify_error(response.status_code, body)
         span.set_error(type(error).__name__)
         self._telemetry.metrics.count_upstream_error(error)
-        engine = self._prepared.recorder.engine
+        recorder = self._prepared.recorder
         if (
             may_refit
             and isinstance(error, ModelContextOverflow)
-            and engine.policy.context_management_enabled
+            and recorder.engine.policy.context_management_enabled
             # Corrects calibration and window, unless the error is not credible or changes nothing.
-            and await engine.correct_overflow(error, assembly=self._prepared.request.assembly)
+            and await recorder.correct_overflow(error, request=self._prepared.request)
             and await self._refit_with(self._prepared)
         ):
             return False

@@ -69,7 +69,7 @@ async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -
             raise InvalidRequest("A count includes only the messages of the request itself; send the whole history.")
         variant = exchange.get_variant(request, upstream)
         envelope = await variant.load_envelope(request)
-        calibration = await variant.engine.load_calibration(variant.engine.policy.model)
+        calibration = await variant.engine.runtime.load_calibration(variant.engine.store, variant.engine.policy.model)
         recognized = RecognizedRequest(
             client_request=request,
             match=HistoryMatch(conversation=""),

@@ -68,19 +68,26 @@ _ADD_OLDEST_READER = f"ALTER TABLE {VERSION_TABLE} ADD COLUMN oldest_reader TEXT
 
 
 def upgrade() -> None:
-    if op.get_bind().dialect.name == "postgresql":
-        schema = op.get_bind().exec_driver_sql("SELECT current_schema()").scalar_one()
-        statements = _postgres_statements(schema)
-    else:
-        statements = [*_tables(key="TEXT", big="INTEGER", bytes_="BLOB").values(), *_INDEXES]
-    for statement in (_ADD_OLDEST_READER, *statements):
-        op.execute(statement)
-
-
-def _postgres_statements(schema: str) -> list[str]:
-    tables = _tables(key='TEXT COLLATE "C"', big="BIGINT", bytes_="BYTEA")
-    statements = [_adapt_table(name, statement) for name, statement in tables.items()]
-    statements += _disable_compression()
+    op.execute(_ADD_OLDEST_READER)
+    if op.get_bind().dialect.name != "postgresql":
+        for statement in (*_tables(key="TEXT", big="INTEGER", bytes_="BLOB").values(), *_INDEXES):
+            op.execute(statement)
+        return
+    statements: list[str] = []
+    for name, statement in _tables(key='TEXT COLLATE "C"', big="BIGINT", bytes_="BYTEA").items():
+        if name in UNLOGGED_TABLES:
+            statements.append(statement.replace("CREATE TABLE", "CREATE UNLOGGED TABLE"))
+        elif name in PARTITIONED_TABLES:
+            statements.append(f"{statement} PARTITION BY HASH ({PARTITIONED_TABLES[name]})")
+        else:
+            statements.append(statement)
+    # Packed bytes are stored uncompressed: compressing them again costs time and saves nothing.
+    packed = {"passages": ["vector"], "terms": ["postings"], "message_segments": ["columns", "terms"]}
+    statements += [
+        f"ALTER TABLE quire_{table} ALTER COLUMN {column} SET STORAGE EXTERNAL"
+        for table, columns in packed.items()
+        for column in columns
+    ]
     # Appends rewrite these rows without touching indexed columns: free space on the page allows HOT updates.
     statements += [f"ALTER TABLE quire_{table} SET (fillfactor = 50)" for table in ("branches", "spending")]
     partitions: list[str] = []
@@ -91,25 +98,10 @@ def _postgres_statements(schema: str) -> list[str]:
     statements += _INDEXES
     statements += build_row_security(*UNPARTITIONED_TABLES, *PARTITIONED_TABLES, *partitions)
     statements.append(f"CREATE POLICY presented_key ON quire_api_keys FOR SELECT USING ({PRESENTED_KEY})")
-    return statements + _sweep_function(schema) + _heads_function(schema)
-
-
-def _adapt_table(table: str, statement: str) -> str:
-    if table in UNLOGGED_TABLES:
-        return statement.replace("CREATE TABLE", "CREATE UNLOGGED TABLE")
-    column = PARTITIONED_TABLES.get(table)
-    return statement if column is None else f"{statement} PARTITION BY HASH ({column})"
-
-
-def _disable_compression() -> list[str]:
-    """Stores packed bytes uncompressed: compressing them again costs time and saves nothing."""
-    columns = [
-        ("passages", "vector"),
-        ("terms", "postings"),
-        ("message_segments", "columns"),
-        ("message_segments", "terms"),
-    ]
-    return [f"ALTER TABLE quire_{table} ALTER COLUMN {column} SET STORAGE EXTERNAL" for table, column in columns]
+    schema = op.get_bind().exec_driver_sql("SELECT current_schema()").scalar_one()
+    statements += _sweep_function(schema) + _heads_function(schema)
+    for statement in statements:
+        op.execute(statement)
 
 
 def _sweep_function(schema: str) -> list[str]:
