@@ -8,7 +8,7 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from infra.postgres import PostgresServer
-from quire.db import dialects, migrate
+from quire.db import migrate, pgvector
 from quire.index.types import Passage
 from quire.index.vectors import pack_vector
 from quire.store import SqlStore
@@ -61,7 +61,7 @@ async def fill_store(url: str, tenant: str) -> None:
 async def test_a_later_upgrade_enables_it_and_passages_are_embedded_again(
     owned_url: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dialects, "_try_create_extension", lambda _: False)
+    monkeypatch.setattr(pgvector, "_try_create_extension", lambda _: False)
     migrate.upgrade(owned_url)
     assert read_vector_type(owned_url) == "bytea"
     for tenant in ("a", "b"):

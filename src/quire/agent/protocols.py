@@ -42,7 +42,7 @@ class ToolOutcome(NamedTuple):
     references: tuple[DocumentReference, ...] = ()
 
 
-class TurnRecorder(Protocol[RequestT]):
+class RequestReport(Protocol[RequestT]):
     """What the loop reports about a request besides its reply."""
 
     async def reserve_spend(self, request: RequestT) -> RequestT:
@@ -62,7 +62,7 @@ class TurnHost(Protocol[RequestT]):
     """The conversation in which a turn runs."""
 
     @property
-    def recorder(self) -> TurnRecorder[RequestT]: ...
+    def recorder(self) -> RequestReport[RequestT]: ...
 
     async def prepare(self, message: Message | None = None) -> RequestT:
         """Builds the request for `message`, or one that continues from the log as it is."""

@@ -8,7 +8,7 @@ import typer
 
 from quire.cli import paths
 from quire.cli.common import SetOptions, command, complete_agent_names, complete_setting_names, create_group
-from quire.cli.config import SettingText, UnsetOption, format_path, write_atomically, write_setting
+from quire.cli.config import SettingText, UnsetOption, format_path, write_setting
 from quire.cli.engine_setup import load_cli_settings
 from quire.cli.output import Result, make_field_table, make_table, make_text, to_one_line
 from quire.cli.paths import AGENT_FILENAME, find_agent_file, find_agent_files
@@ -148,7 +148,7 @@ def new(
     file = path or paths.get_agents_folder() / name / AGENT_FILENAME
     if file.exists():
         raise InvalidRequest(f"{format_path(file)} already exists; choose another name, or edit the file.")
-    write_atomically(file, render_agent_template(name))
+    paths.write_atomically(file, render_agent_template(name))
     return Result(
         NewAgentSchema(name=name, path=str(file)),
         f"Wrote {format_path(file)}; put rules and references into folders next to it.\n"

@@ -2,7 +2,6 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -170,7 +169,7 @@ def write_setting(path: Path, name: str, value: Any, *, table: str | None = None
         container[name] = value
     if tomllib.loads(new_text) != expected:
         raise InvalidConfiguration(f"Cannot edit {path} without changing more than {name}; set {name} by hand.")
-    write_atomically(path, new_text)
+    paths.write_atomically(path, new_text)
 
 
 def replace_value(text: str, name: str, value: Any, *, table: str | None = None) -> str:
@@ -199,19 +198,3 @@ def replace_value(text: str, name: str, value: Any, *, table: str | None = None)
     else:
         container[name] = value
     return tomlkit.dumps(document)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a temporary file and renames it, so that the file is replaced as a whole or not at all."""
-    target = path.resolve()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as file:
-            file.write(text)
-        umask = os.umask(0o022)
-        os.umask(umask)
-        part = Path(file.name)
-        part.chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
-        part.replace(target)
-    except OSError as error:
-        raise InvalidConfiguration(f"{path} cannot be written: {error.strerror}.") from error

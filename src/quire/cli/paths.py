@@ -3,12 +3,14 @@
 On Linux these are the XDG base directories; `XDG_CONFIG_HOME` and `XDG_DATA_HOME` also count on macOS.
 """
 
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import platformdirs
 
-from quire.errors import DocumentNotFound
+from quire.errors import DocumentNotFound, InvalidConfiguration
 
 APP_NAME = "quire"
 SETTINGS_FILENAME = "quire.toml"
@@ -76,3 +78,19 @@ def find_agent_file(name: str) -> Path:
         return path
     existing = f"existing agents: {', '.join(files)}" if files else "there are no agents yet"
     raise DocumentNotFound(f"There is no agent {name!r}; {existing}. Create it with `quire agent new {name}`.")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a temporary file and renames it, so that the file is replaced as a whole or not at all."""
+    target = path.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as file:
+            file.write(text)
+        umask = os.umask(0o022)
+        os.umask(umask)
+        part = Path(file.name)
+        part.chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
+        part.replace(target)
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be written: {error.strerror}.") from error

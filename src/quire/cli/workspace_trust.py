@@ -176,10 +176,8 @@ def forget(path: Path) -> bool:
 
 
 def _write_decisions(decisions: Mapping[str, TrustDecision]) -> None:
-    from quire.cli.config import write_atomically
-
     document = {path: each.model_dump() for path, each in sorted(decisions.items())}
-    write_atomically(paths.get_trust_path(), json.dumps(document, indent=2) + "\n")
+    paths.write_atomically(paths.get_trust_path(), json.dumps(document, indent=2) + "\n")
 
 
 @cache

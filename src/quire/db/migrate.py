@@ -16,7 +16,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 
 from quire.db.database import map_database_errors
 from quire.db.database_url import create_private_files, parse_database_url
-from quire.db.dialects import enable_pgvector
+from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
 SCHEMA_VERSION = "0001"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, select, text
 
 from quire.db import schema
-from quire.db.dialects import uses_pgvector
+from quire.db.pgvector import uses_pgvector
 from quire.db.raw_sql import fetch_binary
 from quire.errors import StoreError
 from quire.index import inverted_index

@@ -7,15 +7,14 @@ are not, since they belong to their agent.
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from sqlalchemy import Connection
 
 from quire.db.database import map_database_errors
-from quire.db.store_part import read_bulk
 from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, conversations, ledger, reads
 from quire.log.types import Branch, ConversationOrigin, ConversationRecord
@@ -34,9 +33,6 @@ from quire.model import (
 )
 from quire.model.base import FrozenModel
 from quire.model.entry_bodies import parse_body
-
-if TYPE_CHECKING:
-    from quire.store.sql_store import SqlStore
 
 EXPORT_FORMAT = 1
 
@@ -108,33 +104,7 @@ ExportLine = Annotated[
 _LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(ExportLine)
 
 
-async def export_lines(store: "SqlStore", conversation: str) -> AsyncGenerator[str]:
-    """The lines of a conversation, up to the heads that its branches had at the start."""
-    record = await store.get_conversation(conversation)
-    yield ConversationLine(
-        format=EXPORT_FORMAT, id=record.id, title=record.title, created_at=record.created_at, origin=record.origin
-    ).canonical_json()
-    for digest in await store.run(read_bulk, blobs.list_used_blobs, conversation):
-        blob = await store.get_blob(digest)
-        data = base64.b64encode(blob.data).decode()
-        yield BlobLine(digest=digest, media_type=blob.media_type, data=data).canonical_json()
-    count = 0
-    for branch in await store.list_branches(conversation):
-        yield BranchLine(
-            number=branch.number, name=branch.name, created_at=branch.created_at, lineage=branch.lineage
-        ).canonical_json()
-        for first in range(branch.fork_seq + 1, branch.head_seq + 1, EXPORT_BATCH_SIZE):
-            last = min(first + EXPORT_BATCH_SIZE - 1, branch.head_seq)
-            for entry in await store.read_range(conversation, branch=branch.number, first=first, last=last):
-                yield _format_entry_line(entry)
-                count += 1
-        list_manifests = conversations.with_branch(ledger.list_own_manifests)
-        for seq, manifest in await store.run(read_bulk, list_manifests, conversation, branch.number):
-            yield f'{{"line":"manifest","branch":{branch.number},"seq":{seq},"manifest":{manifest}}}'
-    yield EndLine(entries=count).canonical_json()
-
-
-def _format_entry_line(entry: Entry) -> str:
+def format_entry_line(entry: Entry) -> str:
     """Formats an entry; its body is copied byte by byte."""
     head: dict[str, Any] = {
         "line": "entry",

@@ -4,6 +4,7 @@ Every operation is a function on a connection, which a method runs in one transa
 what stands beside the log is in its parts.
 """
 
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -275,11 +276,37 @@ class SqlStore(StorePart):
         """The newest `limit` manifests of a branch with the numbers of their replies, oldest first."""
         return await self.run(read, with_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
 
-    def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
+    async def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
         """The conversation as JSON Lines, up to the heads that its branches had at the start."""
-        from quire.store.export_import import export_lines
+        from quire.store import export_import as lines
 
-        return export_lines(self, conversation)
+        record = await self.get_conversation(conversation)
+        yield lines.ConversationLine(
+            format=lines.EXPORT_FORMAT,
+            id=record.id,
+            title=record.title,
+            created_at=record.created_at,
+            origin=record.origin,
+        ).canonical_json()
+        for digest in await self.run(read_bulk, blobs.list_used_blobs, conversation):
+            blob = await self.get_blob(digest)
+            data = b64encode(blob.data).decode()
+            yield lines.BlobLine(digest=digest, media_type=blob.media_type, data=data).canonical_json()
+        count = 0
+        for branch in await self.list_branches(conversation):
+            yield lines.BranchLine(
+                number=branch.number, name=branch.name, created_at=branch.created_at, lineage=branch.lineage
+            ).canonical_json()
+            for first in range(branch.fork_seq + 1, branch.head_seq + 1, lines.EXPORT_BATCH_SIZE):
+                last = min(first + lines.EXPORT_BATCH_SIZE - 1, branch.head_seq)
+                for entry in await self.read_range(conversation, branch=branch.number, first=first, last=last):
+                    yield lines.format_entry_line(entry)
+                    count += 1
+            for seq, manifest in await self.run(
+                read_bulk, with_branch(ledger.list_own_manifests), conversation, branch.number
+            ):
+                yield f'{{"line":"manifest","branch":{branch.number},"seq":{seq},"manifest":{manifest}}}'
+        yield lines.EndLine(entries=count).canonical_json()
 
     async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:
         """Imports an exported conversation in one transaction, under another id if one is given."""
