@@ -74,6 +74,12 @@ def choose_width(dice: random.Random) -> int:
     return 1 if dice.random() < 0.4 else int(800 ** dice.random())
 
 
+def list_texts(messages: list[Message]) -> list[str]:
+    """The texts of tool results."""
+    parts = [piece for each in messages for result in each.tool_results for piece in result.content]
+    return [piece.text for piece in parts if isinstance(piece, TextPart)]
+
+
 def check_request(request: Any, engine: Engine, tally: Tally, *, results: list[Message]) -> None:
     """The payload passes the format's own rules and fits; nothing small is cut while there is room for it."""
     payload = request.assembly.rendered.to_payload()
@@ -84,17 +90,9 @@ def check_request(request: Any, engine: Engine, tally: Tally, *, results: list[M
     assert isinstance(assembly, ViewAssembly)
     if not results:
         return
-    written = [
-        piece.text for each in results for part in each.tool_results for piece in part.content if hasattr(piece, "text")
-    ]
+    written = list_texts(results)
     newest = assembly.selection.newest[-1]
-    sent = {
-        piece.text
-        for each in newest.messages
-        for part in each.message.tool_results
-        for piece in part.content
-        if isinstance(piece, TextPart)
-    }
+    sent = set(list_texts([each.message for each in newest.messages]))
     is_whole = all(text in sent for text in written if text)
     free = request.manifest.max_input_tokens - request.tokens
     if not is_whole:
@@ -146,9 +144,45 @@ async def test_every_turn_is_sent(tmp_path: Path, window: int, wire_format: Wire
             manifest = await engine.store.get_manifest("turns", reply.seq)
             assert (await replay(engine.store, manifest, load_blob=None)).matches
     shares = sorted(tally.free_shares)
+    deciles = [round(shares[len(shares) * each // 10], 2) for each in range(10)] if shares else []
     print(
-        f"{window} {wire_format}: {tally.requests} requests, {len(shares)} shortened, {tally.narrowed} narrowed;",
-        end=" ",
+        f"{tally.requests} requests, {len(shares)} shortened, {tally.narrowed} with some of the results; free {deciles}"
     )
-    print("free", [round(shares[len(shares) * each // 10], 2) for each in range(10)] if shares else [])
-    (tmp_path.parent / f"free-{window}-{wire_format}.json").write_text(json.dumps(shares))
+
+
+async def test_a_pin_holds_its_message_and_not_its_siblings(tmp_path: Path):
+    async with quire.open(f"sqlite:///{tmp_path}/quire.db", model="gpt-4o", context_limit=16_000) as engine:
+        conversation = await engine.conversation("pins")
+        request = await conversation.prepare("Read the log.")
+        calls = (ToolCallPart(id="a", name="read", arguments="{}"), ToolCallPart(id="b", name="pwd", arguments="{}"))
+        await conversation.record(Message(role="assistant", parts=calls), request=request)
+        request = await conversation.prepare([Message.tool("a", "Road dry. " * 2_000), Message.tool("b", "/src")])
+        await conversation.record("Done.", request=request)
+        await conversation.pin(4)
+        for number in range(30):
+            request = await conversation.prepare(f"Question {number}: " + "weather held " * 200)
+            await conversation.record("Yes.", request=request)
+        await conversation.compact()
+        request = await conversation.prepare("Where are we?")
+        rows = [row for row in request.manifest.included if row.reason == "pinned"]
+        assert [(row.span.first, row.span.last, row.max_results) for row in rows if row.span] == [(2, 2, 1), (4, 4, 1)]
+        reply = await conversation.record("In /src.", request=request)
+        assert (await conversation.replay(reply.seq)).matches
+        small = await engine.with_changes(context_limit=3_000).conversation("pins")
+        assert (await small.prepare("And now?")).tokens < 3_000
+
+
+async def test_pins_that_leave_no_room_are_excerpts(tmp_path: Path):
+    async with quire.open(f"sqlite:///{tmp_path}/quire.db", model="gpt-4o", context_limit=16_000) as engine:
+        conversation = await engine.conversation("pins")
+        request = await conversation.prepare("weather held " * 3_000)
+        await conversation.record("Noted.", request=request)
+        await conversation.pin(1)
+        await conversation.append("Later.", "And later.")
+        await conversation.compact()
+        small = await engine.with_changes(context_limit=2_000).conversation("pins")
+        request = await small.prepare("And now?")
+        [row] = [row for row in request.manifest.included if row.reason == "pinned"]
+        assert row.turn_excerpt_chars
+        reply = await small.record("Calm.", request=request)
+        assert (await small.replay(reply.seq)).matches

@@ -279,13 +279,16 @@ def _build_row(run: Sequence[RenderedMessage], key: _RowKey) -> Decision:
 def _decide_pinned(counted_input: CountedInput, selection: ViewSelection) -> Iterator[Decision]:
     """Archived messages that are pinned or have priority; messages of a batch share a row if their numbers are
     consecutive and they are reduced alike."""
-    for batch in selection.pinned:
-        key = _RowKey(
-            "messages",
-            "priority" if counted_input.pins.isdisjoint(batch.seqs) else "pinned",
-            turn_excerpt_chars=selection.pinned_excerpt_chars,
-            max_results=counted_input.pinned_results.get(batch.messages[0].seq or 0),
-        )
+    included = {batch.messages[0].seq: batch for batch in selection.pinned}
+    for counted in counted_input.pinned:
+        first = counted.messages[0].seq
+        batch = included.get(first, counted)
+        key = _RowKey("messages", "priority" if counted_input.pins.isdisjoint(batch.seqs) else "pinned")
+        if first in included:
+            max_results = counted_input.pinned_results.get(first or 0)
+            key = key._replace(turn_excerpt_chars=selection.pinned_excerpt_chars, max_results=max_results)
+        else:
+            key = _RowKey("messages", "over_budget", included=False)
         run: list[RenderedMessage] = []
         run_key = key
         for rendered in batch.messages:

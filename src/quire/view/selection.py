@@ -28,6 +28,7 @@ class ViewSelection:
     blocks: tuple[CountedBlock, ...]
     """In the order of the input."""
     pinned: tuple[MessageBatch, ...]
+    """All pinned messages, unless they leave no room for the newest turn."""
     pinned_excerpt_chars: int | None
     """Maximum characters of each text of the pinned messages, if they leave no room for the newest turn."""
     history: tuple[MessageBatch, ...]
@@ -64,11 +65,7 @@ def select_content(counted_input: CountedInput, budget: Budget, message_counter:
     newest = _fit_newest_turn(counted_input, available, message_counter)
     if newest is None and pinned:
         available += sum_tokens(pinned)
-        pinned_limit = _find_excerpt_limit(pinned, int(available * PINNED_SHARE), message_counter)
-        if pinned_limit is not None:
-            # 0 characters would be a stub.
-            pinned_limit = max(1, pinned_limit)
-            pinned = excerpt_batches(pinned, pinned_limit, message_counter)
+        pinned, pinned_limit = _fit_pinned(pinned, int(available * PINNED_SHARE), message_counter)
         available -= sum_tokens(pinned)
         newest = _fit_newest_turn(counted_input, available, message_counter)
     if newest is None:
@@ -151,6 +148,19 @@ def select_recalled(
             return RecalledBlock(tuple(fitted), rendered)
         fitted.pop()
     return None
+
+
+def _fit_pinned(
+    pinned: tuple[MessageBatch, ...], max_tokens: int, message_counter: MessageCounter
+) -> tuple[tuple[MessageBatch, ...], int | None]:
+    """Pinned messages as excerpts of one length; without the largest ones if even that exceeds the tokens."""
+    while pinned:
+        limit = _find_excerpt_limit(pinned, max_tokens, message_counter)
+        if limit is not None:
+            return excerpt_batches(pinned, limit, message_counter), limit
+        largest = max(pinned, key=lambda batch: batch.tokens)
+        pinned = tuple(batch for batch in pinned if batch is not largest)
+    return (), None
 
 
 def _fit_newest_turn(
