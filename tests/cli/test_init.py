@@ -207,13 +207,8 @@ def test_a_window_that_the_list_tells_is_taken(server: ScriptedServer, monkeypat
     def answer(url: str, seconds: float) -> object:
         return {"data": [{"id": "m", "max_model_len": 32_768}]} if url.endswith("/models") else None
 
-    monkeypatch.setattr("quire.cli.init._fetch_json", answer)
+    monkeypatch.setattr("quire.cli.local_models._fetch_json", answer)
     assert find_local_servers([ServerAddress("vLLM", server.url)])[0].window == 32_768
-
-
-def test_the_window_of_ollama_is_taken_to_be_its_usual_one(server: ScriptedServer):
-    assert find_local_servers([ServerAddress("Ollama", server.url)])[0].window == 4_096
-    assert find_local_servers([ServerAddress("LM Studio", server.url)])[0].window is None
 
 
 @pytest.mark.parametrize("key", PROVIDER_KEYS, ids=lambda key: key.variable)

@@ -26,12 +26,16 @@ from quire.cli.agent_programs import (
     AgentProgram,
     Gateway,
     add_default_upstreams,
+    add_local_model,
     find_answering_model,
+    find_set_window,
+    list_routes,
 )
+from quire.cli.run import warn_about_small_windows
 from quire.cli.serve import LocalServer, digest_configuration, find_server, register_server
 from quire.errors import InvalidConfiguration
 from quire.settings import Settings
-from quire.settings.schema import Upstream
+from quire.settings.schema import Upstream, upstream_for
 from quire.store import SqlStore
 
 PROGRAM = str(Path(sys.executable).with_name("quire"))
@@ -367,13 +371,100 @@ def test_without_settings_the_upstream_is_the_programs_provider(
     assert {name: (each.base_url, each.api_key_env, each.credentials) for name, each in added.items()} == expected
 
 
-def test_upstreams_of_the_settings_come_first():
+def test_settings_that_name_an_upstream_get_no_other():
     claude: AgentProgram = AGENT_PROGRAMS["claude"]
     own = Upstream(base_url="http://own/v1")
-    added = add_default_upstreams(Settings(upstreams={"claude-*": own}), claude, {}).upstreams
-    assert (list(added), added["claude-*"]) == (["claude-*", "*"], own)
-    for complete in (Settings(base_url="http://own/v1"), Settings(upstreams={"*": own})):
-        assert add_default_upstreams(complete, claude, {}) is complete
+    named = [Settings(base_url="http://own/v1"), Settings(upstreams={"*": own}), Settings(upstreams={"gpt-*": own})]
+    for settings in named:
+        assert add_default_upstreams(settings, claude, {"ANTHROPIC_API_KEY": "k"}) is settings
+
+
+def test_a_model_is_served_by_the_upstream_that_names_it():
+    own = Upstream(base_url="http://own/v1", model="qwen3")
+    settings = Settings(upstreams={"gpt-*": own})
+    assert upstream_for(settings, "qwen3") is upstream_for(settings, "gpt-5") is own
+    assert upstream_for(settings, "claude-opus-4") is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["claude", "codex"])
+def test_nothing_reaches_a_host_that_the_settings_do_not_name(run_home: RunHome, tmp_path: Path, program: str):
+    settings = tmp_path / "config/quire/quire.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[upstreams."some-*"]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "qwen3"\n')
+    # Where the program's own provider would be.
+    provider = {"ANTHROPIC_BASE_URL": run_home.upstream_url, "OPENAI_BASE_URL": run_home.upstream_url}
+    keys = {"ANTHROPIC_API_KEY": "sk-own", "OPENAI_API_KEY": "sk-own", "QUIRE_BASE_URL": ""}
+    run_home.run(program, **provider, **keys)
+    assert run_home.read_report()["status"] == 404
+    assert run_home.requests == []
+
+
+class LocalServerHandler(BaseHTTPRequestHandler):
+    """Answers as a model server does: a path gives its document, all others 404."""
+
+    documents: dict[str, Any]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        document = self.documents.get(self.path)
+        data = json.dumps(document).encode()
+        self.send_response(404 if document is None else 200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+LISTED = {"/v1/models": {"data": [{"id": "qwen3"}, {"id": "nomic-embed"}]}}
+
+
+@pytest.mark.parametrize(
+    ("documents", "window"),
+    [
+        ({"/v1/models": {"data": [{"id": "qwen3", "max_model_len": 40_960}]}}, 40_960),
+        ({**LISTED, "/props": {"default_generation_settings": {"n_ctx": 8_192}}}, 8_192),
+        ({**LISTED, "/api/v0/models": {"data": [{"id": "qwen3", "max_context_length": 131_072}]}}, 131_072),
+        ({**LISTED, "/api/ps": {"models": [{"name": "qwen3", "context_length": 32_768}]}}, 32_768),
+        ({**LISTED, "/api/ps": {"models": []}}, 4_096),
+        (LISTED, None),
+    ],
+    ids=["vLLM", "llama.cpp", "LM Studio", "Ollama", "Ollama, not loaded", "unknown"],
+)
+def test_a_local_model_needs_only_its_address(documents: dict[str, Any], window: int | None):
+    handler = type("Handler", (LocalServerHandler,), {"documents": documents})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        claude = AGENT_PROGRAMS["claude"]
+        settings = add_default_upstreams(add_local_model(Settings(base_url=url)), claude, {})
+        assert settings.upstreams == {"claude-*": Upstream(base_url=url, model="qwen3")}
+        assert find_set_window(settings, "qwen3") == window
+        assert find_set_window(add_local_model(Settings(base_url=url, context_limit=5_000)), "qwen3") == 5_000
+        server.shutdown()
+
+
+@pytest.mark.slow
+def test_explain_names_the_host_and_the_credential_of_each_model(run_home: RunHome):
+    printed = run_home.run("--explain", "claude", QUIRE_MODEL="qwen3", ANTHROPIC_API_KEY="sk-own").stdout
+    lines = [line.split() for line in printed.splitlines()]
+    assert lines[1] == ["claude-*", run_home.upstream_url, "(chat)", "qwen3", "none"]
+    own = run_home.run("--explain", "claude", QUIRE_BASE_URL="", ANTHROPIC_API_KEY="sk-own").stdout
+    assert "https://api.anthropic.com (messages)  the same  ANTHROPIC_API_KEY" in own
+    assert "sk-own" not in printed + own
+    refused = run_home.run(
+        "--explain", "codex", QUIRE_BASE_URL="", QUIRE_UPSTREAMS='{"claude-*": {"base_url": "http://127.0.0.1:9/v1"}}'
+    ).stdout
+    assert "gpt-*      refused: no upstream serves it" in refused
+    assert run_home.requests == []
+
+
+def test_a_window_smaller_than_the_programs_prompt_is_named(capsys: pytest.CaptureFixture[str]):
+    settings = Settings(base_url="http://127.0.0.1:9/v1", model="qwen3", context_limit=8_192)
+    settings = add_default_upstreams(settings, AGENT_PROGRAMS["claude"], {})
+    warn_about_small_windows(settings, AGENT_PROGRAMS["claude"], list_routes(settings, AGENT_PROGRAMS["claude"]))
+    assert "a window of 8,192 tokens" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

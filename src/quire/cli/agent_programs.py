@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import cast
+from typing import NamedTuple, cast
 
+from quire.cli.local_models import ServerAddress, is_local, probe_server
 from quire.errors import InvalidConfiguration
 from quire.settings import Settings
-from quire.settings.schema import Upstream
+from quire.settings.schema import ModelEntry, Upstream, upstream_for
 
 KEY_VARIABLE = "QUIRE_KEY"
 """Environment variable with the API key of Quire, for programs that read a header or a key from a variable."""
@@ -61,26 +62,84 @@ class AgentProgram:
     """Upstreams by pattern where the settings have none, from the environment variables of the provider."""
     provider_models: tuple[str, ...] = ()
     """Patterns of the models that the program names by itself, which a server of another provider does not have."""
+    prompt_tokens: int = 0
+    """Tokens of its own instructions and tools, which are in every request."""
     installation: str | None = None
     """Command that installs the program."""
 
 
 def add_default_upstreams(settings: Settings, program: AgentProgram, environ: Mapping[str, str]) -> Settings:
-    """Adds the program's default upstreams after the configured ones, unless the settings serve every model."""
-    if "*" in settings.upstreams:
-        return settings
+    """Adds the upstreams of the program's provider if the settings name none: traffic goes where the settings say.
+
+    With `base_url`, the `model` of the settings answers for the provider's models, unless it is one of them.
+    """
     if settings.base_url is None:
-        defaults = program.default_upstreams(environ)
-    elif "model" in settings.model_fields_set:
-        # The `model` of the settings answers for the provider's models, unless it is one of them.
-        upstream = Upstream(base_url=settings.base_url, model=settings.model)
-        patterns = program.provider_models
-        defaults = {pattern: upstream for pattern in patterns if not fnmatchcase(settings.model, pattern)}
+        added = {} if settings.upstreams else program.default_upstreams(environ)
+    elif "*" in settings.upstreams or "model" not in settings.model_fields_set:
+        added = {}
     else:
-        defaults = {}
+        upstream = Upstream(base_url=settings.base_url, model=settings.model)
+        patterns = [each for each in program.provider_models if not fnmatchcase(settings.model, each)]
+        added = {pattern: upstream for pattern in patterns if pattern not in settings.upstreams}
     # The settings come first, because the first matching pattern counts.
-    added = {pattern: each for pattern, each in defaults.items() if pattern not in settings.upstreams}
     return settings.model_copy(update={"upstreams": settings.upstreams | added}) if added else settings
+
+
+class Route(NamedTuple):
+    """Where requests for some model names go."""
+
+    names: str
+    """A model name or pattern."""
+    upstream: Upstream | None
+    """None if no upstream serves them: they are refused."""
+
+    def describe(self, settings: Settings) -> tuple[str, str, str, str]:
+        """The names, the host with its formats, the model there, and whose credential it gets."""
+        upstream = self.upstream
+        if upstream is None:
+            return self.names, "refused: no upstream serves it", "", ""
+        credential = "none"
+        if upstream.credentials == "client":
+            credential = "the program's own"
+        elif upstream.api_key_env is not None:
+            credential = upstream.api_key_env
+        model = upstream.model or "the same"
+        window = find_set_window(settings, upstream.model or self.names)
+        size = f" ({window:,} tokens)" if window is not None else ""
+        return self.names, f"{upstream.base_url} ({', '.join(upstream.speaks)})", f"{model}{size}", credential
+
+
+def list_routes(settings: Settings, program: AgentProgram) -> list[Route]:
+    """Where each model name goes: the program's own names, those of the settings, and every other."""
+    names = dict.fromkeys([*settings.upstreams, *program.provider_models])
+    routes = [Route(name, upstream_for(settings, name.replace("*", "x"))) for name in names]
+    return routes if "*" in names else [*routes, Route("any other", upstream_for(settings, ""))]
+
+
+def add_local_model(settings: Settings) -> Settings:
+    """Adds what a model server on this machine reports: its first model, if the settings name none, and its window."""
+    url = settings.base_url
+    if url is not None and is_local(url) and "model" not in settings.model_fields_set and not settings.upstreams:
+        server = probe_server(ServerAddress("a server", url))
+        if server is not None:
+            changes = {"model": server.models[0]}
+            settings = Settings.model_validate(settings.model_dump(exclude_unset=True) | changes)
+    models = dict(settings.models)
+    used = {(each.base_url, each.model) for each in settings.upstreams.values() if each.model is not None}
+    if url is not None:
+        used.add((url, settings.model))
+    for address, model in sorted(used):
+        if is_local(address) and find_set_window(settings, model) is None:
+            server = probe_server(ServerAddress("a server", address), model=model)
+            if server is not None and server.window is not None:
+                models[model] = models.get(model, ModelEntry()).model_copy(update={"window": server.window})
+    return settings.model_copy(update={"models": models}) if models != settings.models else settings
+
+
+def find_set_window(settings: Settings, model: str) -> int | None:
+    """The context window that the settings give for a model."""
+    windows = (entry.window for pattern, entry in settings.models.items() if fnmatchcase(model, pattern))
+    return next(filter(None, windows), settings.context_limit)
 
 
 def find_answering_model(settings: Settings, program: AgentProgram) -> str | None:
@@ -200,12 +259,14 @@ AGENT_PROGRAMS: Mapping[str, AgentProgram] = {
         connect=_connect_claude,
         default_upstreams=_get_claude_upstreams,
         provider_models=("claude-*",),
+        prompt_tokens=11_000,
         installation="npm install -g @anthropic-ai/claude-code",
     ),
     "codex": AgentProgram(
         connect=_connect_codex,
         default_upstreams=_get_codex_upstreams,
         provider_models=("gpt-*", "codex-*"),
+        prompt_tokens=9_000,
         installation="npm install -g @openai/codex",
     ),
     "opencode": AgentProgram(

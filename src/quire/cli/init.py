@@ -4,35 +4,20 @@ A model comes from a provider's API key in the environment, or from an OpenAI-co
 keys are only checked for presence, never printed or stored; servers are probed on loopback only, each with a timeout.
 """
 
-import http.client
-import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from quire.cli import paths
+from quire.cli.local_models import DEFAULT_SERVER_ADDRESSES, LocalModelServer, ServerAddress, find_local_servers
 from quire.cli.output import Result, Verbatim
 from quire.cli.workspace_trust import read_project_file, remember
 from quire.errors import InvalidConfiguration, InvalidRequest
 from quire.schemas.setup import InitSchema, ModelAlternativeSchema
 from quire.settings.toml_template import render_settings_template
-
-PROBE_TIMEOUT_SECONDS = 1.0
-"""Timeout of one probe; a local server answers within a few milliseconds."""
-MAX_RESPONSE_BYTES = 1_000_000
-"""Bytes of a probe's response that are read."""
-LOOPBACK = "127.0.0.1"
-
-_OLLAMA_DEFAULT_WINDOW = 4_096
-"""Tokens of Ollama's default context window."""
-_NON_CHAT_NAME_PARTS = ("embed", "bge-", "rerank", "whisper", "tts", "clip", "moderation", "guard")
-"""A model with one of these in its name is no chat model."""
 
 
 class ProviderKey(NamedTuple):
@@ -64,87 +49,8 @@ PROVIDER_KEYS = (
 """The first variable that is set wins."""
 
 
-class ServerAddress(NamedTuple):
-    """URL of a local model server, and the program that listens there by default."""
-
-    program: str
-    url: str
-
-
-DEFAULT_SERVER_ADDRESSES = tuple(
-    ServerAddress(program, f"http://{LOOPBACK}:{port}/v1")
-    for program, port in (("Ollama", 11434), ("LM Studio", 1234), ("llama.cpp", 8080), ("vLLM", 8000))
-)
-
-
-class LocalModelServer(NamedTuple):
-    address: ServerAddress
-    models: tuple[str, ...]
-    """Chat models, by name."""
-    window: int | None = None
-    """Tokens of the context window, if the server reports it."""
-
-
 def find_provider_keys(environ: Mapping[str, str]) -> list[ProviderKey]:
     return [key for key in PROVIDER_KEYS if environ.get(key.variable, "").strip()]
-
-
-def find_local_servers(
-    addresses: Sequence[ServerAddress] = DEFAULT_SERVER_ADDRESSES, *, timeout: float = PROBE_TIMEOUT_SECONDS
-) -> list[LocalModelServer]:
-    """Probes the addresses in parallel; returns the servers that answer and have a chat model."""
-    if not addresses:
-        return []
-    with ThreadPoolExecutor(len(addresses)) as threads:
-        probed = threads.map(partial(_probe_server, timeout=timeout), addresses)
-        return [server for server in probed if server is not None]
-
-
-def _probe_server(address: ServerAddress, *, timeout: float) -> LocalModelServer | None:
-    url = address.url.rstrip("/")
-    data = _get_field(_fetch_json(f"{url}/models", timeout), "data")
-    # vLLM lists the context window with the name.
-    windows = {
-        name: _to_positive_int(_get_field(each, "max_model_len"))
-        for each in (cast("list[object]", data) if isinstance(data, list) else ())
-        if isinstance(name := _get_field(each, "id"), str) and name
-    }
-    chat_models = tuple(name for name in windows if not any(part in name.lower() for part in _NON_CHAT_NAME_PARTS))
-    if not chat_models:
-        return None
-    window = windows[chat_models[0]]
-    if window is None:
-        # Only llama.cpp answers this.
-        generation = _get_field(_fetch_json(f"{url.removesuffix('/v1')}/props", timeout), "default_generation_settings")
-        window = _to_positive_int(_get_field(generation, "n_ctx"))
-    if window is None and address.program == "Ollama":
-        # It truncates long prompts silently.
-        window = _OLLAMA_DEFAULT_WINDOW
-    return LocalModelServer(address, chat_models, window)
-
-
-def _fetch_json(url: str, timeout: float) -> object:
-    """Fetches JSON, or None on any failure. Connects directly: proxy settings are for remote hosts."""
-    parts = urlsplit(url)
-    try:
-        connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = connect(parts.hostname or "", parts.port, timeout=timeout)
-        try:
-            connection.request("GET", parts.path, headers={"accept": "application/json"})
-            response = connection.getresponse()
-            return json.loads(response.read(MAX_RESPONSE_BYTES)) if response.status == http.client.OK else None
-        finally:
-            connection.close()
-    except (OSError, ValueError, RecursionError, http.client.HTTPException):
-        return None
-
-
-def _get_field(value: object, name: str) -> object:
-    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
-
-
-def _to_positive_int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 class ModelChoice(NamedTuple):

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from quire.access.keys import ApiKey
-    from quire.cli.agent_programs import Launch
+    from quire.cli.agent_programs import AgentProgram, Launch, Route
     from quire.cli.serve import LocalServer, ServeOptions
     from quire.log import ConversationRecord
     from quire.settings import Settings
@@ -33,7 +33,6 @@ EXIT_PROGRAM_NOT_FOUND = 127
 """Exit code of shells for a program that does not exist."""
 GRACE_SECONDS = 5.0
 """Graceful shutdown of a server that was started for one run."""
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 PROBE_SECONDS = 1.0
 """Seconds to connect to a model server on this machine."""
 STOP_SECONDS = 20.0
@@ -62,6 +61,9 @@ def command(
             metavar="NAME", help="The model that answers, whichever one the program names.", show_default=False
         ),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print where each model name goes, with which credential; run nothing.")
+    ] = False,
     overrides: SetOptions = None,
 ) -> None:
     """Run an agent with Quire between it and its model: every conversation is recorded.
@@ -75,34 +77,45 @@ def command(
         OTHER_PROGRAM,
         Gateway,
         add_default_upstreams,
+        add_local_model,
         find_answering_model,
+        list_routes,
     )
     from quire.cli.serve import build_options, check_server_extra
     from quire.settings.schema import upstream_for
 
     executable, known = shutil.which(program), AGENT_PROGRAMS.get(program)
-    if executable is None:
+    if executable is None and not explain:
         remedy = f"install it with `{known.installation}`" if known is not None else "install it, or correct its name"
         print_note(f"quire: There is no program {program!r} in PATH; {remedy}.")
         raise typer.Exit(EXIT_PROGRAM_NOT_FOUND)
     check_server_extra("Running an agent")
     agent_program = known or OTHER_PROGRAM
     options = build_options(overrides, local=True, grace_seconds=GRACE_SECONDS, log_format="json")
-    settings = add_default_upstreams(options.settings, agent_program, os.environ)
+    settings = add_default_upstreams(add_local_model(options.settings), agent_program, os.environ)
     if model is not None:
         # Requests for all models go to this one.
         upstream = upstream_for(settings, model)
         if upstream is None:
             raise InvalidConfiguration(f"No upstream serves the model {model!r}; add one, or set `base_url`.")
         upstreams = {"*": upstream.model_copy(update={"model": upstream.model or model})}
-        settings = settings.model_copy(update={"upstreams": upstreams})
+        settings = add_local_model(settings.model_copy(update={"upstreams": upstreams}))
     if not settings.base_url and not settings.upstreams:
         raise InvalidConfiguration(
             "There is no upstream: set `base_url` or `upstreams`, or the environment variable OPENAI_API_KEY or "
             "ANTHROPIC_API_KEY."
         )
+    routes = list_routes(settings, agent_program)
+    if explain:
+        rows = [("model", "goes to", "as", "credential"), *(each.describe(settings) for each in routes)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            typer.echo("  ".join(map(str.ljust, row, widths)).rstrip())
+        return
+    assert executable is not None
     options = replace(options, settings=settings)
     _warn_about_stopped_servers(settings)
+    warn_about_small_windows(settings, agent_program, routes)
     # The server starts while the key is created.
     with _connect_server(options) as connection, _create_key(options.database_url, program) as (key, secret):
         connection.wait_until_ready()
@@ -125,15 +138,34 @@ def _warn_about_stopped_servers(settings: "Settings") -> None:
     import socket
     from urllib.parse import urlsplit
 
+    from quire.cli.local_models import is_local
+
     for url in {each.base_url for each in settings.upstreams.values()} or {settings.base_url or ""}:
         address = urlsplit(url)
-        if address.hostname in LOOPBACK_HOSTS and address.port is not None:
+        if is_local(url) and address.port is not None:
             try:
-                socket.create_connection((address.hostname, address.port), timeout=PROBE_SECONDS).close()
+                socket.create_connection((address.hostname or "", address.port), timeout=PROBE_SECONDS).close()
             except OSError:
                 print_note(
                     f"quire: No model server answers at {url}; start it, or correct the address in the settings."
                 )
+
+
+def warn_about_small_windows(settings: "Settings", program: "AgentProgram", routes: "Sequence[Route]") -> None:
+    """Says before the start that the program's own instructions and tools do not fit, which Quire never shortens."""
+    from quire.cli.agent_programs import find_set_window
+
+    for names, upstream in routes:
+        if upstream is None or names not in program.provider_models:
+            continue
+        window = find_set_window(settings, upstream.model or names)
+        if window is not None and window <= program.prompt_tokens:
+            print_note(
+                f"quire: {upstream.model or names} at {upstream.base_url} has a window of {window:,} tokens. The "
+                f"program's own instructions and tools have about {program.prompt_tokens:,}, so its requests will be "
+                "refused; start the model with a larger window, or choose another."
+            )
+            return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

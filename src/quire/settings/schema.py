@@ -269,10 +269,14 @@ def tenant_spend_cap_for(settings: Settings, tenant: str) -> float | None:
 
 
 def upstream_for(settings: Settings, model: str) -> Upstream | None:
-    """Upstream with the exact name of the model, else the first matching pattern, else `base_url`, if set."""
+    """Upstream with the exact name of the model, else the first matching pattern.
+
+    Else the upstream whose own `model` has that name, else `base_url`, if set.
+    """
     upstreams = settings.upstreams
     upstream = upstreams.get(model) or next(
-        (candidate for pattern, candidate in upstreams.items() if fnmatchcase(model, pattern)), None
+        (candidate for pattern, candidate in upstreams.items() if fnmatchcase(model, pattern)),
+        next((candidate for candidate in upstreams.values() if candidate.model == model), None),
     )
     if upstream is None and settings.base_url is not None:
         return Upstream(base_url=settings.base_url)
