@@ -10,6 +10,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,6 +137,10 @@ class Clone:
         more = {"cwd": str(self.repository), "transcript_path": str(transcript)}
         self.run("hook", "claude-code", stdin=json.dumps(event | more))
         log = self.home / ".local/share/quire/hook.log"
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        # The service in the background opens its database, or logs what it ignores, and then what failed.
+        while time.monotonic() < deadline and not log.exists() and not list(self.home.glob(".local/share/quire/*.db")):
+            time.sleep(0.1)
         return log.read_text() if log.exists() else ""
 
 
