@@ -186,3 +186,23 @@ async def test_pins_that_leave_no_room_are_excerpts(tmp_path: Path):
         assert row.turn_excerpt_chars
         reply = await small.record("Calm.", request=request)
         assert (await small.replay(reply.seq)).matches
+
+
+@pytest.mark.parametrize("wire_format", MODELS)
+async def test_a_list_may_end_with_a_system_message(tmp_path: Path, wire_format: WireFormatName):
+    """Agents remind the model of something after the results of its tools."""
+    url, model = f"sqlite:///{tmp_path}/quire.db", MODELS[wire_format]
+    async with quire.open(url, model=model, wire_format=wire_format, context_limit=4_000) as engine:
+        conversation = await engine.conversation("reminder")
+        await conversation.append("Do the work.")
+        for number in range(20):
+            call = ToolCallPart(id=f"t{number}", name="run", arguments="{}")
+            result = Message.tool(call.id, f"Result {number}. " + "weather held " * 80)
+            await conversation.append(Message(role="assistant", parts=(call,)), result)
+        await conversation.append(Message.system("Keep the user updated."))
+        request = await conversation.prepare()
+        assert request.tokens < 4_000
+        assert "Keep the user updated." in json.dumps(request.assembly.rendered.to_payload())
+        assert "Result 19." in json.dumps(request.assembly.rendered.to_payload())
+        reply = await conversation.record("Half of it is done.", request=request)
+        assert (await conversation.replay(reply.seq)).matches

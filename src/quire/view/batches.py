@@ -45,11 +45,19 @@ class MessageBatch(NamedTuple):
 
 
 def group_batches(messages: Sequence[RenderedMessage]) -> tuple[MessageBatch, ...]:
-    """Groups messages whose tool calls are repaired: a tool result belongs to the call before it."""
+    """Groups messages whose tool calls are repaired: a tool result belongs to the call before it.
+
+    So does a system message after the results, such as the reminder of an agent.
+    """
     if "tool" not in {rendered.role for rendered in messages}:
         # Fast path in C: runs for every request, and most histories have no tool calls.
         return tuple(map(_to_batch, zip(zip(messages, strict=True), map(_get_tokens, messages), strict=True)))
-    starts = [index for index, rendered in enumerate(messages) if rendered.role != "tool"]
+    starts: list[int] = []
+    follows_results = False
+    for index, rendered in enumerate(messages):
+        follows_results = rendered.role == "tool" or (follows_results and rendered.role == "system")
+        if not follows_results:
+            starts.append(index)
     return tuple(MessageBatch.from_messages(*messages[start:end]) for start, end in pairwise([*starts, len(messages)]))
 
 
@@ -156,7 +164,9 @@ def narrow_batch(batch: MessageBatch, max_results: int, message_counter: Message
     ids: set[str] = set()
     for tool_message in tool_messages:
         results = tool_message.message.tool_results[: max_results - len(ids)]
-        if results:
+        if tool_message.role == "system":
+            kept.append(tool_message)
+        elif results:
             ids.update(result.call_id for result in results)
             kept.append(_replace_results(tool_message, results, message_counter))
     reference = f"; read #{call.seq}" if call.seq is not None else ""
@@ -191,7 +201,7 @@ def deduplicate_call_ids(batches: Sequence[MessageBatch], message_counter: Messa
                 part.model_copy(update={"call_id": by_old_id[part.call_id]})
                 for part in tool_message.message.tool_results
             ]
-            renamed.append(_replace_results(tool_message, results, message_counter))
+            renamed.append(_replace_results(tool_message, results, message_counter) if results else tool_message)
         unique.append(MessageBatch.from_messages(*renamed))
     return unique
 

@@ -195,7 +195,9 @@ def count_input(
         pinned.append(batch)
     batches = group_batches(repaired.messages)
     newest_start = find_newest_turn(batches)
-    if not batches or batches[-1].messages[-1].role in ("assistant", "system"):
+    # A system message at the end, such as the reminder of an agent, answers nothing.
+    roles = (each.role for each in reversed(repaired.messages) if each.role != "system")
+    if next(roles, "assistant") == "assistant":
         raise InvalidRequest("There is nothing to answer: the newest message must be a user message or a tool result.")
     summary, summary_level = _render_summary(view_input.compaction, body, message_counter, max_summary_tokens)
     system = join_system_texts([block.text for block in view_input.blocks if block.slot == "system"])

@@ -9,6 +9,7 @@ from quire.wire.base import WireMessage
 from quire.wire.fields import check_tool_names, is_valid_name
 
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
+SYSTEM_ROLES = ("system", "developer")
 _PLAIN_TEXT_ROLES = frozenset({"system", "user", "assistant"})
 
 
@@ -23,10 +24,12 @@ def find_problems(payload: Mapping[str, Any]) -> list[str]:
         or "tool_calls" in message
     ]
     problems = [problem for index, message in unusual for problem in _check_message(index, message)]
-    if all(message.get("role") in ("system", "developer") for message in messages):
+    others = (index for index in reversed(range(len(messages))) if messages[index].get("role") not in SYSTEM_ROLES)
+    last = next(others, None)
+    if last is None:
         problems.append("messages: at least one must not be a system message")
-    elif messages[-1].get("role") not in ("user", "tool"):
-        problems.append(f"messages[{len(messages) - 1}]: the last message must be the user's or a tool's")
+    elif messages[last].get("role") not in ("user", "tool"):
+        problems.append(f"messages[{last}]: the last message must be the user's or a tool's")
     if unusual:
         problems += _check_results(messages)
     tools: object = payload.get("tools")
