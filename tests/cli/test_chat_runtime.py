@@ -14,6 +14,7 @@ from quire.cli.chat.runtime import ChatOptions, build_overrides, open_chat
 from quire.cli.chat.screen import Screen
 from quire.cli.chat.session import ApprovalPrompt, ChatSession, show_greeting
 from quire.errors import DocumentNotFound
+from quire.log import ConversationOrigin
 from quire.model import Message, ToolCallPart
 from quire.model.events import ToolCompleted, TurnEnded
 from quire.testing.scripted_model import ScriptedModel
@@ -156,3 +157,15 @@ async def test_ctrl_c_when_leave_is_asked_for_stops_the_turn():
     assert (await desk.ask(CALL), session.stopped) == (Allow(), False)
     desk.attach(_ReaderStub(None), session)  # type: ignore[arg-type]
     assert (await desk.ask(CALL), session.stopped) == (Deny(), True)
+
+
+async def test_a_chat_does_not_resume_the_session_of_an_agent(home: Path):
+    async with open_chat(build_overrides([]), ChatOptions()) as runtime:
+        own = runtime.conversation.id
+        await runtime.conversation.append("Good morning.")
+        origin = ConversationOrigin(client="claude-code", session="s1")
+        await runtime.conversation.engine.store.create_conversation("of-an-agent", origin=origin)
+    async with open_chat(build_overrides([]), ChatOptions(resume=True)) as runtime:
+        assert runtime.conversation.id == own
+    async with open_chat(build_overrides([]), ChatOptions(conversation="of-an-agent")) as runtime:
+        assert runtime.conversation.id == "of-an-agent"

@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
-from cli_fixtures import CliHome, invoke_cli, run_json
+from cli_fixtures import TIDES_ID, CliHome, invoke_cli, run_json
 
 from quire.cli.conversation_show import DEFAULT_ENTRY_LIMIT
 from quire.cli.tool_calls import MAX_CALL_LINES
 from quire.engine import open_engine
-from quire.model import Message, ToolCallPart, ToolResultPart
+from quire.model import Draft, Message, ToolCallPart, ToolResultPart
 from quire.model.messages import TextPart
+from quire.store import SqlStore
 
 CALLS = 60
 FAILED_CALL = 41
@@ -79,3 +80,16 @@ def test_the_whole_turn_opens_on_demand(home: CliHome):
     assert f"up to #124; continue with --first {10 + DEFAULT_ENTRY_LIMIT}" in part
     newest = run_json("conversation", "show", "audit", "--limit", "3")["entries"]
     assert [entry["seq"] for entry in newest] == [122, 123, 124]
+
+
+def test_commands_use_the_branch_that_was_used_last(home: CliHome):
+    """After a stream that broke off, an agent goes on in a branch of its own."""
+
+    async def append() -> None:
+        async with SqlStore.open(home.url) as store:
+            await store.append(TIDES_ID, Draft(body=Message.user("And on the other branch?")), branch=1)
+
+    asyncio.run(append())
+    assert run_json("conversation", "show")["branch"] == 1
+    assert run_json("context", "show")["manifest"]["branch"] == 1
+    assert run_json("conversation", "show", "--branch", "0")["branch"] == 0

@@ -43,7 +43,7 @@ class ToolOutcome(NamedTuple):
 
 
 class RequestReport(Protocol[RequestT]):
-    """What the loop reports about a request besides its reply."""
+    """What the loop reports about a request, apart from its reply."""
 
     async def reserve_spend(self, request: RequestT) -> RequestT:
         """Reserves the estimated cost of the request; raises a `QuireError` if a spend cap does not allow it."""

@@ -64,9 +64,9 @@ class NeedFinder:
             if call.name != ReadHistory.tool_name:
                 continue
             with suppress(ValueError):
-                asked = ReadHistory.model_validate_json(call.arguments or "{}")
-                end = min(asked.last or asked.first, asked.first + MAX_READ_MESSAGES - 1, last)
-                read.update(range(asked.first, end + 1))
+                range_read = ReadHistory.model_validate_json(call.arguments or "{}")
+                end = min(range_read.last or range_read.first, range_read.first + MAX_READ_MESSAGES - 1, last)
+                read.update(range(range_read.first, end + 1))
         read = (read & self._messages) - newest
         needs = [Need("cited", (seq,)) for seq in sorted(cited)]
         needs += [Need("read", (seq,)) for seq in sorted(read - cited)]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from quire.cli.common import BranchNumber, SetOptions, complete_conversation_ids, resolve_conversation_id
+from quire.cli.common import SetOptions, complete_conversation_ids, resolve_conversation_id
 from quire.cli.output import NARROW_COLUMNS, Result, make_table, make_text, pluralize, sanitize, show_progress
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def command(
         list[str] | None,
         typer.Option(help="A model; repeatable. Default: the one in the settings.", show_default=False),
     ] = None,
-    branch: BranchNumber = 0,
+    branch: Annotated[int, typer.Option(min=0, help="The branch number; 0 is the main branch.")] = 0,
     by: Annotated[
         Literal["turn", "request"] | None,
         typer.Option(help="What the plot counts. Default: turns, if there are enough.", show_default=False),

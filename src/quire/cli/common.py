@@ -21,7 +21,7 @@ from quire.errors import ConversationNotFound, InvalidRequest, NotFound, QuireEr
 
 if TYPE_CHECKING:
     from quire.engine import Conversation
-    from quire.log import ConversationRecord
+    from quire.log import Branch, ConversationRecord
     from quire.store import SqlStore
 
 EXIT_FAILED = 1
@@ -88,7 +88,15 @@ ConversationName = Annotated[
         autocompletion=complete_conversation_ids,
     ),
 ]
-BranchNumber = Annotated[int, typer.Option("--branch", min=0, help="The branch number; 0 is the main branch.")]
+BranchNumber = Annotated[
+    int | None,
+    typer.Option(
+        "--branch",
+        min=0,
+        help="The branch number, 0 for the main branch; default: the branch used last.",
+        show_default=False,
+    ),
+]
 ReplyNumber = Annotated[
     int | None,
     typer.Option("--reply", metavar="SEQ", min=1, help="The request that this reply answered.", show_default=False),
@@ -107,7 +115,8 @@ class CommandTarget:
     """The conversation and branch of a command, and its setting overrides."""
 
     conversation: str | None = None
-    branch: int = MAIN_BRANCH
+    branch: int | None = None
+    """None for the branch used last."""
     overrides: Sequence[str] | None = None
 
 
@@ -129,7 +138,7 @@ def command(
         options = [each for each in own if each.kind is Parameter.KEYWORD_ONLY and each.name != "overrides"]
         if has_target:
             arguments.append(_make_parameter("conversation", ConversationName, None))
-            options.insert(0, _make_parameter("branch", BranchNumber, MAIN_BRANCH))
+            options.insert(0, _make_parameter("branch", BranchNumber, None))
         if has_json:
             options.append(_make_parameter("as_json", AsJson, default=False))
         if has_target or "overrides" in signature.parameters:
@@ -214,8 +223,8 @@ async def open_conversation(target: CommandTarget, *, servers: bool = False) -> 
                 print_note(format_server_problem(problem))
             engine = started.engine
         conversation_id = await resolve_conversation_id(engine.store, target.conversation)
-        await engine.store.get_branch(conversation_id, target.branch)
-        yield Conversation(engine, conversation_id, target.branch)
+        branch = await find_branch(engine.store, conversation_id, target.branch)
+        yield Conversation(engine, conversation_id, branch.number)
 
 
 async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
@@ -235,6 +244,16 @@ async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
         more = " and others" if len(found) > MAX_SUGGESTED_IDS else ""
         raise InvalidRequest(f"{name!r} names {len(found)} conversations: {ids}{more}. Write more of the id.")
     return found[0].id
+
+
+async def find_branch(store: "SqlStore", conversation_id: str, number: int | None) -> "Branch":
+    """The branch of this number. Without one, the branch used last: an agent may go on in a branch of its own."""
+    if number is not None:
+        return await store.get_branch(conversation_id, number)
+    branches = await store.list_branches(conversation_id)
+    # A fork that has no entries of its own was never used.
+    used = [each for each in branches if each.number == MAIN_BRANCH or each.head_seq > each.fork_seq]
+    return max(used, key=lambda each: (each.updated_at, each.number))
 
 
 async def find_conversations(store: "SqlStore", name: str) -> "list[ConversationRecord]":

@@ -10,7 +10,6 @@ import typer
 from quire.cli import conversation_show
 from quire.cli.common import (
     EXIT_FAILED,
-    MAIN_BRANCH,
     BranchNumber,
     CommandTarget,
     ConversationName,
@@ -21,6 +20,7 @@ from quire.cli.common import (
     complete_conversation_ids,
     confirm,
     create_group,
+    find_branch,
     list_conversation_ids,
     open_store,
     resolve_conversation_id,
@@ -94,7 +94,8 @@ async def fork(
 
     async with open_store(target.overrides) as store:
         conversation_id = await resolve_conversation_id(store, target.conversation)
-        branch = await store.fork(conversation_id, at=at, branch=target.branch, name=name)
+        source = await find_branch(store, conversation_id, target.branch)
+        branch = await store.fork(conversation_id, at=at, branch=source.number, name=name)
     document = ForkedBranchSchema(conversation=conversation_id, **dict(BranchSchema.from_record(branch)))
     return Result(
         document, f"Forked branch {branch.number} ({branch.name}) from #{at}; select it with --branch {branch.number}."
@@ -176,7 +177,7 @@ def purge(
     message: Annotated[
         list[int] | None, typer.Option(metavar="SEQ", min=1, help="Purge only this message; repeatable.")
     ] = None,
-    branch: BranchNumber = MAIN_BRANCH,
+    branch: BranchNumber = None,
     yes: Yes = False,
     overrides: SetOptions = None,
 ) -> Result:
@@ -193,7 +194,8 @@ def purge(
     async def erase() -> list[PurgedEntrySchema]:
         async with open_store(overrides) as store:
             with show_spinner("Purging"):
-                purged = await store.purge(conversation_id, message or None, branch=branch)
+                named = await find_branch(store, conversation_id, branch)
+                purged = await store.purge(conversation_id, message or None, branch=named.number)
             return [PurgedEntrySchema(branch=entry.branch, seq=entry.seq) for entry in purged]
 
     conversation_id = run_async(resolve())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
 
-from quire.cli.common import CommandTarget, command, create_group, open_store, resolve_conversation_id
+from quire.cli.common import CommandTarget, command, create_group, find_branch, open_store, resolve_conversation_id
 from quire.cli.output import Result, format_compaction, format_local_time, make_text, pluralize, to_one_line
 from quire.cli.tool_calls import MAX_CALL_LINES, CompletedCall, format_folded_calls, pair_calls, render_tool_result
 
@@ -47,7 +47,7 @@ async def show(
 
     async with open_store(target.overrides) as store:
         conversation_id = await resolve_conversation_id(store, target.conversation)
-        branch = await store.get_branch(conversation_id, target.branch)
+        branch = await find_branch(store, conversation_id, target.branch)
         if first is not None:
             entries = await store.read_range(
                 conversation_id, branch=branch.number, first=first, limit=limit or DEFAULT_ENTRY_LIMIT

@@ -170,15 +170,15 @@ def check_data_folder(setup: DoctorSetup) -> list[FindingSchema]:
 def check_database(setup: DoctorSetup) -> list[FindingSchema]:
     """Connects, compares the schema, and reads the state of keys and index. Nothing is created or migrated."""
     url, path = setup.database_url, _get_sqlite_path(setup.database_url)
-    shown = mask_password(url)
+    masked = mask_password(url)
     try:
         if path is not None and not path.exists():
-            return [report_ok("database", f"{shown} will be created on first use")]
+            return [report_ok("database", f"{masked} will be created on first use")]
         from quire.db import migrate
 
         version, required = migrate.get_version_at_url(url), migrate.SCHEMA_VERSION
         if version != required:
-            detail = f"{shown} has schema {version or 'none'}; this version of Quire needs {required}."
+            detail = f"{masked} has schema {version or 'none'}; this version of Quire needs {required}."
             is_newer = version is not None and version > required
             remedy = "Install the newer version of Quire that wrote it."
             return [
@@ -186,15 +186,15 @@ def check_database(setup: DoctorSetup) -> list[FindingSchema]:
                     "database", detail, remedy if is_newer else "Make a backup, then run `quire db upgrade`."
                 )
             ]
-        return [report_ok("database", f"{shown}, schema {version}"), *asyncio.run(_check_contents(url))]
+        return [report_ok("database", f"{masked}, schema {version}"), *asyncio.run(_check_contents(url))]
     except (QuireError, OSError) as error:
-        cause = " ".join(str(error).split()).replace(url, shown)
+        cause = " ".join(str(error).split()).replace(url, masked)
         remedy = (
             "Check that the file is a database of Quire and that you may read it; restore a backup if it is damaged."
             if path is not None
             else "Check that the server runs, and the host, role and password in `database_url`."
         )
-        return [report_problem("database", f"{shown} cannot be opened: {cause}", remedy)]
+        return [report_problem("database", f"{masked} cannot be opened: {cause}", remedy)]
 
 
 async def _check_contents(url: str) -> list[FindingSchema]:

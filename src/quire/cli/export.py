@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from quire.cli.common import (
-    MAIN_BRANCH,
     AsJson,
     BranchNumber,
     ConversationName,
     SetOptions,
+    find_branch,
     open_store,
     resolve_conversation_id,
 )
@@ -39,7 +39,7 @@ async def command(
         ExportFormat | None,
         typer.Option(help="Default: by the name of the file (.md, .json), else jsonl.", show_default=False),
     ] = None,
-    branch: BranchNumber = MAIN_BRANCH,
+    branch: BranchNumber = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
     overrides: SetOptions = None,
@@ -74,7 +74,7 @@ async def command(
 
 
 async def export_to_file(
-    store: "SqlStore", conversation_id: str, path: Path, *, branch: int, format: ExportFormat | None = None
+    store: "SqlStore", conversation_id: str, path: Path, *, branch: int | None, format: ExportFormat | None = None
 ) -> "ExportedFileSchema":
     """Exports in the format of the file's name. No partial export has that name: a `.part` file is renamed to it."""
     from quire.schemas.records import ExportedFileSchema
@@ -108,12 +108,12 @@ async def export_to_file(
 
 
 async def _open_transcript(
-    store: "SqlStore", conversation_id: str, branch: int, format: Literal["markdown", "json"]
+    store: "SqlStore", conversation_id: str, branch: int | None, format: Literal["markdown", "json"]
 ) -> "SharedTranscript":
     from quire.engine.shared_transcript import SharedTranscript
 
     [record] = await store.fill_titles(await store.get_conversation(conversation_id))
-    return SharedTranscript(store, record, await store.get_branch(conversation_id, branch), format=format)
+    return SharedTranscript(store, record, await find_branch(store, conversation_id, branch), format=format)
 
 
 def format_export(document: "ExportedFileSchema") -> str:

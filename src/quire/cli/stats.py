@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from quire.cli.common import (
-    MAIN_BRANCH,
     BranchNumber,
     Limit,
     SetOptions,
     complete_conversation_ids,
+    find_branch,
     open_store,
     resolve_conversation_id,
 )
@@ -63,7 +63,7 @@ async def command(
         ),
     ] = None,
     *,
-    branch: BranchNumber = MAIN_BRANCH,
+    branch: BranchNumber = None,
     by: Annotated[
         Literal["day", "model", "project", "source", "slot", "tool"] | None,
         typer.Option(help="Print the rows of one dimension instead of the overview.", show_default=False),
@@ -97,7 +97,7 @@ async def command(
     async with open_store(overrides) as store:
         if conversation is not None:
             conversation_id = await resolve_conversation_id(store, conversation)
-            counted = await _count_conversation(store, await store.get_branch(conversation_id, branch))
+            counted = await _count_conversation(store, await find_branch(store, conversation_id, branch))
             return Result(counted, lambda _: _draw_conversation(counted))
         with show_progress("Counting messages") as progress:
             done = 0

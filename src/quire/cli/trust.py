@@ -31,8 +31,8 @@ def command(
 ) -> Result:
     """Trust the settings file of this folder, which may then choose programs, hosts and databases.
 
-    Without trust, a `quire.toml` in a project decides only how a context is built. A file that changes is asked about
-    again, and so is its agent.
+    Without trust, a `quire.toml` in a project decides only how a context is built. A change of the
+    file, or of its agent, ends the trust.
     """
     searched = (folder or Path.cwd()).absolute()
     if action == "list":

@@ -2,7 +2,7 @@
 
 A cloned repository may bring a `quire.toml`. Without trust it decides how a context is built, and nothing else: no
 program runs, no host gets a message or a credential, and no other database is used because of it. Trust is remembered
-by the file's path and a digest of its contents, so a file that changes is asked about again.
+by the file's path and a digest of its contents, so a change of the file ends it.
 """
 
 import json
@@ -128,7 +128,7 @@ def is_trusted(file: ProjectFile, decide: Decide) -> bool:
 
 
 def ask_or_refuse(file: ProjectFile) -> bool:
-    """Asks on a terminal and remembers the answer. Elsewhere nobody can answer, so nothing starts."""
+    """Asks on a terminal and remembers the answer. Without one there is no answer, so nothing starts."""
     if not (file.is_own and sys.stdin.isatty() and sys.stderr.isatty()):
         owner = "" if file.is_own else " belongs to another user and"
         raise InvalidConfiguration(
@@ -138,7 +138,7 @@ def ask_or_refuse(file: ProjectFile) -> bool:
     import typer
 
     print_note("\n".join([f"{file.path} decides more than how a context is built:", *describe(file)]))
-    is_accepted = typer.confirm("Do you trust it? You are asked again when it changes.", err=True)
+    is_accepted = typer.confirm("Do you trust it? A change of the file ends the trust.", err=True)
     remember(file, "trusted" if is_accepted else "refused")
     return is_accepted
 

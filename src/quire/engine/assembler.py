@@ -257,7 +257,7 @@ def find_question(pending: Sequence[PendingMessage], window: Window) -> str:
 
 
 def _continues_turn(window: Window, pending: Sequence[PendingMessage]) -> bool:
-    """Whether the request goes on inside a turn, after results of its tools."""
+    """Whether the request continues a turn, after results of its tools."""
     return not pending and bool(window.messages) and window.messages[-1].role != "user"
 
 

@@ -33,7 +33,7 @@ class ChangedSettingSchema(JsonModel):
 class TrustedFileSchema(JsonModel):
     path: str
     decision: Literal["trusted", "refused", "changed", "revoked"] = Field(
-        description="`changed`: the file is not as it was when the user decided, so it is asked about again."
+        description="`changed`: the file is not as it was when the user decided, so the decision does not count."
     )
 
 

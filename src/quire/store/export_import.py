@@ -220,6 +220,8 @@ class _Importer:
                 if self._branch is None or self._branch.number != line.branch:
                     raise ImportFailed(f"The manifest of reply #{line.seq} does not follow its branch {line.branch}.")
                 reply = reads.get_entry(connection, tenant, self._branch, line.seq)
+                if reply.role != "assistant":
+                    raise ImportFailed(f"Entry #{line.seq} of branch {line.branch} has a manifest, but is no reply.")
                 # A manifest names the conversation that a replay reads, so under another id it names the imported one.
                 recorded = Manifest.parse(_to_compact_json(line.manifest))
                 manifest = recorded.model_copy(update={"conversation": conversation})

@@ -160,15 +160,15 @@ def narrow_batch(batch: MessageBatch, max_results: int, message_counter: Message
     call, *tool_messages = batch.messages
     if len(call.call_ids) <= max_results:
         return batch
-    kept: list[RenderedMessage] = []
+    included: list[RenderedMessage] = []
     ids: set[str] = set()
     for tool_message in tool_messages:
         results = tool_message.message.tool_results[: max_results - len(ids)]
         if tool_message.role == "system":
-            kept.append(tool_message)
+            included.append(tool_message)
         elif results:
             ids.update(result.call_id for result in results)
-            kept.append(_replace_results(tool_message, results, message_counter))
+            included.append(_replace_results(tool_message, results, message_counter))
     reference = f"; read #{call.seq}" if call.seq is not None else ""
     omitted = len(call.call_ids) - len(ids)
     note = f"[… {omitted} of {len(call.call_ids)} tool calls and their results left out{reference} …]"
@@ -177,7 +177,7 @@ def narrow_batch(batch: MessageBatch, max_results: int, message_counter: Message
     place = next(index for index, part in enumerate(parts) if isinstance(part, ToolCallPart))
     parts.insert(place, TextPart(text=note))
     narrowed = Message(role=call.role, parts=tuple(parts), name=call.message.name)
-    return MessageBatch.from_messages(message_counter.render_message(narrowed, seq=call.seq), *kept)
+    return MessageBatch.from_messages(message_counter.render_message(narrowed, seq=call.seq), *included)
 
 
 def deduplicate_call_ids(batches: Sequence[MessageBatch], message_counter: MessageCounter) -> Sequence[MessageBatch]:

@@ -231,7 +231,7 @@ class _Planner:
     def _limit_newest_batch(self) -> dict[int, int]:
         """Maximum characters of the newest tool results, by number, if they do not fit next to what every request has.
 
-        The call is shortened with them where its arguments would leave nothing of the results.
+        The call is shortened with them where nothing of the results would remain.
         """
         batch = self._input.batches[-1]
         if not batch.messages[0].call_ids or not batch.seqs:

@@ -1,6 +1,6 @@
 """Selection of the content of a request: required content first, then the newest turn, then what fits.
 
-A newest turn that exceeds the window is excerpted. If that would leave nothing to read, the steps between its question
+A newest turn that exceeds the window is excerpted. If nothing readable would remain, the steps between its question
 and its newest step are left out, and then some of the newest calls with their results.
 Optional blocks are added by score up to their slot's limit. History is added newest first and stops at the first batch
 that does not fit, so that it has no gaps. Recalled messages use the tokens that remain.
@@ -28,9 +28,9 @@ class ViewSelection:
     blocks: tuple[CountedBlock, ...]
     """In the order of the input."""
     pinned: tuple[MessageBatch, ...]
-    """All pinned messages, unless they leave no room for the newest turn."""
+    """All pinned messages, unless the newest turn would not fit."""
     pinned_excerpt_chars: int | None
-    """Maximum characters of each text of the pinned messages, if they leave no room for the newest turn."""
+    """Maximum characters of each text of the pinned messages, if the newest turn would not fit."""
     history: tuple[MessageBatch, ...]
     omitted_history: tuple[MessageBatch, ...]
     newest: tuple[MessageBatch, ...]

@@ -31,11 +31,14 @@ if TYPE_CHECKING:
     from quire.agent.protocols import ToolRunner
     from quire.engine import Engine
     from quire.llm import Model
+    from quire.log import ConversationRecord
     from quire.model import Entry, Usage
     from quire.settings import Settings
     from quire.store import SqlStore
 
 
+MAX_RESUMED = 100
+"""Recent conversations among which a chat finds the one to resume."""
 MAX_ATTACHMENT_BYTES = 20 * 1_000_000
 """Maximum size of one attachment. Providers accept requests of about 30 MB, and base64 adds a third."""
 
@@ -185,7 +188,11 @@ async def open_chosen_conversation(engine: "Engine", chat_options: ChatOptions) 
     """
     store, name = engine.store, chat_options.conversation
     if name is None:
-        recent = await store.list_conversations(limit=1) if chat_options.resume and not chat_options.new else []
+        recent: list[ConversationRecord] = []
+        if chat_options.resume and not chat_options.new:
+            # The session of an agent is the agent's: a chat does not append to it unless it is named.
+            listed = await store.list_conversations(limit=MAX_RESUMED)
+            recent = [each for each in listed if each.origin is None or each.origin.client is None][:1]
         if not recent:
             return await engine.conversation()
         name = recent[0].id
