@@ -25,7 +25,7 @@ PAGE = DOCS / "benchmarks.md"
 PACKAGES = (
     "langchain", "langchain-openai", "sqlalchemy", "psycopg", "fastapi", "uvicorn", "aiohttp", "numpy", "wordllama",
 )  # fmt: skip
-PICTURES = {"soak": "picture/soak.svg"}
+PICTURES = {"soak": "picture/soak.svg", "memory": "picture/memory.svg"}
 _GOAL = re.compile(
     r"^(?P<measure>\w+\.[^:\n]+): (?P<value>\S+) \(goal <= (?P<goal>\S+)\) (?P<met>ok|short)$", re.MULTILINE
 )

@@ -1,7 +1,7 @@
-"""Plot of a soak as SVG: small panels of lines over minutes, readable in light and in dark pages."""
+"""Plots as SVG: small panels of lines, readable in light and in dark pages. Those of a soak are over minutes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ STYLE = """
 class Line(NamedTuple):
     name: str
     points: Sequence[tuple[float, float]]
-    """Minutes, and the value."""
+    """Place on the horizontal axis (minutes, in a soak), and the value."""
 
 
 class Panel(NamedTuple):
@@ -89,24 +89,25 @@ def choose_ticks(maximum: float) -> list[float]:
     return [step * number for number in range(math.ceil(maximum / step) + 1)]
 
 
-def draw_panel(panel: Panel, *, left: int, top: int, last_minute: float) -> str:
+def draw_panel(
+    panel: Panel, *, left: int, top: int, last_x: float, x_label: str = "minutes", x_ticks: Mapping[float, str] | None
+) -> str:
     width = PANEL_WIDTH - MARGIN_LEFT - MARGIN_RIGHT
     height = PANEL_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM
     ticks = choose_ticks(max((value for line in panel.lines for _, value in line.points), default=1.0))
     x0, y0 = left + MARGIN_LEFT, top + MARGIN_TOP + height
 
-    def place(minute: float, value: float) -> str:
-        return f"{x0 + width * minute / last_minute:.1f} {y0 - height * value / ticks[-1]:.1f}"
+    def place(x: float, value: float) -> str:
+        return f"{x0 + width * x / last_x:.1f} {y0 - height * value / ticks[-1]:.1f}"
 
     parts = [f'<text class="title" x="{x0}" y="{top + 16}">{panel.title}, {panel.unit}</text>']
     for tick in ticks:
         y = y0 - height * tick / ticks[-1]
         parts.append(f'<path class="{"grid" if tick else "axis"}" d="M{x0} {y:.1f}h{width}"/>')
         parts.append(f'<text x="{x0 - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:,g}</text>')
-    for minute in (tick for tick in choose_ticks(last_minute) if tick <= last_minute):
-        x = x0 + width * minute / last_minute
-        parts.append(f'<text x="{x:.1f}" y="{y0 + 16}" text-anchor="middle">{minute:g}</text>')
-    parts.append(f'<text x="{x0 + width / 2}" y="{y0 + 31}" text-anchor="middle">minutes</text>')
+    for tick, label in (x_ticks or {tick: f"{tick:g}" for tick in choose_ticks(last_x) if tick <= last_x}).items():
+        parts.append(f'<text x="{x0 + width * tick / last_x:.1f}" y="{y0 + 16}" text-anchor="middle">{label}</text>')
+    parts.append(f'<text x="{x0 + width / 2}" y="{y0 + 31}" text-anchor="middle">{x_label}</text>')
     key_x = x0
     for number, line in enumerate(panel.lines):
         path = "L".join(place(*point) for point in line.points)
@@ -119,10 +120,26 @@ def draw_panel(panel: Panel, *, left: int, top: int, last_minute: float) -> str:
 
 
 def draw_plot(record: SoakRecord, *, title: str) -> str:
-    panels = build_panels(record)
-    last_minute = record.resources[-1].seconds / 60
+    return draw_panels(build_panels(record), title=title, last_x=record.resources[-1].seconds / 60)
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    *,
+    title: str,
+    last_x: float,
+    x_label: str = "minutes",
+    x_ticks: Mapping[float, str] | None = None,
+) -> str:
     drawn = [
-        draw_panel(panel, left=number % 2 * PANEL_WIDTH, top=28 + number // 2 * PANEL_HEIGHT, last_minute=last_minute)
+        draw_panel(
+            panel,
+            left=number % 2 * PANEL_WIDTH,
+            top=28 + number // 2 * PANEL_HEIGHT,
+            last_x=last_x,
+            x_label=x_label,
+            x_ticks=x_ticks,
+        )
         for number, panel in enumerate(panels)
     ]
     width, height = 2 * PANEL_WIDTH, 28 + 2 * PANEL_HEIGHT

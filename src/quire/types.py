@@ -20,11 +20,11 @@ from quire.model.entry_bodies import Body
 from quire.model.entry_metadata import DocumentReference, EntryMetadata
 from quire.model.events import TurnEndReason
 from quire.model.messages import ToolResultContent
+from quire.model.policy import PriorityClass
 from quire.search.catalog import SearchOrder
 from quire.view.batches import MessageBatch
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
-from quire.view.strategies import PriorityClass
 
 __all__ = [
     "Agent", "Allow", "AllowAlways", "ApprovalDecision", "ApprovalFunction", "ApprovalRule", "Body",

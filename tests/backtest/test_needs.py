@@ -92,3 +92,20 @@ async def test_regret_is_what_the_request_did_not_have_in_view(store: SqlStore):
     assert (small.needed, large.needed) == (2, 2)
     assert (small.regret.numerator, large.regret.numerator) == (2, 0)
     await engine.wait_for_background()
+
+
+async def test_words_that_a_reply_in_view_repeats_are_not_missed(store: SqlStore):
+    """The message with the words is discarded, but an assistant message that quotes it is in view as a whole."""
+    settings = Settings.model_validate({"model": "gpt-4o", "context_limit": 100_000})
+    engine = Engine(store, EngineConfig.create(settings))
+    conversation = await engine.conversation("c")
+    filler = "The road was dry and we met other carts at noon near the mill by the river. " * 12
+    await conversation.append(f"Note: {RECIPE}.", Message.assistant("Noted."))
+    for day in range(12):
+        await conversation.append(f"Day {day}. {filler}", Message.assistant("Go on."))
+    await conversation.append("How did the recipe begin?", Message.assistant(f"So: {RECIPE}."))
+    await conversation.append("Again?", Message.assistant(f"Once more: {RECIPE}."))
+    selection = await select_conversations(store, ["c"])
+    [small] = (await run_backtest(engine, combine_variants(["discard"], windows=[1_500]), selection)).variants
+    assert (small.needed, small.regret.numerator) == (2, 1)
+    await engine.wait_for_background()

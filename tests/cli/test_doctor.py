@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from cli_fixtures import CliHome, invoke_cli
 
+from quire.cli.doctor_checks import DoctorSetup, check_mcp
 from quire.cli.hook import HOOK_EVENTS
 from quire.cli.init import PROVIDER_KEYS
+from quire.settings import Settings
 from secret_samples import SecretGenerator
 
 VALID_KEY = "valid-key"
@@ -308,3 +310,16 @@ def test_the_page_fits_a_terminal(empty_home: Path, monkeypatch: pytest.MonkeyPa
     lines = invoke_cli("doctor", "--offline").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "1 problem found."
+
+
+def test_the_mcp_server_of_one_project_is_found(tmp_path: Path):
+    """`claude mcp add` registers a server for the folder that it runs in."""
+    servers = {"quire": {"command": "quire", "args": ["mcp"]}}
+    (tmp_path / ".claude.json").write_text(json.dumps({"projects": {str(tmp_path): {"mcpServers": servers}}}))
+    settings = Settings()
+    for folder, status in ((tmp_path, "ok"), (tmp_path / "other", "note")):
+        setup = DoctorSetup(
+            settings=settings, origins={}, settings_error=None, environ={"HOME": str(tmp_path)}, folder=folder,
+            offline=True, sends_request=False,
+        )  # fmt: skip
+        assert [finding.status for finding in check_mcp(setup)] == [status]

@@ -8,6 +8,7 @@ from cli_fixtures import NEXT_DAY, CliHome, invoke_cli
 from typer.testing import Result
 
 from quire.access.keys import ApiKey
+from quire.cli.key import _format_spending
 from quire.store import SqlStore
 
 HOUR_MICROSECONDS = 3_600_000_000
@@ -123,3 +124,8 @@ def test_it_is_the_same_on_postgresql(home: CliHome, database_url: str):
     outcome = invoke_cli("key", "revoke", key.id, "--tenant", "acme", *given)
     assert outcome.exit_code == 0, outcome.output
     assert verify_key(database_url, text) is None
+
+
+def test_a_cap_below_a_cent_is_not_printed_as_nothing():
+    assert _format_spending(0.001, 0.003) == "$0.0010 of $0.0030"
+    assert _format_spending(0.0, 5.0) == "$0.0000 of $5.00"

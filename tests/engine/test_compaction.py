@@ -208,6 +208,8 @@ async def test_an_edited_summary_shows_and_the_old_one_stays(store: SqlStore):
     entry = await conversation.compact(instructions="keep the kilometres")
     assert entry.body.instructions == "keep the kilometres"
     assert "keep the kilometres" in (conversation.engine.summarizer.model.prompts[0].system or "")
+    with pytest.raises(InvalidRequest, match="empty"):
+        await conversation.edit_summary(" \n")
     await conversation.edit_summary("In short: rivers [#2].")
     texts = str((await conversation.prepare("so?")).to_chat()["messages"])
     assert "In short: rivers" in texts

@@ -116,14 +116,14 @@ async def test_what_was_decided_stays_on_the_message_so_that_the_prefix_holds(st
 
 async def test_the_budget_that_is_left_decides(store: SqlStore, vault: Path):
     (vault / "Middling.md").write_text("river wheel mill " * 300)
-    for limit, whole in ((16_000, True), (4_000, False)):
+    for limit, whole in ((32_000, True), (4_000, False)):
         conversation = await make_engine(store, vault, context_limit=limit).conversation(f"c{limit}")
-        request = await conversation.prepare("See [[Middling]].")
-        [row] = [row for row in request.manifest.decisions if row.kind == "document"]
+        request = await conversation.prepare("See [[Middling]] and [[Long]].")
+        [row] = [row for row in request.manifest.decisions if row.name == "Middling.md"]
         assert row.included is whole
     # A file that the user imports by name may take more of it.
-    request = await conversation.prepare("See @Middling.md.")
-    [row] = [row for row in request.manifest.decisions if row.kind == "document"]
+    request = await conversation.prepare("See @Middling.md and [[Long]].")
+    [row] = [row for row in request.manifest.decisions if row.name == "Middling.md"]
     assert (row.included, row.reason) == (True, "imported")
 
 

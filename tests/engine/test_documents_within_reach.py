@@ -158,20 +158,58 @@ def find_decision_of(request: Request, name: str) -> Any:
 
 
 @pytest.mark.parametrize("recalled", [False, True])
-async def test_documents_that_do_not_fit_are_trimmed(store: SqlStore, recalled: bool):
-    conversation = await make_engine(store, context_limit=4_000).conversation("c")
+async def test_documents_fill_what_the_rest_of_the_request_leaves_free(store: SqlStore, recalled: bool):
+    conversation = await make_engine(store, context_limit=8_000).conversation("c")
+    fitting = Document(name="Letter", text=SENTENCE * 150, recalled=recalled)
+    request = await conversation.prepare("What was the weather?", documents=[fitting])
+    decision = find_decision_of(request, "Letter")
+    assert decision.excerpt_chars is None
+    assert decision.tokens > {slot.slot: slot.budget for slot in request.manifest.slots}[decision.slot]
     document = Document(name="Diary", text=f"START {SENTENCE * 1_000} END", recalled=recalled)
     request = await conversation.prepare("What was the weather?", documents=[document])
     decision = find_decision_of(request, "Diary")
     assert decision.included
     assert 0 < decision.excerpt_chars < len(document.text)
-    budget = {slot.slot: slot.budget for slot in request.manifest.slots}[decision.slot]
-    assert 0.8 * budget < decision.tokens <= budget
+    assert 0.85 * request.manifest.trigger_tokens < request.tokens <= request.manifest.trigger_tokens
     sent = str(request.to_chat()["messages"])
     assert "START" in sent
     assert "END" in sent
+    assert not request.compactions
     reply = await conversation.record("Dry.", request=request)
     assert (await conversation.replay(reply.seq)).mismatch is None
+
+
+async def test_a_share_that_is_set_stays_a_cap(store: SqlStore):
+    conversation = await make_engine(store, context_limit=4_000, shares={"references": 0.2}).conversation("c")
+    document = Document(name="Diary", text=SENTENCE * 1_000)
+    request = await conversation.prepare("What was the weather?", documents=[document])
+    decision = find_decision_of(request, "Diary")
+    budget = {slot.slot: slot.budget for slot in request.manifest.slots}[decision.slot]
+    assert 0.8 * budget < decision.tokens <= budget
+
+
+async def test_a_trimmed_document_mostly_stays_the_same_between_turns(store: SqlStore):
+    """It comes before the history, so a different excerpt would invalidate the prompt cache of the whole request."""
+    conversation = await make_engine(store, context_limit=32_000).conversation("c")
+    document = Document(name="Diary", text=SENTENCE * 5_000)
+    sizes: list[int] = []
+    for number in range(12):
+        request = await conversation.prepare(f"Question {number}?", documents=[document])
+        sizes.append(find_decision_of(request, "Diary").excerpt_chars)
+        await conversation.record("A short answer.", request=request)
+    assert len(set(sizes)) <= 2
+
+
+async def test_a_linked_document_without_competition_is_included_whole(store: SqlStore, tmp_path: Path):
+    for name in ("One", "Two", "Three"):
+        (tmp_path / f"{name}.md").write_text(SENTENCE * 150)
+    engine = make_engine(store, tmp_path, context_limit=8_000)
+    alone = await (await engine.conversation("alone")).prepare("Read [[One]].")
+    assert find_decision_of(alone, "One.md").included
+    several = await (await engine.conversation("several")).prepare("Read [[One]], [[Two]] and [[Three]].")
+    assert [find_decision_of(several, f"{name}.md").included for name in ("One", "Two", "Three")] == [False] * 3
+    off = make_engine(store, tmp_path, context_limit=8_000, document_share=0)
+    assert not find_decision_of(await (await off.conversation("off")).prepare("Read [[One]]."), "One.md").included
 
 
 async def test_several_documents_share_what_is_free(store: SqlStore):

@@ -57,6 +57,33 @@ async def test_a_priority_survives_compactions_and_is_on_the_record(store: SqlSt
     assert await store.verify_conversation("c") == []
 
 
+@pytest.mark.parametrize("strategy", ["discard", "summarize", "hybrid"])
+async def test_the_preset_gives_every_class_its_share_in_any_strategy(store: SqlStore, strategy: str):
+    engine = make_engine(store, strategy=strategy, shares="classes")
+    assert engine.policy.shares is not None
+    classes = {name: engine.policy.shares[name] for name in ("memory", "critical", "important", "normal")}
+    assert classes == {"memory": 0.2, "critical": 0.3, "important": 0.25, "normal": 0.2}
+    conversation = await engine.conversation("c")
+    # More critical messages than their own share holds; normal ones get no place before them.
+    for number in range(20):
+        await conversation.append(f"{number}: {CRITICAL} " + "safe " * 30, Message.assistant("Noted."))
+        await conversation.set_priority(2 * number + 1 + number, 10)
+    reply = await record_turns(conversation, 25)
+    body = await active_compaction(store)
+    assert body.preserved
+    manifest = await conversation.manifest(reply)
+    [memory] = [slot.budget for slot in manifest.slots if slot.slot == "memory"]
+    assert memory == int(0.2 * manifest.max_input_tokens)
+    kept = sum(row.tokens for row in manifest.included if row.reason == "priority")
+    assert 0 < kept <= 0.75 * manifest.max_input_tokens
+    assert (await conversation.replay(reply)).matches
+
+
+def test_an_unknown_preset_of_shares_is_refused():
+    with pytest.raises(ValueError, match="classes"):
+        Settings.model_validate({"shares": "seeds"})
+
+
 @pytest.mark.parametrize("strategy", ["discard", "summarize"])
 async def test_only_hybrid_uses_priorities(store: SqlStore, strategy: str):
     conversation = await make_engine(store, strategy=strategy).conversation("c")

@@ -142,13 +142,13 @@ class NeedsInView:
         self._request = request
 
     def contains(self, need: Need, numbers: Mapping[int, int]) -> bool:
-        """Whether the request has a needed message whole, or the quoted words anywhere.
+        """Whether the request has a needed message whole, or the quoted words anywhere, also in an earlier reply.
 
         `numbers` maps message numbers of the stored conversation to message numbers of the request's log.
         """
         if any(numbers.get(seq) in self._whole_messages for seq in need.messages):
             return True
-        return bool(need.words) and f" {' '.join(need.words)} " in self._partial_text
+        return bool(need.words) and f" {' '.join(need.words)} " in self._searched_text
 
     @lazy_property
     def _whole_messages(self) -> set[int]:
@@ -161,10 +161,13 @@ class NeedsInView:
         }
 
     @lazy_property
-    def _partial_text(self) -> str:
-        """The words of everything else, between single spaces: the summary, excerpts, recalled passages, references."""
+    def _searched_text(self) -> str:
+        """The words of all that is no source of a quote, between single spaces: replies, the summary, excerpts,
+        recalled passages, references."""
         whole, texts = self._whole_messages, list[str]()
         for each in self._request.assembly.rendered.messages:
-            if each.seq is None or each.seq not in whole:
+            if each.message.role == "assistant":
+                texts += _list_written_texts(each.message)
+            elif each.seq is None or each.seq not in whole:
                 texts += [each.message.text, *(result.text for result in each.message.tool_results)]
         return f" {' '.join(_WORD.findall(' | '.join(texts).lower()))} "

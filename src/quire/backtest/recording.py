@@ -9,7 +9,7 @@ from cachetools import LRUCache
 
 from quire.context.builtin_tool_schemas import HISTORY_TOOLS
 from quire.context.items import InclusionReason
-from quire.context.memory import MEMORIES_BLOCK_NAME
+from quire.context.memory import CORE_NOTE, MEMORIES_BLOCK_NAME
 from quire.context.tools import IncludedTool, ToolSet
 from quire.engine.context_gatherer import ContextGatherer, RecentTexts, RequestContext
 from quire.engine.state import EngineState
@@ -178,10 +178,15 @@ class RecordedContextGatherer(ContextGatherer):
                     reason=row.reason,
                     score=row.score,
                     is_required=row.reason in _REQUIRED_REASONS and row.name != MEMORIES_BLOCK_NAME,
+                    uses_spare_tokens=row.reason == "referenced" or row.kind == "document",
                     excerpt_chars=row.excerpt_chars,
                 )
                 blocks.append(block)
-        return RequestContext(blocks=tuple(blocks), tools=self._fit_recorded_tools(definitions))
+        return RequestContext(
+            blocks=tuple(blocks),
+            tools=self._fit_recorded_tools(definitions),
+            omits_memories=any(each.name == MEMORIES_BLOCK_NAME and each.text.endswith(CORE_NOTE) for each in blocks),
+        )
 
     def _fit_recorded_tools(self, recorded: list[tuple[Decision, ToolDefinition]]) -> ToolSet:
         """The recorded tools in their order, as far as they fit. The assembler adds history tools by itself."""

@@ -469,7 +469,11 @@ def check_mcp(setup: DoctorSetup) -> list[FindingSchema]:
         ("cursor", cursor, "mcpServers"),
     ):
         existing = [file for file in files if file.is_file()]
-        registered = next((file for file in existing if "quire" in _read_table(file, table)), None)
+        # Claude Code registers a server for one folder by default, below the folder's name.
+        tables = ((table,), ("projects", str(setup.folder), table))
+        registered = next(
+            (file for file in existing if any("quire" in _read_table(file, *each) for each in tables)), None
+        )
         if registered is not None:
             found.append(report_ok("MCP", f"{agent}: `quire mcp` is in {registered}"))
         elif existing:
@@ -479,15 +483,16 @@ def check_mcp(setup: DoctorSetup) -> list[FindingSchema]:
     return found
 
 
-def _read_table(path: Path, table: str) -> Mapping[str, Any]:
-    """A table of an agent's settings; empty if the file cannot be read."""
+def _read_table(path: Path, *keys: str) -> Mapping[str, Any]:
+    """The table of an agent's settings below these keys; empty if there is none, or if the file cannot be read."""
     try:
         text = path.read_text("utf-8")
         document: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (OSError, ValueError):
         return {}
-    value = cast("dict[str, Any]", document).get(table) if isinstance(document, dict) else None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    for key in keys:
+        document = cast("dict[str, Any]", document).get(key) if isinstance(document, dict) else None
+    return cast("dict[str, Any]", document) if isinstance(document, dict) else {}
 
 
 CHECKS: tuple[Callable[[DoctorSetup], list[FindingSchema]], ...] = (

@@ -140,7 +140,8 @@ def _format_spending(spent: float, cap: float | None) -> str | None:
     """What was spent of the cap; None if there is neither."""
     if cap is None:
         return f"${spent:,.4f}" if spent else None
-    return f"${spent:,.4f} of ${cap:,.2f}"
+    decimals = 2 if round(cap, 2) == cap else 4
+    return f"${spent:,.4f} of ${cap:,.{decimals}f}"
 
 
 @command(app, "quire key revoke 01ke6pfy600000000000000005")

@@ -259,11 +259,12 @@ async def relevance(
         records = (
             await store.memories.list(memory_namespace(engine.agent), limit=MAX_LISTED_MEMORIES) if enabled else []
         )
-        started_at = (await store.get_conversation(conversation.id)).created_at
+    texts = {block.name: block.text for block in gathered.blocks if block.kind == "memory"}
     memories: list[ScoredMemorySchema] = []
     for record in records:
-        # Memories older than the conversation share one block in the stable prefix.
-        place = (MEMORIES_BLOCK_NAME, "memory") if record.created_at <= started_at else (record.id, "recall")
+        # Those of the stable prefix share one block, in which each has its id.
+        is_stable = f"[{record.id}" in texts.get(MEMORIES_BLOCK_NAME, "")
+        place = (MEMORIES_BLOCK_NAME, "memory") if is_stable else (record.id, "recall")
         row = next((each for each in decisions if (each.name, each.slot) == place), None)
         memories.append(
             ScoredMemorySchema(
@@ -274,7 +275,6 @@ async def relevance(
                 score=row.score if row is not None else None,
             )
         )
-    texts = {block.name: block.text for block in gathered.blocks if block.kind == "memory"}
     document = MemoryRelevanceSchema(
         conversation=conversation.id,
         branch=conversation.branch,

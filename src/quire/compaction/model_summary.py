@@ -33,6 +33,7 @@ from quire.errors import (
     ModelRateLimited,
     ModelRefused,
     ModelRequestRejected,
+    QuireError,
     SummaryFailed,
     SummaryFailureReason,
 )
@@ -279,7 +280,10 @@ class _SummaryRun:
             reply = await self._complete(prompt)
         except ModelContextOverflow:
             raise
-        except (ModelError, TimeoutError, OSError) as exc:
+        except Exception as exc:
+            # A model that the application provides may raise anything. No request ends because of its summary.
+            if isinstance(exc, QuireError) and not isinstance(exc, ModelError):
+                raise
             reason: SummaryFailureReason
             match exc:
                 case ModelRateLimited():
@@ -290,7 +294,9 @@ class _SummaryRun:
                     reason = "invalid"
                 case _:
                     reason = "timed_out" if _is_timeout(exc) else "unavailable"
-            raise self.build_failure(reason, str(exc) or f"{name} did not answer in time.") from exc
+            is_foreign = not isinstance(exc, ModelError | TimeoutError | OSError)
+            detail = f"{name} raised {exc!r}." if is_foreign else str(exc) or f"{name} did not answer in time."
+            raise self.build_failure(reason, detail) from exc
         self.usage = sum_usage([self.usage, reply.usage]) if self.usage and reply.usage else self.usage or reply.usage
         try:
             text = validate_summary(

@@ -30,7 +30,8 @@ class ToolArguments(BaseModel):
 
 
 class SearchHistory(ToolArguments):
-    """Search the earlier part of this conversation that is no longer in your context. Returns numbered messages."""
+    """Search the earlier part of this conversation that is no longer in your context, and all memories. Returns
+    numbered messages, and memories by id."""
 
     tool_name = "history_search"
     query: str = Field(description="What to look for, in words that were likely used.")

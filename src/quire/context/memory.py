@@ -1,12 +1,12 @@
 """Memory blocks of a request: a project's memory files and an agent's memory entries.
 
 Project files are in the stable part in full, with their imports. The agent's entries from before the conversation are
-there too, for prefix stability; later entries are recalled where a message needs them. Recalled text is never stored as
-a new memory.
+there too, for prefix stability, or a core of them if they are too many for their slot. The others are recalled where a
+message needs them. Recalled text is never stored as a new memory.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from quire.context.file_imports import DEFAULT_IMPORT_LIMITS, ImportLimits, resolve_nested_imports
@@ -19,6 +19,8 @@ from quire.view.inputs import ContextBlock
 
 MEMORIES_BLOCK_NAME = "memories"
 """Name of the block with an agent's memory entries."""
+CORE_NOTE = "Not all memories are listed here. Those that match a question come with it."
+"""Ends the block of the core. It is constant, so that the prefix is stable."""
 MAX_MEMORY_CHARS = 2_000
 """Maximum characters of a memory: one fact in a sentence or two."""
 REPEATED_SHARE = 0.75
@@ -63,16 +65,30 @@ def load_project_memory(
     return ProjectMemory(tuple(blocks.values()), tuple(decisions.values()))
 
 
-def build_memory_blocks(memories: Iterable[Memory]) -> tuple[ContextBlock, ...]:
+def select_core(memories: Sequence[Memory], *, max_tokens: int, count_tokens: Callable[[str], int]) -> Sequence[Memory]:
+    """The first memories, as many as fit into `max_tokens`."""
+    tokens = count_tokens(CORE_NOTE)
+    for count, memory in enumerate(memories):
+        tokens += count_tokens(format_entry(memory)) + 1
+        if tokens > max_tokens:
+            return memories[:count]
+    return memories
+
+
+def format_entry(memory: Memory) -> str:
+    """One line, so that no entry can look like two. The id is for `remember`, which can replace the entry. The number
+    of the cited message is left out, because it belongs to another conversation."""
+    source = f", from {memory.source}" if memory.source is not None else ""
+    return f"- {_to_single_line(memory.text)} [{memory.id}{_to_single_line(source)}]"
+
+
+def build_memory_blocks(memories: Iterable[Memory], *, is_core: bool = False) -> tuple[ContextBlock, ...]:
     """One block with an agent's memory entries, oldest first; none without entries."""
-    lines: list[str] = []
-    for memory in sorted(memories, key=lambda each: each.id):
-        # One line per entry, so that no entry can look like two. The id is for `remember`, which can replace the
-        # entry; the number of the cited message is left out, because it belongs to another conversation.
-        source = f", from {memory.source}" if memory.source is not None else ""
-        lines.append(f"- {_to_single_line(memory.text)} [{memory.id}{_to_single_line(source)}]")
+    lines = [format_entry(memory) for memory in sorted(memories, key=lambda each: each.id)]
     if not lines:
         return ()
+    if is_core:
+        lines.append(CORE_NOTE)
     return (
         ContextBlock(
             slot="memory",
@@ -131,6 +147,26 @@ def measure_overlap(fact: str, text: str) -> float:
 def is_repeated_in(fact: str, text: str) -> bool:
     """Whether the text says the fact, perhaps in another order or with other small words."""
     return measure_overlap(fact, text) >= REPEATED_SHARE
+
+
+def list_differing_words(text: str, other: str) -> tuple[list[str], list[str]]:
+    """The words of each text whose terms the other does not contain, without stop words."""
+    from quire.search.tokenizer import tokenize
+
+    def list_missing(text: str, known: Collection[str]) -> list[str]:
+        words = [(word, set(tokenize(word)) - _FRAME_TERMS) for word in re.findall(r"\w+", text)]
+        return [word for word, terms in words if terms and terms.isdisjoint(known)]
+
+    return list_missing(text, set(tokenize(other))), list_missing(other, set(tokenize(text)))
+
+
+def differs_in_value(text: str, other: str) -> bool:
+    """Whether the texts differ in a name or a number: then they state different facts, however similar they are."""
+    return any(
+        not word.islower() and not original.startswith(word)
+        for words, original in zip(list_differing_words(text, other), (text, other), strict=True)
+        for word in words
+    )
 
 
 def _normalize(text: str) -> str:

@@ -20,7 +20,7 @@ from quire.view.assembly import ViewAssembly, assemble
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.recalled_messages import FittedCandidate, restore_candidate
 from quire.view.rendered import inline_documents
-from quire.view.strategies import get_strategy
+from quire.view.strategies import priority_shares_for
 
 RECENT_TURNS = 2
 """Turns before a question whose text helps to select rules, references and tools."""
@@ -89,6 +89,7 @@ class Assembler:
                     text=each.text,
                     reason="recalled" if each.recalled else "referenced",
                     is_required=False,
+                    uses_spare_tokens=True,
                 )
                 for each in documents
             ]
@@ -147,13 +148,14 @@ class Assembler:
     ) -> AssembledRequest:
         engine, policy, counter = self._engine, self._engine.policy, self._engine.message_counter
         listed = lists_documents(window.messages, pending)
-        tools = self._reading_tools.offer(context.tools, archived=window.compaction is not None, listed=listed)
+        searches = window.compaction is not None or context.omits_memories
+        tools = self._reading_tools.offer(context.tools, archived=searches, listed=listed)
         # The messages begin inside of a turn whose question is archived: it comes with them.
         history = window.messages
         if window.question is not None:
             history = tuple(sorted((window.question, *history), key=attrgetter("seq")))
         priorities: dict[int, int] = {}
-        if get_strategy(policy.strategy).priority_shares:
+        if priority_shares_for(policy):
             stored = window.branch.state.priorities
             priorities = {each.message: each.priority for each in stored if each.priority is not None}
         augmented = tuple(inline_documents(each.message, each.references, counter.load_text) for each in pending)

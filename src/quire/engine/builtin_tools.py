@@ -22,7 +22,7 @@ from quire.context.builtin_tool_schemas import (
 from quire.engine.embeddings import search_passages
 from quire.engine.memory_writer import MemoryWriter
 from quire.engine.recall import make_candidate
-from quire.engine.search import search_messages
+from quire.engine.search import search_memories, search_messages
 from quire.engine.state import EngineState
 from quire.errors import InvalidRequest, QuireError
 from quire.index.types import SearchHit, vault_scope
@@ -84,9 +84,14 @@ class BuiltinTools:
     async def _search_history(self, query: str, limit: int) -> BuiltinToolResult:
         branch = await self._engine.store.get_branch(self._conversation, self._branch)
         found = await search_messages(self._engine, query, branch=branch, limit=limit)
-        if not found.messages:
+        memories = await search_memories(self._engine, query, limit=limit) if self._engine.agent.memory.enabled else []
+        texts = [label_text("memory", hit.text, name=hit.key) for hit in memories]
+        if found.messages:
+            candidates = [make_candidate(hit.entry, hit.score, query=query) for hit in found.messages]
+            texts.append(render_recalled(candidates))
+        if not texts:
             return BuiltinToolResult("No earlier message matches. Try other words.")
-        text = render_recalled(make_candidate(hit.entry, hit.score, query=query) for hit in found.messages)
+        text = "\n\n".join(texts)
         return BuiltinToolResult(_truncate(text, "search with a smaller limit"))
 
     async def _read_history(self, first: int, last: int) -> BuiltinToolResult:

@@ -200,6 +200,8 @@ class Compactor:
         window = await self._engine.store.read_window(self._conversation, branch=self._branch, max_tokens=0)
         if window.compaction is None or not isinstance(body := window.compaction.body, Compaction) or not body.covers:
             raise InvalidRequest("The branch has no active summary to edit; compact it first.")
+        if not text.strip():
+            raise InvalidRequest("The summary is empty; write one, or undo the compaction.")
         limit = max_summary_tokens(self._engine.policy.target_tokens)
         tokens = self._engine.message_counter.token_counter.count(text)
         if tokens > limit:

@@ -13,10 +13,11 @@ from quire.errors import UnknownPrice
 from quire.llm import Model
 from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder
-from quire.model import Policy, Slot, ToolDefinition, Usage
+from quire.model import Policy, ToolDefinition, Usage
 from quire.model.agents import Agent, AgentMemory, AgentTool
 from quire.model.base import lazy_property
 from quire.model.ids import now
+from quire.model.policy import ShareName
 from quire.settings import Settings
 from quire.settings.schema import upstream_for
 from quire.view.model_specs import ModelSpec, is_local_model, output_limit_for, thinking_tokens_for
@@ -139,10 +140,11 @@ class EngineConfig:
         )
 
     @property
-    def client_shares(self) -> dict[Slot, float]:
+    def client_shares(self) -> dict[ShareName, float]:
         """Shares for requests of a client or framework: it has chosen its tools, so they may take the whole budget."""
-        shares = self.settings.shares or get_strategy(self.settings.strategy).shares
-        return {**shares, "tools": 1.0}
+        if self.settings.shares is not None:
+            return {**self.settings.shares, "tools": 1.0}
+        return {**get_strategy(self.settings.strategy).shares, "tools": 1.0}
 
     @lazy_property
     def summarizer(self) -> Summarizer | None:

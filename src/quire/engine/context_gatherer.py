@@ -5,7 +5,8 @@ Looks up only what the engine has: without agent items, a project folder or memo
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from quire.context.items import (
     RequestItems,
@@ -36,13 +37,22 @@ from quire.model import ContextChange, ContextItem, SessionItem, ToolDefinition
 from quire.model.agents import Agent
 from quire.model.manifest import Decision
 from quire.view.budget import allocate_budget
+from quire.view.counted_input import build_block_text
 from quire.view.inputs import ContextBlock
 from quire.view.strategies import get_strategy
 
-MAX_STABLE_MEMORIES = 200
+MIN_MEMORY_TOKENS = 20
+"""A memory with its id has at least this many tokens. It bounds how many are read for a slot."""
+MEMORY_SLOT_SHARE = 0.9
+"""Share of the memory slot for memories. The rest is for labels, and for requests whose tokens are counted too low."""
+MAX_STABLE_MEMORIES = 1_000
 """Memories considered for the stable prefix, newest first."""
 MAX_RECALLED_MEMORIES = 5
-"""Memories recalled for one question, in addition to the stable ones."""
+"""Memories recalled for one question, in addition to all that are older than the conversation."""
+MAX_SEARCHED_MEMORIES = 40
+"""Memories recalled for one question if the stable prefix has only a core of the older ones."""
+SHARED_RECALL = 0.5
+"""Share of the recall slot for memories, if the strategy also recalls messages."""
 
 RecentTexts = Callable[[], Sequence[str]]
 """Returns the texts of recent turns. Called only when items are to be selected, because it decodes messages."""
@@ -55,9 +65,11 @@ class RequestContext:
     blocks: tuple[ContextBlock, ...] = ()
     tools: ToolSet = NO_TOOLS
     decisions: tuple[Decision, ...] = ()
+    omits_memories: bool = False
+    """Whether the agent has more memories than the memory slot holds."""
 
     def with_blocks(self, *others: ContextBlock) -> "RequestContext":
-        return RequestContext(blocks=(*self.blocks, *others), tools=self.tools, decisions=self.decisions)
+        return replace(self, blocks=(*self.blocks, *others))
 
 
 class ContextGatherer:
@@ -101,6 +113,7 @@ class ContextGatherer:
             blocks=(*_instruction_blocks(agent), *texts, *memory.blocks),
             tools=tools,
             decisions=(*items.decisions, *missing, *tools.decisions, *memory.decisions),
+            omits_memories=memory.omits_memories,
         )
 
     def count_tool_tokens(self, tool: ToolDefinition) -> int:
@@ -129,30 +142,54 @@ class ContextGatherer:
     async def _gather_memory(self, agent: Agent, branch: Branch, question: str) -> RequestContext:
         if not self._engine.settings.memory_integration:
             return RequestContext()
-        store, namespace = self._engine.store, memory_namespace(agent)
-        memories = await store.memories.list(namespace, limit=MAX_STABLE_MEMORIES) if agent.memory.enabled else []
-        entries: list[ContextBlock] = []
-        if memories:
-            from quire.context.memory import build_memory_blocks, build_recalled_blocks
-
-            # Memories older than the conversation are always included, so that the prefix is stable; newer ones by
-            # relevance.
-            started_at = (await store.get_conversation(branch.conversation)).created_at
-            older = [each for each in memories if each.created_at <= started_at]
-            entries += build_memory_blocks(older)
-            if question and len(older) < len(memories):
-                hits = await search_passages(
-                    store, self._engine.embedder, question, scope=memory_scope(namespace), limit=MAX_RECALLED_MEMORIES
-                )
-                entries += build_recalled_blocks(hits, included_ids=[each.id for each in older])
+        project = RequestContext()
         root = self._engine.config.project_root
-        if root is None or not agent.memory.reads_files:
-            return RequestContext(blocks=tuple(entries))
-        from quire.context.memory import load_project_memory
+        if root is not None and agent.memory.reads_files:
+            from quire.context.memory import load_project_memory
 
-        max_chars = 2 * self._engine.policy.max_input_tokens  # Half of the input tokens, at four characters a token.
-        project = await asyncio.to_thread(load_project_memory, root, agent.memory.files, max_chars=max_chars)
-        return RequestContext(blocks=(*project.blocks, *entries), decisions=project.decisions)
+            # Half of the input tokens, at four characters a token.
+            max_chars = 2 * self._engine.policy.max_input_tokens
+            loaded = await asyncio.to_thread(load_project_memory, root, agent.memory.files, max_chars=max_chars)
+            project = RequestContext(blocks=loaded.blocks, decisions=loaded.decisions)
+        if not agent.memory.enabled:
+            return project
+        return await self._add_memories(project, branch, question)
+
+    async def _add_memories(self, project: RequestContext, branch: Branch, question: str) -> RequestContext:
+        """Adds the agent's memories to the project's files.
+
+        Those older than the conversation are in the stable prefix: all if they fit into the slot with
+        the files, else a core that depends on no question. The others are recalled by the question.
+        """
+        engine, store, namespace = self._engine, self._engine.store, memory_namespace(self._engine.agent)
+        newest = await store.memories.list(namespace, limit=1)
+        if not newest:
+            return project
+        from quire.context.memory import build_memory_blocks, build_recalled_blocks, select_core
+
+        count_tokens = engine.message_counter.token_counter.count
+        strategy = get_strategy(engine.policy.strategy)
+        budget = allocate_budget(engine.policy, strategy.shares)
+        slot_tokens = budget.limit_for("memory") - sum(count_tokens(block.text) for block in project.blocks)
+        started_at = (await store.get_conversation(branch.conversation)).created_at
+        read_limit = min(MAX_STABLE_MEMORIES, max(0, slot_tokens) // MIN_MEMORY_TOKENS) + 1
+        older = await store.memories.list(namespace, limit=read_limit, created_until=started_at)
+        # The calibration lowers the slot. In steps, or every report of a provider would change the prefix.
+        ratio = (await engine.runtime.load_calibration(store, engine.policy.model)).ratio
+        max_tokens = slot_tokens / (max(4, ceil(ratio * 4)) / 4) * MEMORY_SLOT_SHARE
+        listed = select_core(older, max_tokens=int(max_tokens), count_tokens=count_tokens)
+        is_core = len(listed) < len(older) or len(older) == read_limit
+        blocks = [*project.blocks, *build_memory_blocks(listed, is_core=is_core)]
+        if question and (is_core or newest[0].created_at > started_at):
+            limit = MAX_SEARCHED_MEMORIES if is_core else MAX_RECALLED_MEMORIES
+            hits = await search_passages(store, engine.embedder, question, scope=memory_scope(namespace), limit=limit)
+            free_tokens = int(budget.limit_for("recall") * (SHARED_RECALL if strategy.recalls else 1))
+            for block in build_recalled_blocks(hits, included_ids=[each.id for each in listed]):
+                free_tokens -= count_tokens(build_block_text(block.kind, block.text, name=block.name))
+                if free_tokens < 0:
+                    break
+                blocks.append(block)
+        return replace(project, blocks=tuple(blocks), omits_memories=is_core)
 
 
 class SessionItems:

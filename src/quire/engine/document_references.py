@@ -1,7 +1,8 @@
 """Documents of a request: the ones that a message names, and the application's own, trimmed where they do not fit.
 
-A named document that is small against the remaining tokens is injected into the message. A larger one is listed with
-its summary, for the model to read with a tool. The decision is stored with the message.
+The documents that a message names are injected into it if all of them fit below the target of a compaction. Otherwise
+each that is small against the remaining tokens is injected, and a larger one is listed with its summary, for the model
+to read with a tool. The decision is stored with the message.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from quire.view.counted_input import build_block_text
 from quire.view.excerpts import excerpt_message, find_largest_limit
 from quire.view.inputs import ContextBlock
 from quire.view.rendered import MessageCounter
+from quire.view.selection import count_spare_tokens
 from quire.wire.labels import label_text
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ IMPORT_SHARE = 0.5
 
 MIN_TRIMMED_TOKENS = 64
 """A document with less room than this is left out: an excerpt of it would say nothing."""
+SPARE_TOKEN_STEPS = 16
+"""Steps of the input tokens in which a trimmed document uses spare tokens."""
 MAX_CHARS_PER_TOKEN = 16
 """Bounds the search for the longest excerpt. Texts with longer tokens on average are rows of blanks or signs."""
 
@@ -72,21 +76,31 @@ class ReferenceResolver:
         )
 
     def resolve(
-        self, message: Message, documents: "Sequence[ReferencedDocument]", *, remaining_tokens: int
+        self,
+        message: Message,
+        documents: "Sequence[ReferencedDocument]",
+        *,
+        remaining_tokens: int,
+        uncontested_tokens: int,
     ) -> ResolvedReferences:
-        """Decides injection for each document; `remaining_tokens` is what the request has left before the trigger."""
+        """Decides injection for each document; `remaining_tokens` is what the request has left before the trigger.
+        Documents that fit together into `uncontested_tokens` do not compete for it."""
         references: list[DocumentReference] = []
         decisions: list[Decision] = []
         texts: list[str] = []
+        counts: list[int] = []
         for each in documents:
+            text = label_text("document", each.text or "", name=each.reference.path, link=each.reference.link)
+            count = self._engine.message_counter.token_counter.count(f"\n\n{text}")
+            counts.append(count if each.text is not None else 0)
+        competes = sum(counts) > uncontested_tokens
+        for each, tokens in zip(documents, counts, strict=True):
             reference = each.reference
             share = self._engine.settings.document_share
             if reference.link.startswith("@"):
                 share = max(share, IMPORT_SHARE)
-            tokens = 0
-            if each.text is not None:
-                text = label_text("document", each.text, name=reference.path, link=reference.link)
-                tokens = self._engine.message_counter.token_counter.count(f"\n\n{text}")
+            if share and not competes:
+                share = 1.0
             injected = each.text is not None and tokens <= share * remaining_tokens
             if injected and each.text is not None and each.digest is not None:
                 remaining_tokens -= tokens
@@ -118,8 +132,9 @@ def trim_documents(
     none.
 
     A trimmed document has its beginning and its end; its decision has the number of characters. The documents of a slot
-    that do not fit share what is free in it. `documents` are whole; the last blocks of the context are the same
-    documents, whole or trimmed before.
+    that do not fit share what is free in it, or what the rest of the request does not need, if that is more. The latter
+    in steps: it shrinks with every message, and another excerpt would invalidate the prompt cache. `documents` are
+    whole; the last blocks of the context are the same documents, whole or trimmed before.
     """
     first = len(context.blocks) - len(documents)
     others, current = context.blocks[:first], list(context.blocks[first:])
@@ -131,19 +146,22 @@ def trim_documents(
     optional = sum(counted.tokens for counted in assembly.selection.blocks if not counted.block.is_required)
     needed = assembly.counted_input.required_tokens + sum_tokens(assembly.selection.newest)
     free_tokens = assembly.budget.max_input_tokens - needed - optional
+    spare_tokens = max(0, count_spare_tokens(assembly.counted_input, assembly.budget) - optional)
+    spare_tokens -= spare_tokens % max(1, assembly.budget.max_input_tokens // SPARE_TOKEN_STEPS)
     trimmed: list[ContextBlock] = []
     for count, position in enumerate(omitted):
         slot = documents[position].slot
         used = sum(counted.tokens for counted in assembly.selection.blocks if counted.block.slot == slot)
         used += sum(_count_tokens(each, assembly.message_counter) for each in trimmed if each.slot == slot)
-        available = min(free_tokens, assembly.budget.limit_for(slot) - used)
+        available = min(free_tokens, max(assembly.budget.limit_for(slot) - used, spare_tokens))
         # Where equal shares would be too small, the first documents get the minimum.
         share = min(available, max(MIN_TRIMMED_TOKENS, available // (len(omitted) - count)))
         block = _trim(documents[position], share, assembly.message_counter)
         if block is not None:
             current[position] = block
             trimmed.append(block)
-            free_tokens -= _count_tokens(block, assembly.message_counter)
+            tokens = _count_tokens(block, assembly.message_counter)
+            free_tokens, spare_tokens = free_tokens - tokens, spare_tokens - tokens
     return replace(context, blocks=(*others, *current)) if trimmed else None
 
 

@@ -4,14 +4,16 @@ Each memory cites the message, or the document quoted in it, that states the fac
 existing memory, or text that was recalled for the request, is refused: memories must not multiply.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from quire.concurrency.worker_threads import run_in_worker
 from quire.engine.context_gatherer import memory_namespace
-from quire.engine.search import search_messages
+from quire.engine.search import search_memories, search_messages
 from quire.engine.state import EngineState
-from quire.errors import BlobNotFound, InvalidRequest, MemoryNotFound
+from quire.errors import BlobNotFound, InvalidRequest, MemoryNotFound, ModelError
+from quire.index.types import SearchHit
+from quire.llm.embeddings import embed_texts
 from quire.log.types import Citation, Memory
 from quire.model import Entry
 from quire.model.entry_metadata import DocumentReference
@@ -28,6 +30,15 @@ MAX_SOURCE_DOCUMENTS = 20
 MAX_SOURCE_CHARS = 20_000
 """Characters of each of these texts that are compared with a memory."""
 
+
+MAX_NEAR_MEMORIES = 30
+"""Memories, found by search, among which paraphrases are looked for."""
+PARAPHRASE_SIMILARITY = 0.75
+"""Similarity of two texts from which on one may paraphrase the other."""
+PARAPHRASE_WORD_SIMILARITY = 0.12
+"""Similarity that the differing words of a paraphrase must have: `lives` is closer to `home` than to `works`."""
+CLOSE_SIMILARITY = 0.6
+"""Similarity of texts, and share of common terms, from which on a memory is named as close to another."""
 
 MAX_LINK_CHARS = 200
 """Characters of the link in the memory of a document."""
@@ -100,10 +111,15 @@ class MemoryWriter:
             await run_in_worker(_check_recalled, fact, new_texts, recalled_texts)
         citation = Citation(source.entry.conversation, source.entry.branch, source.entry.seq)
         if replaces is None:
+            near = await find_near_memories(engine, fact)
+            if near.same:
+                raise _refuse_repetition(near.same[0].key, near.same[0].text)
             memory = await engine.store.memories.add(namespace, fact, citation=citation, source=source.document)
-            return f"Remembered as {memory.id}, from {source.description}."
-        memory = await engine.store.memories.replace(replaces, fact, citation=citation, source=source.document)
-        return f"Remembered as {memory.id} in place of {replaces}, from {source.description}."
+            return f"Remembered as {memory.id}, from {source.description}.{near.describe_close()}"
+        corrected = await correct_memory(engine, replaces, fact, citation=citation, source=source.document)
+        others = "".join(f", and of {each.key}, which said the same" for each in corrected.near.same)
+        answer = f"Remembered as {corrected.memory.id} in place of {replaces}{others}, from {source.description}."
+        return f"{answer}{corrected.near.describe_close()}"
 
     async def _load_documents(self, entries: Sequence[Entry]) -> list[MemorySource]:
         """The newest documents whose text is included in these messages."""
@@ -122,6 +138,83 @@ class MemoryWriter:
             text = blob.data.decode(errors="replace")[:MAX_SOURCE_CHARS]
             documents.append(MemorySource(entry, text, reference.path or reference.link))
         return documents
+
+
+class NearMemories(NamedTuple):
+    """Memories that are near a text."""
+
+    same: list[SearchHit]
+    """Paraphrases: they state the same fact."""
+    close: list[SearchHit]
+    """They may state the same fact or a related one. Neither words nor vectors decide that."""
+
+    def describe_close(self) -> str:
+        named = "; ".join(f"{each.key} ({each.text})" for each in self.close)
+        return f" It is close to {named}. If it replaces one, call remember with its id as replaces." if named else ""
+
+
+async def find_near_memories(engine: EngineState, text: str, *, exclude: Collection[str] = ()) -> NearMemories:
+    """Compares the text with the memories that a search finds, by words, and with an embedder by meaning.
+
+    A paraphrase has the same names and numbers, and either the same terms, or a similar meaning with differing words
+    that are similar too. Two facts about one subject are often more similar than two paraphrases.
+    """
+    from quire.context.memory import differs_in_value, is_repeated_in, list_differing_words, measure_overlap
+
+    hits = await search_memories(engine, text, limit=MAX_NEAR_MEMORIES)
+    hits = [hit for hit in hits if hit.key not in exclude]
+    differing = [[" ".join(words) for words in list_differing_words(text, hit.text)] for hit in hits]
+    similarities: list[tuple[float, float]] = [(0.0, 0.0)] * len(hits)
+    if engine.embedder is not None and hits:
+        texts = [text, *[each for hit, words in zip(hits, differing, strict=True) for each in (hit.text, *words)]]
+        try:
+            whole, *rows = await embed_texts(engine.embedder, texts)
+        except ModelError:
+            rows = []
+        else:
+            similarities = [
+                (float(whole @ rows[3 * n]), float(rows[3 * n + 1] @ rows[3 * n + 2])) for n in range(len(hits))
+            ]
+    near = NearMemories([], [])
+    for hit, words, (similarity, word_similarity) in zip(hits, differing, similarities, strict=True):
+        has_same_terms = is_repeated_in(text, hit.text) and is_repeated_in(hit.text, text)
+        has_same_meaning = (
+            similarity >= PARAPHRASE_SIMILARITY and all(words) and word_similarity >= PARAPHRASE_WORD_SIMILARITY
+        )
+        common = min(measure_overlap(text, hit.text), measure_overlap(hit.text, text))
+        if (has_same_terms or has_same_meaning) and not differs_in_value(text, hit.text):
+            near.same.append(hit)
+        elif max(similarity, common) >= CLOSE_SIMILARITY:
+            near.close.append(hit)
+    return near
+
+
+class CorrectedMemory(NamedTuple):
+    memory: Memory
+    near: NearMemories
+    """Memories near the corrected one: those that said the same are replaced with it."""
+
+
+async def correct_memory(
+    engine: EngineState, id: str, text: str, *, citation: Citation | None = None, source: str | None = None
+) -> CorrectedMemory:
+    """Replaces a memory and its paraphrases, which would contradict the correction. What lacks a term that the
+    correction removes is no paraphrase of what was wrong, and stays."""
+    from quire.context.memory import list_differing_words
+
+    old = await engine.store.memories.get(id)
+    removed, _ = list_differing_words(old.text, text)
+    near = await find_near_memories(engine, old.text, exclude=[id])
+
+    def says_removed(hit: SearchHit) -> bool:
+        missing, _ = list_differing_words(old.text, hit.text)
+        return set(removed).isdisjoint(missing)
+
+    near = NearMemories(list(filter(says_removed, near.same)), list(filter(says_removed, near.close)))
+    memory = await engine.store.memories.replace(
+        id, text, also=[each.key for each in near.same], citation=citation, source=source
+    )
+    return CorrectedMemory(memory, near)
 
 
 async def write_cited_memory(engine: EngineState, text: str, *, citation: Citation) -> Memory:
@@ -157,15 +250,22 @@ def _choose_source(fact: str, sources: Sequence[MemorySource]) -> MemorySource:
 
 
 def _check_repetition(fact: str, memories: Iterable[Memory], *, replaces: str | None) -> None:
-    """Refuses what an existing memory says in other words, unless it replaces that memory."""
-    from quire.context.memory import is_repeated_in
+    """Refuses what an existing memory says in other words, unless it replaces that memory. A correction may resemble
+    the paraphrases of what it replaces, except for a name or a number."""
+    from quire.context.memory import differs_in_value, is_repeated_in
 
     for memory in memories:
-        if memory.id != replaces and is_repeated_in(fact, memory.text):
-            raise InvalidRequest(
-                f"The memory {memory.id} says nearly the same: {memory.text!r}. To correct or extend it, call remember "
-                f"with the complete statement and replaces={memory.id!r}."
-            )
+        if memory.id == replaces or not is_repeated_in(fact, memory.text):
+            continue
+        if replaces is None or not differs_in_value(fact, memory.text):
+            raise _refuse_repetition(memory.id, memory.text)
+
+
+def _refuse_repetition(id: str, text: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The memory {id} says nearly the same: {text!r}. To correct or extend it, call remember with the complete "
+        f"statement and replaces={id!r}."
+    )
 
 
 def _check_recalled(fact: str, new_texts: Iterable[str], recalled_texts: Iterable[str]) -> None:

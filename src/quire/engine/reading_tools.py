@@ -1,4 +1,4 @@
-"""Offers the built-in reading tools once there is something to read: listed documents, archived messages.
+"""Offers the built-in reading tools once there is something to read: listed documents, archived messages, memories.
 
 A list of tools that changes invalidates the provider's prompt cache, so the tools stay while the reason for them does.
 """
@@ -40,7 +40,8 @@ class ReadingTools:
         self._engine, self._count_tokens = engine, count_tokens
 
     def offer(self, tools: ToolSet, *, archived: bool, listed: bool) -> ToolSet:
-        """Adds the tools that fit into the slot; `archived` and `listed` say what there is to read.
+        """Adds the tools that fit into the slot. `archived` says that there are archived messages or memories without a
+        place, `listed` that there are listed documents.
 
         Document tools reserve the space of history tools: a later compaction then adds tools and removes none.
         """

@@ -52,7 +52,10 @@ class RequestBuilder:
             if assembly.needs_compaction:
                 used = min(used, budget.target_tokens)
             references = self._reference_resolver.resolve(
-                pending[0].message, named, remaining_tokens=max(0, budget.trigger_tokens - used)
+                pending[0].message,
+                named,
+                remaining_tokens=max(0, budget.trigger_tokens - used),
+                uncontested_tokens=max(0, budget.target_tokens - used),
             )
             pending, decisions, document_texts = (references.pending,), references.decisions, references.texts
             draft = await self._assembler.recount(draft, pending=pending, document_decisions=decisions)

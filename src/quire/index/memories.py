@@ -57,10 +57,12 @@ def replace_memory(
     id: str,
     text: str,
     *,
+    also: Collection[str] = (),
     citation: Citation | None = None,
     source: str | None = None,
 ) -> Memory:
-    """Retires a memory and returns its replacement."""
+    """Retires a memory and returns its replacement. It also replaces the memories `also`, except those that are retired
+    already."""
     # Locks the message's branch before the memory, in the same order as a purge, to avoid a deadlock.
     locked = _lock_citation(connection, tenant, citation, source)
     old = lock_memory(connection, tenant, id)
@@ -69,6 +71,9 @@ def replace_memory(
         raise MemoryRetired(f"The memory {id!r} is retired already; {remedy}.")
     new = _insert_memory(connection, tenant, old.namespace, text, locked, source)
     _mark_retired(connection, tenant, old, replaced_by=new.id)
+    for other in (lock_memory(connection, tenant, each) for each in sorted(also)):
+        if other.retired_at is None and other.namespace == old.namespace:
+            _mark_retired(connection, tenant, other, replaced_by=new.id)
     return new
 
 
@@ -104,12 +109,15 @@ def list_memories(
     include_retired: bool = False,
     limit: int = 50,
     before: Memory | None = None,
+    created_until: int | None = None,
 ) -> list[Memory]:
     """Memories of a namespace, newest first. Cursor pagination: `before` is the last one of the previous page."""
     newest_first = (memories.c.created_at.desc(), memories.c.memory.desc())
     query = _MEMORIES.where(memories.c.namespace == namespace).order_by(*newest_first).limit(limit)
     if not include_retired:
         query = query.where(memories.c.retired_at.is_(None))
+    if created_until is not None:
+        query = query.where(memories.c.created_at <= created_until)
     if before is not None:
         older = tuple_(memories.c.created_at, memories.c.memory) < (before.created_at, before.id)
         query = query.where(older)

@@ -6,9 +6,9 @@ sign and cache bytes. A field added later must default to None, so that the dige
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Annotated, Any, Generic, Self, TypeVar, cast, overload
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
 T = TypeVar("T")
 
@@ -65,3 +65,22 @@ def replace_lone_surrogates(text: str) -> str:
         # The way through UTF-16 joins the two surrogates of a pair into one character.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _replace_in_json(value: Any) -> Any:
+    match value:
+        case str():
+            return replace_lone_surrogates(value)
+        case list():
+            return [_replace_in_json(each) for each in cast(list[Any], value)]
+        case dict():
+            items = cast(dict[str, Any], value).items()
+            return {replace_lone_surrogates(key): _replace_in_json(each) for key, each in items}
+        case _:
+            return value
+
+
+EncodableText = Annotated[str, AfterValidator(replace_lone_surrogates)]
+"""Text from outside, without lone surrogates."""
+ProviderFields = Annotated[JsonObject, AfterValidator(_replace_in_json)]
+"""Fields of a provider, without lone surrogates."""

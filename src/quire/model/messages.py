@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from quire.model.base import FrozenModel, JsonObject
+from quire.model.base import EncodableText, FrozenModel, JsonObject, ProviderFields
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -19,21 +19,21 @@ PURGED_TEXT = "[purged]"
 
 
 class _Part(FrozenModel):
-    provider_fields: JsonObject | None = None
+    provider_fields: ProviderFields | None = None
 
 
 class TextPart(_Part):
     """Text of a message or of a tool result."""
 
     type: Literal["text"] = "text"
-    text: str
+    text: EncodableText
 
 
 class ThinkingPart(_Part):
     """The model's reasoning. `signature` and `redacted` are the provider's, preserved byte for byte."""
 
     type: Literal["thinking"] = "thinking"
-    text: str = ""
+    text: EncodableText = ""
     signature: str | None = None
     redacted: str | None = None
 
@@ -42,9 +42,9 @@ class ToolCallPart(_Part):
     """A call as the model wrote it: `arguments` is its JSON text, valid or not, never reformatted."""
 
     type: Literal["tool_call"] = "tool_call"
-    id: str
-    name: str
-    arguments: str = "{}"
+    id: EncodableText
+    name: EncodableText
+    arguments: EncodableText = "{}"
 
 
 class _MediaPart(_Part):
@@ -70,7 +70,7 @@ class ImagePart(_MediaPart):
 
 class FilePart(_MediaPart):
     type: Literal["file"] = "file"
-    name: str | None = None
+    name: EncodableText | None = None
 
 
 ToolResultContent = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
@@ -80,7 +80,7 @@ class ToolResultPart(_Part):
     """The result of a tool call, named by the id of the call."""
 
     type: Literal["tool_result"] = "tool_result"
-    call_id: str
+    call_id: EncodableText
     content: tuple[ToolResultContent, ...] = ()
     is_error: bool = False
 
@@ -100,8 +100,8 @@ class Message(FrozenModel):
 
     role: Role
     parts: tuple[Part, ...]
-    provider_fields: JsonObject | None = None
-    name: str | None = None
+    provider_fields: ProviderFields | None = None
+    name: EncodableText | None = None
     """The speaker, if a role has several. Sent to OpenAI; Anthropic has no field for it."""
 
     @classmethod

@@ -1,5 +1,6 @@
 """`Policy`: the resolved settings from which a view is assembled, without anything left to look up."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -9,11 +10,24 @@ from quire.model.base import FrozenModel
 WireFormatName = Literal["chat", "messages", "responses"]
 """Wire formats: OpenAI's chat completions, Anthropic's Messages, OpenAI's Responses."""
 Slot = Literal["system", "tools", "memory", "references", "summary", "messages", "recall", "newest"]
+PriorityClass = Literal["critical", "important", "normal", "low"]
+ShareName = Literal[Slot, PriorityClass]
 
 SLOTS: tuple[Slot, ...] = ("system", "tools", "memory", "references", "summary", "messages", "recall", "newest")
 """Slots in the order of the request: the stable prefix, then what is recalled for this request, then the question."""
 MAX_MODEL_NAME_CHARS = 200
 """Maximum length of a model's name in a request to the server; a longer name belongs to no known model."""
+
+
+SHARE_PRESETS: Mapping[str, Mapping[ShareName, float]] = {
+    # A fifth for memory, 75 % for messages by their priority, and 5 % that nothing uses. The other slots are those of
+    # the hybrid strategy.
+    "classes": {
+        "system": 0.10, "tools": 0.30, "references": 0.20, "recall": 0.20,
+        "memory": 0.20, "critical": 0.30, "important": 0.25, "normal": 0.20,
+    },
+}  # fmt: skip
+"""Named values of the setting `shares`."""
 
 
 class Policy(FrozenModel):
@@ -29,8 +43,8 @@ class Policy(FrozenModel):
     recent_messages_to_keep: int = Field(default=6, ge=0)
     min_recent_messages_to_keep: int = Field(default=2, ge=0)
     context_management_enabled: bool = True
-    shares: dict[Slot, float] | None = None
-    """Shares of the input tokens by slot; overrides the strategy's."""
+    shares: dict[ShareName, float] | None = None
+    """Shares of the input tokens by slot, and by priority class; each kind overrides the strategy's."""
     recall_tokens: int | None = Field(default=None, ge=0)
     """Maximum tokens of archived messages in the recall slot."""
 

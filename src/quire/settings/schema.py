@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel
-from quire.model.policy import Slot, WireFormatName
+from quire.model.policy import SHARE_PRESETS, ShareName, WireFormatName
 
 EXTRACT_SUMMARIZER = "extract"
 """Value of the setting `summarizer` for extracts instead of summaries by a model."""
@@ -178,8 +178,8 @@ class Settings(FrozenModel):
         default=0.2,
         ge=0,
         le=1,
-        description="A linked document is included in full up to this share of the remaining tokens; a file that a "
-        "message imports with @path up to one half, if that is more.",
+        description="Where linked documents do not all fit, each is included in full up to this share of the remaining "
+        "tokens; a file that a message imports with @path up to one half, if that is more. 0 includes none.",
     )
     remember_documents_after: int | None = Field(
         default=None,
@@ -251,10 +251,20 @@ class Settings(FrozenModel):
     retention_days: int | None = Field(
         default=None, gt=0, description="Erase conversations permanently after this many days without use."
     )
-    shares: dict[Slot, float] | None = Field(
+    shares: dict[ShareName, float] | None = Field(
         default=None,
-        description="Share of the available input tokens that each slot may use, instead of the strategy's.",
+        description="Share of the available input tokens that each slot or priority class may use, instead of the "
+        'strategy\'s; "classes" gives 20 % to memory and 30, 25 and 20 % to critical, important and normal messages.',
     )
+
+    @field_validator("shares", mode="before")
+    @classmethod
+    def _expand_preset(cls, shares: object) -> object:
+        if not isinstance(shares, str):
+            return shares
+        if shares not in SHARE_PRESETS:
+            raise ValueError(f"{shares!r} is no preset; use {', '.join(SHARE_PRESETS)}, or a table of shares")
+        return SHARE_PRESETS[shares]
 
     @field_validator("session_headers")
     @classmethod

@@ -32,6 +32,8 @@ class Budget(NamedTuple):
     slot_limits: Mapping[Slot, int]
     recall_tokens: int
     """Maximum tokens of recalled messages within the recall slot."""
+    has_own_shares: bool = False
+    """Whether the user set the shares: then they also bind content that may use free tokens otherwise."""
 
     def limit_for(self, slot: Slot) -> int:
         return self.slot_limits.get(slot, self.max_input_tokens)
@@ -41,7 +43,9 @@ def allocate_budget(policy: Policy, default_shares: Mapping[Slot, float], *, rat
     """Derives the limits from the policy. `ratio` is reported over counted tokens; above 1 it lowers the limits."""
     scale = max(1.0, ratio)
     max_input_tokens = int(policy.max_input_tokens / scale)
-    shares: Mapping[Slot, float] = policy.shares or default_shares
+    given = policy.shares or {}
+    own_shares: dict[Slot, float] = {slot: given[slot] for slot in SLOTS if slot in given}
+    shares = own_shares or default_shares
     slot_limits: dict[Slot, int] = {
         slot: min(max_input_tokens, max(MIN_SLOT_TOKENS, int(max_input_tokens * share)))
         for slot, share in shares.items()
@@ -55,6 +59,7 @@ def allocate_budget(policy: Policy, default_shares: Mapping[Slot, float], *, rat
         int(policy.target_tokens / scale),
         slot_limits,
         recall_tokens,
+        has_own_shares=bool(own_shares),
     )
 
 

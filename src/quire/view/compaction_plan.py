@@ -30,6 +30,7 @@ from quire.view.strategies import (
     find_cut_keeping,
     find_legal_cuts,
     get_strategy,
+    priority_shares_for,
     select_preserved,
 )
 
@@ -127,7 +128,7 @@ class _Planner:
     def _plan_cut(self) -> CompactionPlan | None:
         strategy = get_strategy(self._policy.strategy)
         summary_tokens = 0 if self._input.summary else SUMMARY_NOTE_TOKENS
-        prioritized = self._select_prioritized(strategy)
+        prioritized = self._select_prioritized()
         reserved_tokens = sum_tokens(prioritized.values())
         max_tokens = self._budget.target_tokens - self._required_tokens - summary_tokens
         # Prioritized batches are paid for on either side of the cut, so they cost nothing when it is chosen.
@@ -178,14 +179,15 @@ class _Planner:
         them again."""
         return self._input.required_tokens - sum_tokens(self._input.preserved)
 
-    def _select_prioritized(self, strategy: Strategy) -> dict[int, MessageBatch]:
+    def _select_prioritized(self) -> dict[int, MessageBatch]:
         """Batches that stay in the view because of their priority, wherever the cut is, by their first number.
 
         They use only tokens below the target that remain after a summary of full size and what stays in any case: the
         newest messages, the question and pinned messages. A truncated batch is too large to stay whole.
         """
         counted, target = self._input, self._budget.target_tokens
-        if not counted.priorities or not strategy.priority_shares:
+        shares = priority_shares_for(self._policy)
+        if not counted.priorities or not shares:
             return {}
         last_cut, turn_start = find_legal_cuts(self._batches, self._policy)[-1], len(counted.history)
         summary_tokens = counted.summary.tokens if counted.summary is not None else 0
@@ -199,7 +201,7 @@ class _Planner:
         selected = select_preserved(
             sorted(candidates, key=lambda batch: batch.seqs[:1]),
             counted.priorities,
-            shares=strategy.priority_shares,
+            shares=shares,
             max_input_tokens=self._budget.max_input_tokens,
             max_tokens=max_tokens,
         )

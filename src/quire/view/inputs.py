@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from quire.model import Entry, Message, Span, ToolDefinition
+from quire.model.base import replace_lone_surrogates
 from quire.model.manifest import Decision, DecisionKind, DecisionReason
 from quire.model.policy import Slot
 from quire.view.recalled_messages import FittedCandidate, RecallCandidate
@@ -22,8 +23,14 @@ class ContextBlock:
     reason: DecisionReason
     score: float | None = None
     is_required: bool = True
+    uses_spare_tokens: bool = False
+    """Whether the block may exceed its slot by tokens that the rest of the request does not need."""
     excerpt_chars: int | None = None
     """Characters to which the text was trimmed, approximately; None if it is whole."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", replace_lone_surrogates(self.name))
+        object.__setattr__(self, "text", replace_lone_surrogates(self.text))
 
     @property
     def blob(self) -> str:

@@ -2,7 +2,8 @@
 
 A newest turn that exceeds the window is excerpted. If nothing readable would remain, the steps between its question
 and its newest step are left out, and then some of the newest calls with their results.
-Optional blocks are added by score up to their slot's limit. History is added newest first and stops at the first batch
+Optional blocks are added by score up to their slot's limit. Documents may also use tokens that the whole history leaves
+free below the trigger. History is added newest first and stops at the first batch
 that does not fit, so that it has no gaps. Recalled messages use the tokens that remain.
 """
 
@@ -101,6 +102,16 @@ def select_content(counted_input: CountedInput, budget: Budget, message_counter:
     )
 
 
+def count_spare_tokens(counted_input: CountedInput, budget: Budget) -> int:
+    """Tokens below the trigger that neither required content nor the whole history nor recall needs."""
+    if budget.has_own_shares or counted_input.not_loaded is not None:
+        return 0
+    used = counted_input.required_tokens + counted_input.history_tokens + counted_input.newest_tokens
+    if counted_input.compaction is not None:
+        used += budget.recall_tokens
+    return max(0, budget.trigger_tokens - used)
+
+
 def _select_blocks(
     counted_input: CountedInput, available_tokens: int, budget: Budget
 ) -> tuple[tuple[CountedBlock, ...], int]:
@@ -110,10 +121,12 @@ def _select_blocks(
             used[counted.block.slot] += counted.tokens
     optional = [counted for counted in counted_input.blocks if not counted.block.is_required]
     chosen: set[int] = set()
-    taken = 0
+    taken, spare = 0, count_spare_tokens(counted_input, budget)
     for counted in sorted(optional, key=lambda each: -(each.block.score or 0)):
         slot = counted.block.slot
-        if used[slot] + counted.tokens <= budget.limit_for(slot) and taken + counted.tokens <= available_tokens:
+        fits_slot = used[slot] + counted.tokens <= budget.limit_for(slot)
+        fits_spare = counted.block.uses_spare_tokens and taken + counted.tokens <= spare
+        if (fits_slot or fits_spare) and taken + counted.tokens <= available_tokens:
             used[slot] += counted.tokens
             taken += counted.tokens
             chosen.add(id(counted))

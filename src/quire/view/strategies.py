@@ -9,15 +9,14 @@ A priority acts when a compaction is planned and not on each request, so that th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from quire.errors import UnknownStrategy
 from quire.model import Entry
-from quire.model.policy import Policy, Slot
+from quire.model.policy import Policy, PriorityClass, Slot
 from quire.view.batches import MessageBatch
 
 Invariant = Callable[[Sequence[MessageBatch], Policy], range]
-PriorityClass = Literal["critical", "important", "normal", "low"]
 
 DEFAULT_PRIORITY = 5
 """Priority of a message for which none is set."""
@@ -237,6 +236,13 @@ def get_strategy(name: str) -> Strategy:
     except KeyError:
         known = ", ".join(sorted(_strategies))
         raise UnknownStrategy(f"Unknown strategy {name!r}; use one of {known}, or register your own.") from None
+
+
+def priority_shares_for(policy: Policy) -> Mapping[PriorityClass, float]:
+    """The shares of the priority classes: those of the policy, if it has any, else the strategy's."""
+    shares = policy.shares or {}
+    own: dict[PriorityClass, float] = {each: shares[each] for each in CLASS_MINIMUMS if each in shares}
+    return own or get_strategy(policy.strategy).priority_shares
 
 
 for _strategy in (DiscardStrategy(), SummarizeStrategy(), HybridStrategy()):

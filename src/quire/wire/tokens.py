@@ -320,7 +320,7 @@ def _run_pattern() -> re.Pattern[str]:
 
 COUNTED_TEXTS: Mapping[str, Mapping[str, int]] = {
     "cl100k_base": {
-        "46044d469339": 21,
+        "979ac93bbce9": 30,
         "5ecb511ec338": 14,
         "3d53c6c0e70e": 5,
         "03ca2c54d0be": 8,
@@ -332,7 +332,7 @@ COUNTED_TEXTS: Mapping[str, Mapping[str, int]] = {
         "a3017c11afc3": 25,
     },
     "o200k_base": {
-        "46044d469339": 21,
+        "979ac93bbce9": 30,
         "5ecb511ec338": 14,
         "3d53c6c0e70e": 5,
         "03ca2c54d0be": 8,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from quire.context.items import get_include_mode, index_agent_items
-from quire.engine import Engine
+from quire.engine import Engine, memory_writer
 from quire.engine.context_gatherer import memory_namespace
 from quire.errors import NotFound
 from quire.model.agents import IncludeMode
@@ -106,8 +106,9 @@ async def create_memory(engine: WriteEngine, body: MemoryBody) -> MemorySchema:
 
 @memory_router.put("/{memory}")
 async def correct_memory(engine: WriteEngine, memory: MemoryId, body: MemoryBody) -> MemorySchema:
-    """Retires a memory and returns its replacement."""
-    return MemorySchema.from_record(await engine.store.memories.replace(memory, body.text, source="user"))
+    """Retires a memory and its paraphrases, and returns its replacement."""
+    corrected = await memory_writer.correct_memory(engine, memory, body.text, source="user")
+    return MemorySchema.from_record(corrected.memory)
 
 
 @memory_router.delete("/{memory}")

@@ -34,7 +34,7 @@ const settingDescriptions: Record<string, string> = {
   context_management_enabled: "Ausgeschaltet wird nichts verdichtet.",
   memory_integration: "Gedächtnisdateien des Projekts und Erinnerungen des Agenten einbeziehen.",
   recall_tokens: "Höchstzahl der Token wiedergefundener Nachrichten in einer Anfrage; 0 schaltet das Wiederfinden ab.",
-  document_share: "Ein verknüpftes Dokument wird bis zu diesem Anteil der übrigen Token ganz aufgenommen.",
+  document_share: "Wenn nicht alle verknüpften Dokumente passen, wird jedes bis zu diesem Anteil der übrigen Token ganz aufgenommen.",
   max_spend: "Höchstkosten einer Unterhaltung in US-Dollar samt Zusammenfassungen; Modelle ohne Preis werden abgelehnt.",
 };
 
