@@ -120,6 +120,15 @@ class SecretGenerator:
             value = self.chars(32)
             yield SecretSample(kind, value, pattern.format(value))
         yield SecretSample("password", "Tr0ub4dor&3!", 'db_password = "Tr0ub4dor&3!"')
+        for pattern in ("DB_PASS={}", "dbPass: '{}'", "pwd={}", "mysql --password {} db", 'tool --token "{}"'):
+            value = self.chars(13)
+            yield SecretSample("password", value, pattern.format(value))
+        value = self.chars(12)
+        yield SecretSample("password", value, f"machine api.example.com login ada password {value}")
+        value = self.chars(32)
+        yield SecretSample("API key", value, f"OPENAI_KEY={value}")
+        value = self.chars(32)
+        yield SecretSample("cookie", value, f"Cookie: theme=dark; session={value}")
 
 
 def list_samples(seed: int = 0) -> list[SecretSample]:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine, text
 from quire.access import keys
 from quire.access.keys import KEY_SCOPES, ApiKey
 from quire.db.store_part import read
-from quire.errors import InvalidRequest, KeyNotFound
+from quire.errors import InvalidKey, InvalidRequest, KeyNotFound
 from quire.model import ids
 from quire.store import SqlStore
 
@@ -312,3 +312,20 @@ def test_the_policy_lets_a_tenants_own_keys_be_changed_and_one_other_be_seen(adm
     own = "(tenant = NULLIF(current_setting('quire.tenant'::text, true), ''::text))"
     presented = "(id = NULLIF(current_setting('quire.key_id'::text, true), ''::text))"
     assert policies == [("own_rows", "*", own, own, [0], True), ("presented_key", "r", presented, None, [0], True)]
+
+
+async def test_a_revocation_includes_all_keys_that_were_created_with_the_key(store: SqlStore):
+    first, first_text = await store.keys.create("first", KEY_SCOPES)
+    second, second_text = await store.keys.create("second", ["admin", "chat"], created_by=first.id)
+    _, third_text = await store.keys.create("third", ["chat"], created_by=second.id)
+    _, other_text = await store.keys.create("other", ["chat"], created_by=first.id)
+    assert (second.created_by, (await store.keys.verify(second_text))) == (first.id, second)
+    await store.keys.revoke(second.id)
+    found = [await store.keys.verify(each) is not None for each in (first_text, second_text, third_text, other_text)]
+    assert found == [True, False, False, True]
+    with pytest.raises(InvalidKey):
+        await store.keys.create("late", ["chat"], created_by=second.id)
+    with pytest.raises(InvalidKey):
+        await store.for_tenant("b").keys.create("theirs", ["chat"], created_by=first.id)
+    await store.keys.revoke(first.id)
+    assert await store.keys.verify(other_text) is None

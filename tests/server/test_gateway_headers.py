@@ -27,6 +27,7 @@ from quire.server.gateway.upstream import (
     build_upstream_call,
     decode_conversation_header,
     encode_conversation_header,
+    filter_request_headers,
 )
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
@@ -114,10 +115,10 @@ async def test_a_local_client_sends_its_own_credentials_where_the_upstream_takes
 
 async def test_the_operators_upstream_gets_nothing_of_a_clients_credentials(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_local_gateway(store, up.url) as client:
-        headers = {**OWN_CREDENTIALS, "X-Quire-Key": TOKEN, "X-Id": "7"}
+        headers = {**OWN_CREDENTIALS, "X-Quire-Key": TOKEN, "X-Request-Id": "7"}
         assert (await client.post("/v1/chat/completions", json=BODY, headers=headers)).status_code == 200
         assert "canary" not in sent_values(up)
-        assert up.requests[0].headers["x-id"] == "7"
+        assert up.requests[0].headers["x-request-id"] == "7"
 
 
 async def test_a_clients_credentials_go_upstream_with_a_key_in_its_own_header_and_stay_nowhere(
@@ -143,6 +144,52 @@ async def test_a_clients_credentials_go_upstream_with_a_key_in_its_own_header_an
     assert contains_text(dump, "Hello")
     assert not contains_text(dump, "canary")
     assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "recipients"),
+    [
+        ({"Authorization": "Bearer sk-ant-oat01-own"}, ["anthropic"]),
+        ({"x-api-key": "sk-ant-own"}, ["anthropic"]),
+        ({"Authorization": "Bearer own", "anthropic-version": "2023-06-01"}, ["anthropic"]),
+        ({"Authorization": "Bearer sk-own"}, ["openai"]),
+    ],
+)
+async def test_a_list_of_models_sends_credentials_to_their_own_provider_only(
+    store: SqlStore, headers: dict[str, str], recipients: list[str]
+):
+    key = await create_key_for(store, "default")
+    sent: list[str] = []
+
+    def list_as(name: str):
+        async def respond(request: UpstreamRequest) -> None:
+            assert request.path.endswith("/models")
+            sent.append(name)
+            await request.respond({"data": [{"id": f"{name}-1"}]})
+
+        return respond
+
+    async with (
+        run_fake_upstream(list_as("anthropic")) as anthropic,
+        run_fake_upstream(list_as("openai")) as openai,
+        run_fake_upstream(list_as("other")) as other,
+    ):
+        upstreams: dict[str, Any] = {
+            "anthropic-*": {"base_url": anthropic.url, "credentials": "client", "speaks": ["messages"]},
+            "openai-*": {"base_url": openai.url, "credentials": "client", "speaks": ["responses", "chat"]},
+        }
+        async with run_gateway(store, anthropic.url, base_url=None, upstreams=upstreams) as harness:
+            del harness.http.headers["Authorization"]
+            for path in ("/v1/models", "/v1/models/openai-1"):
+                await harness.http.get(path, headers={**headers, "X-Quire-Key": key})
+            assert sent == recipients * 2
+            sent.clear()
+        # With a second provider of the same format, nothing tells whose credentials they are.
+        upstreams["other-*"] = {"base_url": other.url, "credentials": "client", "speaks": ["chat"]}
+        async with run_gateway(store, anthropic.url, base_url=None, upstreams=upstreams) as harness:
+            del harness.http.headers["Authorization"]
+            await harness.http.get("/v1/models", headers={**headers, "X-Quire-Key": key})
+            assert sent == (recipients if recipients == ["anthropic"] else [])
 
 
 async def test_a_key_in_the_place_of_a_clients_credentials_is_refused(store: SqlStore):
@@ -171,11 +218,15 @@ async def test_a_key_is_read_from_each_of_its_headers_and_not_forwarded(store: S
     key = await create_key_for(store, "other")
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
         del harness.http.headers["Authorization"]
-        headers = {name: f"Bearer {key}" if name == "Authorization" else key, "X-Own": f"key={key}", "X-Id": "7"}
+        headers = {
+            name: f"Bearer {key}" if name == "Authorization" else key,
+            "X-Own": f"key={key}",
+            "X-Request-Id": "7",
+        }
         answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
         assert answer.status_code == 200, answer.text
         assert key not in sent_values(up)
-        assert up.requests[0].headers["x-id"] == "7"
+        assert up.requests[0].headers["x-request-id"] == "7"
 
 
 # other request headers
@@ -184,7 +235,8 @@ DROPPED_REQUEST_HEADERS = {
     "Connection": "keep-alive, X-Hop", "X-Hop": "1", "Keep-Alive": "timeout=5", "TE": "trailers",
     "Content-Encoding": "identity", "Accept-Encoding": "gzip", "X-Real-IP": "10.1.2.3", "X-Client-IP": "10.1.2.3",
     "True-Client-IP": "10.1.2.3", "CF-Connecting-IP": "10.1.2.3", "Via": "1.1 proxy", "Forwarded": "for=10.1.2.3",
-    "X-Forwarded-For": "10.1.2.3", "Proxy-Authorization": "Basic eA==", "Origin-Agent": "forwarded",
+    "X-Forwarded-For": "10.1.2.3", "Proxy-Authorization": "Basic eA==", "X-Amz-Security-Token": "aws",
+    "X-Vault-Token": "hvs", "X-OpenWebUI-User-Email": "a@b.example", "X-Own": "1", "Baggage": "user=7",
     "Referer": "http://page/", "Sec-Fetch-Mode": "cors", "X-Quire-Other": "1", "Cookie": "a=b",
 }  # fmt: skip
 
@@ -195,7 +247,6 @@ async def test_headers_of_the_connection_and_of_the_client_stay_here(store: SqlS
         answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
         assert answer.status_code == 200, answer.text
         [request] = up.requests
-        assert request.headers.pop("origin-agent") == "forwarded"
         assert request.headers.pop("accept-encoding") == "identity"
         assert "x-title" in request.headers
         dropped = {name.lower() for name in DROPPED_REQUEST_HEADERS} - {"connection"}
@@ -205,10 +256,38 @@ async def test_headers_of_the_connection_and_of_the_client_stay_here(store: SqlS
 
 async def test_every_connection_header_is_read(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
-        headers = [("Connection", "x-one"), ("Connection", "keep-alive , X-Two"), ("X-One", "1"), ("X-Two", "2")]
+        headers = [("Connection", "x-app"), ("Connection", "keep-alive , X-Title"), ("X-App", "1"), ("X-Title", "2")]
         answer = await harness.http.post("/v1/chat/completions", json=BODY, headers=headers)
         assert answer.status_code == 200
-        assert not {"x-one", "x-two"} & up.requests[0].headers.keys()
+        assert not {"x-app", "x-title"} & up.requests[0].headers.keys()
+
+
+AGENT_HEADERS: dict[WireFormatName, dict[str, str]] = {
+    "messages": {
+        "accept": "application/json", "user-agent": "claude-cli/2.1.325 (external, sdk-cli)",
+        "x-claude-code-session-id": "s", "x-claude-code-agent-id": "a", "x-stainless-arch": "x64",
+        "x-stainless-retry-count": "0", "x-stainless-timeout": "600", "anthropic-beta": "claude-code-20250219",
+        "anthropic-dangerous-direct-browser-access": "true", "anthropic-version": "2023-06-01", "x-app": "cli",
+    },
+    "responses": {
+        "accept": "text/event-stream", "originator": "codex_exec", "session-id": "s", "thread-id": "t",
+        "user-agent": "codex_exec/0.166.0", "x-client-request-id": "t", "x-codex-beta-features": "b",
+        "x-codex-turn-metadata": "{}", "x-codex-window-id": "w", "x-codex-turn-state": "s",
+        "x-openai-subagent": "review",
+    },
+    "chat": {
+        "accept": "application/json", "user-agent": "AsyncOpenAI/Python 3.49.0", "x-stainless-lang": "python",
+        "idempotency-key": "k", "traceparent": "00-1-2-01", "openai-beta": "assistants=v2", "x-session-affinity": "s",
+        "http-referer": "https://app.example", "x-title": "App", "x-openrouter-categories": "cli",
+    },
+}  # fmt: skip
+"""What Claude Code 2.1.325, Codex 0.166.0, and the SDKs with OpenRouter's and opencode's headers send."""
+
+
+@pytest.mark.parametrize("format_name", get_args(WireFormatName))
+def test_an_upstream_gets_all_headers_of_known_agents(format_name: WireFormatName):
+    headers = AGENT_HEADERS[format_name]
+    assert filter_request_headers(Headers(headers), Upstream(base_url="http://up")) == headers
 
 
 @pytest.mark.parametrize("name", ["OpenAI-Organization", "OpenAI-Project"])
@@ -227,7 +306,7 @@ async def test_account_headers_do_not_go_with_the_operators_key(store: SqlStore,
 
 def build_call(format_name: WireFormatName, path: str, *, base_url: str, **options: Any) -> UpstreamCall:
     """Builds a call with the operator's key, for a client with headers of every kind."""
-    headers = Headers({"anthropic-beta": "new-1", "x-stainless-os": "Linux", "openai-beta": "b", "x-id": "7"})
+    headers = Headers({"anthropic-beta": "new-1", "x-stainless-os": "Linux", "openai-beta": "b", "x-request-id": "7"})
     state: Any = SimpleNamespace(environ={"UP_KEY": "sk-up"}, http_client=None)
     upstream = Upstream(base_url=base_url, api_key_env="UP_KEY")
     caller = Caller("default", "k", frozenset())
@@ -270,7 +349,7 @@ def test_the_operators_key_goes_where_the_wire_format_has_it(format_name: WireFo
 @pytest.mark.parametrize("format_name", get_args(WireFormatName))
 def test_a_translated_request_has_no_headers_of_the_clients_format(format_name: WireFormatName):
     sent = build_call(format_name, CODECS[format_name].create_path, base_url="http://up", is_translated=True).headers
-    assert sent["x-id"] == "7"
+    assert sent["x-request-id"] == "7"
     assert not {"anthropic-beta", "openai-beta", "x-stainless-os"} & sent.keys()
     assert sent.get("anthropic-version") == ("2023-06-01" if format_name == "messages" else None)
 

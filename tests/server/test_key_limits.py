@@ -224,8 +224,8 @@ class TestAllowedModels:
         [
             (b'"model":"gpt-4o"', 200),
             (b'"metadata":{"model":"gpt-4"},"model":"gpt-4o"', 200),
-            (b'"model":"gpt-4","model":"gpt-4o"', 403),
-            (b'"mod\\u0065l":"gpt-4","model":"gpt-4o"', 403),
+            (b'"model":"gpt-4","model":"gpt-4o"', 400),
+            (b'"mod\\u0065l":"gpt-4","model":"gpt-4o"', 400),
             (b'"model":"gpt-4o","models":["gpt-4"]', 403),
             (b'"model":["gpt-4o"]', 403),
         ],
@@ -314,11 +314,8 @@ class TestCreation:
         assert (listed["models"], listed["max_spend"], listed["spent_usd"]) == (models, 12.5, 0.25)
         assert (await client.get("/api/keys/spending")).json() == {"spent_usd": 0.75, "max_spend": None}
 
-    @pytest.mark.parametrize("limits", [{"max_spend": 5.0}, {"models": ["gpt-4o"]}])
-    async def test_a_limited_key_creates_no_key_that_calls_models(
-        self, client: httpx2.AsyncClient, store: SqlStore, limits: dict[str, Any]
-    ):
-        _, text = await store.keys.create("limited", ["admin", "chat", "read"], **limits)
+    async def test_a_capped_key_creates_no_key_that_calls_models(self, client: httpx2.AsyncClient, store: SqlStore):
+        _, text = await store.keys.create("limited", ["admin", "chat", "read"], max_spend=5.0)
         headers = {"Authorization": f"Bearer {text}"}
         for scopes, status in ((["read"], 201), (["read", "chat"], 403)):
             answer = await client.post("/api/keys", json={"name": "n", "scopes": scopes}, headers=headers)

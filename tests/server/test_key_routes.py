@@ -7,11 +7,15 @@ import httpx2
 import pytest
 
 from quire.access.keys import KEY_SCOPES
+from quire.model.ids import now
 from quire.server.app import create_app
 from quire.server.state import ServerState
 from quire.server.upstream_client import UpstreamClient
 from quire.settings import Settings
 from quire.store import SqlStore
+
+HOUR = 3_600_000_000
+"""In microseconds."""
 
 
 @pytest.fixture
@@ -72,6 +76,40 @@ async def test_a_key_gives_no_scope_that_it_lacks(client: httpx2.AsyncClient, st
     for scopes, status in ((["read"], 201), (["admin", "read"], 201), (["read", "chat"], 403), (["write"], 403)):
         answer = await client.post("/api/keys", json={"name": "n", "scopes": scopes}, headers=headers)
         assert answer.status_code == status
+
+
+async def test_a_created_key_has_the_limits_of_its_creator_and_ends_with_it(
+    client: httpx2.AsyncClient, store: SqlStore
+):
+    limits: dict[str, Any] = {"expires_at": now() + HOUR, "requests_per_minute": 50, "models": ["gpt-4o", "claude-*"]}
+    creator, text = await store.for_tenant("a").keys.create("creator", ["admin", "chat"], **limits)
+    headers = {"Authorization": f"Bearer {text}"}
+
+    async def create(key: dict[str, str], **fields: Any) -> httpx2.Response:
+        return await client.post("/api/keys", json={"name": "n", "scopes": ["admin", "chat"], **fields}, headers=key)
+
+    child = (await create(headers)).json()
+    assert {name: child[name] for name in limits} == limits
+    assert child["created_by"] == creator.id
+    shorter = {"expires_at": limits["expires_at"] - 1, "requests_per_minute": 5, "models": ["claude-9", "gpt-4o"]}
+    grandchild = (await create({"Authorization": f"Bearer {child['key']}"}, **shorter)).json()
+    assert {name: grandchild[name] for name in limits} == shorter
+    for fields in (
+        {"expires_at": limits["expires_at"] + 1},
+        {"requests_per_minute": 51},
+        {"models": ["gpt-4o-mini"]},
+        {"models": ["*"]},
+        {"models": ["claude-?*"]},
+        {"scopes": ["admin", "read"]},
+    ):
+        answer = await create(headers, **fields)
+        assert answer.status_code == 403, (fields, answer.text)
+    for key in (child, grandchild):
+        assert (await client.get("/api/keys", headers={"Authorization": f"Bearer {key['key']}"})).status_code == 200
+    assert (await client.delete(f"/api/keys/{creator.id}")).status_code == 204
+    for key in (child, grandchild):
+        assert (await client.get("/api/keys", headers={"Authorization": f"Bearer {key['key']}"})).status_code == 401
+    assert (await client.get("/api/keys")).status_code == 200
 
 
 @pytest.mark.parametrize("scope", ["read", "write", "chat"])

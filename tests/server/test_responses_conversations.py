@@ -219,3 +219,18 @@ async def test_an_odd_item_is_stored_or_refused(store: SqlStore):
             for path in ("", "/compact"):
                 answer = await harness.http.post(f"/v1/responses{path}", json={"model": MODEL, "input": [item]})
                 assert answer.status_code in (200, 400), (item, answer.text)
+
+
+async def test_a_key_that_may_only_call_models_reads_nothing_of_the_log(store: SqlStore):
+    async with run_responses_gateway(store, "Yes.", "chat") as (client, _, harness):
+        response = await ask(client, "the code is 4711", stream=False)
+        (conversation,) = await store.list_conversations()
+        response_path, path = f"/v1/responses/{response.id}", f"/v1/conversations/conv_{conversation.id}"
+        item = (await harness.http.get(f"{path}/items")).json()["data"][0]["id"]
+        paths = [response_path, f"{response_path}/input_items", path, f"{path}/items", f"{path}/items/{item}"]
+        for scope, status in (("chat", 403), ("read", 200)):
+            headers = {"Authorization": f"Bearer {await create_key_for(store, 'default', scope)}"}
+            for each in paths:
+                answer = await harness.http.get(each, headers=headers)
+                assert answer.status_code == status, (each, answer.text)
+                assert status == 200 or "4711" not in answer.text

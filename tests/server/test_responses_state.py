@@ -343,13 +343,6 @@ async def test_a_reference_to_an_item_stands_for_the_item(store: SqlStore):
             await ask(client, items, stream=False)
 
 
-async def test_an_unknown_reference_to_an_item_passes_to_a_native_upstream(store: SqlStore):
-    async with run_responses_gateway(store, "Yes.", "responses") as (client, provider, _):
-        items: list[Any] = [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": "msg_of_upstream"}]
-        await ask(client, items, stream=False)
-        assert provider.requests[0].items == items
-
-
 @pytest.mark.nightly
 @pytest.mark.real_model
 async def test_a_chain_on_a_real_model_survives_a_restart(store: SqlStore, local_model: LocalModelAddress):

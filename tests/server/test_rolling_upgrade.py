@@ -22,7 +22,7 @@ from quire.store import SqlStore
 
 pytestmark = pytest.mark.every_postgres
 
-NEXT_VERSION = "0002"
+NEXT_VERSION = f"{int(migrate.SCHEMA_VERSION) + 1:04}"
 NEXT_MIGRATION = f'''
 from alembic import op
 

@@ -83,6 +83,9 @@ def test_a_key_cut_from_a_tool_result_hides_only_the_key():
         "-----BEGIN PUBLIC KEY-----\nMIIDdzCCAl+gAwIBAgIEAgAAuTANBgkqhkiG9w0BAQUFADBa\n-----END PUBLIC KEY-----",
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl ada@host",
         "key=value, sort_key: created_at, primary_key=conversation, keys: ['a', 'b']",
+        "PWD=/home/Ada/project1 OLDPWD=/Home/Ada2 pwd: ./Some/Folder3 bypass=Allowed123 pass: 128 of 130 tests",
+        "quire ask --password PROMPT --token FILE, PUBLIC_KEY=a1b2c3d4e5f6a7b8c9d0, Cookie: theme=dark; lang=en-US",
+        "machine learning: login with a password or a passkey. a\u200bzero\u200bwidth\u200bspace",
     ],
 )
 def test_ordinary_text_has_no_secret(text: str):
@@ -131,6 +134,28 @@ def test_one_letter_alone_has_a_longer_lower_case():
     assert [chr(code) for code in range(sys.maxunicode + 1) if len(chr(code).lower()) != 1] == ["\u0130"]
 
 
+@pytest.mark.parametrize("invisible", ["\u200b", "\u200d", "\u2060", "\ufeff", "\xad", "\u200b\u200c"])
+def test_a_token_with_invisible_characters_is_masked(invisible: str):
+    for sample in SAMPLES[1:12]:
+        middle = len(sample.text) - 12
+        text = f"a{invisible}b {sample.text[:middle]}{invisible}{sample.text[middle:]} c{invisible}d"
+        masked = mask_secrets(text)
+        assert sample.text[middle:] not in masked, sample.kind
+        assert (masked.startswith(f"a{invisible}b "), masked.endswith(f" c{invisible}d")) == (True, True)
+        assert mask_secrets(masked) == masked
+        assert sample.text[middle:] not in mask_secrets(json.dumps({"x": text}))
+
+
+def test_a_token_that_two_parts_share_is_masked():
+    sample = next(each for each in SAMPLES if each.kind == "GitHub token")
+    halves = (f"first {sample.text[:20]}", f"{sample.text[20:]} second")
+    parts = tuple(TextPart(text=half) for half in halves)
+    result = ToolResultPart(call_id="c", content=parts)
+    masked = mask_message(Message(role="user", parts=(*parts, result)))
+    first, second = TextPart(text="first ghp_…[masked GitHub token]"), TextPart(text=" second")
+    assert masked.parts == (first, second, ToolResultPart(call_id="c", content=(first, second)))
+
+
 def test_a_message_is_masked_in_every_part():
     sample = SAMPLES[1]
     message = Message(
@@ -155,7 +180,25 @@ def test_a_message_is_masked_in_every_part():
 
 
 @pytest.mark.parametrize(
-    "unit", ["sk-", "eyJ-", "eyJa.", "://a:", "-----BEGIN PRIVATE KEY-----", "token=", "a.b-", "\\n", "Aa1-"]
+    "unit",
+    [
+        "sk-",
+        "eyJ-",
+        "eyJa.",
+        "://a:",
+        "-----BEGIN PRIVATE KEY-----",
+        "token=",
+        "a.b-",
+        "\\n",
+        "Aa1-",
+        "pass=",
+        "Cookie: a=",
+        "machine a login b ",
+        "\u200b",
+        "a\u200b",
+        "_KEY=",
+        "--token ",
+    ],
 )
 def test_a_hostile_text_takes_linear_time(unit: str):
     def measure(chars: int) -> float:

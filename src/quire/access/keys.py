@@ -11,7 +11,8 @@ bucket is full.
 import hmac
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
@@ -21,7 +22,7 @@ from quire.db.database import TransactionOptions
 from quire.db.dialects import allow_key_lookup, sanitize_text
 from quire.db.schema import api_keys, rate_limits
 from quire.db.store_part import StorePart, read, write
-from quire.errors import InvalidRequest, KeyNotFound
+from quire.errors import AccessDenied, InsufficientScope, InvalidKey, InvalidRequest, KeyNotFound
 from quire.log.row_digests import ROW_DIGEST, has_row_digest, with_row_digest
 from quire.model.ids import new_id, new_secret, now
 from quire.model.policy import MAX_MODEL_NAME_CHARS
@@ -57,6 +58,8 @@ class ApiKey(NamedTuple):
     created_at: int
     expires_at: int | None
     revoked_at: int | None
+    created_by: str | None = None
+    """Id of the key that created this one; None for one that the operator created."""
 
     def is_valid_at(self, time: int) -> bool:
         """Whether the key is neither revoked nor expired at this time."""
@@ -74,6 +77,7 @@ _COLUMNS = (
     api_keys.c.created_at,
     api_keys.c.expires_at,
     api_keys.c.revoked_at,
+    api_keys.c.created_by,
 )
 _TENANT_KEYS = select(*_COLUMNS).where(api_keys.c.tenant == bindparam("tenant"))
 _BY_ID = select(api_keys).where(api_keys.c.id == bindparam("id"))
@@ -94,10 +98,12 @@ def create_key(
     requests_per_minute: int | None = None,
     max_spend: float | None = None,
     models: Sequence[str] | None = None,
+    created_by: str | None = None,
 ) -> tuple[ApiKey, str]:
     """Creates a key for this tenant; returns it with its text, which cannot be read again.
 
-    `max_spend` is in US dollars; `models` are patterns of the models that the key may call.
+    `max_spend` is in US dollars; `models` are patterns of the models that the key may call. A key that another one
+    creates has at most the rights of that one, and its limits where none are given.
     """
     unknown = sorted(set(scopes) - set(KEY_SCOPES))
     if unknown or not scopes:
@@ -114,8 +120,17 @@ def create_key(
         created_at=now(),
         expires_at=expires_at,
         revoked_at=None,
+        created_by=created_by,
     )
     _validate_key(key)
+    if created_by is not None:
+        # Locked, so that a revocation of the creator finds the new key, or comes first.
+        query = select(*_COLUMNS).where(api_keys.c.tenant == tenant, api_keys.c.id == created_by).with_for_update()
+        row = connection.execute(query).first()
+        creator = _to_key(row) if row is not None else None
+        if creator is None or not creator.is_valid_at(key.created_at):
+            raise InvalidKey
+        key = _limit_key(key, creator)
     secret = new_secret()
     row = key._asdict() | {
         "scopes": " ".join(scope for scope in KEY_SCOPES if scope in key.scopes),
@@ -124,6 +139,38 @@ def create_key(
     }
     connection.execute(insert(api_keys), with_row_digest(api_keys, row))
     return key, f"quire_{key.id}_{secret}"
+
+
+def _limit_key(key: ApiKey, creator: ApiKey) -> ApiKey:
+    """The key with the limits of its creator where it has none. Raises `AccessDenied` if it would have more rights."""
+    if excess := sorted(key.scopes - creator.scopes):
+        raise InsufficientScope(
+            f"The new key cannot have the scope {excess[0]!r}, which your own key lacks; use a key that has it."
+        )
+    if "chat" in key.scopes and creator.max_spend is not None:
+        # Each key counts what it spends by itself.
+        raise AccessDenied(
+            "Your API key has a spend cap, so it cannot create a key with the scope 'chat'; use a key without a cap."
+        )
+    limited = key
+    for name in ("expires_at", "requests_per_minute", "max_spend"):
+        own, limit = getattr(key, name), getattr(creator, name)
+        if limit is not None and own is None:
+            limited = limited._replace(**{name: limit})
+        elif limit is not None and own > limit:
+            raise AccessDenied(f"The new key's `{name}` exceeds that of your own key, {limit}; give at most that.")
+    if creator.models is not None:
+        limited = limited._replace(models=key.models or creator.models)
+        for model in key.models or ():
+            is_name = not any(char in model for char in "*?[")
+            if model not in creator.models and not (
+                is_name and any(fnmatchcase(model, each) for each in creator.models)
+            ):
+                raise AccessDenied(
+                    f"Your API key does not allow the model {model!r}; name models that it allows: "
+                    f"{', '.join(creator.models)}."
+                )
+    return limited
 
 
 class KeyPosition(Protocol):
@@ -146,16 +193,23 @@ def list_keys(
 
 
 def revoke_key(connection: Connection, tenant: str, id: str) -> ApiKey:
-    """Revokes a key, which stays listed; a second call does not change the time of revocation."""
-    key = (api_keys.c.tenant == tenant, api_keys.c.id == id)
-    row = connection.execute(select(api_keys).where(*key).with_for_update()).mappings().first()
-    if row is None:
+    """Revokes a key and all keys that were created with it, directly or not. They stay listed; a second call does not
+    change the time of revocation."""
+    in_tenant, revoked_at = api_keys.c.tenant == tenant, now()
+    revoked: dict[str, Mapping[str, Any]] = {}
+    found = api_keys.c.id == id
+    while rows := connection.execute(select(api_keys).where(in_tenant, found).with_for_update()).mappings().all():
+        for row in rows:
+            revoked[row["id"]] = dict(row)
+            if row["revoked_at"] is None:
+                revoked[row["id"]] = changed = with_row_digest(api_keys, {**row, "revoked_at": revoked_at})
+                values = {name: changed[name] for name in ("revoked_at", ROW_DIGEST)}
+                connection.execute(update(api_keys).where(in_tenant, api_keys.c.id == row["id"]).values(values))
+        parents = [row["id"] for row in rows]
+        found = api_keys.c.created_by.in_(parents) & api_keys.c.id.not_in(list(revoked))
+    if id not in revoked:
         raise KeyNotFound(f"Tenant {tenant!r} has no API key {id!r}; `quire key list` lists its keys.")
-    if row["revoked_at"] is None:
-        row = with_row_digest(api_keys, {**row, "revoked_at": now()})
-        changed = {name: row[name] for name in ("revoked_at", ROW_DIGEST)}
-        connection.execute(update(api_keys).where(*key).values(changed))
-    return _to_key([row[column.name] for column in _COLUMNS])
+    return _to_key([revoked[id][column.name] for column in _COLUMNS])
 
 
 def parse_key(text: str) -> tuple[str, str] | None:

@@ -35,6 +35,8 @@ SPENDING_SHARDS = 8
 """Rows that hold the total of one API key; conversations are distributed over them."""
 RESERVATION_SECONDS = 3_600
 """Seconds after which a reservation that no process settled no longer counts: its process has died."""
+NO_CONVERSATION = ""
+"""Conversation of calls that belong to none, such as token counts."""
 NO_KEY = ""
 """Key id of calls without an API key."""
 
@@ -260,6 +262,7 @@ class Spending(StorePart):
     """Costs of model calls, and the reservations under spend caps."""
 
     add_cost = write(add_cost)
+    charge = write(charge)
     get_cost = read_inline(get_cost)
     sum_by_key = read(sum_by_key)
     check = read_inline(check_spend)

@@ -369,9 +369,10 @@ api_keys = Table(
     Column("expires_at", BigInteger),
     Column("revoked_at", BigInteger),
     Column("row_digest", Bytes, nullable=False),
+    Column("created_by", Text),
 )
 """API keys: the public id and the digest of the secret; scopes are separated by spaces,
-`models` is a JSON list."""
+`models` is a JSON list, `created_by` the id of another key."""
 
 turn_events = Table(
     "quire_turn_events",

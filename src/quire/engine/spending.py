@@ -1,6 +1,6 @@
 """Spend caps of an engine's calls: checked before a request is built, reserved before it is sent."""
 
-from quire.access.spending import SpendCaps, SpendingKey, SpendReservation
+from quire.access.spending import NO_CONVERSATION, SpendCaps, SpendingKey, SpendReservation
 from quire.engine.state import EngineState
 from quire.model import Usage
 from quire.settings import Settings
@@ -16,10 +16,19 @@ def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) 
     )
 
 
-async def check_spend_cap(engine: EngineState, conversation: str) -> None:
-    """Raises `SpendCapReached` if a cap is spent, and `UnknownPrice` if it cannot hold."""
+def _find_caps(engine: EngineState, conversation: str) -> SpendCaps:
     config = engine.config
     caps = spend_caps_for(config.settings, tenant=engine.store.tenant, key=config.spending_key)
+    return caps if conversation != NO_CONVERSATION else caps._replace(conversation=None)
+
+
+def has_spend_cap(engine: EngineState, conversation: str) -> bool:
+    return _find_caps(engine, conversation).exist
+
+
+async def check_spend_cap(engine: EngineState, conversation: str) -> None:
+    """Raises `SpendCapReached` if a cap is spent, and `UnknownPrice` if it cannot hold."""
+    config, caps = engine.config, _find_caps(engine, conversation)
     if caps.exist:
         config.require_prices()
         await engine.store.spending.check(conversation, caps, key_id=config.key_id)
@@ -32,8 +41,7 @@ async def reserve_spend(
 
     Raises `SpendCapReached` if a cap is spent, and `SpendReserved` if calls in progress may spend the rest of it.
     """
-    config = engine.config
-    caps = spend_caps_for(config.settings, tenant=engine.store.tenant, key=config.spending_key)
+    config, caps = engine.config, _find_caps(engine, conversation)
     if not caps.exist:
         return None
     input_usd = config.estimate_cost(Usage(input_tokens=input_tokens), model)

@@ -25,6 +25,10 @@ _UNCOVERED_BY_TABLE = {
 document whose size or time differs from its file is indexed again."""
 
 
+_LATER_COLUMNS = frozenset({"created_by"})
+"""Columns that a migration added: a row in which they are NULL has the digest that it had before."""
+
+
 @cache
 def covered_columns(table: Table) -> tuple[Column[Any], ...]:
     """The columns that a row's digest covers, in the order of the table."""
@@ -34,7 +38,11 @@ def covered_columns(table: Table) -> tuple[Column[Any], ...]:
 
 def with_row_digest(table: Table, row: Mapping[Any, Any]) -> dict[str, Any]:
     """The row with its digest; columns that it lacks are NULL."""
-    values = [row.get(column.name) for column in covered_columns(table)]
+    values = [
+        row.get(column.name)
+        for column in covered_columns(table)
+        if column.name not in _LATER_COLUMNS or row.get(column.name) is not None
+    ]
     return {**row, ROW_DIGEST: compute_row_digest(values)}
 
 

@@ -65,6 +65,13 @@ class ClientBody:
         """Size for `run_sized` of what is still to be done with the body."""
         return measure_work(self.raw, self.known_bytes)
 
+    @property
+    def raw_rest(self) -> bytes:
+        """`raw` with one item in place of the known messages."""
+        if self.start is None:
+            return self.raw
+        return b"%b0%b" % (self.raw[: self.list_position], self.raw[self.list_position + self.start.size :])
+
 
 class _CacheKey(NamedTuple):
     tenant: str

@@ -217,6 +217,7 @@ class KeySchema(JsonModel):
     created_at: int
     expires_at: int | None
     revoked_at: int | None
+    created_by: str | None = Field(description="ID of the key that created this one; it is revoked with that key.")
 
     @classmethod
     def from_record(cls, key: ApiKey, *, spent_usd: float) -> "KeySchema":

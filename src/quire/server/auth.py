@@ -181,10 +181,13 @@ class KeyVerifier:
                 del self._lookups[digest]
 
     def evict(self, key_id: str) -> None:
-        """Drops a key from the cache, so that its next use is verified in the store."""
+        """Drops a key from the cache, so that its next use is verified in the store. So are all keys that another key
+        has created: those that were created with this one are among them."""
         self._lookups.clear()
-        for digest in [digest for digest, cached in self._cache.items() if cached.key.id == key_id]:
-            del self._cache[digest]
+        keys = [(digest, cached.key) for digest, cached in self._cache.items()]
+        for digest, key in keys:
+            if key.id == key_id or key.created_by is not None:
+                del self._cache[digest]
 
 
 def get_key_verifier(app: FastAPI) -> KeyVerifier:

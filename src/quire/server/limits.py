@@ -29,7 +29,8 @@ RAW_BODY_PATHS = ("/api/blobs", "/api/import", UPLOAD_PATH)
 
 
 class LimitsMiddleware:
-    """ASGI middleware that refuses too large, complex or slow bodies, and adds RateLimit headers to responses."""
+    """ASGI middleware that refuses too large, complex or slow bodies, and adds headers to responses: RateLimit, and one
+    by which browsers do not guess the type of a file."""
 
     def __init__(
         self, app: ASGIApp, *, max_bytes: Callable[[], int], body_timeout: float = BODY_TIMEOUT_SECONDS
@@ -117,6 +118,7 @@ class _LimitedExchange:
             return
         if message["type"] == "http.response.start":
             self._response_started = True
+            MutableHeaders(scope=message)["X-Content-Type-Options"] = "nosniff"
             status: RateLimitStatus | None = self._scope.get(RATE_LIMIT_SCOPE_KEY)
             if status is not None:
                 MutableHeaders(scope=message).update(rate_limit_headers(status))
@@ -127,7 +129,7 @@ class _LimitedExchange:
         if self.refusal is None or self._response_started:
             return
         response = error_to_response(self.refusal)
-        response.headers["Connection"] = "close"
+        response.headers.update({"Connection": "close", "X-Content-Type-Options": "nosniff"})
         start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         await self._send(start)
         await self._send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})

@@ -218,7 +218,8 @@ class Settings(FrozenModel):
         "name turns a header off.",
     )
     pass_other_paths: bool = Field(
-        default=False, description="Pass other paths under /v1, such as embeddings, to `base_url`, unrecorded."
+        default=False,
+        description="Pass embeddings, moderations, rerank, audio and images under /v1 to the upstream, unrecorded.",
     )
     record_unstored: bool = Field(
         default=True,

@@ -10,8 +10,9 @@ because half a secret matches no format.
 """
 
 import re
-from collections.abc import Iterator
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeVar, cast
 
@@ -35,7 +36,11 @@ MIN_CLASS_CHANGES = 3
 MIN_PASSWORD_CLASSES = 3
 """Of lower case, upper case, digits and symbols."""
 
+MAX_SPLIT_CHARS = 4_096
+"""Characters at the end of a text, and at the start of the next one, that may be one secret."""
+
 T = TypeVar("T", bound=JsonValue)
+PartT = TypeVar("PartT", bound=Part)
 
 
 class _SecretFormat(NamedTuple):
@@ -49,6 +54,7 @@ class _SecretFormat(NamedTuple):
     """A match begins with one of these texts."""
     pattern: re.Pattern[str]
     must_be_random: bool = False
+    must_be_password: bool = False
 
 
 _WORD_START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
@@ -56,6 +62,9 @@ _WORD_START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 _SEGMENT_START = r"(?:(?<![A-Za-z0-9_.-])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 _SLASH = r"\\{0,4}/"
 _BASE64 = rf"(?:[A-Za-z0-9+]|{_SLASH})"
+_GAP = r"(?:\s|\\{1,4}[nrt])"
+"""White space, also as a JSON escape."""
+_ASSIGNS = r"\\{0,4}[\"']?\]?[ \t]{0,4}(?:=>|:=|[=:])[ \t]{0,4}\\{0,4}[\"'`]?"
 _KEY_BEGIN = r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
 _KEY_END = r"-----END [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
 
@@ -152,14 +161,38 @@ _CONTEXTS = (
         ("://", ":\\"),
         rf":{_SLASH}{_SLASH}[^\s:/@\"'\\]{{0,128}}:(?P<secret>[^\s@/\"'\\<>`…]{{1,256}}+)@[A-Za-z0-9\[]",
     ),
+    # A line or a record of several lines in .netrc.
+    (
+        "password",
+        ("machine ",),
+        rf"machine {_GAP}{{0,4}}[^\s\\\"]{{1,256}}{_GAP}{{1,8}}login{_GAP}{{1,8}}[^\s\\\"]{{1,128}}{_GAP}{{1,8}}"
+        rf"password{_GAP}{{1,8}}(?P<secret>[^\s\\\"'…]{{1,256}}+)",
+    ),
 )
 """Secrets that only their context identifies: kind, starts, pattern."""
 
 _RANDOM_VALUES = (
     ("bearer token", ("earer ", "EARER "), r"(?i:earer) {1,4}(?P<secret>[A-Za-z0-9._~+/=-]{16,}+)"),
     ("basic credentials", ("Basic ", "basic ", "BASIC "), r"(?i:basic) (?P<secret>[A-Za-z0-9+/_-]{16,}+={0,2})"),
+    ("cookie", ("ookie", "OOKIE"), rf"(?i:ookie){_ASSIGNS}(?P<secret>[^\s\"'\\…][^\r\n\"'\\…]{{15,4096}}+)"),
+    ("API key", ("_KEY",), rf"(?<!PUBLIC)(?<!CACHE)_KEY{_ASSIGNS}(?P<secret>[^\s\"'`\\,;&<>(){{}}…]{{16,512}}+)"),
 )
-"""Headers, whose values are secrets only if they are random: kind, starts, pattern."""
+"""Headers and variables, whose values are secrets only if they are random: kind, starts, pattern."""
+
+_PASSWORDS = (
+    # `PWD` is also the working folder.
+    (
+        ("pass", "PASS", "Pass", "pwd", "PWD", "Pwd"),
+        rf"(?:(?<![A-Za-z])|(?<=\\[bfnrt])|(?<=[a-z])(?=P))(?i:pass|pwd){_ASSIGNS}(?P<secret>[^\s\"'`\\,;&<>(){{}}\[\]|/~.…]"
+        r"[^\s\"'`\\,;&<>(){}\[\]|…]{7,512}+)(?![(\[{…])",
+    ),
+    (
+        ("--pass", "--token", "--secret", "--api-key"),
+        rf"--(?:pass(?:word|wd|phrase)?|token|secret|api-key){_GAP}{{1,4}}\\{{0,4}}[\"']?"
+        r"(?P<secret>[^\s\"'`\\…-][^\s\"'`\\…]{7,512}+)",
+    ),
+)
+"""Values that are secrets if they look like a password: starts, pattern."""
 
 _CONTEXT_FORMATS = (
     *(_SecretFormat(kind, starts, re.compile(pattern, re.ASCII)) for kind, starts, pattern in _CONTEXTS),
@@ -167,12 +200,20 @@ _CONTEXT_FORMATS = (
         _SecretFormat(kind, starts, re.compile(pattern, re.ASCII), must_be_random=True)
         for kind, starts, pattern in _RANDOM_VALUES
     ),
+    *(
+        _SecretFormat("password", starts, re.compile(pattern, re.ASCII), must_be_password=True)
+        for starts, pattern in _PASSWORDS
+    ),
 )
 
 _PREFIX_FORMATS = {
     prefix: (kind, re.compile(body)) for kind, prefixes, body in _PREFIXES for prefix in prefixes.split()
 }
 """Kind and pattern of the tokens with each prefix."""
+
+_INVISIBLE_MARKS = ("\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\xad", "\\u200", "\\u2060", "\\ufeff", "\\u00ad")
+_INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))+")
+"""Characters without a width, also as JSON escapes."""
 
 _WORD_RUN = re.compile(r"[A-Za-z0-9_.-]{20,}+")
 """A prefix and its token are within one of these; most text has few."""
@@ -216,7 +257,8 @@ def find_secrets(text: str) -> list[SecretMatch]:
     """Secrets in order, without overlaps. JSON text needs no decoding: escapes are part of the formats."""
     # Specific formats come first, and the sort is stable: of two formats at the same place the specific one counts.
     candidates = sorted(
-        (*_find_prefixed(text), *_find_in_context(text), *_find_assignments(text)), key=attrgetter("start")
+        (*_find_prefixed(text), *_find_in_context(text), *_find_assignments(text), *_find_interrupted(text)),
+        key=attrgetter("start"),
     )
     secrets: list[SecretMatch] = []
     for match in candidates:
@@ -249,10 +291,43 @@ def mask_message(message: Message) -> Message:
     """The message with masked texts, thinking, tool calls, tool results and provider fields."""
     return Message(
         role=message.role,
-        parts=tuple(_mask_part(part) for part in message.parts),
+        parts=tuple(_mask_part(part) for part in _cut_split_secrets(message.parts)),
         provider_fields=mask_secret_values(message.provider_fields) if message.provider_fields else None,
         name=None if message.name is None else mask_secrets(message.name),
     )
+
+
+def _find_interrupted(text: str) -> Iterator[SecretMatch]:
+    """Tokens with invisible characters in them, as copied from a page or written to hide them."""
+    if not any(mark in text for mark in _INVISIBLE_MARKS):
+        return
+    ends, starts = [match.start() for match in _INVISIBLE.finditer(text)], [0]
+    starts += [match.end() for match in _INVISIBLE.finditer(text)]
+    pieces = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True)]
+    offsets = list(accumulate(map(len, pieces), initial=0))
+
+    def find_position(visible: int) -> int:
+        piece = bisect_right(offsets, visible) - 1
+        return starts[piece] + visible - offsets[piece]
+
+    visible_text = "".join(pieces)
+    for match in (*_find_prefixed(visible_text), *_find_in_context(visible_text), *_find_assignments(visible_text)):
+        yield match._replace(start=find_position(match.start), end=find_position(match.end - 1) + 1)
+
+
+def _cut_split_secrets(parts: Sequence[PartT]) -> list[PartT]:
+    """The parts, with a mask in place of each secret that begins in one text and ends in one that follows it."""
+    parts = list(parts)
+    for index in range(len(parts) - 1):
+        first, second = parts[index], parts[index + 1]
+        if isinstance(first, TextPart) and isinstance(second, TextPart):
+            start, end = first.text[-MAX_SPLIT_CHARS:], second.text[:MAX_SPLIT_CHARS]
+            for match in find_secrets(start + end):
+                if match.start < len(start) < match.end:
+                    before = first.text[: len(first.text) - len(start) + match.start]
+                    parts[index] = first.model_copy(update={"text": before + match.mask})
+                    parts[index + 1] = second.model_copy(update={"text": second.text[match.end - len(start) :]})
+    return parts
 
 
 def _find_prefixed(text: str) -> Iterator[SecretMatch]:
@@ -266,7 +341,7 @@ def _find_prefixed(text: str) -> Iterator[SecretMatch]:
 
 
 def _find_in_context(text: str) -> Iterator[SecretMatch]:
-    for kind, starts, pattern, must_be_random in _CONTEXT_FORMATS:
+    for kind, starts, pattern, must_be_random, must_be_password in _CONTEXT_FORMATS:
         for start in starts:
             position = text.find(start)
             while position >= 0:
@@ -275,7 +350,9 @@ def _find_in_context(text: str) -> Iterator[SecretMatch]:
                 if match is None:
                     continue
                 value = match["secret"]
-                is_secret = _is_random(value) if must_be_random else not _is_placeholder(value)
+                is_secret = not _is_placeholder(value)
+                if must_be_random or must_be_password:
+                    is_secret &= _is_random(value) or (must_be_password and _is_password(value))
                 if is_secret:
                     yield SecretMatch(kind, *match.span("secret"), match.groupdict().get("head") or "")
     for match in _DISCORD_TOKEN.finditer(text):
@@ -346,7 +423,7 @@ def _mask_part(part: Part) -> Part:
         case ToolResultPart(call_id=call_id, content=content, is_error=is_error):
             masked_content = tuple(
                 TextPart(text=mask_secrets(piece.text)) if isinstance(piece, TextPart) else _mask_media(piece)
-                for piece in content
+                for piece in _cut_split_secrets(content)
             )
             return ToolResultPart(call_id=call_id, content=masked_content, is_error=is_error, provider_fields=fields)
         case ImagePart() | FilePart():

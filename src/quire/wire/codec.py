@@ -5,6 +5,7 @@ and decodes replies. Where client and upstream use the same format, bodies pass 
 messages are between the two.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from quire.errors import (
 from quire.model import Message, ToolDefinition
 from quire.model.base import JsonObject
 from quire.model.finish_reasons import FinishReason
-from quire.model.json_values import filter_objects, is_object
+from quire.model.json_values import filter_objects, get_object, get_text, is_object
 from quire.model.policy import MAX_MODEL_NAME_CHARS, WireFormatName
 from quire.wire import Reply, WireMessage
 from quire.wire.client_messages import ClientMessage, KnownStart
@@ -51,6 +52,23 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not is_object(body):
         raise UnreadableBody("The body is not a JSON object.")
     return body
+
+
+def find_repeated_field(raw: bytes) -> str | None:
+    """A field that the body's outermost object has twice, or in two spellings that differ only in case.
+
+    Servers differ in which of two fields they use, and some ignore the case of names.
+    """
+    fields: list[tuple[str, object]] = []
+
+    def collect(pairs: list[tuple[str, object]]) -> None:
+        # Called for the outermost object last.
+        nonlocal fields
+        fields = pairs
+
+    json.loads(raw, object_pairs_hook=collect)
+    names = [name.casefold() for name, _ in fields]
+    return next((name for index, name in enumerate(names) if name in names[:index]), None)
 
 
 def encode_body(body: dict[str, Any]) -> bytes:
@@ -89,6 +107,27 @@ def split_instructions(
     """Splits instructions from history. If all messages are instructions, the last one is the history."""
     first = next((index for index, each in enumerate(messages) if each.get("role") not in roles), len(messages) - 1)
     return messages[:first], messages[first:]
+
+
+_STORED_MARKS = (b"file_id", b"vector_store_ids", b"container", b'"audio"', b"\\u00")
+"""Bytes that a body with the ID of something stored has: the name of its field, or an escape in that name."""
+
+
+def find_stored_id(raw: bytes, body: Mapping[str, Any], item_field: str) -> str | None:
+    """The first ID in a body of something that the provider stores: a file, a container, a vector store, audio."""
+    if not any(mark in raw for mark in _STORED_MARKS):
+        return None
+    holders: list[Mapping[str, Any]] = []
+    for tool in (body, *filter_objects(body.get("tools"))):
+        container = get_object(tool, "container")
+        stored = (tool.get("vector_store_ids"), tool.get("container"), container.get("id"), container.get("file_ids"))
+        holders += [{"file_id": str(id_)} for id_ in stored if id_ and not is_object(id_)]
+    for item in filter_objects(body.get(item_field)):
+        parts = [*filter_objects(item.get("content")), *filter_objects(item.get("output")), get_object(item, "output")]
+        parts += [inner for part in parts for inner in filter_objects(part.get("content"))]
+        holders += [holder for part in parts for holder in (part, get_object(part, "file"), get_object(part, "source"))]
+        holders.append({"file_id": get_object(item, "audio").get("id")})
+    return next((id_ for holder in holders if (id_ := get_text(holder, "file_id"))), None)
 
 
 MAX_REQUEST_MESSAGES = 10_000
@@ -395,6 +434,10 @@ class Codec(ABC):
     def list_item_references(self, body: Mapping[str, Any]) -> Sequence[str]:
         """IDs of recorded items that the messages refer to."""
         return ()
+
+    def refers_to_log(self, body: Mapping[str, Any]) -> bool:
+        """Whether the request names something that an earlier one left in the log, or at the provider."""
+        return bool(self.list_item_references(body))
 
     def find_untranslatable(self, body: Mapping[str, Any]) -> str | None:
         """Describes content that no other format can have, and without which the request has another meaning."""

@@ -4,7 +4,6 @@ Two kinds of request are passed through unrecorded, with a header that says so: 
 with `on_store_failure = "pass_through"`, requests during a store outage.
 """
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ from starlette.datastructures import Headers
 from quire.concurrency.cancellation import run_shielded
 from quire.concurrency.worker_threads import run_sized
 from quire.engine.spending import spend_caps_for
-from quire.errors import AccessDenied, InvalidRequest, ModelError, QuireError, StaleHead, StoreError
+from quire.errors import InvalidRequest, QuireError, StaleHead, StoreError
 from quire.proxy.engine_variants import EngineVariant, EngineVariants
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.prepare import PreparedRequest, prepare_request
@@ -30,16 +29,25 @@ from quire.proxy.recognition import (
 )
 from quire.proxy.reply_recorder import MISSING_FROM_LOG
 from quire.proxy.response_items import resolve_items, restore_envelope
-from quire.server.auth import Caller, check_model
-from quire.server.gateway.relay import UNRECORDED_HEADERS, Relay, TurnRecorder
+from quire.server.auth import Caller
+from quire.server.dependencies import engine_for_caller
+from quire.server.gateway.relay import Relay, TurnRecorder
 from quire.server.gateway.response import ResponseWriter
-from quire.server.gateway.upstream import UpstreamCall, build_upstream_call, filter_response_headers
+from quire.server.gateway.unrecorded_calls import check_body, forward_unrecorded
+from quire.server.gateway.upstream import UpstreamCall, build_upstream_call
 from quire.server.state import ServerState
 from quire.server.telemetry import Telemetry
-from quire.server.upstream_client import UpstreamResponse
 from quire.settings.schema import Upstream
 from quire.store import SqlStore
-from quire.wire.codec import ClientRequest, Codec, RequestLimitExceeded, UnreadableBody, encode_body, get_model_name
+from quire.wire.codec import (
+    ClientRequest,
+    Codec,
+    RequestLimitExceeded,
+    UnreadableBody,
+    encode_body,
+    find_stored_id,
+    get_model_name,
+)
 from quire.wire.codecs import choose_target
 from quire.wire.http_errors import ErrorResponse
 
@@ -82,26 +90,14 @@ class Exchange:
             return await self._send_error(writer, self.build_no_upstream_error(model))
         try:
             call = self.build_call(upstream)
-            await self._check_model(body.fields, upstream)
+            await check_body(body, self.caller, upstream)
             prepared = await self._prepare(body, upstream)
         except QuireError as error:
             return await self._send_error(writer, codec.to_error_response(error))
         is_fitted = prepared is not None and prepared.is_fitted
         self.telemetry.count_gateway_decision("fitted" if is_fitted else "passthrough")
         if prepared is None:
-            content = self.raw_body
-            if upstream.model:
-                content = await run_sized(len(content), encode_body, {**body.fields, "model": upstream.model})
-            try:
-                with self.telemetry.trace_gateway_call(model, conversation=None) as span:
-                    async with call.send("POST", content, trace_headers=span.headers) as response:
-                        await _relay_unrecorded(writer, response)
-            except ModelError as error:
-                if writer.is_started:
-                    await writer.write(codec.to_error_event(error), last=True)
-                else:
-                    await writer.send_error(codec.to_error_response(error), UNRECORDED_HEADERS)
-            return None
+            return await self.forward_unrecorded(writer, call, body, upstream)
         recorder = TurnRecorder(
             prepared,
             update_head=partial(self.head_cache.update, self.head_scope),
@@ -132,28 +128,31 @@ class Exchange:
         detail = f"No upstream serves the model {model!r}; add one under `upstreams`, or set `base_url`."
         return self.codec.build_error(404, detail, code="model_not_found")
 
-    async def _check_model(self, body: dict[str, Any], upstream: Upstream) -> None:
-        """Raises `AccessDenied` if the caller's key does not allow the model, or if the body could name another one."""
-        check_model(self.caller, get_model_name(body), upstream.model)
-        if self.caller.models is None:
-            return
-        if "models" in body:
-            raise AccessDenied("The API key allows certain models only, so a request cannot name others in `models`.")
-        if await run_sized(len(self.raw_body), _count_model_fields, self.raw_body) > 1:
-            raise AccessDenied("The API key allows certain models only, so a request names `model` only once.")
+    async def forward_unrecorded(
+        self, writer: ResponseWriter, call: UpstreamCall, body: ClientBody, upstream: Upstream, **options: Any
+    ) -> None:
+        """Forwards a body in the client's own format as a call that is no turn, with the upstream's model name."""
+        model, content = get_model_name(body.fields), body.raw
+        if upstream.model:
+            content = await run_sized(len(content), encode_body, {**body.fields, "model": upstream.model})
+        engine = engine_for_caller(self.server_state, self.caller, model=model or None)
+        try:
+            await forward_unrecorded(
+                writer, call, content, engine=engine, model=model, codec=self.codec, telemetry=self.telemetry, **options
+            )
+        except QuireError as error:
+            await self._send_error(writer, self.codec.to_error_response(error))
 
     async def _prepare(self, body: ClientBody, upstream: Upstream) -> PreparedRequest | None:
         """Prepares the request; None if it is to be passed through unrecorded."""
         is_translated = choose_target(self.codec, upstream.speaks) is not self.codec
+        needs_log = self.shares_account(upstream) and self.codec.refers_to_log(body.fields)
         try:
             # A cached head and a cached key need no query, and an unrecorded reply would be paid for in vain.
             await self.server_state.store.check_known_outage()
             if is_translated and (reason := self.codec.find_untranslatable(body.fields)) is not None:
                 raise InvalidRequest(reason)
-            if references := self.codec.list_item_references(body.fields):
-                resolved = await resolve_items(self.codec, body.fields, references, self.get_store())
-                if resolved is not body.fields:
-                    body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
+            body = await self.resolve_references(body, upstream)
             client_request = await run_sized(
                 body.work_bytes, self.known_messages.parse_request, self.codec, body, tenant=self.caller.tenant
             )
@@ -165,17 +164,43 @@ class Exchange:
             request = await run_shielded(prepared.recorder.reserve_spend(prepared.request, choices=choices))
             return replace(prepared, request=request)
         except UnreadableBody as error:
-            if self._has_spend_cap or is_translated:
+            if self._has_spend_cap or is_translated or needs_log:
                 raise InvalidRequest(
-                    "Quire cannot parse this request, so that it can neither be translated nor counted under a spend "
-                    f"cap (`max_spend`); correct it. {error}"
+                    "Quire cannot parse this request, so that it can neither be translated, nor counted under a spend "
+                    f"cap (`max_spend`), nor continue a recorded reply; correct it. {error}"
                 ) from error
             _log.info("Request passed through unrecorded, body cannot be parsed: %s", error)
         except StoreError as error:
-            if is_translated or self._has_spend_cap or self.server_state.settings.on_store_failure == "refuse":
+            may_pass = self.server_state.settings.on_store_failure == "pass_through"
+            if is_translated or self._has_spend_cap or needs_log or not may_pass:
                 raise
             _log.warning("Request passed through unrecorded, store failure: %s", error)
         return None
+
+    def shares_account(self, upstream: Upstream) -> bool:
+        """Whether the upstream has one account for the callers of all tenants. The local user is the operator."""
+        return upstream.credentials == "operator" and self.caller.key_id is not None
+
+    async def resolve_references(self, body: ClientBody, upstream: Upstream) -> ClientBody:
+        """Replaces references to recorded items by the items.
+
+        An account that tenants share stores items and files of all of them. So it gets no reference to an item that the
+        caller's log does not have, and none to a file. Raises `InvalidRequest`.
+        """
+        if references := self.codec.list_item_references(body.fields):
+            resolved = await resolve_items(self.codec, body.fields, references, self.get_store())
+            if resolved is not body.fields:
+                body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
+        if self.shares_account(upstream):
+            if unknown := self.codec.list_item_references(body.fields):
+                raise InvalidRequest(f"Item with id '{unknown[0]}' not found; send it whole.")
+            stored = await run_sized(body.work_bytes, find_stored_id, body.raw, body.fields, self.codec.item_field)
+            if stored is not None:
+                raise InvalidRequest(
+                    f"The request refers to {stored!r}, which the provider stores for all tenants of this server; "
+                    "send the content itself, or use an upstream that takes your own credentials."
+                )
+        return body
 
     @property
     def _has_spend_cap(self) -> bool:
@@ -244,40 +269,3 @@ class Exchange:
         upstream = self.server_state.upstream_for(client_request.model) or Upstream(base_url="")
         refitted = await self._match_and_prepare(client_request, upstream, known_match=prepared.match)
         return replace(refitted, request=replace(refitted.request, reservation=prepared.request.reservation))
-
-
-def _count_model_fields(raw_body: bytes) -> int:
-    """Counts the fields `model` of the body: servers differ in which of two they use."""
-    if raw_body.count(b'"model"') == 1 and b"\\u" not in raw_body:
-        return 1
-    fields: list[tuple[str, object]] = []
-
-    def collect(pairs: list[tuple[str, object]]) -> None:
-        # Called for the outermost object last.
-        nonlocal fields
-        fields = pairs
-
-    json.loads(raw_body, object_pairs_hook=collect)
-    return sum(name == "model" for name, _ in fields)
-
-
-async def forward_unrecorded(
-    writer: ResponseWriter, call: UpstreamCall, content: bytes, *, codec: Codec, method: str = "POST"
-) -> None:
-    """Sends a request that is not recorded, and relays the response. A failure after its start breaks it off."""
-    try:
-        async with call.send(method, content, trace_headers={}) as response:
-            await _relay_unrecorded(writer, response)
-    except ModelError as error:
-        if not writer.is_started:
-            await writer.send_error(codec.to_error_response(error), UNRECORDED_HEADERS)
-
-
-async def _relay_unrecorded(writer: ResponseWriter, response: UpstreamResponse) -> None:
-    chunks = response.iter_chunks()
-    first = await anext(chunks, b"")
-    await writer.start(response.status_code, {**filter_response_headers(response.raw_headers), **UNRECORDED_HEADERS})
-    await writer.write(first)
-    async for chunk in chunks:
-        await writer.write(chunk)
-    await writer.write(b"", last=True)

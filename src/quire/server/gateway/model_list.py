@@ -8,16 +8,18 @@ from starlette.datastructures import Headers
 
 from quire.errors import InvalidKey, ModelError
 from quire.model.json_values import filter_objects, is_object
-from quire.server.auth import Caller
+from quire.server.auth import KEY_HEADERS, Caller
 from quire.server.gateway.upstream import build_upstream_call
 from quire.server.state import ServerState
 from quire.settings.schema import Upstream
 from quire.view.model_table import find_layers, merge_layers
-from quire.wire.codecs import choose_only_format
+from quire.wire.codecs import MESSAGES, choose_only_format
 
 MODEL_LIST_TIMEOUT_SECONDS = 10.0
 """Seconds to wait for an upstream's list of models; a slower upstream contributes none."""
 UNKNOWN_CREATION_TIME = "1970-01-01T00:00:00Z"
+ANTHROPIC_KEY_PREFIX = "sk-ant-"
+"""How the API keys and tokens of Anthropic start."""
 _GLOB_CHARS = frozenset("*?[")
 
 
@@ -34,7 +36,8 @@ async def collect_models(server_state: ServerState, caller: Caller, headers: Hea
     default_url = server_state.settings.base_url
     if default_url is not None:
         by_url.setdefault(default_url, Upstream(base_url=default_url))
-    upstreams = list(by_url.values())
+    recipient = _find_recipient(list(by_url.values()), headers)
+    upstreams = [each for each in by_url.values() if each.credentials == "operator" or each is recipient]
     lists = await asyncio.gather(*(_fetch_models(each, server_state, caller, headers) for each in upstreams))
     for upstream, listed in zip(upstreams, lists, strict=True):
         for model in listed:
@@ -62,6 +65,22 @@ async def collect_models(server_state: ServerState, caller: Caller, headers: Hea
         }
         models.append({**defaults, **model})
     return models
+
+
+def _find_recipient(upstreams: list[Upstream], headers: Headers) -> Upstream | None:
+    """The upstream that the client's own credentials are for, as far as the request says: no model does.
+
+    That is the only one of their provider's format. Where several have it, none gets them.
+    """
+    is_anthropic = "anthropic-version" in headers or any(
+        headers.get(name, "").removeprefix("Bearer ").startswith(ANTHROPIC_KEY_PREFIX) for name in KEY_HEADERS
+    )
+    candidates = [
+        each
+        for each in upstreams
+        if each.credentials == "client" and (choose_only_format(each.speaks) is MESSAGES) == is_anthropic
+    ]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 async def _fetch_models(

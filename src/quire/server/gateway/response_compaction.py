@@ -14,6 +14,8 @@ from quire.errors import InvalidRequest, QuireError
 from quire.model import Usage
 from quire.model.ids import new_id, now
 from quire.model.json_values import filter_objects
+from quire.proxy.engine_variants import EngineVariant
+from quire.proxy.known_messages import ClientBody
 from quire.proxy.recognition import HistoryMatch, RequestedConversation, match_request
 from quire.proxy.response_items import (
     build_compaction_item,
@@ -22,12 +24,12 @@ from quire.proxy.response_items import (
     resolve_items,
     restore_envelope,
 )
-from quire.server.auth import check_model
-from quire.server.gateway.exchange import Exchange, forward_unrecorded
+from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.response import ResponseWriter
+from quire.server.gateway.unrecorded_calls import check_body
 from quire.settings.schema import Upstream
 from quire.wire import WireMessage
-from quire.wire.codec import RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
+from quire.wire.codec import ClientRequest, RequestLimitExceeded, UnreadableBody, get_model_name, parse_body
 from quire.wire.codecs import RESPONSES, choose_target
 from quire.wire.replies import encode_event
 from quire.wire.responses.object import build_started_response, build_usage, end_response, make_response_id
@@ -49,10 +51,9 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
     """Answers a request to compact: by the upstream if it uses the client's format, else from the log."""
     try:
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
-        upstream = _find_upstream(exchange, body)
+        upstream = await _find_upstream(exchange, body)
         if choose_target(exchange.codec, upstream.speaks) is exchange.codec:
-            call = exchange.build_call(upstream, COMPACT_PATH)
-            return await forward_unrecorded(writer, call, exchange.raw_body, codec=exchange.codec)
+            return await _forward_compaction(exchange, writer, body, upstream)
         history = await _compact_history(exchange, body, upstream)
     except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
         return await _send_error(exchange, writer, error)
@@ -73,7 +74,7 @@ async def respond_or_compact(exchange: Exchange, writer: ResponseWriter) -> None
     try:
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
         *items, last = filter_objects(body.get("input")) or [{}]
-        upstream = _find_upstream(exchange, body)
+        upstream = await _find_upstream(exchange, body)
         if last.get("type") != COMPACTION_TRIGGER or choose_target(exchange.codec, upstream.speaks) is exchange.codec:
             return await exchange.respond(writer)
         history = await _compact_history(exchange, {**body, "input": items}, upstream)
@@ -107,12 +108,29 @@ def _encode_response(started: WireMessage, history: _CompactedHistory, *, is_str
     return b"".join(encoded), "text/event-stream; charset=utf-8"
 
 
-def _find_upstream(exchange: Exchange, body: dict[str, Any]) -> Upstream:
+async def _forward_compaction(
+    exchange: Exchange, writer: ResponseWriter, body: dict[str, Any], upstream: Upstream
+) -> None:
+    """Forwards a request to compact; its cost is charged to the conversation that the history belongs to."""
+    call = exchange.build_call(upstream, COMPACT_PATH)
+    resolved = await exchange.resolve_references(ClientBody(raw=exchange.raw_body, fields=body), upstream)
+    history = await _recognize_history(exchange, resolved.fields, upstream)
+    await exchange.forward_unrecorded(
+        writer,
+        call,
+        resolved,
+        upstream,
+        conversation=history.match.conversation,
+        reply_tokens=history.variant.engine.policy.reserved_response_tokens,
+    )
+
+
+async def _find_upstream(exchange: Exchange, body: dict[str, Any]) -> Upstream:
     model = get_model_name(body)
     upstream = exchange.server_state.upstream_for(model)
     if upstream is None:
         raise InvalidRequest(f"No upstream serves the model {model!r}; add one under `upstreams`, or set `base_url`.")
-    check_model(exchange.caller, model, upstream.model)
+    await check_body(ClientBody(raw=exchange.raw_body, fields=body), exchange.caller, upstream)
     return upstream
 
 
@@ -153,21 +171,32 @@ async def _compact_history(exchange: Exchange, body: dict[str, Any], upstream: U
     )
 
 
-async def _record_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> Conversation:
-    """Opens the conversation and branch that the request's history is stored in."""
+class _RecognizedHistory(NamedTuple):
+    request: ClientRequest
+    variant: EngineVariant
+    match: HistoryMatch
+
+
+async def _recognize_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> _RecognizedHistory:
+    """Finds the conversation and branch that the request's history belongs to."""
     store = exchange.get_store()
-    has_input = bool(body.get("input"))
     # A chain alone has no new items; a blank text takes their place, and is not recorded.
-    body = body if has_input else {**body, "input": " "}
+    body = body if body.get("input") else {**body, "input": " "}
     body = await resolve_items(RESPONSES, body, RESPONSES.list_item_references(body), store)
     request = RESPONSES.parse_request(exchange.raw_body, body)
     if request.previous_reply is not None:
         request = await restore_envelope(request, request.previous_reply, store)
-    variant = exchange.get_variant(request, upstream)
-    envelope = await variant.load_envelope(request)
-    match: HistoryMatch = await match_request(
+    match = await match_request(
         store, request, RequestedConversation(), head_cache=exchange.head_cache, scope=exchange.head_scope
     )
+    return _RecognizedHistory(request, exchange.get_variant(request, upstream), match)
+
+
+async def _record_history(exchange: Exchange, body: dict[str, Any], upstream: Upstream) -> Conversation:
+    """Opens the conversation and branch that the request's history is stored in."""
+    request, variant, match = await _recognize_history(exchange, body, upstream)
+    store, has_input = exchange.get_store(), bool(body.get("input"))
+    envelope = await variant.load_envelope(request)
     engine = variant.engine.with_changes(agent=envelope.agent, spending_key=exchange.caller.spending_key)
     conversation = Conversation(engine, match.conversation, match.branch)
     new = [each.message for each in request.messages[match.stored_end :]] if has_input else []

@@ -1,6 +1,7 @@
 """Routes of OpenAI's Responses API that read and change what is recorded: responses, and conversations as items.
 
-All answer from the log, also if the upstream stores responses.
+All answer from the log, also if the upstream stores responses. Reads need the scope `read`, since the log has what
+other keys of the tenant have written.
 """
 
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from quire.proxy.response_items import (
     to_async,
 )
 from quire.server.auth import Caller
-from quire.server.dependencies import AdminCaller, ChatCaller, StateDep, engine_for_caller
+from quire.server.dependencies import AdminCaller, ChatCaller, ReadCaller, StateDep, engine_for_caller
 from quire.server.state import ServerState
 from quire.store import SqlStore
 from quire.wire import WireMessage
@@ -56,7 +57,7 @@ Items = Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS, description=
 async def get_response(
     response_id: ResponseId,
     server_state: StateDep,
-    caller: ChatCaller,
+    caller: ReadCaller,
     stream: Annotated[bool, Query(description="Not supported: a recorded response is read whole.")] = False,
 ) -> dict[str, Any]:
     """The response as the client got it. One that was created with `store: false` is not found."""
@@ -96,7 +97,7 @@ async def cancel_response(response_id: ResponseId, server_state: StateDep, calle
 async def list_input_items(
     response_id: ResponseId,
     server_state: StateDep,
-    caller: ChatCaller,
+    caller: ReadCaller,
     after: ItemCursor = None,
     limit: ItemLimit = 20,
     order: OrderQuery = "desc",
@@ -157,7 +158,7 @@ async def create_conversation(
 
 @conversations_router.get("/{conversation}", summary="Read a conversation")
 async def get_conversation(
-    caller: ChatCaller, server_state: StateDep, conversation: ConversationPath
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationPath
 ) -> dict[str, Any]:
     return _to_object(await _load_record(_get_store(server_state, caller), conversation))
 
@@ -185,7 +186,7 @@ async def delete_conversation(
 
 @conversations_router.get("/{conversation}/items", summary="List the items of a conversation")
 async def list_items(
-    caller: ChatCaller,
+    caller: ReadCaller,
     server_state: StateDep,
     conversation: ConversationPath,
     after: ItemCursor = None,
@@ -211,7 +212,7 @@ async def add_items(
 
 @conversations_router.get("/{conversation}/items/{item}", summary="Read an item of a conversation")
 async def get_item(
-    caller: ChatCaller, server_state: StateDep, conversation: ConversationPath, item: ItemPath
+    caller: ReadCaller, server_state: StateDep, conversation: ConversationPath, item: ItemPath
 ) -> dict[str, Any]:
     store = _get_store(server_state, caller)
     _, found = await _find_item(store, await _load_branch(store, conversation), item)

@@ -1,7 +1,6 @@
 """Routes of the gateway that create replies, count tokens and list models, and all other paths under `/v1`."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -14,14 +13,15 @@ from quire.concurrency.worker_threads import run_sized
 from quire.engine.spending import spend_caps_for
 from quire.errors import AccessDenied, InvalidRequest, QuireError
 from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
-from quire.proxy.known_messages import KnownMessageCache
+from quire.proxy.known_messages import ClientBody, KnownMessageCache
 from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation
-from quire.server.auth import Caller, check_model
-from quire.server.dependencies import ChatCaller
-from quire.server.gateway.exchange import Exchange, forward_unrecorded
+from quire.server.auth import Caller
+from quire.server.dependencies import ChatCaller, engine_for_caller
+from quire.server.gateway.exchange import Exchange
 from quire.server.gateway.model_list import build_model_list, collect_models
 from quire.server.gateway.response import CancellableResponse, ResponseWriter, to_http_response
 from quire.server.gateway.response_compaction import respond_or_compact, respond_with_compaction
+from quire.server.gateway.unrecorded_calls import check_body, forward_unrecorded
 from quire.server.gateway.upstream import (
     MAX_CONVERSATION_HEADER_CHARS,
     build_upstream_call,
@@ -30,7 +30,7 @@ from quire.server.gateway.upstream import (
 from quire.server.problems import ERROR_RESPONSES
 from quire.server.state import get_server_state
 from quire.server.telemetry import get_telemetry
-from quire.wire.codec import Codec, UnreadableBody, get_model_name, parse_body
+from quire.wire.codec import Codec, UnreadableBody, encode_body, get_model_name, parse_body
 from quire.wire.codecs import CHAT, MESSAGES, RESPONSES, choose_only_format, choose_target
 
 router = APIRouter(prefix="/v1", tags=["gateway"])
@@ -59,10 +59,14 @@ async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -
         upstream = exchange.server_state.upstream_for(model)
         if upstream is None:
             return await writer.send_error(exchange.build_no_upstream_error(model), {})
-        check_model(exchange.caller, model, upstream.model)
+        client_body = ClientBody(raw=exchange.raw_body, fields=body)
+        await check_body(client_body, exchange.caller, upstream)
         if choose_target(codec, upstream.speaks) is codec and codec.count_path is not None:
             call = exchange.build_call(upstream, codec.count_path)
-            return await forward_unrecorded(writer, call, exchange.raw_body, codec=codec)
+            client_body = await exchange.resolve_references(client_body, upstream)
+            if exchange.shares_account(upstream) and codec.refers_to_log(client_body.fields):
+                raise InvalidRequest("A count includes only the messages of the request; send the whole history.")
+            return await exchange.forward_unrecorded(writer, call, client_body, upstream, is_free=True)
         # Counts the request as it would be sent, and says whether the count is exact.
         request = await run_sized(len(exchange.raw_body), codec.parse_request, exchange.raw_body, body)
         if request.continues_recorded:
@@ -215,30 +219,42 @@ class _GatewayState(NamedTuple):
 
 
 other_paths_router = APIRouter(prefix="/v1", include_in_schema=False)
-"""Other paths, such as embeddings and files. Included after all other routes, since it matches every path."""
+"""Other paths, such as embeddings. Included after all other routes, since it matches every path."""
+
+STATELESS_PATHS = frozenset(
+    {
+        "embeddings", "moderations", "rerank", "audio/speech", "audio/transcriptions", "audio/translations",
+        "images/generations", "images/edits", "images/variations",
+    }
+)  # fmt: skip
+"""Other paths that can be passed on: nothing that one caller sends there is stored for another one to read."""
 
 
 @other_paths_router.api_route(
     "/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], response_class=Response
 )
 async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Response:
-    """Passes any other request to the upstream of its model, or to `base_url` if it names none. It is not recorded."""
+    """Passes a request to a stateless path to the upstream of its model, or to `base_url` if it names none."""
     server_state = get_server_state(request)
     if not server_state.settings.pass_other_paths:
-        raise HTTPException(404, f"/v1/{path} is not served; `pass_other_paths` passes it to the upstream, unrecorded.")
+        raise HTTPException(404, f"/v1/{path} is not served; `pass_other_paths` passes some paths to the upstream.")
+    if path not in STATELESS_PATHS or request.method != "POST":
+        passed = ", ".join(sorted(STATELESS_PATHS))
+        raise HTTPException(404, f"{request.method} /v1/{path} is not passed to the upstream, only POST to: {passed}.")
+    content_type = request.headers.get("content-type", "application/json")
     try:
         raw = await request.body()
-        model = ""
-        # Other bodies, such as uploads, are not parsed.
-        if request.headers.get("content-type", "").startswith("application/json"):
-            with suppress(UnreadableBody):
-                model = get_model_name(parse_body(raw))
+        # Other bodies, such as audio, are not parsed.
+        is_json = content_type.startswith("application/json")
+        fields = await run_sized(len(raw), parse_body, raw) if is_json else {}
+        model = get_model_name(fields)
         upstream = server_state.upstream_for(model)
         if upstream is None:
             raise AccessDenied("No upstream serves this path; set `base_url`.")
         if spend_caps_for(server_state.settings, tenant=caller.tenant, key=caller.spending_key).exist:
             raise AccessDenied("A spend cap (`max_spend`) cannot count what this path costs, so it is not passed on.")
-        check_model(caller, model, upstream.model)
+        body = ClientBody(raw=raw if is_json else b"{}", fields=fields)
+        await check_body(body, caller, upstream)
         call = build_upstream_call(
             upstream,
             choose_only_format(upstream.speaks),
@@ -247,14 +263,19 @@ async def pass_other_path(request: Request, caller: ChatCaller, path: str) -> Re
             caller=caller,
             headers=request.headers,
             query=request.url.query,
-            content_type=request.headers.get("content-type", "application/json"),
+            content_type=content_type,
         )
     except ClientDisconnect:
         return Response(status_code=400)
+    except UnreadableBody as error:
+        return to_http_response(CHAT.build_error(400, str(error), code="invalid_json"))
     except QuireError as error:
         return to_http_response(CHAT.to_error_response(error))
+    if is_json and upstream.model:
+        raw = encode_body({**fields, "model": upstream.model})
+    engine, telemetry = engine_for_caller(server_state, caller, model=model or None), get_telemetry(request)
 
     async def respond(writer: ResponseWriter) -> None:
-        await forward_unrecorded(writer, call, raw, codec=CHAT, method=request.method)
+        await forward_unrecorded(writer, call, raw, engine=engine, model=model, codec=CHAT, telemetry=telemetry)
 
     return CancellableResponse(request, respond)

@@ -25,28 +25,31 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 """Headers of one connection (RFC 9110, section 7.6.1). `Connection` names further ones."""
-_ADDRESSED_TO_QUIRE = frozenset(
+_NEUTRAL_HEADERS = frozenset(
     {
-        "host", "cookie", "content-length", "content-type", "content-encoding", "accept-encoding", "expect", "origin",
-        "referer",
+        "accept", "accept-language", "user-agent", "idempotency-key", "x-request-id", "x-client-request-id",
+        "traceparent", "tracestate", "http-referer", "x-title",
     }
 )  # fmt: skip
-"""Request headers for Quire alone, and headers about a body that Quire reads and sends by itself."""
-_CLIENT_ADDRESSES = frozenset(
-    {
-        "forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip",
-        "fastly-client-ip",
-    }
-)  # fmt: skip
-"""Request headers in which proxies name the client's address."""
+"""Request headers that go upstream in any format: what clients of every provider send, and OpenRouter's two names of an
+application."""
+_FORMAT_HEADERS = frozenset(
+    {"openai-beta", "originator", "session-id", "session_id", "thread-id", "x-app", "x-session-affinity"}
+)
+_FORMAT_PREFIXES = (
+    "anthropic-",
+    "x-claude-code-",
+    "x-codex-",
+    "x-anthropic-",
+    "x-openai-",
+    "x-openrouter-",
+    "x-stainless-",
+)
+"""Request headers that belong to the client's wire format or program; a translated request has another format."""
 _CREDENTIALS = frozenset(
     {*KEY_HEADERS, "x-goog-api-key", "openai-organization", "openai-project", "chatgpt-account-id"}
 )
 """Request headers with credentials, or with the account at the upstream that is charged."""
-_REQUEST_PREFIXES_DROPPED = ("x-quire-", "x-forwarded-", "sec-")
-_FORMAT_HEADERS = frozenset({"openai-beta", "originator", "session-id", "thread-id", "x-app"})
-_FORMAT_PREFIXES = ("anthropic-", "x-claude-code-", "x-codex-", "x-openai-", "x-stainless-")
-"""Request headers that belong to the client's wire format or program; a translated request has another format."""
 
 _RESPONSE_HEADERS_DROPPED = frozenset(
     {
@@ -122,19 +125,17 @@ def filter_request_headers(headers: Headers, upstream: Upstream, *, is_translate
     """Returns the client's headers that go upstream. None of them contains an API key of Quire.
 
     Credentials go only to an upstream with `credentials = "client"`: elsewhere the client must not choose the account
-    that is charged.
+    that is charged. A header that is not listed stays here: it may be a credential or name a person.
     """
-    dropped = _HOP_BY_HOP | _ADDRESSED_TO_QUIRE | _CLIENT_ADDRESSES | _parse_names(headers.getlist("connection"))
-    prefixes = _REQUEST_PREFIXES_DROPPED
-    if upstream.credentials == "operator":
-        dropped |= _CREDENTIALS
-    if is_translated:
-        dropped |= _FORMAT_HEADERS
-        prefixes += _FORMAT_PREFIXES
+    named_by_connection = _parse_names(headers.getlist("connection"))
+    passed = _NEUTRAL_HEADERS | (_CREDENTIALS if upstream.credentials == "client" else frozenset[str]())
+    prefixes: tuple[str, ...] = ()
+    if not is_translated:
+        passed, prefixes = passed | _FORMAT_HEADERS, _FORMAT_PREFIXES
     return {
         name: value
         for name, value in headers.items()
-        if name not in dropped and not name.startswith(prefixes) and not contains_key(value)
+        if (name in passed or name.startswith(prefixes)) and name not in named_by_connection and not contains_key(value)
     }
 
 

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
 from quire.access.keys import KEY_SCOPES, MAX_KEY_SPEND_USD, MAX_MODEL_PATTERN_CHARS, MAX_MODEL_PATTERNS, KeyScope
-from quire.errors import AccessDenied, InsufficientScope
 from quire.schemas.records import CreatedKeySchema, KeySchema, SpendingSchema
 from quire.server.auth import get_key_verifier
 from quire.server.dependencies import AdminCaller, Page, PageCursor, PageLimit, StateDep, decode_cursor, encode_cursor
@@ -69,19 +68,11 @@ async def get_spending(caller: AdminCaller, server_state: StateDep) -> SpendingS
 async def create_key(
     caller: AdminCaller, server_state: StateDep, body: CreateKeyBody, response: Response
 ) -> CreatedKeySchema:
-    """Creates a key for the caller's tenant, with at most the scopes of the caller's own key.
+    """Creates a key for the caller's tenant, with at most the scopes, models, rate and time of the caller's own key.
 
-    A key with a spend cap or a list of models cannot create keys that call models: they would not have its limits.
+    It has these limits also where none are given, and is revoked with the caller's key. A key with a spend cap cannot
+    create keys that call models.
     """
-    if excess := sorted(set(body.scopes) - caller.scopes):
-        raise InsufficientScope(
-            f"The new key cannot have the scope {excess[0]!r}, which your own key lacks; use a key that has it."
-        )
-    if "chat" in body.scopes and (caller.max_spend is not None or caller.models is not None):
-        raise AccessDenied(
-            "Your API key has a spend cap or a list of models, so it cannot create a key with the scope 'chat'; "
-            "use a key without them."
-        )
     created, text = await server_state.store.for_tenant(caller.tenant).keys.create(
         body.name,
         body.scopes,
@@ -89,6 +80,7 @@ async def create_key(
         requests_per_minute=body.requests_per_minute,
         max_spend=body.max_spend,
         models=body.models,
+        created_by=caller.key_id,
     )
     response.headers["Cache-Control"] = "no-store"
     return CreatedKeySchema.from_secret(created, text)
@@ -96,6 +88,6 @@ async def create_key(
 
 @router.delete("/{key}", status_code=204)
 async def revoke_key(request: Request, caller: AdminCaller, server_state: StateDep, key: KeyId) -> None:
-    """Revokes a key: on this node at once, on other nodes within ten seconds."""
+    """Revokes a key and all keys that were created with it: on this node at once, on other nodes within ten seconds."""
     await server_state.store.for_tenant(caller.tenant).keys.revoke(key)
     get_key_verifier(request.app).evict(key)

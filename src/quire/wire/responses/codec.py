@@ -168,6 +168,9 @@ class ResponsesCodec(Codec):
     def list_item_references(self, body: Mapping[str, Any]) -> Sequence[str]:
         return [id_ for item in filter_objects(body.get("input")) if (id_ := _read_item_reference(item)) is not None]
 
+    def refers_to_log(self, body: Mapping[str, Any]) -> bool:
+        return super().refers_to_log(body) or any(body.get(name) for name in REFERENCE_FIELDS)
+
     def find_untranslatable(self, body: Mapping[str, Any]) -> str | None:
         items = filter_objects(body.get("input"))
         if any(item.get("type") in COMPACTION_TYPES and _read_item_reference(item) is None for item in items):
