@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.importers import readers
 from quire.importers.base import SourceError
-from quire.importers.readers import JsonValue, read_json_values
+from quire.importers.readers import JsonLine, JsonValue, read_json_lines, read_json_values
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20),
@@ -115,3 +116,29 @@ def test_an_item_past_a_limit_is_skipped_and_the_next_one_is_read(
     assert reason in first.reason
     assert isinstance(second, JsonValue)
     assert second.value == {"b": 2}
+
+
+@pytest.mark.parametrize("item", ["{},", "1,", '"",', '"k":', "["])
+def test_a_line_of_too_many_values_is_not_parsed(item: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readers, "MAX_PARSED_SEPARATORS", 1_000)
+    many = '{"messages":[' + item * 2_000 + "{}]}"
+    path = tmp_path / "lines.jsonl"
+    path.write_text("\n".join([json.dumps({"text": item * 2_000}), many, '{"a":1}', ""]))
+    monkeypatch.setattr(readers, "from_json", parse_short := PickyParser())
+    first, second, third = read_json_lines(path)
+    assert isinstance(first, JsonLine)
+    assert isinstance(second, SourceError)
+    assert second.item == "lines.jsonl:2"
+    assert "1,000 values and keys" in second.reason
+    assert third == JsonLine(3, {"a": 1})
+    assert parse_short.texts == 2
+
+
+class PickyParser:
+    """Counts what is parsed."""
+
+    texts = 0
+
+    def __call__(self, data: bytes) -> Any:
+        self.texts += 1
+        return json.loads(data)

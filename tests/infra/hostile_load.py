@@ -47,6 +47,7 @@ class Attack:
     content: bytes
     path: str = COMPLETIONS
     headers: dict[str, str] = field(default_factory=dict[str, str])
+    method: str = "POST"
 
 
 class AttackResult(NamedTuple):
@@ -78,6 +79,7 @@ def build_attacks(size: AttackSize) -> list[Attack]:
         *_build_structure_attacks(size),
         *_build_upstream_attacks(size),
         *_build_api_attacks(size),
+        *_build_stored_attacks(size),
         *_build_malformed_attacks(),
     ]
 
@@ -170,6 +172,18 @@ def _build_api_attacks(size: AttackSize) -> Iterator[Attack]:
     yield Attack("imported line", b'{"x": "' + b" " * size.text_bytes + b'"}\n', path="/api/import")
 
 
+def _build_stored_attacks(size: AttackSize) -> Iterator[Attack]:
+    """Small requests whose work grows with the long messages of the conversation `long`."""
+    paths = ("transcript", "entries?limit=20", "context?message=water+mill+wheel", "compaction", "export")
+    for path in paths:
+        yield Attack(f"long messages: {path}", b"", path=f"/api/conversations/long/{path}", method="GET")
+    yield Attack("long messages: search", b"", path="/api/search?query=water+mill+wheel", method="GET")
+    yield Attack("unknown item", b"", path="/v1/conversations/conv_long/items/msg_none", method="GET")
+    yield _chat("recall of long messages", _user("water mill wheel?"), conversation="long")
+    lines = b'{"messages":[' + b"{}," * (size.text_bytes // 3) + b"{}]}\n"
+    yield Attack("uploaded line of objects", lines, path="/api/imports?source=openai-jsonl&file=a.jsonl")
+
+
 def _build_malformed_attacks() -> Iterator[Attack]:
     message = b'"messages": [{"role": "user", "content": "x"}]}'
     yield Attack("NaN", b'{"model": "plain", "foo": NaN, ' + message)
@@ -205,7 +219,7 @@ class Attacker:
             await asyncio.gather(*senders, return_exceptions=True)
 
     async def _create_conversations(self, client: httpx2.AsyncClient) -> None:
-        for conversation in ("overlap", "archive", "posted"):
+        for conversation in ("overlap", "archive", "posted", "long"):
             await client.post("/api/conversations", json={"id": conversation})
         overlapping = ["x" * self._size.overlap_bytes] * 54
         for _ in range(4):
@@ -213,6 +227,11 @@ class Attacker:
         texts = [f"thing {number} about the water mill and its wheel" for number in range(300)]
         await client.post("/api/conversations/archive/messages", json={"messages": texts})
         await client.post("/api/conversations/archive/compaction", json={})
+        for unit in ("API_TOKEN=", "sk-ant-", "x", "#1 user: a\n"):
+            text = f"The water mill and its wheel. {_fill(unit, self._size.text_bytes * 3 // 4)}"
+            await client.post("/api/conversations/long/messages", json={"messages": [text, "yes"]})
+        await client.post("/api/conversations/long/messages", json={"messages": ["short question"] * 12})
+        await client.post("/api/conversations/long/compaction", json={})
 
     async def _send_all(self, client: httpx2.AsyncClient, queue: asyncio.Queue[Attack]) -> None:
         while True:
@@ -224,7 +243,9 @@ class Attacker:
     async def _send(self, client: httpx2.AsyncClient, attack: Attack) -> AttackResult:
         started_at, status = time.perf_counter(), 0
         try:
-            async with client.stream("POST", attack.path, content=attack.content, headers=attack.headers) as response:
+            async with client.stream(
+                attack.method, attack.path, content=attack.content, headers=attack.headers
+            ) as response:
                 status = response.status_code
                 async for _ in response.aiter_raw():
                     pass

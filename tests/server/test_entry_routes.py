@@ -13,6 +13,7 @@ from openapi_helpers import assert_conforms
 from infra.strategies import messages
 from quire.model import Compaction, ContextChange, ContextItem, Draft, EntryKind, Message, Pin, Restore, Span, Unpin
 from quire.model.entry_metadata import DocumentReference, TokenCount, Usage
+from quire.server import sized_responses
 from quire.server.state import ServerState
 from quire.store import SqlStore
 
@@ -264,3 +265,18 @@ async def test_what_json_cannot_say_is_never_said(client: httpx2.AsyncClient, st
 
     [entry] = json.loads(answer.text, parse_constant=refuse)["items"]
     assert entry["body"]["provider_fields"] == {"score": None, "most": None}
+
+
+async def test_a_long_page_is_the_same_json_as_a_short_one(
+    client: httpx2.AsyncClient, conversation: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It is encoded in worker threads, item by item."""
+    await client.post(f"{conversation}/messages", json={"messages": ['one \u2028 "mill"', "two mills"]})
+    await client.post(f"{conversation}/pins", json={"seq": 1})
+    paths = [f"{conversation}/entries", f"{conversation}/entries/1", "/api/search?query=mill"]
+    short = [await client.get(path) for path in paths]
+    monkeypatch.setattr(sized_responses, "MAX_EVENT_LOOP_BYTES", 0)
+    for path, response in zip(paths, short, strict=True):
+        long = await client.get(path)
+        assert (long.json(), long.headers["content-type"]) == (response.json(), response.headers["content-type"])
+        assert "content-length" not in long.headers

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,29 @@ async def test_old_imports_are_forgotten(client: httpx2.AsyncClient, monkeypatch
     monkeypatch.setattr(import_jobs, "MAX_LISTED_IMPORTS", 2)
     jobs = [(await upload(client, b""))["id"] for _ in range(3)]
     assert [each["id"] for each in (await client.get("/api/imports")).json()["items"]] == jobs[:0:-1]
+
+
+async def test_a_tenant_has_one_unfinished_upload(
+    client: httpx2.AsyncClient, other_tenant_client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+):
+    """An upload may fill the disk for as long as its client takes."""
+    started, finish = asyncio.Event(), asyncio.Event()
+
+    async def send_slowly() -> AsyncIterator[bytes]:
+        yield b"{}\n"
+        started.set()
+        await finish.wait()
+
+    slow = asyncio.create_task(client.post("/api/imports", params=UPLOAD, content=send_slowly()))
+    await started.wait()
+    second = await client.post("/api/imports", params=UPLOAD, content=b"{}\n")
+    assert (second.status_code, second.headers["retry-after"]) == (429, "5")
+    assert second.json()["detail"] == "Another upload is in progress; wait until it is done."
+    monkeypatch.setattr(import_jobs, "MAX_UPLOADS", 1)
+    assert (await other_tenant_client.post("/api/imports", params=UPLOAD, content=b"{}\n")).status_code == 429
+    monkeypatch.undo()
+    await upload(other_tenant_client, b"{}\n")
+    finish.set()
+    assert (await slow).status_code == 202
+    await wait_until_done(client, slow.result().json()["id"])
+    await upload(client, b"{}\n")

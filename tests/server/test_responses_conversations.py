@@ -14,6 +14,9 @@ from test_gateway_responses import MODEL, ask, run_responses_gateway
 from test_responses_state import echo, list_texts, run_chain
 
 from infra.scripted_provider import ProviderRequest, ScriptedCall, ScriptedReply, play
+from quire.model import Entry
+from quire.proxy import response_items
+from quire.proxy.response_items import build_entry_items
 from quire.store import SqlStore
 
 ODD_ITEMS: list[Any] = [
@@ -55,6 +58,40 @@ async def test_a_conversation_has_the_items_of_all_its_responses(store: SqlStore
         (stored,) = await store.list_conversations()
         assert (stored.title, f"conv_{stored.id}") == ("Wheels", conversation.id)
         assert len(await store.list_branches(stored.id)) == 1
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("upstream", ["chat", "responses"])
+async def test_an_item_is_found_by_its_id_without_reading_the_others(
+    store: SqlStore, upstream: Any, monkeypatch: pytest.MonkeyPatch
+):
+    async with run_responses_gateway(store, echo, upstream) as (client, *_):
+        conversation = await client.conversations.create(items=[{"role": "user", "content": "First"}])
+        for number in range(3):
+            await ask(client, f"Q{number}", stream=False, conversation=conversation.id)
+        items = client.conversations.items
+        listed = [item async for item in items.list(conversation.id, order="asc")]
+        assert [item async for item in items.list(conversation.id, order="asc", limit=1)] == listed
+        assert [item async for item in items.list(conversation.id, order="desc", limit=1)] == listed[::-1]
+        read: list[int] = []
+
+        def build(entry: Entry) -> list[Any]:
+            read.append(entry.seq)
+            return build_entry_items(entry)
+
+        monkeypatch.setattr(response_items, "build_entry_items", build)
+        for item in listed:
+            read.clear()
+            assert await items.retrieve(item.id or "", conversation_id=conversation.id) == item
+            assert len(read) == 1
+        read.clear()
+        digest = (listed[0].id or "").split("_")[1]
+        for unknown in ("none", "msg_none", "msg_none_0", f"msg_{digest}_0_999_0", f"msg_{digest}_x_y_z", "%", "_" * 9):
+            with pytest.raises(openai.NotFoundError):
+                await items.retrieve(unknown, conversation_id=conversation.id)
+            with pytest.raises(openai.BadRequestError):
+                await items.list(conversation.id, after=unknown)
+        assert read == []
 
 
 @pytest.mark.every_database

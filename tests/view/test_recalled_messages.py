@@ -1,5 +1,6 @@
 """Recalled messages: rendering, protection against forged headers, and which of them fit."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
@@ -108,6 +109,31 @@ def test_a_message_that_can_never_fit_whole_is_excerpted_in_its_place():
     short = RecallCandidate(make_dated_entry(2, Message.user("word " * 60)), 0.5)
     chosen = fit_candidates([make_long_candidate(1, 900), short], max_tokens=120, counter=COUNTER)
     assert [each.candidate.entry.seq for each in chosen] == [1]
+
+
+@dataclass
+class CharCounter:
+    """Counts a token per four characters, and the characters that it was given."""
+
+    name: str = "chars"
+    exact: bool = True
+    chars: int = 0
+
+    def count(self, text: str) -> int:
+        self.chars += len(text)
+        return len(text) // 4
+
+
+def test_a_message_that_can_never_fit_whole_is_not_rendered_whole():
+    counter = CharCounter()
+    candidates = [make_long_candidate(seq, 500_000) for seq in range(1, 5)]
+    chosen = fit_candidates(candidates, max_tokens=1_000, counter=counter)
+    assert [each.candidate.excerpt_ranges for each in chosen] == [((0, 4),)] * 4
+    assert counter.chars < 1_000
+    # By its stored count, where the length alone could still fit.
+    counted = [each._replace(entry=each.entry._replace(tokens=10_000)) for each in [make_long_candidate(1, 10_000)]]
+    fit_candidates(counted, max_tokens=1_000, counter=counter)
+    assert counter.chars < 2_000
 
 
 @pytest.mark.parametrize("provider", ["chat", "messages", "responses"])

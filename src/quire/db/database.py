@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -33,6 +33,10 @@ INLINE_READ_FLAG = "quire inline read"
 
 _MAX_INLINE_ROWS = 1_000
 """Maximum rows of a statement in an inline read; a longer one moves to a thread."""
+
+
+_MAX_INLINE_BYTES = 4_000_000
+"""Maximum bytes of the texts of an inline read; reading more takes longer than a change of threads."""
 
 
 class PoolStats(NamedTuple):
@@ -89,13 +93,28 @@ class Database(Protocol):
 
 
 class InlineReadTooLong(Exception):
-    """The read has too many rows to run inline on the event loop."""
+    """The read has too many rows or bytes to run inline on the event loop."""
 
 
 def check_inline_rows(connection: Connection, rows: int) -> None:
     """Raises `InlineReadTooLong` if an inline read is about to fetch too many rows, so that it moves to a thread."""
     if rows > _MAX_INLINE_ROWS and INLINE_READ_FLAG in connection.info:
         raise InlineReadTooLong
+
+
+def fetch_all(connection: Connection, cursor: Any, *, text_column: int) -> list[Any]:
+    """All rows of an open cursor; an inline read stops after a number of bytes in a column, and moves to a thread."""
+    if INLINE_READ_FLAG not in connection.info:
+        return cursor.fetchall()
+    rows: list[Any] = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += len(row[text_column])
+        if size > _MAX_INLINE_BYTES:
+            cursor.close()
+            raise InlineReadTooLong
+    return rows
 
 
 TransactionKind = Literal["read", "write"]

@@ -18,6 +18,8 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import registry
 from sqlalchemy.sql import ClauseElement
 
+from quire.db.database import fetch_all
+
 _BATCH_KEY = "quire statement batch"
 """Key in `Connection.info` of the statements of an open batch."""
 _PARAMETER = re.compile(r"%\((\w+)\)s")
@@ -84,12 +86,15 @@ FETCH_ROWS = 500
 """Rows that are converted before other tasks run."""
 
 
-def fetch(connection: Connection, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:
-    """Runs a query and returns the driver's rows."""
+def fetch(
+    connection: Connection, statement: ClauseElement, params: Mapping[str, Any], *, text_column: int | None = None
+) -> list[Any]:
+    """Runs a query and returns the driver's rows. `text_column` is the one whose texts may be long."""
     if connection.dialect.name != "sqlite":
         return _fetch_postgres(connection, statement, params, binary=False)
     driver = cast(Any, connection.connection.driver_connection)
-    return driver.execute(compile_sql(statement, "sqlite"), params).fetchall()
+    cursor = driver.execute(compile_sql(statement, "sqlite"), params)
+    return cursor.fetchall() if text_column is None else fetch_all(connection, cursor, text_column=text_column)
 
 
 def fetch_binary(connection: Connection, statement: ClauseElement, params: Mapping[str, Any]) -> list[Any]:

@@ -186,7 +186,7 @@ class Assembler:
             earlier_decisions=context.decisions,
         )
         calibration = await engine.runtime.load_calibration(engine.store, policy.model)
-        size = sum([len(entry.raw) for entry in window.messages]) + measure_messages(view_input.pending)
+        size = sum([len(entry.raw) for entry in (*history, *pinned)]) + measure_messages(view_input.pending)
         assembly = await run_sized(size, assemble, view_input, policy, counter, calibration=calibration)
         return AssembledRequest(
             assembly=assembly,
@@ -225,10 +225,13 @@ class Assembler:
             if row.slot == "recall" and row.kind == "message" and row.span is not None
         }
         entries = await store.get_entries(self._conversation, list(rows), branch=self._branch) if rows else []
-        return tuple(
-            restore_candidate(entry, score=row.score or 0.0, excerpt_ranges=row.excerpt_spans, tokens=row.tokens)
-            for entry in entries
-            if entry.purged_at is None and (row := rows[entry.seq])
+        return await run_sized(
+            sum(len(entry.raw) for entry in entries),
+            lambda: tuple(
+                restore_candidate(entry, score=row.score or 0.0, excerpt_ranges=row.excerpt_spans, tokens=row.tokens)
+                for entry in entries
+                if entry.purged_at is None and (row := rows[entry.seq])
+            ),
         )
 
     async def _load_tool_batch(self, entry: Entry) -> list[Entry]:

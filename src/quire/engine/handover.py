@@ -8,7 +8,7 @@ the same conversation always gives the same text.
 from typing import TYPE_CHECKING
 
 from quire.compaction.citations import find_cited_entries
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import run_in_worker, run_sized
 from quire.engine.compactor import Compactor
 from quire.engine.state import EngineState
 from quire.errors import InvalidRequest, ModelError, SpendCapReached, SpendReserved, SummaryFailed, UnknownPrice
@@ -116,14 +116,20 @@ async def _read_material(engine: EngineState, conversation: str, branch: int, *,
     last_covered = compaction.covers.last if compaction is not None and compaction.covers is not None else 0
     summary = compaction.summary if compaction is not None else None
     if mask:
-        newest, first = [mask_entry(each) for each in newest], [mask_entry(each) for each in first]
+        size = sum(len(entry.raw) for entry in (*newest, *first))
+        newest, first = await run_sized(
+            size, lambda: ([mask_entry(each) for each in newest], [mask_entry(each) for each in first])
+        )
         record = record._replace(title=mask_secrets(record.title))
         summary = mask_secrets(summary) if summary is not None else None
     return HandoverMaterial(
         record,
         branch,
         window.branch.head_seq,
-        next((entry for entry in first if find_request(entry)), None),
+        await run_sized(
+            sum(len(entry.raw) for entry in first),
+            lambda: next((entry for entry in first if find_request(entry)), None),
+        ),
         summary,
         tuple(entry for entry in newest if entry.seq > last_covered),
         tuple(newest),

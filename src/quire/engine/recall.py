@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import run_in_worker, run_sized
 from quire.engine.embeddings import embed_query
 from quire.engine.message_index import index_inline
 from quire.engine.runtime import CachedIndex
@@ -29,6 +29,8 @@ MAX_CANDIDATES = 400
 """Maximum candidates for one question."""
 CANDIDATE_TOKENS_FACTOR = 2
 """Candidates may have this multiple of the slot's tokens, so that smaller ones can replace those that do not fit."""
+MAX_CANDIDATE_TOKENS = 4_000_000
+"""Tokens of all candidates of one question, which are read whole even if only an excerpt fits: tens of megabytes."""
 MAX_WHOLE_MESSAGE_CHARS = 1_200
 """Characters of JSON above which a message gets excerpts, used where it does not fit whole."""
 THREAD_MIN_MESSAGES = 20_000
@@ -162,22 +164,29 @@ class Recall:
         ranked = await self._rank(index, question, ranges=_list_ranges(active), exclude=[*exclude, *whole])
         # The best, until they have a multiple of the budget. A message above the budget counts as 0.
         rows = index.seq.searchsorted([each.seq for each in ranked])
-        remaining = CANDIDATE_TOKENS_FACTOR * budget
+        remaining, read_tokens = CANDIDATE_TOKENS_FACTOR * budget, 0
         chosen: list[RankedMessage] = []
         for each, tokens in zip(ranked, index.tokens[rows].tolist(), strict=True):
             if remaining <= 0:
                 break
+            if read_tokens + tokens > MAX_CANDIDATE_TOKENS and chosen:
+                continue
+            read_tokens += tokens
             remaining -= tokens if tokens < budget else 0
             chosen.append(each)
         entries = await self._engine.store.get_entries(
             window.branch.conversation, [each.seq for each in chosen], branch=window.branch.number
         )
         by_seq = {entry.seq: entry for entry in entries if entry.purged_at is None}
-        return tuple(
-            make_candidate(entry, round(each.score, 4), query=question)
-            for each in chosen
-            if (entry := by_seq.get(each.seq)) is not None
-        )
+
+        def make_candidates() -> tuple[RecallCandidate, ...]:
+            return tuple(
+                make_candidate(entry, round(each.score, 4), query=question)
+                for each in chosen
+                if (entry := by_seq.get(each.seq)) is not None
+            )
+
+        return await run_sized(sum(len(entry.raw) for entry in entries), make_candidates)
 
     async def _rank(
         self,
@@ -235,22 +244,29 @@ async def recall_session(engine: EngineState, *, client: str, session: str, prom
         newest = await engine.store.read_tail(
             branch.conversation, TASK_MESSAGES, branch=branch.number, kinds=["message"], roles=["user"]
         )
-        question = "\n".join(message_to_text(entry.message) for entry in newest)
+        question = await run_sized(
+            sum(len(entry.raw) for entry in newest),
+            lambda: "\n".join(message_to_text(entry.message) for entry in newest),
+        )
     question = question[:MAX_QUESTION_CHARS]
     candidates = await Recall(engine).find_candidates(window, question, exclude=())
     if not candidates:
         return ""
     policy = engine.policy
     max_tokens = allocate_budget(policy, get_strategy(policy.strategy).shares).recall_tokens
-    masked = [_mask_candidate(candidate, question) for candidate in candidates]
-    fitted = fit_candidates(masked, max_tokens=max_tokens, counter=engine.message_counter.token_counter)
-    # As many of the best candidates as the maximum length allows.
-    preface = _PREFACE.format(conversation=branch.conversation)
-    for count in range(len(fitted), 0, -1):
-        text = preface + render_fitted(fitted[:count])
-        if len(text) <= MAX_CONTEXT_CHARS:
-            return text
-    return ""
+
+    def render() -> str:
+        masked = [_mask_candidate(candidate, question) for candidate in candidates]
+        fitted = fit_candidates(masked, max_tokens=max_tokens, counter=engine.message_counter.token_counter)
+        # As many of the best candidates as the maximum length allows.
+        preface = _PREFACE.format(conversation=branch.conversation)
+        for count in range(len(fitted), 0, -1):
+            text = preface + render_fitted(fitted[:count])
+            if len(text) <= MAX_CONTEXT_CHARS:
+                return text
+        return ""
+
+    return await run_sized(sum(len(candidate.entry.raw) for candidate in candidates), render)
 
 
 async def _find_branch(engine: EngineState, client: str, session: str) -> Branch | None:

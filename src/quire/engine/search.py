@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import run_in_worker, run_sized
 from quire.engine.context_gatherer import memory_namespace
 from quire.engine.embeddings import embed_query, search_passages
 from quire.engine.message_index import index_inline, schedule_indexing
@@ -104,13 +104,18 @@ async def search_messages(
     keys = [MessageKey(hit.conversation, hit.branch, hit.seq) for hit in hits]
     entries, records = await engine.store.message_index.read_messages(keys)
     records = {each.id: each for each in await engine.store.fill_titles(*records.values())}
-    found: list[MessageHit] = []
-    for hit, entry in zip(hits, entries, strict=True):
-        record = records.get(hit.conversation)
-        # A message that was purged since it was indexed is left out.
-        if entry is not None and record is not None:
-            excerpt = make_excerpt(message_to_text(entry.message), terms)
-            found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
+
+    def make_hits() -> list[MessageHit]:
+        found: list[MessageHit] = []
+        for hit, entry in zip(hits, entries, strict=True):
+            record = records.get(hit.conversation)
+            # A message that was purged since it was indexed is left out.
+            if entry is not None and record is not None:
+                excerpt = make_excerpt(message_to_text(entry.message), terms)
+                found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
+        return found
+
+    found = await run_sized(sum(len(entry.raw) for entry in entries if entry is not None), make_hits)
     return MessageSearchResult(found, complete and is_current)
 
 

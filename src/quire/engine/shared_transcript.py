@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Literal, NamedTuple
 
+from quire.concurrency.worker_threads import run_sized
 from quire.log import Branch, ConversationRecord
 from quire.model import (
     Compaction,
@@ -25,7 +26,7 @@ from quire.model import (
 )
 from quire.store import SqlStore
 from quire.store.export_import import EXPORT_BATCH_SIZE
-from quire.view.secrets import find_secrets, mask_secrets
+from quire.view.secrets import find_secrets, replace_secrets
 
 ShareFormat = Literal["markdown", "json"]
 
@@ -66,7 +67,7 @@ class SharedTranscript:
             for entry in await self._store.read_range(
                 self._record.id, branch=self._branch.number, first=first, last=last, kinds=["message", "compaction"]
             ):
-                text = self._write_entry(entry)
+                text = await run_sized(len(entry.raw), self._write_entry, entry)
                 if text:
                     yield text if is_first or is_markdown else f",\n{text}"
                     is_first = False
@@ -107,14 +108,14 @@ class SharedTranscript:
                 return ""
 
     def _mask(self, text: str) -> str:
-        count = len(find_secrets(text))
-        self.masked_count += count
-        return mask_secrets(text) if count else text
+        secrets = find_secrets(text)
+        self.masked_count += len(secrets)
+        return replace_secrets(text, secrets)
 
 
 def _fence(text: str) -> str:
     """A code block whose fence is longer than any in the text."""
-    fence = "`" * max([3, *(len(run) + 1 for run in _BACKTICKS.findall(text))])
+    fence = "`" * max([3, *(run.end() - run.start() + 1 for run in _BACKTICKS.finditer(text))])
     return f"{fence}\n{text}\n{fence}"
 
 

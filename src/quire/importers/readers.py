@@ -18,6 +18,7 @@ from pydantic_core import from_json
 
 from quire.importers.base import SourceError
 from quire.model.base import replace_lone_surrogates
+from quire.wire.json_limits import exceeds_json_limit
 
 MAX_LINE_BYTES = 64_000_000
 """Maximum length of one line; a longer one is skipped without being loaded."""
@@ -27,6 +28,9 @@ MAX_VALUE_BYTES = 64_000_000
 """Maximum length of one value of a document: a conversation."""
 MAX_VALUE_TOKENS = 2_000_000
 """Maximum strings and brackets of one value: each takes up to a hundred bytes of memory once it is parsed."""
+MAX_PARSED_SEPARATORS = 1_000_000
+"""Maximum values and keys that are parsed at once. A parser holds the interpreter until it is done, and each value
+takes memory: a line of 59 MB of empty objects would stop a server for seconds and take 2 GB."""
 MAX_VALUE_DEPTH = 500
 """Maximum nesting of one value."""
 _PARSER_DEPTH = 100
@@ -49,7 +53,10 @@ SQLITE_HEADER = b"SQLite format 3\x00"
 
 
 def parse_json(data: bytes) -> Any:
-    """Parses JSON of a bounded depth and replaces lone surrogates; raises `ValueError` if it is not valid."""
+    """Parses JSON of a bounded depth and number of values, and replaces lone surrogates; raises `ValueError` if it is
+    not valid."""
+    if exceeds_json_limit(data, MAX_PARSED_SEPARATORS):
+        raise ValueError(f"it has more than {MAX_PARSED_SEPARATORS:,} values and keys")
     try:
         return from_json(data)
     except ValueError:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from quire.concurrency.worker_threads import run_sized
 from quire.errors import BlobNotFound, QuireError
 from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
 from quire.model.entry_bodies import Compaction
@@ -77,8 +78,13 @@ async def replay(store: SqlStore, manifest: Manifest, *, load_blob: BlobLoader |
     missing += [f"#{entry.seq}" for entry in entries.values() if entry.purged_at is not None]
     if any(name.startswith("blob") for name in missing):
         return Replay(manifest=manifest, rendered=None, missing=tuple(missing))
-    contents = _RecordedContents(manifest.included, texts, entries, counter).rebuild()
-    rendered = lay_out(contents, counter, model=manifest.policy.model, tokens=manifest.total_tokens)
+
+    def render() -> RenderedRequest:
+        contents = _RecordedContents(manifest.included, texts, entries, counter).rebuild()
+        return lay_out(contents, counter, model=manifest.policy.model, tokens=manifest.total_tokens)
+
+    size = sum(len(entry.raw) for entry in entries.values()) + sum(map(len, texts.values()))
+    rendered = await run_sized(size, render)
     return Replay(manifest=manifest, rendered=rendered, missing=tuple(missing))
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column, or_, select
 
-from quire.db.database import check_inline_rows
+from quire.db.database import check_inline_rows, fetch_all
 from quire.db.raw_sql import fetch
 from quire.db.schema import entries
 from quire.errors import EntryNotFound
@@ -113,8 +113,8 @@ def read_entries(connection: Connection, tenant: str, branch: Branch, seqs: Coll
         in_range = sorted(seq for seq in set(seqs) if own_range.first <= seq <= own_range.last)
         for start in range(0, len(in_range), _SEQ_BATCH_SIZE):
             params = {"tenant": tenant, "conversation": branch.conversation, "branch": own_range.branch}
-            rows = connection.execute(_BY_SEQ, {**params, "seqs": in_range[start : start + _SEQ_BATCH_SIZE]})
-            result.extend(Entry._make(row) for row in rows)
+            cursor = connection.execute(_BY_SEQ, {**params, "seqs": in_range[start : start + _SEQ_BATCH_SIZE]})
+            result.extend(map(_to_entry, fetch_all(connection, cursor, text_column=_BODY_COLUMN)))
     return result
 
 
@@ -165,6 +165,13 @@ def read_messages(connection: Connection, tenant: str, keys: Sequence[MessageKey
 def read_referencing_entries(connection: Connection, tenant: str, branch: Branch) -> list[Entry]:
     """Entries of the branch whose metadata references documents."""
     return _read_ranges(connection, tenant, branch, _REFERENCING, reversed(list(branch.split_ranges())), None)
+
+
+def find_replies(connection: Connection, tenant: str, branch: Branch, text: str) -> list[Entry]:
+    """Replies of the branch whose content or metadata has a text. The database compares, and returns only these."""
+    has_text = or_(entries.c.body.contains(text, autoescape=True), entries.c.notes.contains(text, autoescape=True))
+    statement = _filter_query(RANGE, ["message"], ["assistant"]).where(has_text)
+    return _read_ranges(connection, tenant, branch, statement, branch.split_ranges(), None)
 
 
 def read_control_entries(connection: Connection, tenant: str, branch: Branch, *, last: int) -> list[Entry]:
@@ -326,16 +333,17 @@ def _read_ranges(
             **parameters,
         }
         if limit is None and statement in _FIXED_QUERIES:
-            rows = fetch(connection, statement, params)
+            rows = fetch(connection, statement, params, text_column=_BODY_COLUMN)
         else:
             query = statement if limit is None else statement.limit(limit - len(result))
-            rows = connection.execute(query, params).all()
+            rows = fetch_all(connection, connection.execute(query, params), text_column=_BODY_COLUMN)
         result.extend(map(_to_entry, rows))
         if limit is not None and len(result) >= limit:
             break
     return result
 
 
+_BODY_COLUMN = ENTRY_COLUMNS.index(entries.c.body)
 _FIXED_QUERIES = {RANGE, CHANGED, CONTROL_ENTRIES}
 _to_entry: Callable[[tuple[Any, ...]], Entry] = partial(cast(Any, tuple).__new__, Entry)
 

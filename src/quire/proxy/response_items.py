@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
+from quire.concurrency.worker_threads import run_sized
 from quire.errors import BlobNotFound, InvalidRequest, NotFound, ResponseNotFound
 from quire.log import RecordedRequest
 from quire.model import Compaction, Entry, Message, Span, ToolDefinition
@@ -66,8 +67,11 @@ def build_leading_items(items: list[WireMessage], *, conversation: str) -> list[
 
 
 def make_entry_key(conversation: str, branch: int, seq: int) -> str:
-    digest = sha256(conversation.encode()).hexdigest()[:CONVERSATION_DIGEST_CHARS]
-    return f"{digest}_{branch}_{seq}"
+    return f"{make_conversation_digest(conversation)}_{branch}_{seq}"
+
+
+def make_conversation_digest(conversation: str) -> str:
+    return sha256(conversation.encode()).hexdigest()[:CONVERSATION_DIGEST_CHARS]
 
 
 def _render_input(message: Message) -> list[WireMessage]:
@@ -93,13 +97,28 @@ async def iterate_items(
     last: int | None = None,
     order: ItemOrder,
     leading: list[WireMessage] | None = None,
+    after: str | None = None,
 ) -> AsyncIterator[WireMessage]:
-    """Iterates over the items of a branch up to entry `last`, and over the instructions before them."""
+    """Iterates over the items of a branch up to entry `last`, and over the instructions before them.
+
+    It begins with the message that has the item `after`. Without such a message there are no items.
+    """
+    first = 1
+    if after is not None and all(item["id"] != after for item in leading or ()):
+        found = await find_item_entry(store, conversation, branch, after)
+        if found is None or (last is not None and found.seq > last):
+            return
+        if order == "asc":
+            first, leading = found.seq, None
+        else:
+            last = found.seq
+    elif after is not None and order == "desc":
+        last = 0
     if order == "asc":
         for item in leading or ():
             yield item
-    async for entry in iterate_entries(store, conversation, branch, last=last, order=order):
-        items = build_entry_items(entry)
+    async for entry in iterate_entries(store, conversation, branch, first=first, last=last, order=order):
+        items = await run_sized(len(entry.raw), build_entry_items, entry)
         for item in items if order == "asc" else reversed(items):
             yield item
     if order == "desc":
@@ -107,11 +126,33 @@ async def iterate_items(
             yield item
 
 
+async def find_item_entry(store: SqlStore, conversation: str, branch: int, item_id: str) -> Entry | None:
+    """The message of a branch that has the item: by the entry number or the response in its ID, else by the ID of an
+    upstream in its content."""
+    seqs: list[int] = []
+    match item_id.split("_"):
+        case [_, digest, _, str(number), _] if digest == make_conversation_digest(conversation) and number.isdecimal():
+            seqs = [int(number[:18])]
+        case _:
+            request_id = _find_request_id(item_id)
+            with suppress(ResponseNotFound):
+                recorded = await store.find_response(make_response_id(request_id or item_id))
+                seqs = [recorded.seq] if recorded.conversation == conversation else []
+    entries = await store.get_entries(conversation, seqs, branch=branch) if seqs else []
+    if not entries and make_conversation_digest(conversation) not in item_id:
+        entries = await store.find_replies(conversation, _find_request_id(item_id) or item_id, branch=branch)
+    for entry in entries:
+        if entry.kind == "message" and entry.purged_at is None:
+            items = await run_sized(len(entry.raw), build_entry_items, entry)
+            if any(item.get("id") == item_id for item in items):
+                return entry
+    return None
+
+
 async def iterate_entries(
-    store: SqlStore, conversation: str, branch: int, *, last: int | None = None, order: ItemOrder
+    store: SqlStore, conversation: str, branch: int, *, first: int = 1, last: int | None = None, order: ItemOrder
 ) -> AsyncIterator[Entry]:
-    """Iterates over the messages of a branch up to entry `last`, except those that were purged."""
-    first = 1
+    """Iterates over the messages of a branch from `first` up to entry `last`, except those that were purged."""
     while last is None or last >= first:
         if order == "asc":
             entries = await store.read_range(

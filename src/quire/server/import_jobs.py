@@ -7,11 +7,13 @@ completed by the same upload.
 import asyncio
 import logging
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from quire.engine import Engine
 from quire.engine.file_import import ImportOptions, ImportReport, import_files
-from quire.errors import Conflict, NotFound, QuireError
+from quire.errors import Conflict, NotFound, QuireError, TooManyRequests
 from quire.importers.base import Source
 from quire.model.ids import new_id, now
 from quire.schemas.imports import ImportJobSchema, ImportStatus
@@ -20,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 MAX_RUNNING_IMPORTS = 4
 """Imports of all tenants that run at the same time; a tenant has one."""
+MAX_UPLOADS = 4
+"""Unfinished uploads of all tenants, each of which may fill the disk up to the limit of a file; a tenant has one."""
 MAX_LISTED_IMPORTS = 50
 """Imports of a tenant that are listed; older ones are forgotten."""
 
@@ -68,6 +72,19 @@ class ImportJobs:
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, ImportJob]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._uploading: set[str] = set()
+
+    @contextmanager
+    def reserve_upload(self, tenant: str) -> Generator[None]:
+        """Reserves the upload of a file, until it has arrived and its import has started or was refused."""
+        self.check_capacity(tenant)
+        if tenant in self._uploading or len(self._uploading) >= MAX_UPLOADS:
+            raise TooManyRequests("Another upload is in progress; wait until it is done.", retry_after=5)
+        self._uploading.add(tenant)
+        try:
+            yield
+        finally:
+            self._uploading.remove(tenant)
 
     def check_capacity(self, tenant: str) -> None:
         """Raises `Conflict` if no further import may start now."""

@@ -210,6 +210,10 @@ class SqlStore(StorePart):
         """Entries of a branch whose metadata references documents, oldest first."""
         return await self.run(read, with_branch(reads.read_referencing_entries), conversation, branch)
 
+    async def find_replies(self, conversation: str, text: str, *, branch: int = MAIN_BRANCH) -> list[Entry]:
+        """Replies of the branch whose content or metadata has the text, such as an ID of an upstream."""
+        return await self.run(read, with_branch(reads.find_replies), conversation, branch, text)
+
     async def read_tail(
         self,
         conversation: str,

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from quire.model import Entry, FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from quire.view.excerpts import MAX_CHARS_PER_TOKEN
 from quire.wire.labels import label_text
 from quire.wire.tokens import TokenCounter
 
@@ -131,6 +132,9 @@ def fit_candidates(
     for candidate, excerpt_ranges in chain(pending, crowded_out):
         if available_tokens < _MIN_MESSAGE_TOKENS:
             break
+        if excerpt_ranges is not None and _is_too_long(candidate.entry, block_tokens):
+            # Not even rendered: that takes seconds for a message of many megabytes.
+            candidate, excerpt_ranges = candidate._replace(excerpt_ranges=excerpt_ranges), None
         fitted = _fit(candidate, days, counter)
         if fitted.tokens > available_tokens and excerpt_ranges is not None:
             excerpt = candidate._replace(excerpt_ranges=excerpt_ranges)
@@ -143,6 +147,12 @@ def fit_candidates(
             days.add(fitted.day)
             selected.append(fitted)
     return selected
+
+
+def _is_too_long(entry: Entry, max_tokens: int) -> bool:
+    """Whether a message certainly has more tokens, by its length or by its count, which another tokenizer may have
+    made."""
+    return len(entry.raw) > MAX_CHARS_PER_TOKEN * max_tokens or (entry.tokens or 0) > 2 * max_tokens
 
 
 def _fit(candidate: RecallCandidate, days: Collection[str], counter: TokenCounter) -> FittedCandidate:

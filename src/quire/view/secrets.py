@@ -7,12 +7,15 @@ A format is found in two steps, so that text without secrets costs little: a qui
 pattern at that position. Every pattern also matches inside JSON strings, where a line break before a secret is the two
 characters backslash and `n`, and a slash or a quote may be escaped. Mask a text before an excerpt is cut from it,
 because half a secret matches no format.
+
+The work is linear in the length of the text, whatever the text is: a search continues near the end of what it has
+matched, and no single call of the regular expression engine, which holds the interpreter, is long.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple, TypeVar, cast
 
@@ -31,8 +34,12 @@ from quire.model import (
 
 MIN_RANDOM_CHARS = 16
 """A shorter value of an assignment is a secret only if it has the character classes of a password."""
-MIN_CLASS_CHANGES = 3
-"""Changes between letters and digits in a random value; words and identifiers have fewer."""
+SEARCH_CHARS = 65_536
+"""Characters that one call of a search goes through: it holds the interpreter, and other threads wait."""
+MAX_ASSIGNED_CHARS = 512
+"""Characters of an assigned value that are masked."""
+MAX_RESCANNED_CHARS = 128
+"""Characters at the end of a match in which another one is searched for, which may be longer."""
 MIN_PASSWORD_CLASSES = 3
 """Of lower case, upper case, digits and symbols."""
 
@@ -215,7 +222,10 @@ _INVISIBLE_MARKS = ("\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\xad", "\
 _INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))+")
 """Characters without a width, also as JSON escapes."""
 
-_WORD_RUN = re.compile(r"[A-Za-z0-9_.-]{20,}+")
+_MAX_PREFIX_CHARS = max(map(len, _PREFIX_FORMATS))
+
+_MIN_RUN_CHARS = 20
+_WORD_RUN = re.compile(rf"[A-Za-z0-9_.-]{{{_MIN_RUN_CHARS},}}+")
 """A prefix and its token are within one of these; most text has few."""
 
 _PREFIX = re.compile(rf"{_WORD_START}(?:{'|'.join(map(re.escape, sorted(_PREFIX_FORMATS, key=len, reverse=True)))})")
@@ -226,6 +236,8 @@ _DISCORD_TOKEN = re.compile(
 )
 """A bot token has no literal start: it begins with the bot's public id, which the mask preserves."""
 
+_MAX_DISCORD_CHARS = 64
+
 _ASSIGNMENT_NAMES = ("secret", "token", "passw", "passphrase", "key", "credential")
 """Lower-case parts of the names of variables, fields and headers that hold secrets."""
 
@@ -234,9 +246,14 @@ _ASSIGNMENT = re.compile(
     r"(?:(?<=api)|(?<=api[_-])|(?<=access[_-])|(?<=access)|(?<=private[_-])|(?<=auth[_-])|(?<=account[_-]))key)"
     r"s?(?:[_-]?(?:key|value|base64|prod|dev|test|live|v?[0-9]{1,2})){0,2})"
     r"\\{0,4}[\"']?\]?[ \t]{0,4}(?:=>|:=|[=:])[ \t]{0,4}"
-    r"(?:\\{0,4}[\"'`](?P<quoted>[^\s\"'`\\…]{8,512}+)|(?P<bare>[^\s\"'`\\,;&<>(){}\[\]|…]{8,512}+)(?![(\[{…]))"
+    rf"(?:\\{{0,4}}[\"'`](?P<quoted>[^\s\"'`\\…]{{8,{MAX_ASSIGNED_CHARS}}}+)"
+    rf"|(?P<bare>[^\s\"'`\\,;&<>(){{}}\[\]|…]{{8,{MAX_ASSIGNED_CHARS}}}+)(?![(\[{{…]))"
 )
 """An assignment in code, JSON, YAML or a shell. It is matched at the position of one of the names."""
+
+
+_RANDOM = re.compile(r"[\W_]*+(?:[^\W\d_]\D*+\d[\W\d_]*+[^\W\d_]\D*+\d|\d[\W\d_]*+[^\W\d_]\D*+\d[\W\d_]*+[^\W\d_])")
+"""Three changes between letters and digits, whatever is between them; words and identifiers have fewer."""
 
 
 class SecretMatch(NamedTuple):
@@ -271,7 +288,11 @@ def find_secrets(text: str) -> list[SecretMatch]:
 
 def mask_secrets(text: str) -> str:
     """The text with each secret replaced by its public start and its kind. Idempotent; JSON stays valid JSON."""
-    secrets = find_secrets(text)
+    return replace_secrets(text, find_secrets(text))
+
+
+def replace_secrets(text: str, secrets: Sequence[SecretMatch]) -> str:
+    """Masks the secrets that `find_secrets` found in the text."""
     if not secrets:
         return text
     pieces: list[str] = []
@@ -332,21 +353,50 @@ def _cut_split_secrets(parts: Sequence[PartT]) -> list[PartT]:
 
 def _find_prefixed(text: str) -> Iterator[SecretMatch]:
     """Tokens that begin with a known prefix."""
-    for run in _WORD_RUN.finditer(text):
-        for prefix in _PREFIX.finditer(text, *run.span()):
+    for start, end in _find_word_runs(text):
+        position = start
+        while (prefix := _PREFIX.search(text, position, end)) is not None:
             kind, pattern = _PREFIX_FORMATS[prefix[0]]
             body = pattern.match(text, prefix.end())
-            if body is not None and not _is_placeholder(body[0]):
-                yield SecretMatch(kind, prefix.start(), body.end(), prefix[0])
+            position = prefix.end()
+            if body is not None:
+                position = max(position, body.end() - MAX_RESCANNED_CHARS)
+                if not _is_placeholder(body[0]):
+                    yield SecretMatch(kind, prefix.start(), body.end(), prefix[0])
+
+
+def _find_word_runs(text: str) -> Iterator[tuple[int, int]]:
+    """Start and end of each run; a very long one in pieces, each with what a prefix at its end needs of the next."""
+    position, length = 0, len(text)
+    while position < length:
+        last = position + SEARCH_CHARS
+        run = _WORD_RUN.search(text, position, last)
+        if run is None:
+            # A run may begin shortly before the end.
+            position = last - _MIN_RUN_CHARS if last < length else length
+        else:
+            position = run.end()
+            yield run.start(), position + (_MAX_PREFIX_CHARS if position == last else 0)
+
+
+def _find_text(text: str, part: str, position: int) -> int:
+    """Like `text.find(part, position)`, in several calls."""
+    while position < len(text):
+        last = position + SEARCH_CHARS
+        found = text.find(part, position, last + len(part) - 1)
+        if found >= 0:
+            return found
+        position = last
+    return -1
 
 
 def _find_in_context(text: str) -> Iterator[SecretMatch]:
     for kind, starts, pattern, must_be_random, must_be_password in _CONTEXT_FORMATS:
         for start in starts:
-            position = text.find(start)
+            position = _find_text(text, start, 0)
             while position >= 0:
                 match = pattern.match(text, position)
-                position = text.find(start, position + len(start) if match is None else match.end())
+                position = _find_text(text, start, position + len(start) if match is None else match.end())
                 if match is None:
                     continue
                 value = match["secret"]
@@ -355,24 +405,32 @@ def _find_in_context(text: str) -> Iterator[SecretMatch]:
                     is_secret &= _is_random(value) or (must_be_password and _is_password(value))
                 if is_secret:
                     yield SecretMatch(kind, *match.span("secret"), match.groupdict().get("head") or "")
-    for match in _DISCORD_TOKEN.finditer(text):
-        yield SecretMatch("Discord bot token", *match.span("secret"))
+    for first in range(0, len(text), SEARCH_CHARS):
+        for match in _DISCORD_TOKEN.finditer(text, first, first + SEARCH_CHARS + _MAX_DISCORD_CHARS):
+            yield SecretMatch("Discord bot token", *match.span("secret"))
 
 
 def _find_assignments(text: str) -> Iterator[SecretMatch]:
     # The one letter whose lower case has another length, which would move the positions.
     lowered = text.replace("\u0130", "I").lower()
     for name in _ASSIGNMENT_NAMES:
-        position = lowered.find(name)
+        position = _find_text(lowered, name, 0)
         while position >= 0:
             match = _ASSIGNMENT.match(text, position)
+            position += len(name)
             if match is not None:
                 group = "bare" if match["quoted"] is None else "quoted"
-                value = match[group]
+                value, (start, end) = match[group], match.span(group)
                 is_secret = _is_random(value) or (name == "passw" and _is_password(value))
-                if is_secret and not _is_placeholder(value):
-                    yield SecretMatch(_ASSIGNMENT_KINDS.get(name, name), *match.span(group))
-            position = lowered.find(name, position + len(name))
+                is_placeholder = is_secret and _is_placeholder(value)
+                if is_secret and not is_placeholder:
+                    yield SecretMatch(_ASSIGNMENT_KINDS.get(name, name), start, end)
+                if not is_placeholder:
+                    # A value within this one is part of the secret, or not even the whole is one. A name at the end may
+                    # have a value that follows; where this value was cut, every name has a value that goes further.
+                    is_cut = len(value) == MAX_ASSIGNED_CHARS
+                    position = max(position, start + MAX_RESCANNED_CHARS if is_cut else end - MAX_RESCANNED_CHARS)
+            position = _find_text(lowered, name, position)
 
 
 _ASSIGNMENT_KINDS = {"passw": "password", "key": "API key"}
@@ -380,14 +438,11 @@ _ASSIGNMENT_KINDS = {"passw": "password", "key": "API key"}
 
 def _is_placeholder(value: str) -> bool:
     """Whether a value is filled in later: `$NAME`, `{name}`, `%s`, `***`, `xxxx`."""
-    return value.startswith(("$", "{", "%", "*", "<", "[")) or len(set(value.lower())) == 1
+    return value.startswith(("$", "{", "%", "*", "<", "[")) or not value.lower().strip(value[0].lower())
 
 
 def _is_random(value: str) -> bool:
-    if len(value) < MIN_RANDOM_CHARS:
-        return False
-    classes = [char.isdigit() for char in value if char.isalnum()]
-    return sum(left != right for left, right in pairwise(classes)) >= MIN_CLASS_CHANGES
+    return len(value) >= MIN_RANDOM_CHARS and _RANDOM.match(value) is not None
 
 
 def _is_password(value: str) -> bool:

@@ -37,27 +37,30 @@ class JsonLimit:
     """The limit of a JSON text that arrives in chunks. Strings are examined only once all separators, also those within
     them, would exceed it: most texts are mostly prose."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_separators: int | None = None) -> None:
+        self._max_separators = max_separators
         self._counter = JsonSeparatorCounter()
         self._uncounted: list[bytes] = []
         self._max_count = 0
         """Upper bound of the separators so far."""
 
     def feed(self, chunk: bytes) -> bool:
-        """Adds a chunk; whether the text exceeds `MAX_JSON_SEPARATORS`."""
+        """Adds a chunk; whether the text exceeds the limit."""
         self._uncounted.append(chunk)
         self._max_count += len(chunk.translate(None, _NO_SEPARATORS))
-        if self._max_count > MAX_JSON_SEPARATORS:
+        max_separators = MAX_JSON_SEPARATORS if self._max_separators is None else self._max_separators
+        if self._max_count > max_separators:
             for each in self._uncounted:
                 self._counter.feed(each)
             self._uncounted.clear()
             self._max_count = self._counter.count
-        return self._max_count > MAX_JSON_SEPARATORS
+        return self._max_count > max_separators
 
 
-def exceeds_json_limit(data: bytes) -> bool:
-    """Whether a JSON text has more than `MAX_JSON_SEPARATORS`. Fast for a text that is too short for that."""
-    if len(data) <= MAX_JSON_SEPARATORS:
+def exceeds_json_limit(data: bytes, max_separators: int | None = None) -> bool:
+    """Whether a JSON text has more than `MAX_JSON_SEPARATORS`, or another maximum. Fast for a text that is too short
+    for that."""
+    if len(data) <= (MAX_JSON_SEPARATORS if max_separators is None else max_separators):
         return False
-    limit = JsonLimit()
+    limit = JsonLimit(max_separators)
     return any(limit.feed(data[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))

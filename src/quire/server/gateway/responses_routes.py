@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
+from quire.concurrency.worker_threads import run_sized
 from quire.engine import Conversation
 from quire.errors import ConversationNotFound, EntryNotFound, InvalidRequest, ResponseNotFound
 from quire.log import Branch, ConversationRecord, RecordedRequest
@@ -20,14 +21,15 @@ from quire.proxy.response_items import (
     build_entry_items,
     build_item_page,
     build_leading_items,
+    find_item_entry,
     get_response_fields,
-    iterate_entries,
     iterate_items,
     load_request_record,
     to_async,
 )
 from quire.server.auth import Caller
 from quire.server.dependencies import AdminCaller, ChatCaller, ReadCaller, StateDep, engine_for_caller
+from quire.server.sized_responses import respond_sized
 from quire.server.state import ServerState
 from quire.store import SqlStore
 from quire.wire import WireMessage
@@ -67,14 +69,18 @@ async def get_response(
     recorded = await _find_response(store, response_id)
     entry = await store.get_entry(recorded.conversation, recorded.seq, branch=recorded.branch)
     record = await load_request_record(store, recorded)
-    response = build_recorded_response(
-        build_entry_items(entry),
-        request_fields=get_object(record, "fields"),
-        response_fields=get_response_fields(entry),
-        usage=entry.metadata.usage,
-        is_cut_off=bool(entry.metadata.incomplete),
-    )
-    return {**response, "id": response_id}
+
+    def build() -> dict[str, Any]:
+        response = build_recorded_response(
+            build_entry_items(entry),
+            request_fields=get_object(record, "fields"),
+            response_fields=get_response_fields(entry),
+            usage=entry.metadata.usage,
+            is_cut_off=bool(entry.metadata.incomplete),
+        )
+        return {**response, "id": response_id}
+
+    return await respond_sized(len(entry.raw), build, items="output")
 
 
 @router.delete("/responses/{response_id}", summary="Delete a response")
@@ -108,9 +114,22 @@ async def list_input_items(
     record = await load_request_record(store, recorded)
     leading = build_leading_items(filter_objects(record.get("leading")), conversation=recorded.conversation)
     items = iterate_items(
-        store, recorded.conversation, recorded.branch, last=recorded.seq - 1, order=order, leading=leading
+        store,
+        recorded.conversation,
+        recorded.branch,
+        last=recorded.seq - 1,
+        order=order,
+        leading=leading,
+        after=after,
     )
-    return await build_item_page(items, after=after, limit=limit)
+    return await _respond(await build_item_page(items, after=after, limit=limit))
+
+
+async def _respond(page: dict[str, Any]) -> dict[str, Any]:
+    texts = (piece.get("text") for item in page["data"] for piece in filter_objects(item.get("content")))
+    outputs = (item.get(name) for item in page["data"] for name in ("output", "arguments", "input"))
+    size = sum(len(text) for text in (*texts, *outputs) if isinstance(text, str))
+    return await respond_sized(size, lambda: page, items="data")
 
 
 def _get_store(server_state: ServerState, caller: Caller) -> SqlStore:
@@ -196,8 +215,8 @@ async def list_items(
     """Items of the branch that was used last."""
     store = _get_store(server_state, caller)
     branch = await _load_branch(store, conversation)
-    items = iterate_items(store, branch.conversation, branch.number, order=order)
-    return await build_item_page(items, after=after, limit=limit)
+    items = iterate_items(store, branch.conversation, branch.number, order=order, after=after)
+    return await _respond(await build_item_page(items, after=after, limit=limit))
 
 
 @conversations_router.post("/{conversation}/items", summary="Add items to a conversation")
@@ -215,8 +234,8 @@ async def get_item(
     caller: ReadCaller, server_state: StateDep, conversation: ConversationPath, item: ItemPath
 ) -> dict[str, Any]:
     store = _get_store(server_state, caller)
-    _, found = await _find_item(store, await _load_branch(store, conversation), item)
-    return found
+    entry, found = await _find_item(store, await _load_branch(store, conversation), item)
+    return await respond_sized(len(entry.raw), lambda: found)
 
 
 @conversations_router.delete("/{conversation}/items/{item}", summary="Purge an item of a conversation")
@@ -272,8 +291,8 @@ async def _append(
 
 
 async def _find_item(store: SqlStore, branch: Branch, item_id: str) -> tuple[Entry, WireMessage]:
-    async for entry in iterate_entries(store, branch.conversation, branch.number, order="desc"):
-        for item in build_entry_items(entry):
-            if item.get("id") == item_id:
-                return entry, item
+    entry = await find_item_entry(store, branch.conversation, branch.number, item_id)
+    if entry is not None:
+        items = await run_sized(len(entry.raw), build_entry_items, entry)
+        return entry, next(item for item in items if item.get("id") == item_id)
     raise EntryNotFound(f"Item with id '{item_id}' not found.")

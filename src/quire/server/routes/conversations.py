@@ -27,6 +27,7 @@ from quire.server.dependencies import (
     encode_cursor,
     load_conversation,
 )
+from quire.server.sized_responses import respond_sized
 from quire.server.turn_submission import append_once
 
 router = APIRouter(prefix="/api/conversations", tags=["conversations"])
@@ -221,19 +222,24 @@ async def list_entries(
             conversation, branch=branch, first=first, last=last, kinds=kinds, limit=limit + 1
         )
         page = entries[:limit]
-    return EntryPage(
-        items=[entry_to_schema(entry) for entry in page],
-        has_more=len(entries) > limit,
-        head=record.head_seq,
-        state=record.state,
-    )
+
+    def build() -> EntryPage:
+        return EntryPage(
+            items=[entry_to_schema(entry) for entry in page],
+            has_more=len(entries) > limit,
+            head=record.head_seq,
+            state=record.state,
+        )
+
+    return await respond_sized(sum(len(entry.raw) for entry in page), build, items="items")
 
 
 @entries_router.get("/entries/{seq}")
 async def get_entry(
     engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> EntrySchema:
-    return entry_to_schema(await engine.store.get_entry(conversation, seq, branch=branch))
+    entry = await engine.store.get_entry(conversation, seq, branch=branch)
+    return await respond_sized(len(entry.raw), lambda: entry_to_schema(entry))
 
 
 @entries_router.delete("/entries/{seq}", status_code=204)

@@ -11,6 +11,7 @@ from quire.model import Role
 from quire.schemas import JsonModel
 from quire.schemas.search import MessageHitSchema
 from quire.server.dependencies import ReadEngine
+from quire.server.sized_responses import respond_sized
 
 router = APIRouter(prefix="/api/search", tags=["search"])
 
@@ -111,9 +112,14 @@ async def search(
     results = await search_messages(engine, query, where=where, order=order, min_score=min_score, limit=limit)
     documents = await search_documents(engine, query, limit=limit)
     memories = await search_memories(engine, query, limit=limit)
-    return SearchResultsSchema(
-        messages=[MessageHitSchema.from_hit(each) for each in results.messages],
-        documents=[DocumentHitSchema.from_hit(hit) for hit in documents],
-        memories=[MemoryHitSchema.from_hit(hit) for hit in memories],
-        complete=results.complete,
-    )
+
+    def build() -> SearchResultsSchema:
+        return SearchResultsSchema(
+            messages=[MessageHitSchema.from_hit(each) for each in results.messages],
+            documents=[DocumentHitSchema.from_hit(hit) for hit in documents],
+            memories=[MemoryHitSchema.from_hit(hit) for hit in memories],
+            complete=results.complete,
+        )
+
+    size = sum(len(each.entry.raw) for each in results.messages)
+    return await respond_sized(size, build, items="messages")

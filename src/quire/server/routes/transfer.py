@@ -38,6 +38,8 @@ imports_router = APIRouter(prefix="/api", tags=["imports"])
 
 EXPORT_CHUNK_BYTES = 65_536
 """Approximate size of the chunks in which lines are sent."""
+MAX_CHUNK_CHARS = 262_144
+"""Maximum characters of a chunk."""
 MAX_IMPORT_MEMORY_BYTES = 1_000_000
 """A larger body is spooled to a file first: an import is one transaction, which must not wait for the client."""
 
@@ -90,11 +92,13 @@ async def _batch_texts(texts: AsyncIterator[str]) -> AsyncGenerator[bytes, None]
     batch: list[bytes] = []
     size = 0
     async for text in texts:
-        batch.append(text.encode())
-        size += len(batch[-1])
-        if size >= EXPORT_CHUNK_BYTES:
-            yield b"".join(batch)
-            batch, size = [], 0
+        # A long line is sent in several chunks: a connection copies each of them on the event loop.
+        for start in range(0, len(text), MAX_CHUNK_CHARS):
+            batch.append(text[start : start + MAX_CHUNK_CHARS].encode())
+            size += len(batch[-1])
+            if size >= EXPORT_CHUNK_BYTES:
+                yield b"".join(batch)
+                batch, size = [], 0
     yield b"".join(batch)
 
 
@@ -177,18 +181,18 @@ async def start_import(
     """
     if source not in SOURCES:
         raise InvalidRequest(f"{source!r} is no source of conversations; choose one of: {', '.join(SOURCES)}.")
-    server_state.imports.check_capacity(engine.store.tenant)
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="quire-import-"))
-    try:
-        path = folder / file
-        # `LimitsMiddleware` bounds the size of the body.
-        with path.open("wb") as stream:
-            async for chunk in request.stream():
-                await asyncio.to_thread(stream.write, chunk)
-        job = server_state.imports.start(engine, SOURCES[source], path, ImportOptions(project=project))
-    except BaseException:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        raise
+    with server_state.imports.reserve_upload(engine.store.tenant):
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="quire-import-"))
+        try:
+            path = folder / file
+            # `LimitsMiddleware` bounds the size of the body.
+            with path.open("wb") as stream:
+                async for chunk in request.stream():
+                    await asyncio.to_thread(stream.write, chunk)
+            job = server_state.imports.start(engine, SOURCES[source], path, ImportOptions(project=project))
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
     return job.to_schema()
 
 

@@ -1,0 +1,179 @@
+"""No request stalls the event loop, however long the stored messages are: every route that reads, and every MCP tool.
+
+A request that computes on the event loop, or holds the interpreter in one long call, delays all other callers.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from openapi_helpers import list_operations
+from server_helpers import ScriptedAgent
+
+from infra.sizes import IS_FULL_SIZE
+from quire.mcp_server.access import HistoryAccess
+from quire.mcp_server.arguments import TOOLS, parse_arguments
+from quire.mcp_server.tools import run_tool
+from quire.model import Message, TextPart, ToolCallPart, ToolResultPart
+from quire.server.state import ServerState
+from quire.server.telemetry.metrics import read_cpu_wait_seconds
+
+TEXT_BYTES = 15_000_000 if IS_FULL_SIZE else 1_000_000
+MAX_STALL_SECONDS = 0.25
+UNITS = (
+    "API_TOKEN=",
+    "sk-ant-",
+    "x",
+    "the water mill ",
+    "#1 user: a\n",
+    "漢",
+    " ",
+    "a\n\n```\n",
+    "may 2023, what is the ",
+)
+"""Each is repeated to a message of its own."""
+INTERVAL_SECONDS = 0.005
+EVENTS_SECONDS = 0.5
+"""How long a stream of events without end is read."""
+QUERIES: dict[str, dict[str, Any]] = {
+    "/api/conversations/{conversation}/context": {"message": "water mill?"},
+    "/api/conversations/{conversation}/requests/{seq}/diff": {"other": 0},
+    "/api/conversations/{conversation}/requests/{seq}/why": {"item": "#1"},
+    "/api/search": {"query": "water mill"},
+    "/api/documents/content": {"path": "none.md"},
+}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "history_search": {"query": "water mill"},
+    "history_read": {"conversation": "c", "from": 1},
+    "history_list": {},
+    "context_explain": {"conversation": "c"},
+    "memory_search": {"query": "water mill"},
+    "memory_write": {"text": "The water mill turns.", "conversation": "c", "number": 4},
+}
+
+
+class StallMeter:
+    """Longest stall of the event loop by this process's own computation."""
+
+    longest_seconds = 0.0
+
+    @classmethod
+    @asynccontextmanager
+    async def measure(cls) -> "AsyncIterator[StallMeter]":
+        meter = cls()
+        task = asyncio.create_task(meter._run())
+        await asyncio.sleep(2 * INTERVAL_SECONDS)
+        try:
+            yield meter
+            await asyncio.sleep(2 * INTERVAL_SECONDS)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while True:
+            started_at, cpu_before, wait_before = time.perf_counter(), time.process_time(), read_cpu_wait_seconds()
+            await asyncio.sleep(INTERVAL_SECONDS)
+            lag = time.perf_counter() - started_at - INTERVAL_SECONDS
+            cpu, wait = time.process_time() - cpu_before, read_cpu_wait_seconds() - wait_before
+            self.longest_seconds = max(self.longest_seconds, min(lag - wait, cpu))
+
+
+async def measure_stall(work: Callable[[], Awaitable[Any]], *, on_result: Callable[[Any], object] = bool) -> float:
+    async with StallMeter.measure() as meter:
+        on_result(await work())
+    return meter.longest_seconds
+
+
+async def store_long_messages(client: httpx2.AsyncClient, state: ServerState) -> dict[str, Any]:
+    """Long messages, and one item of other kinds; returns the parameters of paths."""
+    store = state.engine_for("default").store
+    await client.post("/api/conversations", json={"id": "c"})
+    texts = [f"About the water mill. {unit * (TEXT_BYTES // len(unit.encode()))}" for unit in UNITS]
+    for number, text in enumerate(texts):
+        await store.append("c", Message.user(text))
+        await store.append("c", Message.assistant(f"About the water mill {number}: yes."))
+    call = ToolCallPart(id="call-1", name="look", arguments=json.dumps({"q": texts[0]}))
+    result = ToolResultPart(call_id="call-1", content=(TextPart(text=texts[1]),))
+    for message in (
+        Message.user("Look at the water mill."),
+        Message(role="assistant", parts=(call,)),
+        Message(role="tool", parts=(result,)),
+        Message.assistant("I looked."),
+    ):
+        await store.append("c", message)
+    return {
+        "conversation": "c",
+        "digest": (await client.post("/api/blobs", content=b"x" * TEXT_BYTES)).json()["blob"],
+        "model": "gpt-4o",
+        "name": "default",
+        "id": "none",
+        "item": "msg_none",
+        "response_id": "resp_none",
+        "backtest": "none",
+    }
+
+
+async def read_path(app: FastAPI, path: str, query: dict[str, Any], authorization: str) -> int:
+    """Sends a GET request without a client, whose own work would count, and returns the status."""
+    statuses: list[int] = []
+    requests = asyncio.Queue[dict[str, Any]]()
+    requests.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "root_path": "", "query_string": urlencode(query).encode(),
+        "headers": [(b"host", b"quire"), (b"authorization", authorization.encode())],
+        "client": ("127.0.0.1", 1), "server": ("quire", 80), "state": {},
+    }  # fmt: skip
+    with suppress(TimeoutError):
+        async with asyncio.timeout(EVENTS_SECONDS if path.endswith("/events") else None):
+            await app(scope, requests.get, send)
+    return statuses[0]
+
+
+@pytest.mark.slow
+async def test_no_route_and_no_tool_stalls_the_event_loop(
+    app: FastAPI, client: httpx2.AsyncClient, server_state: ServerState, scripted: ScriptedAgent
+):
+    scripted.set_script("So be it.", repeat=True)
+    stalls: dict[str, float] = {}
+    # The first request of a process loads the vocabulary of the tokenizer.
+    await client.post("/api/conversations", json={"id": "first"})
+    await client.post("/api/conversations/first/send", json={"message": "The water mill?"})
+    values = await store_long_messages(client, server_state)
+    for path, body in (("compaction", {}), ("send", {"message": "The water mill?"})):
+        stalls[path] = await measure_stall(partial(client.post, f"/api/conversations/c/{path}", json=body, timeout=600))
+    newest = (await client.get("/api/conversations/c/entries", params={"newest": True, "limit": 1})).json()["items"]
+    values["seq"] = newest[0]["seq"]
+    assert newest[0]["body"]["parts"][0]["text"] == "So be it."
+    authorization, statuses = client.headers["authorization"], list[int]()
+    paths = [each.path for each in list_operations() if each.method == "get"]
+    for path in [*paths, "/api/conversations/{conversation}/entries/1"]:
+        ids = values | ({"conversation": "conv_c"} if path.startswith("/v1/") else {})
+        read = partial(read_path, app, path.format(**ids), QUERIES.get(path, {}), authorization)
+        stalls[path] = await measure_stall(read, on_result=statuses.append)
+    assert [status for status in statuses if status >= 500] == []
+    assert statuses.count(200) > len(paths) * 2 // 3
+    access = HistoryAccess(engine=server_state.engine_for("default"), writes_memories=True, masks_secrets=True)
+    assert ARGUMENTS.keys() == TOOLS.keys()
+    long_parts = [
+        ("history_read", {"conversation": "c", "from": 2 * index + 1, "start": 10}) for index in range(len(UNITS))
+    ]
+    for name, arguments in (*ARGUMENTS.items(), *long_parts):
+        stalls[f"{name} {arguments}"] = await measure_stall(partial(run_tool, access, parse_arguments(name, arguments)))
+    sys.stdout.write("".join(f"{seconds:6.3f} s  {name}\n" for name, seconds in stalls.items()))
+    assert {name: seconds for name, seconds in stalls.items() if seconds > MAX_STALL_SECONDS} == {}
