@@ -116,6 +116,13 @@ def list_routes(settings: Settings, program: AgentProgram) -> list[Route]:
     return routes if "*" in names else [*routes, Route("any other", upstream_for(settings, ""))]
 
 
+def format_routes(routes: Sequence[Route], settings: Settings) -> str:
+    """The routes as a table in plain text."""
+    rows = [("model", "goes to", "as", "credential"), *(each.describe(settings) for each in routes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
 def add_local_model(settings: Settings) -> Settings:
     """Adds what a model server on this machine reports: its first model, if the settings name none, and its window."""
     url = settings.base_url

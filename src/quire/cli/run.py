@@ -79,6 +79,7 @@ def command(
         add_default_upstreams,
         add_local_model,
         find_answering_model,
+        format_routes,
         list_routes,
     )
     from quire.cli.serve import build_options, check_server_extra
@@ -107,10 +108,7 @@ def command(
         )
     routes = list_routes(settings, agent_program)
     if explain:
-        rows = [("model", "goes to", "as", "credential"), *(each.describe(settings) for each in routes)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            typer.echo("  ".join(map(str.ljust, row, widths)).rstrip())
+        typer.echo(format_routes(routes, settings))
         return
     assert executable is not None
     options = replace(options, settings=settings)
