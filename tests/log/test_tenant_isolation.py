@@ -250,6 +250,7 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "get_entry": lambda store: store.get_entry("theirs", 1),
     "get_entries": lambda store: store.get_entries("theirs", [1]),
     "read_range": lambda store: store.read_range("theirs"),
+    "find_replies": lambda store: store.find_replies("theirs", "text"),
     "list_referencing_entries": lambda store: store.list_referencing_entries("theirs"),
     "read_tail": lambda store: store.read_tail("theirs", 1),
     "read_window": lambda store: store.read_window("theirs"),
@@ -279,6 +280,7 @@ WITHOUT_CONVERSATION = {
     "find_response",
     "forget_response",
     "get_calibration",
+    "spending.charge",
     "spending.get_cost",
     "spending.check",
     "spending.reserve",
@@ -446,6 +448,9 @@ async def test_no_method_counts_or_settles_another_tenants_spending(other_store:
     with pytest.raises(SpendCapReached):
         await other_store.spending.check("theirs", caps)
     await mine.spending.check("theirs", caps)
+    before = await other_store.spending.get_cost("theirs")
+    await mine.spending.charge("theirs", 5.0)
+    assert (await mine.spending.get_cost("theirs"), await other_store.spending.get_cost("theirs")) == (5.0, before)
 
 
 async def test_another_tenants_blobs_are_out_of_reach(other_store: SqlStore) -> None:

@@ -67,10 +67,11 @@ UNUSUAL_BODY = b"""{ "temperature": 0.70, "model":"gpt-4o",
 
 async def test_a_request_that_fits_reaches_the_upstream_byte_for_byte(store: SqlStore):
     async with run_fake_upstream(respond_with_text("Yes.")) as up, run_gateway(store, up.url) as harness:
-        answer = await harness.post(UNUSUAL_BODY, openai_unheard_of="1")
+        answer = await harness.post(UNUSUAL_BODY, openai_beta="1", unheard_of="1")
         assert answer.status_code == 200
         assert up.requests[0].raw == UNUSUAL_BODY
-        assert up.requests[0].headers["openai-unheard-of"] == "1"
+        assert up.requests[0].headers["openai-beta"] == "1"
+        assert "unheard-of" not in up.requests[0].headers
         assert "authorization" not in up.requests[0].headers
         assert answer.content == json.dumps(make_completion("Yes.")).encode()
         manifest = (await store.get_request(answer.headers["x-quire-request"])).manifest

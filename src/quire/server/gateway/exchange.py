@@ -185,13 +185,14 @@ class Exchange:
         """Replaces references to recorded items by the items.
 
         An account that tenants share stores items and files of all of them. So it gets no reference to an item that the
-        caller's log does not have, and none to a file. Raises `InvalidRequest`.
+        caller's log does not have, and none to a file. A translation has neither. Raises `InvalidRequest`.
         """
         if references := self.codec.list_item_references(body.fields):
             resolved = await resolve_items(self.codec, body.fields, references, self.get_store())
             if resolved is not body.fields:
                 body = ClientBody(raw=await run_sized(len(body.raw), encode_body, resolved), fields=resolved)
-        if self.shares_account(upstream):
+        is_native = choose_target(self.codec, upstream.speaks) is self.codec
+        if is_native and self.shares_account(upstream):
             if unknown := self.codec.list_item_references(body.fields):
                 raise InvalidRequest(f"Item with id '{unknown[0]}' not found; send it whole.")
             stored = await run_sized(body.work_bytes, find_stored_id, body.raw, body.fields, self.codec.item_field)
