@@ -219,7 +219,7 @@ _PREFIX_FORMATS = {
 """Kind and pattern of the tokens with each prefix."""
 
 _INVISIBLE_MARKS = ("\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\xad", "\\u200", "\\u2060", "\\ufeff", "\\u00ad")
-_INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))+")
+_INVISIBLE = re.compile("(?:[\u200b-\u200d\u2060\ufeff\xad]|\\\\{1,4}u(?:200[b-d]|2060|feff|00ad))++")
 """Characters without a width, also as JSON escapes."""
 
 _MAX_PREFIX_CHARS = max(map(len, _PREFIX_FORMATS))
@@ -322,9 +322,9 @@ def _find_interrupted(text: str) -> Iterator[SecretMatch]:
     """Tokens with invisible characters in them, as copied from a page or written to hide them."""
     if not any(mark in text for mark in _INVISIBLE_MARKS):
         return
-    ends, starts = [match.start() for match in _INVISIBLE.finditer(text)], [0]
-    starts += [match.end() for match in _INVISIBLE.finditer(text)]
-    pieces = [text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True)]
+    spans = [match.span() for match in _INVISIBLE.finditer(text)]
+    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(text)]
+    pieces = [text[start:end] for start, end in zip(starts, ends, strict=True)]
     offsets = list(accumulate(map(len, pieces), initial=0))
 
     def find_position(visible: int) -> int:
