@@ -14,6 +14,8 @@ from quire.model import Decision, Entry
 from quire.model.context_events import ContextUsageUpdated
 from quire.view.inputs import ContextBlock
 
+LAYOUT_SPEEDUP = 8
+"""How many times faster messages are laid out and checked than they were counted and rendered."""
 MAX_COMPACTIONS_PER_REQUEST = 2
 """Compactions for one request. After them the request has what fits, or `ContextOverflow` names what does not."""
 
@@ -81,7 +83,7 @@ class RequestBuilder:
             )
         )
         size = sum([len(entry.raw) for entry in final.window.messages])
-        await run_sized(size, lambda: assembly.rendered)
+        await run_sized(size // LAYOUT_SPEEDUP, lambda: assembly.rendered)
         quoted_texts = (*final.quoted_texts, *document_texts)
         return Request(
             assembly=assembly,
