@@ -68,6 +68,25 @@ class AgentProgram:
     """Command that installs the program."""
 
 
+def choose_upstreams(
+    settings: Settings, program: AgentProgram, environ: Mapping[str, str], *, model: str | None = None
+) -> Settings:
+    """Settings with the upstreams of a run; with `model`, requests for all models go to that one."""
+    settings = add_default_upstreams(add_local_model(settings), program, environ)
+    if model is not None:
+        upstream = upstream_for(settings, model)
+        if upstream is None:
+            raise InvalidConfiguration(f"No upstream serves the model {model!r}; add one, or set `base_url`.")
+        upstreams = {"*": upstream.model_copy(update={"model": upstream.model or model})}
+        settings = add_local_model(settings.model_copy(update={"upstreams": upstreams}))
+    if not settings.base_url and not settings.upstreams:
+        raise InvalidConfiguration(
+            "There is no upstream: set `base_url` or `upstreams`, or the environment variable OPENAI_API_KEY or "
+            "ANTHROPIC_API_KEY."
+        )
+    return settings
+
+
 def add_default_upstreams(settings: Settings, program: AgentProgram, environ: Mapping[str, str]) -> Settings:
     """Adds the upstreams of the program's provider if the settings name none: traffic goes where the settings say.
 

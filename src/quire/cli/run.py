@@ -76,14 +76,12 @@ def command(
         AGENT_PROGRAMS,
         OTHER_PROGRAM,
         Gateway,
-        add_default_upstreams,
-        add_local_model,
+        choose_upstreams,
         find_answering_model,
         format_routes,
         list_routes,
     )
     from quire.cli.serve import build_options, check_server_extra
-    from quire.settings.schema import upstream_for
 
     executable, known = shutil.which(program), AGENT_PROGRAMS.get(program)
     if executable is None and not explain:
@@ -93,19 +91,7 @@ def command(
     check_server_extra("Running an agent")
     agent_program = known or OTHER_PROGRAM
     options = build_options(overrides, local=True, grace_seconds=GRACE_SECONDS, log_format="json")
-    settings = add_default_upstreams(add_local_model(options.settings), agent_program, os.environ)
-    if model is not None:
-        # Requests for all models go to this one.
-        upstream = upstream_for(settings, model)
-        if upstream is None:
-            raise InvalidConfiguration(f"No upstream serves the model {model!r}; add one, or set `base_url`.")
-        upstreams = {"*": upstream.model_copy(update={"model": upstream.model or model})}
-        settings = add_local_model(settings.model_copy(update={"upstreams": upstreams}))
-    if not settings.base_url and not settings.upstreams:
-        raise InvalidConfiguration(
-            "There is no upstream: set `base_url` or `upstreams`, or the environment variable OPENAI_API_KEY or "
-            "ANTHROPIC_API_KEY."
-        )
+    settings = choose_upstreams(options.settings, agent_program, os.environ, model=model)
     routes = list_routes(settings, agent_program)
     if explain:
         typer.echo(format_routes(routes, settings))
