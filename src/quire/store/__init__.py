@@ -1,4 +1,4 @@
-"""The store: the log and what stands beside it, for one tenant, in SQLite or PostgreSQL."""
+"""The store: the log, keys, usage, leases and the search index, for one tenant, in SQLite or PostgreSQL."""
 
 from quire.db.store_part import DEFAULT_TENANT
 from quire.store.sql_store import SqlStore

@@ -1,7 +1,7 @@
 """`SqlStore`: the asynchronous store on SQLite and PostgreSQL, for one tenant.
 
 Every operation is a function on a connection, which a method runs in one transaction. The store itself holds the log;
-what stands beside the log is in its parts.
+keys, spending, usage, leases and the index are in its parts.
 """
 
 from base64 import b64encode

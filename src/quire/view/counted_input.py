@@ -171,28 +171,8 @@ def count_input(
     messages = message_counter.render_reduced(view_input.history, reductions, summaries)
     messages += [message_counter.render_message(drop_unsupported_parts(message)) for message in view_input.pending]
     repaired = repair_tool_calls(messages, message_counter)
-    # A pinned result brings its call but not the results of parallel calls; those of a pinned call are stubs.
-    preserved = frozenset((body.preserved or ()) if body is not None else ())
-    is_held = view_input.pins.union(preserved).__contains__
-    pinned_stubs: set[int] = set()
-    call = None
-    for entry in view_input.pinned:
-        if entry.role != "tool":
-            call = entry.seq
-        elif call in view_input.pins and not is_held(entry.seq):
-            pinned_stubs.add(entry.seq)
-    rendered = message_counter.render_reduced(view_input.pinned, dict.fromkeys(pinned_stubs, 0), {})
-    pinned: list[MessageBatch] = []
-    pinned_results: dict[int, int] = {}
-    for batch in group_batches(repair_tool_calls(rendered, message_counter).messages):
-        call, *results = batch.messages
-        if call.call_ids and call.seq is not None and not is_held(call.seq):
-            held = [each for each in results if each.seq is not None and is_held(each.seq)]
-            count = sum(len(each.message.tool_results) for each in held)
-            if count < len(call.call_ids):
-                pinned_results[call.seq] = count
-                batch = narrow_batch(MessageBatch.from_messages(call, *held), count, message_counter)
-        pinned.append(batch)
+    preserved = (body.preserved or ()) if body is not None else ()
+    pinned, pinned_stubs, pinned_results = _count_pinned(view_input, preserved, message_counter)
     batches = group_batches(repaired.messages)
     newest_start = find_newest_turn(batches)
     # A system message at the end, such as the reminder of an agent, answers nothing.
@@ -217,8 +197,8 @@ def count_input(
         question=view_input.question,
         pins=view_input.pins,
         priorities=priorities,
-        pinned=tuple(pinned),
-        pinned_stubs=frozenset(pinned_stubs),
+        pinned=pinned,
+        pinned_stubs=pinned_stubs,
         pinned_results=pinned_results,
         not_loaded=view_input.not_loaded,
         history=batches[:newest_start],
@@ -228,6 +208,39 @@ def count_input(
         fixed_recall=view_input.fixed_recall,
         continues_turn=view_input.continues_turn,
     )
+
+
+def _count_pinned(
+    view_input: ViewInput, preserved: Sequence[int], message_counter: MessageCounter
+) -> tuple[tuple[MessageBatch, ...], frozenset[int], dict[int, int]]:
+    """The covered messages that stay in the view, the results among them that are stubs, and the number of included
+    results by call.
+
+    A pinned result brings its call but not the results of parallel calls. The results of a pinned call are stubs.
+    """
+    if not view_input.pinned:
+        return (), frozenset(), {}
+    held = view_input.pins.union(preserved)
+    stubs: set[int] = set()
+    call_seq = None
+    for entry in view_input.pinned:
+        if entry.role != "tool":
+            call_seq = entry.seq
+        elif call_seq in view_input.pins and entry.seq not in held:
+            stubs.add(entry.seq)
+    rendered = message_counter.render_reduced(view_input.pinned, dict.fromkeys(stubs, 0), {})
+    batches: list[MessageBatch] = []
+    max_results: dict[int, int] = {}
+    for batch in group_batches(repair_tool_calls(rendered, message_counter).messages):
+        call, *results = batch.messages
+        if call.call_ids and call.seq is not None and call.seq not in held:
+            included = [each for each in results if each.seq in held]
+            count = sum(len(each.message.tool_results) for each in included)
+            if count < len(call.call_ids):
+                max_results[call.seq] = count
+                batch = narrow_batch(MessageBatch.from_messages(call, *included), count, message_counter)
+        batches.append(batch)
+    return tuple(batches), frozenset(stubs), max_results
 
 
 def join_system_texts(texts: Sequence[str]) -> str | None:

@@ -2,9 +2,10 @@
 
 A newest turn that exceeds the window is excerpted. If nothing readable would remain, the steps between its question
 and its newest step are left out, and then some of the newest calls with their results.
+
 Optional blocks are added by score up to their slot's limit. Documents may also use tokens that the whole history leaves
-free below the trigger. History is added newest first and stops at the first batch
-that does not fit, so that it has no gaps. Recalled messages use the tokens that remain.
+free below the trigger. History is added newest first and stops at the first batch that does not fit, so that it has no
+gaps. Recalled messages use the tokens that remain.
 """
 
 from collections import defaultdict
