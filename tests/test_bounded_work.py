@@ -18,6 +18,7 @@ from quire.model.policy import MAX_MODEL_NAME_CHARS
 from quire.search.query import MAX_EDGE_CHARS, find_time_ranges, parse_query
 from quire.view import rendered
 from quire.view.budget import Calibration
+from quire.view.excerpts import find_largest_limit
 from quire.view.model_specs import MAX_PROVIDER_PREFIXES, UNKNOWN_MODEL, model_spec_for
 from quire.view.rendered import MessageCounter
 from quire.wire import wire_format_for
@@ -128,6 +129,23 @@ def test_all_counters_together_cache_rendered_messages_up_to_a_number_of_bytes(m
         counters[number % 5].render_data(f"{number} " + "x" * 1_000)
     cached = [each for counter in counters for each in counter._cache.values()]  # pyright: ignore[reportPrivateUsage]
     assert 0 < sum(len(each.encoded) for each in cached) <= 10_000
+
+
+@pytest.mark.parametrize("unit", ["a ", " ", "x", "ab \n", f"{'w' * 59_999} ", f" {'w' * 59_999}", f"{' ' * 60_000}ab"])
+def test_whitespace_of_a_long_text_is_collapsed_in_pieces(unit: str):
+    text = unit * (200_000 // len(unit))
+    assert line_scorer.collapse_whitespace(text) == " ".join(text.split())
+
+
+def test_an_excerpt_is_chosen_without_counting_much_longer_ones():
+    counted: list[int] = []
+
+    def count_tokens(limit: int) -> int:
+        counted.append(limit)
+        return limit // 4
+
+    assert find_largest_limit(count_tokens, max_chars=15_000_000, max_tokens=100_000) == 400_003
+    assert max(counted) <= 2 * 400_003
 
 
 def test_long_words_are_not_cached():

@@ -109,7 +109,7 @@ async def execute_compaction(
         from quire.compaction.extractive_summary import shorten_summary
 
         short = await run_in_worker(shorten_summary, written.text, max_tokens=SHORT_SUMMARY_TOKENS, counter=counter)
-    compaction = _build_compaction(job, written, truncations, short)
+    compaction = await run_in_worker(_build_compaction, job, written, truncations, short)
     branch = job.window.branch
     try:
         draft = Draft(body=compaction, tokens=count_summary(compaction, message_counter))

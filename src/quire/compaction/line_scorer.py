@@ -95,7 +95,18 @@ class ScoredLine:
 
 
 def collapse_whitespace(text: str) -> str:
-    return " ".join(text.split())
+    """Replaces each run of whitespace by one space. A long text in pieces, because one call that splits millions of
+    words would hold the interpreter, and with it the event loop."""
+    if len(text) <= MAX_MESSAGE_CHARS:
+        return " ".join(text.split())
+    collapsed: list[str] = []
+    for start in range(0, len(text), MAX_MESSAGE_CHARS):
+        piece = text[start : start + MAX_MESSAGE_CHARS]
+        words = " ".join(piece.split())
+        if words and collapsed and (piece[0].isspace() or text[start - 1].isspace()):
+            collapsed.append(" ")
+        collapsed.append(words)
+    return "".join(collapsed).lstrip()
 
 
 class LineScorer:

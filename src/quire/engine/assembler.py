@@ -17,6 +17,7 @@ from quire.log import Window
 from quire.model import Entry, Message
 from quire.model.manifest import Decision
 from quire.view.assembly import ViewAssembly, assemble
+from quire.view.compaction_plan import CompactionPlan
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.recalled_messages import FittedCandidate, restore_candidate
 from quire.view.rendered import inline_documents
@@ -40,6 +41,16 @@ class AssembledRequest:
     """Archived messages that stay in the view."""
     fixed_recall: tuple[FittedCandidate, ...] | None
     """Recalled messages that the turn keeps from its earlier request; None if they are still to be chosen."""
+    size: int
+    """Bytes of its messages, for `run_sized`."""
+
+    async def plan_compaction(self) -> CompactionPlan | None:
+        """What to compact, if the history exceeds the trigger."""
+        return await run_sized(self.size, lambda: self.assembly.plan)
+
+    async def plan_manually(self) -> CompactionPlan | None:
+        """What to compact on request."""
+        return await run_sized(self.size, self.assembly.plan_manually)
 
     @property
     def quoted_texts(self) -> tuple[str, ...]:
@@ -195,6 +206,7 @@ class Assembler:
             pending=pending,
             pinned=pinned,
             fixed_recall=fixed_recall,
+            size=size,
         )
 
     async def draft_current(self) -> AssembledRequest:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.agent.protocols import ToolOutcome
 from quire.compaction.execution import CompactionTrigger
+from quire.concurrency.worker_threads import run_sized
 from quire.context.items import ResolvedSessionItem
 from quire.context.tools import TOOL_SEARCH, parse_tool_search
 from quire.engine.assembler import Assembler
@@ -206,7 +207,7 @@ class Conversation:
 
     async def plan_compaction(self) -> CompactionPlan | None:
         """What a manual compaction would do now. Changes nothing."""
-        return (await self._assembler.draft_current()).assembly.plan_manually()
+        return await (await self._assembler.draft_current()).plan_manually()
 
     async def compact(self, *, instructions: str | None = None, trigger: CompactionTrigger = "manual") -> Entry | None:
         """Compacts now, regardless of usage; `instructions` name what the summary must contain.
@@ -225,7 +226,10 @@ class Conversation:
         if is_background and not self.recorder.exceeds_background_threshold(assembly.full_history_tokens):
             return None
         await check_spend_cap(self.engine, self.id)
-        plan = assembly.build_plan(assembly.budget) if is_background else assembly.plan_manually()
+        if is_background:
+            plan = await run_sized(current.size, assembly.build_plan, assembly.budget)
+        else:
+            plan = await current.plan_manually()
         if plan is None:
             return None
         entry = await self._compactor.execute(

@@ -63,7 +63,7 @@ class RequestBuilder:
             draft = await self._assembler.recount(draft, pending=pending, document_decisions=decisions)
             draft = await self._fit_documents(draft, whole_documents, decisions)
         for _ in range(MAX_COMPACTIONS_PER_REQUEST):
-            plan = draft.assembly.plan
+            plan = await draft.plan_compaction()
             if plan is None or self._engine.settings.compact_when == "ask":
                 break
             entry = await self._compactor.execute(plan, draft.assembly, draft.window, trigger="threshold")
@@ -99,7 +99,8 @@ class RequestBuilder:
         self, draft: AssembledRequest, documents: Sequence[ContextBlock], decisions: Sequence[Decision] = ()
     ) -> AssembledRequest:
         """Trims the application's documents that the draft leaves out."""
-        context = trim_documents(draft.assembly, draft.context, documents)
+        size = sum(len(document.text) for document in documents)
+        context = await run_sized(size, trim_documents, draft.assembly, draft.context, documents)
         if context is None:
             return draft
         return await self._assembler.recount(

@@ -83,10 +83,20 @@ def _clear_result(result: ToolResultPart, seq: int | None, calls: Sequence[ToolC
 
 
 def find_largest_limit(count_tokens: Callable[[int], int], *, max_chars: int, max_tokens: int) -> int | None:
-    """Largest limit up to `max_chars` whose tokens fit into `max_tokens`, by bisection; None if even 0 does not fit."""
+    """Largest limit up to `max_chars` whose tokens fit into `max_tokens`; None if even 0 does not fit.
+
+    By bisection, after the limit was doubled until it does not fit: no text is counted that is much longer than the
+    result.
+    """
     if count_tokens(0) > max_tokens:
         return None
     low, high = 0, min(max_chars, max_tokens * MAX_CHARS_PER_TOKEN)
+    limit = max(1, max_tokens)
+    while limit < high:
+        if count_tokens(limit) > max_tokens:
+            high = limit - 1
+        else:
+            low, limit = limit, 2 * limit
     while low < high:
         middle = (low + high + 1) // 2
         if count_tokens(middle) <= max_tokens:
