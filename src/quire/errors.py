@@ -28,6 +28,7 @@ QuireError
 │   └── SpendReserved
 ├── RequestTooLarge
 ├── RequestTimeout
+├── WorkTimeout
 ├── InvalidEntry
 ├── InvalidRequest
 ├── InvalidConfiguration
@@ -206,6 +207,10 @@ class RequestTooLarge(QuireError):
 
 class RequestTimeout(QuireError):
     """The request body took too long to arrive; send it again over a faster connection."""
+
+
+class WorkTimeout(QuireError):
+    """The computation took too long and was stopped; send fewer or shorter messages at once."""
 
 
 class InvalidEntry(QuireError):

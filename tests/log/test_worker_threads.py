@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
 from quire.concurrency.worker_threads import (
+    LONG_WORK_BYTES,
     MAX_EVENT_LOOP_BYTES,
     MIN_PART_BYTES,
     WORKER_THREADS,
@@ -14,6 +16,7 @@ from quire.concurrency.worker_threads import (
     run_sized,
     set_work_owner,
 )
+from quire.errors import WorkTimeout
 from quire.model import Message
 
 
@@ -24,13 +27,13 @@ async def test_only_large_work_runs_in_a_thread():
     assert large is not threading.current_thread()
 
 
-async def run_as(owner: str, started: list[str], release: threading.Event) -> None:
+async def run_as(owner: str, started: list[str], release: threading.Event, *, size: int = LONG_WORK_BYTES) -> None:
     def work() -> None:
         started.append(owner)
         assert release.wait(10)
 
     set_work_owner(owner)
-    await run_in_worker(work)
+    await run_sized(size, work)
 
 
 async def wait_for_start(owner: str, started: list[str]) -> None:
@@ -65,6 +68,35 @@ async def test_a_cancelled_job_counts_until_its_thread_is_free():
     with pytest.raises(asyncio.CancelledError):
         await abandoned
     await following
+
+
+async def test_long_jobs_of_many_owners_leave_a_thread_for_short_ones():
+    started, release = list[str](), threading.Event()
+    owners = [f"long {number}" for number in range(WORKER_THREADS + 1)]
+    long = [asyncio.create_task(run_as(owner, started, release, size=LONG_WORK_BYTES + 1)) for owner in owners]
+    await wait_for_start(owners[0], started)
+    short = asyncio.create_task(run_as("short", started, release))
+    await wait_for_start("short", started)
+    assert started == [owners[0], "short"]
+    release.set()
+    await asyncio.gather(short, *long)
+    assert started[2:] == owners[1:]
+
+
+async def test_a_long_job_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("quire.concurrency.worker_threads.MAX_WORK_SECONDS", 0.05)
+
+    def work() -> None:
+        ends_at = time.monotonic() + 20
+        while time.monotonic() < ends_at:
+            pass
+
+    started_at = time.monotonic()
+    with pytest.raises(WorkTimeout, match="took too long"):
+        await run_sized(LONG_WORK_BYTES + 1, work)
+    assert time.monotonic() - started_at < 10
+    # The thread, and those that wait for it, go on.
+    assert await asyncio.gather(*[run_sized(LONG_WORK_BYTES + 1, lambda: "done") for _ in range(3)]) == ["done"] * 3
 
 
 async def test_an_error_reaches_the_caller():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from quire.compaction.citations import find_cited_entries
 from quire.compaction.summarizer import Summarizer
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import measure_entries, run_in_worker, run_sized
 from quire.errors import StaleCompaction, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Policy, Truncation, Usage
@@ -109,7 +109,9 @@ async def execute_compaction(
         from quire.compaction.extractive_summary import shorten_summary
 
         short = await run_in_worker(shorten_summary, written.text, max_tokens=SHORT_SUMMARY_TOKENS, counter=counter)
-    compaction = await run_in_worker(_build_compaction, job, written, truncations, short)
+    compaction = await run_sized(
+        measure_entries(job.window.messages), _build_compaction, job, written, truncations, short
+    )
     branch = job.window.branch
     try:
         draft = Draft(body=compaction, tokens=count_summary(compaction, message_counter))
@@ -162,8 +164,8 @@ async def _write_summary(
             failures = (failure.reason,)
     from quire.compaction.extractive_summary import extract_summary
 
-    # In a thread: extraction from many messages takes long enough to block the event loop.
-    text = await run_in_worker(
+    text = await run_sized(
+        measure_entries(entries),
         extract_summary,
         entries,
         previous=previous,

@@ -26,7 +26,7 @@ from quire.compaction.summary_prompt import (
     split_summary,
     to_transcript,
 )
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import measure_entries, run_sized
 from quire.errors import (
     ModelContextOverflow,
     ModelError,
@@ -221,8 +221,7 @@ async def summarize(
     calls = SummaryCalls.create(
         summarizer, target_tokens=target_tokens, instructions=instructions, reader_counter=counter
     )
-    # In a thread: counting a long history takes long enough to block the event loop.
-    plan = await run_in_worker(plan_calls, entries, previous=previous, calls=calls)
+    plan = await run_sized(measure_entries(entries), plan_calls, entries, previous=previous, calls=calls)
     if not plan.chunks:
         raise SummaryFailed("empty", "There are no messages to summarize.")
     known_entries = find_cited_entries(previous or "", last_entry=max(entry.seq for entry in entries))

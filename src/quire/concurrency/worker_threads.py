@@ -1,33 +1,43 @@
 """Worker threads for computation that grows with what a caller sends: parsing, hashing, counting, assembling, ranking.
 
 On the event loop such work would delay every request. In a thread it delays only its own caller's: Python runs one
-thread at a time, so there are few threads, and each owner of work (a tenant) has at most one job in them.
+thread at a time, so there are few threads, and each owner of work (a tenant) has at most one job in them. Long jobs of
+all owners together have one thread, in the order of their arrival, so that a short one never waits for them. A long job
+ends at a deadline.
 """
 
 import asyncio
+import ctypes
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
-from quire.model import Message, ToolCallPart
+from quire.errors import WorkTimeout
+from quire.model import Entry, Message, ToolCallPart
 
 MAX_EVENT_LOOP_BYTES = 32_000
 """Work on more bytes runs in a worker thread. Below this size, a thread costs more than it saves."""
 MIN_PART_BYTES = 100
 """Bytes that a part of a message counts as at least: many tiny messages are work, too."""
+LONG_WORK_BYTES = 1_000_000
+"""Work on more bytes is long."""
+MAX_WORK_SECONDS = 60.0
+"""Seconds after which a long job is stopped. Work on the longest body takes a few."""
 WORKER_THREADS = 2
-"""Threads for the work of all owners."""
+"""Threads for the work of all owners; long jobs use at most one of them."""
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
 _work_owner: ContextVar[str] = ContextVar("work_owner", default="")
 _executor = ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="quire-worker")
-_locks: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+_locks: WeakValueDictionary[tuple[int, str | None], asyncio.Lock] = WeakValueDictionary()
+"""Locks of each event loop by owner, and by None the one of long jobs."""
 
 
 def set_work_owner(owner: str) -> None:
@@ -38,28 +48,76 @@ def set_work_owner(owner: str) -> None:
 async def run_sized(
     size: int, function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
 ) -> _Result:
-    """Calls a function whose work grows with `size` bytes: in a worker thread if they are many, else directly."""
+    """Calls a function whose work grows with `size` bytes: in a worker thread if they are many, else directly.
+
+    Raises `WorkTimeout` if long work does not end in time.
+    """
     if size <= MAX_EVENT_LOOP_BYTES:
         return function(*args, **kwargs)
-    return await run_in_worker(function, *args, **kwargs)
+    if size <= LONG_WORK_BYTES:
+        return await run_in_worker(function, *args, **kwargs)
+    loop, job = asyncio.get_running_loop(), _LongJob(partial(function, *args, **kwargs))
+    async with _get_lock((id(loop), _work_owner.get())), _get_lock((id(loop), None)):
+        timer = loop.call_later(MAX_WORK_SECONDS, job.stop)
+        try:
+            return await _run_in_thread(job.run)
+        finally:
+            timer.cancel()
 
 
 async def run_in_worker(function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-    """Calls a function in a worker thread, after other work of the same owner.
+    """Calls a function in a worker thread, after other work of the same owner."""
+    async with _get_lock((id(asyncio.get_running_loop()), _work_owner.get())):
+        return await _run_in_thread(partial(function, *args, **kwargs))
 
-    A thread cannot be interrupted, so a cancelled caller waits for its end: otherwise a client that disconnects again
-    and again would occupy all threads.
-    """
-    loop = asyncio.get_running_loop()
-    async with _get_lock((id(loop), _work_owner.get())):
-        future = loop.run_in_executor(_executor, partial(function, *args, **kwargs))
+
+async def _run_in_thread(function: Callable[[], _Result]) -> _Result:
+    """A cancelled caller waits for the end of its thread: otherwise a client that disconnects again and again would
+    occupy all threads."""
+    future = asyncio.get_running_loop().run_in_executor(_executor, function)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        raise
+
+
+class _LongJob(Generic[_Result]):
+    """Work that another thread can stop, by an exception that Python raises between two of its steps."""
+
+    def __init__(self, function: Callable[[], _Result]) -> None:
+        self._function, self._lock = function, threading.Lock()
+        self._thread: int | None = None
+        self._is_stopped = False
+
+    def run(self) -> _Result:
+        self._thread = threading.get_ident()
         try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            while not future.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
-            raise
+            return self._function()
+        finally:
+            with self._lock:
+                self._thread = None
+                if self._is_stopped:
+                    # An exception that was not raised yet would end the thread after this job.
+                    _raise_in_thread(threading.get_ident(), None)
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                self._is_stopped = True
+                _raise_in_thread(self._thread, WorkTimeout)
+
+
+def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
+    """Raises an error in a thread before its next step, or with None withdraws one."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)
+
+
+def measure_entries(entries: Iterable[Entry]) -> int:
+    """Size of stored entries for `run_sized`."""
+    return sum([len(entry.raw) for entry in entries])
 
 
 def measure_messages(messages: Iterable[Message]) -> int:
@@ -71,7 +129,7 @@ def measure_messages(messages: Iterable[Message]) -> int:
     )
 
 
-def _get_lock(key: tuple[int, str]) -> asyncio.Lock:
+def _get_lock(key: tuple[int, str | None]) -> asyncio.Lock:
     lock = _locks.get(key)
     if lock is None:
         lock = _locks[key] = asyncio.Lock()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.concurrency.processes import get_spawn_context
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import run_sized
 from quire.db.dialects import sanitize_text
 from quire.engine.message_index import schedule_indexing
 from quire.engine.state import EngineState
@@ -254,11 +254,11 @@ async def import_files(
     report = ImportReport(total_files=len(files))
     writer = _BatchWriter(engine.store, source.name, options, report)
     batches = read_in_processes(source, files, options)
-    reading = asyncio.ensure_future(run_in_worker(next, batches, None))
+    reading = asyncio.ensure_future(run_sized(MAX_BATCH_BYTES, next, batches, None))
     try:
         while (batch := await reading) is not None:
             # The next batch is read while this one is written.
-            reading = asyncio.ensure_future(run_in_worker(next, batches, None))
+            reading = asyncio.ensure_future(run_sized(MAX_BATCH_BYTES, next, batches, None))
             if await writer.write(batch):
                 schedule_indexing(engine)
             if on_progress is not None:

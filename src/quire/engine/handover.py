@@ -8,7 +8,7 @@ the same conversation always gives the same text.
 from typing import TYPE_CHECKING
 
 from quire.compaction.citations import find_cited_entries
-from quire.concurrency.worker_threads import run_in_worker, run_sized
+from quire.concurrency.worker_threads import measure_entries, run_sized
 from quire.engine.compactor import Compactor
 from quire.engine.state import EngineState
 from quire.errors import InvalidRequest, ModelError, SpendCapReached, SpendReserved, SummaryFailed, UnknownPrice
@@ -84,7 +84,8 @@ async def write_handover(
     from quire.compaction.handover_text import write_handover_text
 
     counter = engine.message_counter.token_counter
-    text = await run_in_worker(write_handover_text, material, summary=summary, max_tokens=max_tokens, counter=counter)
+    size = measure_entries((*material.unsummarized, *material.newest))
+    text = await run_sized(size, write_handover_text, material, summary=summary, max_tokens=max_tokens, counter=counter)
     origin = material.record.origin
     return Handover(
         conversation=conversation,

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES, measure_entries, run_in_worker, run_sized
 from quire.engine.state import EngineState
 from quire.errors import ModelError, UnreadableSegment
 from quire.index.types import SegmentData, SegmentTask, SegmentUpdate
@@ -138,14 +138,17 @@ async def _build_updates(
     engine: EngineState, tasks: Sequence[SegmentTask], embedder: Embedder | None
 ) -> list[SegmentUpdate]:
     prepared: list[_PreparedSegment] = []
-    for task, each in zip(tasks, await run_in_worker(_prepare, engine, tasks), strict=True):
+    # Each segment is decoded and encoded as a whole, so that there is work without new entries, too.
+    size = MAX_EVENT_LOOP_BYTES + 1 + sum(measure_entries(task.entries) for task in tasks)
+    for task, each in zip(tasks, await run_sized(size, _prepare, engine, tasks), strict=True):
         repaired = [each]
         if each is None:
             # Bytes that cannot be read are replaced by all entries of the segment.
             first = task.segment * ENTRIES_PER_SEGMENT + 1
             read = await engine.store.read_range(task.conversation, branch=task.branch, first=first, last=task.last_seq)
             entries = tuple(entry for entry in read if entry.branch == task.branch)
-            repaired = _prepare(engine, [task._replace(data=None, entries=entries)])
+            whole = task._replace(data=None, entries=entries)
+            repaired = await run_sized(measure_entries(entries), _prepare, engine, [whole])
         prepared += [each for each in repaired if each is not None]
     embeddings = None
     if embedder is not None:
@@ -158,7 +161,7 @@ async def _build_updates(
         else:
             rows = await run_in_worker(embedder.embed, texts)
         embeddings = _BatchEmbeddings(embedder, texts, rows)
-    return await run_in_worker(lambda: [_build_update(each, embeddings) for each in prepared])
+    return await run_sized(size, lambda: [_build_update(each, embeddings) for each in prepared])
 
 
 def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_PreparedSegment | None]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from quire.concurrency.worker_threads import run_in_worker
+from quire.concurrency.worker_threads import measure_entries, run_in_worker, run_sized
 from quire.engine.memory_writer import write_cited_memory
 from quire.engine.search import MessageFilter, search_memories, search_messages
 from quire.errors import EntryNotFound, InsufficientScope, InvalidRequest, MemoryNotFound, RequestNotFound
@@ -128,8 +128,7 @@ async def search_history(access: HistoryAccess, call: HistorySearchCall) -> Tool
 
         return fit_answer(hits, build, max_tokens=MAX_SEARCH_TOKENS, counter=access.counter)
 
-    # In a thread: masking and counting long messages takes time.
-    return await run_in_worker(build_answer)
+    return await run_sized(measure_entries(result.entry for result in results.messages), build_answer)
 
 
 async def list_conversations(access: HistoryAccess, call: HistoryListCall) -> ToolAnswer:
@@ -179,7 +178,7 @@ async def read_messages(access: HistoryAccess, call: HistoryReadCall) -> ToolAns
         entry = await store.get_entry(call.conversation, call.first, branch=call.branch)
         if entry.kind != "message":
             raise EntryNotFound(f"#{call.first} is no message but a {entry.kind}; read another number.")
-        return await run_in_worker(builder.build_part, entry, call.start)
+        return await run_sized(len(entry.raw), builder.build_part, entry, call.start)
     if call.around is not None:
         if call.first is not None or call.last is not None:
             raise InvalidRequest("Give either `around`, or `from` and `to`.")
@@ -194,7 +193,7 @@ async def read_messages(access: HistoryAccess, call: HistoryReadCall) -> ToolAns
     )
     if not entries:
         raise EntryNotFound(f"There is no message from #{first} to #{last}; the newest entry is #{branch.head_seq}.")
-    return await run_in_worker(builder.build_range, entries)
+    return await run_sized(measure_entries(entries), builder.build_range, entries)
 
 
 class _ReadAnswerBuilder:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES, run_in_worker
+from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES, run_in_worker, run_sized
 from quire.server.event_stream import ClosingStreamingResponse
 
 _Content = TypeVar("_Content", bound=BaseModel | dict[str, Any])
@@ -20,7 +20,7 @@ async def respond_sized(size: int, build: Callable[[], _Content], *, items: str 
     list `items` item by item. The content is complete before the response begins."""
     if size <= MAX_EVENT_LOOP_BYTES:
         return build()
-    content = await run_in_worker(build)
+    content = await run_sized(size, build)
     # FastAPI passes a response on as it is.
     return cast("_Content", ClosingStreamingResponse(_encode(content, items), media_type="application/json"))
 
