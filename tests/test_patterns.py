@@ -34,18 +34,19 @@ MAX_RATIO = 3.0
 EXAMPLES_PER_PATTERN = 2
 COMMON_TEXTS = (
     " ", "\n", "\t", "a", "a ", "a.", "A", "0", "1 ", "0,", "may ", "# a\n", "\n ", " \n", "\r\n", "a\n", "{", "<", "[",
-    "[[", "](", "`", "-", "_", "*", "=", ".", '"', "'", "@", "/", "\\", "$", "é", "漢",
+    "[[", "](", "`", "-", "_", "*", "=", ".", '"', "'", "@", "/", "\\", "$", "é", "漢", "\u200b", "\u0301",
+    "API_TOKEN=", "sk-ant-", "#1 user: a\n", "[#1]", "a\n\n```\n", "eyJ", "://", "--password ",
 )  # fmt: skip
 
-BUILT_PATTERNS = {
+BUILT_PATTERNS: dict[str, list[str | re.Pattern[str]]] = {
     "quire.cli.config:replace_value": [r"#\s*max_spend\s*="],
     "quire.context.vault.markdown_mask:_closing_fence": [
-        _closing_fence(char, length).pattern for char in "`~" for length in (3, 40)
+        _closing_fence(char, length) for char in "`~" for length in (3, 40)
     ],
     "quire.context.file_imports:compile_glob": [translate(name) for name in ("*.md", "*a*a*a*a*b", "[!a-z]?*")],
     "quire.wire.media:count_openai_image": [pattern for pattern, _ in _PATCH_FACTORS],
     "quire.wire.media:count_claude_image": [_HIGH_RES_CLAUDE_MODELS],
-    "quire.wire.tokens:_run_pattern": [_run_pattern().pattern],
+    "quire.wire.tokens:_run_pattern": [_run_pattern()],
 }
 """Patterns that a function builds or compiles, by function: examples of each."""
 
@@ -75,7 +76,10 @@ def find_patterns() -> dict[str, re.Pattern[Any]]:
                 found |= {f"{info.name}:{key}": each for key, each in walk_value(name, value)}
         found |= find_literal_patterns(info.name, Path(inspect.getfile(module)))
     for function, sources in BUILT_PATTERNS.items():
-        found |= {f"{function}[{index}]": re.compile(source, re.M) for index, source in enumerate(sources)}
+        found |= {
+            f"{function}[{index}]": re.compile(source, re.M) if isinstance(source, str) else source
+            for index, source in enumerate(sources)
+        }
     # An imported pattern is tested where it is defined.
     unique: dict[re.Pattern[Any], str] = {}
     for name, pattern in found.items():
@@ -290,6 +294,21 @@ def test_every_function_that_builds_a_pattern_has_examples():
         for function in find_building_functions(".".join(path.relative_to(SOURCE.parent).with_suffix("").parts), path)
     }
     assert building == BUILT_PATTERNS.keys()
+
+
+def test_every_pattern_that_a_module_compiles_is_walked():
+    """Also one in a container that `walk_value` does not know."""
+    walked = {pattern.pattern for pattern in PATTERNS.values()}
+    compiled = {
+        argument.value
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"
+        for argument in node.args[:1]
+        if isinstance(argument, ast.Constant)
+    }
+    assert len(compiled) > 100
+    assert compiled - walked == set()
 
 
 def test_patterns_are_used_through_re_alone():
