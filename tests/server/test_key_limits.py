@@ -43,6 +43,21 @@ async def open_gateway(store: SqlStore, **settings: Any) -> AsyncIterator[tuple[
             yield harness, up
 
 
+async def test_a_tenant_cannot_multiply_its_rate_by_further_keys(store: SqlStore):
+    """Each key has a rate of its own, and an admin key creates others."""
+    keys = [(await store.keys.create(f"key {number}", ["chat"]))[1] for number in range(3)]
+    _, other = await store.for_tenant("other").keys.create("other", ["chat"])
+    async with open_gateway(store, tenant_requests_per_minute={"default": 4, "*": 1_000}) as (harness, up):
+        answers = [await ask(harness, key, f"question {turn}", model="house") for turn in range(2) for key in keys]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 429, 429]
+        refused = answers[-1]
+        assert "tenant 'default' is limited to 4 requests a minute" in refused.json()["error"]["message"]
+        assert 0 < int(refused.headers["Retry-After"]) <= 15
+        assert refused.headers["RateLimit-Policy"] == '"tenant";q=4;w=60'
+        assert len(up.requests) == 4
+        assert (await ask(harness, other, model="house")).status_code == 200
+
+
 class TestSpendCapOfKey:
     async def test_calls_stop_when_the_key_has_spent_its_cap_whatever_the_conversation(self, store: SqlStore):
         key, text = await store.keys.create("capped", ["chat"], max_spend=1.5 * CALL_DOLLARS)

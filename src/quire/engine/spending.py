@@ -4,7 +4,7 @@ from quire.access.spending import NO_CONVERSATION, SpendCaps, SpendingKey, Spend
 from quire.engine.state import EngineState
 from quire.model import Usage
 from quire.settings import Settings
-from quire.settings.schema import tenant_spend_cap_for
+from quire.settings.schema import tenant_limit_for
 
 
 def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) -> SpendCaps:
@@ -12,7 +12,7 @@ def spend_caps_for(settings: Settings, *, tenant: str, key: SpendingKey | None) 
     return SpendCaps(
         conversation=settings.max_spend,
         key=key.max_spend if key is not None else None,
-        tenant=tenant_spend_cap_for(settings, tenant),
+        tenant=tenant_limit_for(settings.tenant_max_spend, tenant),
     )
 
 

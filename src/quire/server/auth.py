@@ -49,8 +49,9 @@ from quire.model.ids import now
 from quire.server.addresses import CHALLENGE_HEADER, sign_challenge
 from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
-from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, SharedRateLimiter
+from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, SharedRateLimiter
 from quire.settings import Settings
+from quire.settings.schema import tenant_limit_for
 from quire.store import DEFAULT_TENANT
 
 KEY_HEADERS = ("authorization", "x-api-key", "api-key")
@@ -272,13 +273,18 @@ async def _get_caller(request: Request) -> Caller:
     key = await get_key_verifier(request.app).verify(key_from_headers(request.headers), allow_stale=allow_stale)
     if key is None:
         raise InvalidKey
-    per_minute = key.requests_per_minute or settings.requests_per_minute
-    if per_minute is not None:
-        status = await get_rate_limiter(request.app).acquire(key.tenant, key.id, per_minute)
+    limiter, statuses = get_rate_limiter(request.app), list[RateLimitStatus]()
+    if (per_minute := key.requests_per_minute or settings.requests_per_minute) is not None:
+        statuses.append(await limiter.acquire(key.tenant, key.id, per_minute))
+    if (per_minute := tenant_limit_for(settings.tenant_requests_per_minute, key.tenant)) is not None:
+        statuses.append(await limiter.acquire_for_tenant(key.tenant, per_minute))
+    # The response names the stricter of the two.
+    for status in sorted(statuses, key=lambda each: (each.retry_after is None, each.remaining))[:1]:
         request.scope[RATE_LIMIT_SCOPE_KEY] = status
         if status.retry_after is not None:
+            limited = f"key {key.id!r}" if status.holder == "key" else f"tenant {key.tenant!r}"
             raise TooManyRequests(
-                f"The key {key.id!r} is limited to {per_minute:,} requests a minute; "
+                f"The {limited} is limited to {status.limit:,} requests a minute; "
                 f"retry in {status.retry_after} seconds.",
                 retry_after=status.retry_after,
             )

@@ -1,4 +1,4 @@
-"""Rate limits of API keys: token buckets, shared by all servers of a PostgreSQL database.
+"""Rate limits of API keys and tenants: token buckets, shared by all servers of a PostgreSQL database.
 
 A server takes permits from the bucket in the database in batches, each a small share of a minute's permits, so that
 most requests cost no round trip. While the database is away each server uses a local bucket, so that together they may
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cachetools import LRUCache
 
@@ -28,13 +28,15 @@ RATE_LIMIT_SCOPE_KEY = "quire.rate"
 
 
 class RateLimitStatus(NamedTuple):
-    """Requests that a key has left, and the seconds until its bucket is full again."""
+    """Requests that a key or tenant has left, and the seconds until its bucket is full again."""
 
     limit: int
     remaining: int
     reset_seconds: int
     retry_after: int | None
     """Seconds until the next request is allowed; None if this one is."""
+    holder: Literal["key", "tenant"] = "key"
+    """Whose requests are counted."""
 
 
 class RateLimiter:
@@ -113,6 +115,10 @@ class SharedRateLimiter:
                 batch.refused_until = self._clock() + (1 - grant.tokens) * 60 / per_minute
             return _build_status(per_minute, batch.tokens + batch.permits, is_allowed=grant.permits > 0)
 
+    async def acquire_for_tenant(self, tenant: str, per_minute: int) -> RateLimitStatus:
+        """Takes from the bucket of all keys of the tenant. Its name is no id of a key."""
+        return (await self.acquire(tenant, f"tenant {tenant}", per_minute))._replace(holder="tenant")
+
     def _use(self, batch: _PermitBatch) -> RateLimitStatus | None:
         """Allows or refuses a request by what this server knows; None if it must take a batch first."""
         current = self._clock()
@@ -128,6 +134,6 @@ class SharedRateLimiter:
 def rate_limit_headers(status: RateLimitStatus) -> dict[str, str]:
     """Builds the headers of the IETF draft on RateLimit header fields."""
     return {
-        "RateLimit-Policy": f'"key";q={status.limit};w=60',
-        "RateLimit": f'"key";r={status.remaining};t={status.reset_seconds}',
+        "RateLimit-Policy": f'"{status.holder}";q={status.limit};w=60',
+        "RateLimit": f'"{status.holder}";r={status.remaining};t={status.reset_seconds}',
     }

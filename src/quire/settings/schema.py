@@ -1,12 +1,15 @@
 """Schema of the settings: name, default, limits and description. Reads no file and no environment variable."""
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from quire.model.base import FrozenModel
 from quire.model.policy import SHARE_PRESETS, ShareName, WireFormatName
+
+_Limit = TypeVar("_Limit", int, float)
 
 EXTRACT_SUMMARIZER = "extract"
 """Value of the setting `summarizer` for extracts instead of summaries by a model."""
@@ -236,6 +239,10 @@ class Settings(FrozenModel):
     requests_per_minute: int | None = Field(
         default=600, gt=0, description="Rate limit of one API key, unless the key has its own."
     )
+    tenant_requests_per_minute: dict[str, Annotated[int, Field(gt=0)]] = Field(
+        default_factory=dict[str, int],
+        description="Rate limit of a tenant with all its API keys, by name or by pattern such as *.",
+    )
     trusted_tenants: tuple[str, ...] = Field(
         default=(),
         description="Tenants whose API keys use the server's vault, agent and MCP servers; others have none of these.",
@@ -273,10 +280,9 @@ class Settings(FrozenModel):
         return DEFAULT_SESSION_HEADERS | {header.lower(): client for header, client in headers.items()}
 
 
-def tenant_spend_cap_for(settings: Settings, tenant: str) -> float | None:
-    """Spend cap with the exact name of the tenant, else of the first matching pattern."""
-    caps = settings.tenant_max_spend
-    return caps.get(tenant) or next((cap for pattern, cap in caps.items() if fnmatchcase(tenant, pattern)), None)
+def tenant_limit_for(limits: Mapping[str, _Limit], tenant: str) -> _Limit | None:
+    """Limit with the exact name of the tenant, else of the first matching pattern."""
+    return limits.get(tenant) or next((each for pattern, each in limits.items() if fnmatchcase(tenant, pattern)), None)
 
 
 def upstream_for(settings: Settings, model: str) -> Upstream | None:
