@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stable_prefix import encode_stable_prefix
 import quire
 from infra.sizes import IS_FULL_SIZE
 from quire import Document, Message, ToolDefinition
+from quire.concurrency.worker_threads import MAX_EVENT_LOOP_BYTES
 from quire.engine import Conversation, Engine, EngineConfig
 from quire.errors import ContextOverflow, EntryNotFound, InvalidRequest
 from quire.ledger import replay
@@ -52,6 +54,26 @@ async def test_a_reply_is_recorded_under_its_response_id(store: SqlStore):
     request = replace(await conversation.prepare("hello"), response_id="resp_1")
     reply = await conversation.record(make_completion("hi"), request=request)
     assert (await store.find_response("resp_1")).seq == reply.seq
+
+
+async def test_long_stored_messages_are_decoded_off_the_event_loop(store: SqlStore, monkeypatch: pytest.MonkeyPatch):
+    conversation = await make_engine(store).conversation("c")
+    for text in ("first " * 20_000, "second " * 20_000):
+        await store.append("c", Message.user(text))
+        await store.append("c", Message.assistant("yes"))
+    threads: list[threading.Thread] = []
+    parse = Message.parse
+
+    def observe(text: str) -> Message:
+        if len(text) > MAX_EVENT_LOOP_BYTES:
+            threads.append(threading.current_thread())
+        return parse(text)
+
+    monkeypatch.setattr(Message, "parse", observe)
+    await conversation.plan_compaction()
+    await conversation.prepare("third?")
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_a_turn_is_sent_answered_and_recorded(store: SqlStore):

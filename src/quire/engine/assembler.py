@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
-from quire.concurrency.worker_threads import measure_messages, run_sized
+from quire.concurrency.worker_threads import measure_entries, measure_messages, run_sized
 from quire.context.tools import ToolSet
 from quire.engine.context_gatherer import ContextGatherer, RequestContext
 from quire.engine.reading_tools import ReadingTools, lists_documents
@@ -90,7 +90,7 @@ class Assembler:
         )
         if context is None:
             base_context = await self._gatherer.gather(
-                window.branch, find_question(pending, window), recent=partial(_recent_texts, window, pending)
+                window.branch, await _find_question(pending, window), recent=partial(_recent_texts, window, pending)
             )
             blocks = [
                 ContextBlock(
@@ -141,7 +141,7 @@ class Assembler:
         window = draft.window
         in_request = [entry.seq for entry in (*draft.pinned, *filter(None, [window.question]))]
         candidates = await self._recall.find_candidates(
-            window, find_question(draft.pending, window), exclude=in_request
+            window, await _find_question(draft.pending, window), exclude=in_request
         )
         if not candidates:
             return draft
@@ -265,12 +265,12 @@ class Assembler:
         return neighbours[start:end]
 
 
-def find_question(pending: Sequence[PendingMessage], window: Window) -> str:
+async def _find_question(pending: Sequence[PendingMessage], window: Window) -> str:
     """The text that the request answers: the pending message, else the newest user message in the log."""
     if pending:
         return pending[-1].message.text
     newest = next((entry for entry in reversed(window.messages) if entry.role == "user"), window.question)
-    return newest.message.text if newest is not None else ""
+    return await run_sized(len(newest.raw), lambda: newest.message.text) if newest is not None else ""
 
 
 def _continues_turn(window: Window, pending: Sequence[PendingMessage]) -> bool:
@@ -278,14 +278,15 @@ def _continues_turn(window: Window, pending: Sequence[PendingMessage]) -> bool:
     return not pending and bool(window.messages) and window.messages[-1].role != "user"
 
 
-def _recent_texts(window: Window, pending: Sequence[PendingMessage]) -> list[str]:
+async def _recent_texts(window: Window, pending: Sequence[PendingMessage]) -> list[str]:
     """Texts of the turns before the question, newest first. They stay the same during the turn."""
     messages = window.messages
     if not pending:
         start = next((index for index in reversed(range(len(messages))) if messages[index].role == "user"), 0)
         messages = messages[:start]
     dialogue = [entry for entry in messages[-3 * RECENT_TURNS :] if entry.role in ("user", "assistant")]
-    return [text for entry in reversed(dialogue[-RECENT_TURNS:]) if (text := entry.message.text)]
+    recent = dialogue[: -RECENT_TURNS - 1 : -1]
+    return await run_sized(measure_entries(recent), lambda: [text for entry in recent if (text := entry.message.text)])
 
 
 def _to_tools(tools: ToolSet) -> tuple[SelectedTool, ...]:

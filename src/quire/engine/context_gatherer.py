@@ -4,7 +4,7 @@ Looks up only what the engine has: without agent items, a project folder or memo
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -54,7 +54,7 @@ MAX_SEARCHED_MEMORIES = 40
 SHARED_RECALL = 0.5
 """Share of the recall slot for memories, if the strategy also recalls messages."""
 
-RecentTexts = Callable[[], Sequence[str]]
+RecentTexts = Callable[[], Awaitable[Sequence[str]]]
 """Returns the texts of recent turns. Called only when items are to be selected, because it decodes messages."""
 
 
@@ -93,7 +93,7 @@ class ContextGatherer:
             settings = self._engine.settings
             selection = SelectionSettings(top_k=settings.selection_top_k, min_score=settings.selection_min_score)
             selector = self._engine.runtime.selector_for(self._engine.embedder)
-            selected = (await selector.select(question, candidates, recent=recent(), settings=selection)).scored
+            selected = (await selector.select(question, candidates, recent=await recent(), settings=selection)).scored
         items = collect_request_items(agent, session, selected, removed=branch.state.removed_items)
         # Most items hold their text; only reading files is worth a thread.
         reads_files = any(reference.text is None for reference in agent.references)
