@@ -9,6 +9,7 @@ from quire.model.context_events import (
 )
 from quire.model.events import (
     ApprovalRequested,
+    ContextSuggestion,
     QuestionRecorded,
     ReplyRecorded,
     RequestPrepared,
@@ -25,6 +26,7 @@ from quire.model.events import (
 
 __all__ = [
     "ApprovalRequested", "CompactionFailed", "CompactionStarted", "ContextCompacted", "ContextEvent",
-    "ContextUsageUpdated", "QuestionRecorded", "ReplyRecorded", "RequestPrepared", "RetryScheduled", "TextChunk",
-    "ThinkingChunk", "ToolCalled", "ToolCompleted", "TurnEnded", "TurnEvent", "TurnFailed", "TurnStarted",
+    "ContextSuggestion", "ContextUsageUpdated", "QuestionRecorded", "ReplyRecorded", "RequestPrepared",
+    "RetryScheduled", "TextChunk", "ThinkingChunk",
+    "ToolCalled", "ToolCompleted", "TurnEnded", "TurnEvent", "TurnFailed", "TurnStarted",
 ]  # fmt: skip

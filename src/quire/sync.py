@@ -31,7 +31,7 @@ from quire.model import ContextItem, Decision, Entry, Manifest, Message, ToolCal
 from quire.model.agents import Agent
 from quire.model.context_events import ContextEvent
 from quire.model.entry_metadata import DocumentReference
-from quire.model.events import TurnEvent
+from quire.model.events import ContextSuggestion, TurnEvent
 from quire.settings import Settings
 from quire.store import DEFAULT_TENANT
 from quire.view.budget import UsageReport
@@ -268,6 +268,9 @@ class SyncConversation:
 
     def set_priority(self, seq: int, priority: int | None) -> None:
         self._loop.run(self._conversation.set_priority(seq, priority))
+
+    def suggest(self) -> ContextSuggestion | None:
+        return self._loop.run(self._conversation.suggest())
 
     def fork(self, seq: int, *, name: str | None = None) -> "SyncConversation":
         return SyncConversation(self._loop, self._loop.run(self._conversation.fork(seq, name=name)))

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 from chat_harness import make_session, read_session_output, wait_until
+from rich.console import Group
 
 from quire.agent.approvals import Allow, Approvals
 from quire.agent.function_tools import FunctionToolRunner, tool
 from quire.cli.chat.commands import COMMANDS, load_argument_items, parse_command
 from quire.cli.chat.runtime import ChatOptions, open_chosen_conversation
 from quire.cli.chat.session import ChatSession
+from quire.cli.context import draw_explanation
 from quire.context.vault import Vault
 from quire.engine import Conversation
 from quire.errors import InvalidRequest, ModelRequestRejected, ModelUnavailable
+from quire.ledger import find_decision
 from quire.model import Compaction, Message, Priority, Restore, ToolCallPart
-from quire.model.agents import Agent, Rule
+from quire.model.agents import Agent, Reference, Rule
 from quire.settings import Settings
 from quire.store import SqlStore
 from quire.testing.scripted_model import DelayedReply, ScriptedModel
@@ -135,6 +138,30 @@ async def test_a_message_is_pinned_and_unpinned(store: SqlStore):
     assert await handle_lines(session, "/unpin 2", "/unpin 2") == ["Unpinned #2.", "#2 is not pinned."]
     assert "is not a number; usage: /pin SEQ" in " ".join(await handle_lines(session, "/pin two"))
     assert "is not an earlier entry" in (await handle_lines(session, "/pin 99"))[0]
+
+
+async def test_what_the_question_names_and_the_context_lacks_is_suggested_in_one_line(store: SqlStore):
+    references = tuple(Reference(name=name, text=f"About {name}.", include="manual") for name in ("tides", "ports"))
+    session = await make_session(store, "I do not know.", repeat=True, agent=Agent(name="a", references=references))
+    lines = await handle_lines(session, "What do the tides say?")
+    assert lines[-1] == ("The question names 'tides', which is not in the context. Type /add tides.")
+    assert "Type /add" not in " ".join(await handle_lines(session, "And the tides now?"))
+    await handle_lines(session, "/add ports")
+    lines = [line for turn in range(5) for line in await handle_lines(session, f"Question {turn}?")]
+    assert lines[-1] == "No answer of the last 5 turns used the reference 'ports'. Type /remove ports."
+    assert lines.count(lines[-1]) == 1
+
+
+async def test_why_names_what_was_learned(store: SqlStore):
+    rule = Rule(name="lights", description="Lights of the harbour.", text="Name lights by colour.", include="agent")
+    session = await make_session(store, "I do not know.", repeat=True, agent=Agent(name="a", rules=(rule,)))
+    for _ in range(5):
+        await handle_lines(session, "Which lights has the harbour?")
+        await session.runtime.engine.runtime.jobs.wait()
+    conversation = session.runtime.conversation
+    decision = find_decision(await conversation.preview("Which lights has the harbour?"), "lights")
+    session.screen.show_block(Group(*draw_explanation("lights", decision)))
+    assert "score × 0.8: in 5 requests, and no reply used it" in read_session_output(session)
 
 
 async def test_a_priority_is_set_and_reset(store: SqlStore):

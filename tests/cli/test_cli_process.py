@@ -53,7 +53,7 @@ LEADING_ARGUMENTS = {
     "context why": ["2"],
     "context pin": ["2"],
     "context unpin": ["4"],
-    "context priority": ["2", "9"],
+    "context priority": ["7", "9"],
     "conversation rename": ["title"],
 }
 TRAILING_OPTIONS = {

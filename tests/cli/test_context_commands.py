@@ -276,11 +276,14 @@ def test_items_and_pins_are_changed_by_name_and_number(home: CliHome):
 
 
 def test_a_priority_is_set_and_reset(home: CliHome):
-    assert run_json("context", "priority", "2", "9")["priorities"] == [{"message": 2, "priority": 9}]
-    assert "Set priority 9 on #2" in invoke_cli("conversation", "show").stdout
-    assert run_json("context", "priority", "2", "0")["priorities"] == []
-    assert invoke_cli("context", "priority", "2", "11").exit_code == 2
+    assert run_json("context", "priority", "7", "9")["priorities"] == [{"message": 7, "priority": 9}]
+    assert "Set priority 9 on #7" in invoke_cli("conversation", "show").stdout
+    assert run_json("context", "priority", "7", "0")["priorities"] == []
+    assert invoke_cli("context", "priority", "7", "11").exit_code == 2
     assert invoke_cli("context", "priority", "99", "9").exit_code == 3
+    archived = invoke_cli("context", "priority", "2", "9")
+    assert archived.exit_code == 1
+    assert "#2 is archived" in archived.stderr
 
 
 async def append_entries(home: CliHome, *items: Draft | Body) -> None:

@@ -129,3 +129,16 @@ def test_it_is_the_same_on_postgresql(home: CliHome, database_url: str):
 def test_a_cap_below_a_cent_is_not_printed_as_nothing():
     assert _format_spending(0.001, 0.003) == "$0.0010 of $0.0030"
     assert _format_spending(0.0, 5.0) == "$0.0000 of $5.00"
+
+
+def test_a_table_of_a_hundred_columns_has_every_name_whole(home: CliHome, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    scopes = ("read", "write", "chat", "approve", "admin")
+    limits = ("--expires", "90d", "--requests-per-minute", "1200", "--max-spend", "12.5", "--model", "gpt-4o-mini")
+    for name in ("intern", "night-report"):
+        create_key(name, *(word for scope in scopes for word in ("--scope", scope)), *limits)
+    table = invoke_cli("key", "list").stdout
+    keys = json.loads(invoke_cli("key", "list", "--json").stdout)["keys"]
+    names = " ".join(f"{each['id']} {each['name']}" for each in keys).split()
+    assert not {"$12.50", "1,200", "gpt-4o-mini", *scopes, *names} - set(table.split())
+    assert "…" not in table

@@ -94,3 +94,11 @@ def test_a_reworded_fact_is_recognized(fact: str, text: str, repeated: bool):
 def test_no_entry_can_pass_for_two(texts: list[str]):
     memories = [make_memory(str(number), text) for number, text in enumerate(texts)]
     assert sum(len(block.text.split("\n")) for block in build_memory_blocks(memories)) == len(texts)
+
+
+def test_a_cycle_of_imports_is_named_as_such(tmp_path: Path):
+    (tmp_path / "AGENTS.md").write_text("Be brief. @a.md @gone.md", "utf-8")
+    (tmp_path / "a.md").write_text("The tides. @AGENTS.md", "utf-8")
+    loaded = load_project_memory(Root(tmp_path), ["AGENTS.md"], max_chars=1_000)
+    assert [block.name for block in loaded.blocks] == ["AGENTS.md", "a.md"]
+    assert {row.name: row.reason for row in loaded.decisions} == {"@AGENTS.md": "cycle", "@gone.md": "not_found"}

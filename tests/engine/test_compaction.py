@@ -23,7 +23,7 @@ from quire.errors import (
     SpendCapReached,
     StaleCompaction,
 )
-from quire.model import Compaction, Message, Span
+from quire.model import Compaction, Message, Span, ToolCallPart
 from quire.model.context_events import (
     CompactionFailed,
     CompactionStarted,
@@ -470,6 +470,22 @@ async def test_a_compaction_frees_what_the_meter_shows(store: SqlStore, strategy
     assert isinstance(edited.body, Compaction)
     after = (await conversation.usage()).total_tokens
     assert (edited.body.tokens_before, edited.body.tokens_after) == (entry.body.tokens_after, after)
+
+
+async def test_a_compaction_inside_a_turn_frees_what_the_meter_shows(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    await append_turns(conversation, 4)
+    await conversation.append("Look everywhere.")
+    for number in range(80):
+        call = Message(role="assistant", parts=(ToolCallPart(id=f"c{number}", name="look"),))
+        await conversation.append(call, Message.tool(f"c{number}", "Nothing but sand and stones. " * 8))
+    before = (await conversation.usage()).total_tokens
+    entry = await conversation.compact()
+    assert entry is not None
+    assert isinstance(entry.body, Compaction)
+    assert entry.body.question is not None
+    after = (await conversation.usage()).total_tokens
+    assert (entry.body.tokens_before, entry.body.tokens_after) == (before, after)
 
 
 async def test_a_plan_that_writes_no_summary_frees_what_it_says(store: SqlStore):

@@ -170,3 +170,18 @@ async def test_only_a_message_has_a_priority(store: SqlStore):
         await conversation.set_priority(2, 9)
     with pytest.raises(EntryNotFound):
         await conversation.set_priority(99, 9)
+
+
+async def test_an_archived_message_takes_no_priority(store: SqlStore):
+    conversation = await make_engine(store).conversation("c")
+    await conversation.append(CRITICAL, Message.assistant("Noted."))
+    await conversation.set_priority(1, 9)
+    await record_turns(conversation, 30)
+    with pytest.raises(InvalidRequest, match=r"#2 is archived.*pin it, or undo the compaction"):
+        await conversation.set_priority(2, 9)
+    await conversation.set_priority(1, 8)  # A preserved message is in the view.
+    await conversation.set_priority(2, None)
+    await conversation.undo_compaction()
+    while (await store.get_branch("c")).state.active_compaction is not None:
+        await conversation.undo_compaction()
+    await conversation.set_priority(2, 9)

@@ -336,6 +336,7 @@ WITHOUT_CONVERSATION = {
     "usage.count",
     "usage.read_report",
     "usage.read_document_pairs",
+    "usage.read_item_counts",
     "usage.recount",
 }
 
@@ -502,6 +503,7 @@ async def test_no_method_finds_or_changes_what_another_tenant_can_find(other_sto
     assert await mine.usage.count() == 0
     assert not any((await mine.usage.read_report()).totals)
     assert await mine.usage.read_document_pairs() == []
+    assert await mine.usage.read_item_counts(items=[("tool", "look"), ("rule", "tone")]) == {}
     assert await mine.usage.recount() == (0, 0, 0)
     assert await mine.message_index.read_batch(max_entries=10) == ((), ())
     read = await mine.message_index.read_changes(["message"], after_revision=0)

@@ -116,6 +116,17 @@ def test_a_tool_call_opens_to_its_arguments_and_result(
     expect(call).to_contain_text("Leaks at the gate")
 
 
+def test_what_the_question_names_and_the_context_lacks_is_suggested_once(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation))
+    suggestion = page.get_by_text("which is not in the context: ask with @costs.csv.")
+    send_message(page, "What does costs.csv say?")
+    expect(suggestion).to_be_visible()
+    send_message(page, "And costs.csv now?")
+    expect(suggestion).to_have_count(0)
+
+
 def test_a_tool_that_needs_approval_waits_for_it(page: Page, page_server: PageServer, demo_conversation: str) -> None:
     page.goto(page_server.url(demo_conversation))
     send_message(page, "Please order the boards")

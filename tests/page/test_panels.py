@@ -217,6 +217,27 @@ def test_references_are_listed_with_broken_links_and_lead_both_ways(
     expect(page.locator("article[data-seq='3']")).to_be_focused()
 
 
+def test_the_graph_draws_each_citation_and_a_click_marks_the_source_where_it_is_cited(
+    page: Page, page_server: PageServer, demo_conversation: str
+) -> None:
+    page.goto(page_server.url(demo_conversation, panel="references"))
+    references = page.get_by_role("complementary", name="References")
+    graph = references.get_by_role("img", name=re.compile("6 documents"))
+    expect(graph).to_be_visible()
+    citations = references.get_by_role("listitem").get_by_role("button", name=re.compile("^Go to message"))
+    expect(graph.locator("path.edge")).to_have_count(citations.count())
+    node = graph.locator("g", has=page.locator("title", has_text="Tide mill.md"))
+    node.locator("circle").hover()
+    expect(graph.locator("path.highlighted").first).to_be_visible()
+    assert graph.locator("path.highlighted").count() < graph.locator("path.edge").count()
+    node.locator("circle").click()
+    expect(references.locator("mark")).to_contain_text("The gate is elm")
+    expect(references.locator("mark")).to_be_in_viewport()
+    references.get_by_role("button", name="All documents").click()
+    graph.locator("g", has=page.locator("title", has_text="#3")).first.locator("rect").click()
+    expect(page.locator("article[data-seq='3']")).to_be_focused()
+
+
 def test_settings_show_what_they_would_do_before_they_are_saved(
     page: Page, page_server: PageServer, demo_conversation: str
 ) -> None:

@@ -62,6 +62,16 @@ async def test_a_preview_has_a_decision_on_everything_and_changes_nothing(
     assert (await get_json(client, f"{conversation}/entries", kinds="message"))["items"] == []
 
 
+async def test_the_end_of_a_turn_suggests_what_its_question_names(
+    client: httpx2.AsyncClient, conversation: str
+) -> None:
+    answer = await client.post(f"{conversation}/send", json={"message": "What does the glossary say?"})
+    end = parse_events(answer.text)[-1]
+    assert end.data["suggestion"] == {"action": "add", "kind": "reference", "name": "glossary", "turns": None}
+    answer = await client.post(f"{conversation}/send", json={"message": "And the glossary now?"})
+    assert parse_events(answer.text)[-1].data["suggestion"] is None
+
+
 async def test_items_are_added_to_and_removed_from_the_session(client: httpx2.AsyncClient, conversation: str) -> None:
     listed = (await get_json(client, f"{conversation}/items"))["items"]
     assert [(each["name"], each["agent_mode"], each["session_mode"]) for each in listed] == [

@@ -11,6 +11,7 @@ from quire.errors import ModelContextOverflow
 from quire.llm import Reply
 from quire.model import Entry, Message, ToolCallPart
 from quire.model.entry_metadata import DocumentReference
+from quire.model.events import ContextSuggestion
 from quire.view.assembly import Assembly
 from quire.wire import BlobLoader
 
@@ -93,6 +94,10 @@ class TurnHost(Protocol[RequestT]):
 
     async def cost(self) -> float:
         """Cost of the conversation so far, in US dollars."""
+        ...
+
+    async def suggest(self) -> ContextSuggestion | None:
+        """A change of the context that the turn before suggests."""
         ...
 
     async def compact(self, *, trigger: CompactionTrigger) -> Entry | None:

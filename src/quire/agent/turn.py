@@ -96,10 +96,16 @@ class _TurnTask(Generic[RequestT]):
     async def run(self, message: Message | None) -> None:
         usages = self._steps.usages
         reason: TurnEndReason = "stopped"
+        suggestion = None
         try:
             with suppress(asyncio.CancelledError):
                 reason = await self._run_steps(await self._record_question(message))
-            self._events.emit_nowait(TurnEnded(reason=reason, steps=len(usages), usage=sum_usage(usages)))
+                if reason == "answered":
+                    with suppress(QuireError):  # The answer is recorded, whether or not something can be suggested.
+                        suggestion = await self._host.suggest()
+            self._events.emit_nowait(
+                TurnEnded(reason=reason, steps=len(usages), usage=sum_usage(usages), suggestion=suggestion)
+            )
         except QuireError as error:
             self._events.emit_nowait(TurnFailed(error=error, steps=len(usages), usage=sum_usage(usages)))
         finally:

@@ -37,6 +37,7 @@ from quire.cli.output import (
     make_field_table,
     make_table,
     make_text,
+    pluralize,
     to_one_line,
 )
 from quire.errors import EntryNotFound, InvalidRequest
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from quire.engine import Conversation
     from quire.model import Decision, Manifest
+    from quire.model.manifest import LearnedRank
     from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema, SessionItemsSchema
 
 app = create_group("Show what the model sees of a conversation, and change it.")
@@ -202,7 +204,7 @@ def _format_pins(pins: Iterable[int]) -> str:
     return f"Pinned: {', '.join(f'#{number}' for number in pins) or 'nothing'}"
 
 
-@command(app, "quire context priority 2 9")
+@command(app, "quire context priority 7 9")
 async def priority(
     target: CommandTarget,
     message: MessageNumber,
@@ -354,8 +356,16 @@ def draw_explanation(item: str, decision: "Decision") -> "Iterable[RenderableTyp
             ("slot", decision.slot),
             ("tokens", decision.tokens or None),
             ("score", decision.score),
+            ("learned", format_learned(decision.learned) if decision.learned is not None else None),
         ]
     )
+
+
+def format_learned(rank: "LearnedRank") -> str:
+    """Why the score differs from the match alone."""
+    if rank.added:
+        return f"score × {rank.factor:g}: added by hand in {pluralize(rank.added, 'turn')}"
+    return f"score × {rank.factor:g}: in {pluralize(rank.chosen, 'request')}, and no reply used it"
 
 
 async def _load_manifest(conversation: "Conversation", reply: int | None) -> "Manifest":

@@ -137,6 +137,7 @@ EXCLUSION_REASONS = {
     "disabled": "disabled: the agent's configuration turns it off",
     "orphaned": "orphaned: a tool result without its call",
     "not_found": "not found",
+    "cycle": "in a cycle: the files import each other",
     "listed": "listed: only its summary is included",
 }
 """Explanations of exclusion reasons, for people; narrow tables print the part before the colon."""

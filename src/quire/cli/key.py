@@ -118,20 +118,22 @@ def _draw_keys(document: "KeyListSchema") -> "Iterable[RenderableType]":
             "until": f"revoked {format_local_time(key.revoked_at)}"
             if key.revoked_at
             else format_local_time(key.expires_at),
-            "per minute": key.requests_per_minute,
-            "models": " ".join(key.models) if key.models is not None else None,
-            "spent": _format_spending(key.spent_usd, key.max_spend),
+            "limits": "\n".join(
+                filter(
+                    None,
+                    (
+                        f"{key.requests_per_minute:,} a minute" if key.requests_per_minute is not None else None,
+                        *(key.models or ()),
+                        _format_spending(key.spent_usd, key.max_spend),
+                    ),
+                )
+            ),
         }
         for key in document.keys
     ]
-    # Limits that no key has take no column.
-    columns = [name for name in rows[0] if name not in ("models", "spent") or any(row[name] for row in rows)]
-    yield make_table(
-        *columns,
-        rows=[[row[name] for name in columns] for row in rows],
-        right_aligned=("per minute", "spent"),
-        wrapped=("name", "models"),
-    )
+    columns = [name for name in rows[0] if name not in ("until", "limits") or any(row[name] for row in rows)]
+    # Every column but the id wraps: a table that cut them would omit names and scopes on a terminal of 100 columns.
+    yield make_table(*columns, rows=[[row[name] for name in columns] for row in rows], wrapped=columns[1:])
     if (spending := _format_spending(document.spent_usd, document.max_spend)) is not None:
         yield make_text(f"The tenant {document.tenant} has spent {spending}.")
 

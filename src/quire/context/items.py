@@ -162,7 +162,6 @@ def build_exclusion(
     min_score: float | None = None,
     tokens: int = 0,
 ) -> Decision:
-    name = wire_name(item) if item.type == "tool" else item.name
     selected = score is not None
     return Decision(
         slot=slot_for(item, selected=selected),
@@ -170,10 +169,15 @@ def build_exclusion(
         included=False,
         reason=reason,
         tokens=tokens,
-        name=name,
+        name=decision_name(item),
         score=score,
         min_score=min_score,
     )
+
+
+def decision_name(item: ContextItem) -> str:
+    """Name of an item in the decisions of a manifest."""
+    return wire_name(item) if item.type == "tool" else item.name
 
 
 def slot_for(item: ContextItem, *, selected: bool) -> Slot:

@@ -59,7 +59,13 @@ def load_project_memory(
             )
             blocks.setdefault(each.path, block)
         for skipped in imports.skipped:
-            reason = "over_budget" if skipped.reason in ("too_large", "too_many", "too_deep") else "not_found"
+            match skipped.reason:
+                case "too_large" | "too_many" | "too_deep":
+                    reason = "over_budget"
+                case "cycle":
+                    reason = "cycle"
+                case _:
+                    reason = "not_found"
             decision = Decision(slot="memory", kind="memory", included=False, reason=reason, name=skipped.link)
             decisions[skipped.link] = decision
     return ProjectMemory(tuple(blocks.values()), tuple(decisions.values()))

@@ -24,6 +24,7 @@ from quire.llm.embeddings import Embedder, embed_texts
 from quire.model import ContextItem
 from quire.model.agents import Agent, AgentTool, Reference, Rule
 from quire.model.base import FrozenModel
+from quire.model.manifest import LearnedRank
 
 if TYPE_CHECKING:
     from quire.llm.embeddings import Vectors
@@ -231,12 +232,15 @@ class Selector:
         items: Sequence[ItemCandidate],
         *,
         recent: Sequence[str] = (),
+        learned: Mapping[ContextItem, LearnedRank] | None = None,
         settings: SelectionSettings | None = None,
     ) -> ItemSelection:
         """Selects items. `recent` are the turns before the message, the latest first: a short message may only continue
-        them.
+        them. `learned` has factors on scores.
         """
         scores, method = await self.score(message, items, recent=recent)
+        for item, rank in (learned or {}).items():
+            scores[item] = round(min(1.0, scores[item] * rank.factor), SCORE_DECIMALS)
         return ItemSelection(select_items(scores, settings or SelectionSettings()), method)
 
     async def score(

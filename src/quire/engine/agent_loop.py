@@ -20,7 +20,7 @@ from quire.engine.turn_totals import deduplicate_references, read_turn_steps
 from quire.llm import Model
 from quire.model import Entry, Message, Usage
 from quire.model.entry_metadata import DocumentReference
-from quire.model.events import ReplyRecorded, TurnEnded, TurnEndReason, TurnEvent, TurnFailed
+from quire.model.events import ContextSuggestion, ReplyRecorded, TurnEnded, TurnEndReason, TurnEvent, TurnFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,8 @@ class TurnResult:
     """Documents that the tools read or found."""
     compactions: tuple[int, ...]
     """Entry numbers of the compactions made during the turn."""
+    suggestion: ContextSuggestion | None = None
+    """A change of the context that the turn suggests; at most one, and each once."""
 
     @property
     def text(self) -> str:
@@ -89,13 +91,14 @@ async def collect_turn(
     """Runs a turn to its end. Raises the error of a turn that failed."""
     reply: Entry | None = None
     reason: TurnEndReason = "stopped"
+    suggestion: ContextSuggestion | None = None
     async with aclosing(events):
         async for event in events:
             match event:
                 case ReplyRecorded(entry=entry):
                     reply = entry
                 case TurnEnded():
-                    reason = event.reason
+                    reason, suggestion = event.reason, event.suggestion
                 case TurnFailed(error=error):
                     raise error
                 case _:
@@ -114,4 +117,5 @@ async def collect_turn(
         cost_usd=totals.cost_usd,
         references=references,
         compactions=totals.compactions or (),
+        suggestion=suggestion,
     )

@@ -194,6 +194,7 @@ class Assembler:
             recall_candidates=tuple(fitted.candidate for fitted in fixed_recall or ()),
             continues_turn=_continues_turn(window, pending),
             fixed_recall=fixed_recall,
+            learned=context.learned,
             earlier_decisions=context.decisions,
         )
         calibration = await engine.runtime.load_calibration(engine.store, policy.model)

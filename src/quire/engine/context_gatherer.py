@@ -4,20 +4,22 @@ Looks up only what the engine has: without agent items, a project folder or memo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 
+from quire.context.item_use import learn_rank
 from quire.context.items import (
     RequestItems,
     ResolvedSessionItem,
     build_blocks,
     collect_request_items,
+    decision_name,
     index_agent_items,
     list_session_items,
     wire_name,
 )
-from quire.context.selection import SelectionSettings, list_candidates, to_candidate
+from quire.context.selection import ItemCandidate, SelectionSettings, list_candidates, to_candidate
 from quire.context.tools import (
     NO_TOOLS,
     ToolSearchCall,
@@ -35,7 +37,8 @@ from quire.index.types import memory_scope
 from quire.log import Branch
 from quire.model import ContextChange, ContextItem, SessionItem, ToolDefinition
 from quire.model.agents import Agent
-from quire.model.manifest import Decision
+from quire.model.manifest import Decision, DecisionKind, LearnedRank
+from quire.usage.contribution import Dimension
 from quire.view.budget import allocate_budget
 from quire.view.counted_input import build_block_text
 from quire.view.inputs import ContextBlock
@@ -65,6 +68,10 @@ class RequestContext:
     blocks: tuple[ContextBlock, ...] = ()
     tools: ToolSet = NO_TOOLS
     decisions: tuple[Decision, ...] = ()
+    learned: Mapping[tuple[DecisionKind, str], LearnedRank] = field(
+        default_factory=dict[tuple[DecisionKind, str], LearnedRank]
+    )
+    """Factors on the scores of items that the question could select, by kind and name."""
     omits_memories: bool = False
     """Whether the agent has more memories than the memory slot holds."""
 
@@ -89,11 +96,15 @@ class ContextGatherer:
         session = [*list_application_tools(agent, branch.state.items), *branch.state.items]
         candidates = list_candidates(agent, session_items=[each.item for each in session])
         selected = ()
+        learned: dict[ContextItem, LearnedRank] = {}
         if candidates and question:
             settings = self._engine.settings
             selection = SelectionSettings(top_k=settings.selection_top_k, min_score=settings.selection_min_score)
             selector = self._engine.runtime.selector_for(self._engine.embedder)
-            selected = (await selector.select(question, candidates, recent=await recent(), settings=selection)).scored
+            learned = await self._learn_ranks(candidates)
+            selected = (
+                await selector.select(question, candidates, recent=await recent(), learned=learned, settings=selection)
+            ).scored
         items = collect_request_items(agent, session, selected, removed=branch.state.removed_items)
         # Most items hold their text; only reading files is worth a thread.
         reads_files = any(reference.text is None for reference in agent.references)
@@ -113,8 +124,22 @@ class ContextGatherer:
             blocks=(*_instruction_blocks(agent), *texts, *memory.blocks),
             tools=tools,
             decisions=(*items.decisions, *missing, *tools.decisions, *memory.decisions),
+            learned={(item.type, decision_name(item)): rank for item, rank in learned.items()},
             omits_memories=memory.omits_memories,
         )
+
+    async def _learn_ranks(self, candidates: Sequence[ItemCandidate]) -> dict[ContextItem, LearnedRank]:
+        """What the usage roll-up says about the candidates. Items of the same name share their counts."""
+        keys: dict[ContextItem, tuple[Dimension, str]] = {
+            each.item: (each.item.type, decision_name(each.item)) for each in candidates
+        }
+        counts = await self._engine.store.usage.read_item_counts(items=list(keys.values()))
+        ranks = {
+            item: learn_rank(chosen=counts[key].requests, used=counts[key].uses, added=counts[key].turns)
+            for item, key in keys.items()
+            if key in counts
+        }
+        return {item: rank for item, rank in ranks.items() if rank is not None}
 
     def count_tool_tokens(self, tool: ToolDefinition) -> int:
         return self._engine.message_counter.count_tools([tool])

@@ -9,6 +9,7 @@ from quire.agent.protocols import ToolOutcome
 from quire.compaction.execution import CompactionTrigger
 from quire.concurrency.worker_threads import run_sized
 from quire.context.items import ResolvedSessionItem
+from quire.context.selection import list_candidates
 from quire.context.tools import TOOL_SEARCH, parse_tool_search
 from quire.engine.assembler import Assembler
 from quire.engine.builtin_tools import BuiltinTools
@@ -23,6 +24,7 @@ from quire.engine.request_builder import RequestBuilder
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.engine.spending import check_spend_cap
 from quire.engine.state import EngineState
+from quire.engine.suggestions import find_suggestion
 from quire.errors import ContextOverflow, InvalidRequest
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
@@ -31,6 +33,8 @@ from quire.model import ContextItem, Decision, Entry, Manifest, Message, Pin, Pr
 from quire.model.base import lazy_property
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY
 from quire.model.entry_metadata import DocumentReference
+from quire.model.events import ContextSuggestion
+from quire.usage.insights import count_usage
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
@@ -182,6 +186,10 @@ class Conversation:
         if request.tools is not None and request.tools.added_items:
             await self._session_items.add_tools(request.tools.added_items)
         await remember_frequent_documents(self.engine, self.id, self.branch, stored)
+        if stored[-1].metadata.turn is not None and list_candidates(self.engine.agent):
+            # The next selection learns from what this turn used.
+            usage = self.engine.store.usage
+            self.engine.runtime.jobs.enqueue("count_usage", "", 0, partial(count_usage, usage), delay_seconds=0.5)
         self.recorder.defer_compaction(request, stored, partial(self.compact, trigger="background"))
         return stored[-1]
 
@@ -263,8 +271,9 @@ class Conversation:
 
     async def usage(self) -> UsageReport:
         """Token usage of the next request, before the user's message, and the number that triggers a compaction; with
-        context management off, the number above which a request is refused."""
-        manifest, policy = await self.preview(), self.engine.policy
+        context management off, the number above which a request is refused. Inside a turn, the next request is the one
+        that answers the newest message."""
+        manifest, policy = (await self._assembler.draft_current()).assembly.manifest, self.engine.policy
         return UsageReport(
             slots=manifest.slots,
             total_tokens=manifest.full_history_tokens,
@@ -308,6 +317,11 @@ class Conversation:
         """The manifest that a request with this message would have now. Changes nothing."""
         return (await self._assembler.assemble((PendingMessage(to_message(message)),))).assembly.manifest
 
+    async def suggest(self) -> ContextSuggestion | None:
+        """A change of the context that the turn before suggests: an item that its question names and the request
+        lacked, or one of the session that no answer used. Each is suggested once."""
+        return await find_suggestion(self.engine, self.id, self.branch)
+
     async def fork(self, seq: int, *, name: str | None = None) -> "Conversation":
         """Creates a branch that shares every entry up to and including `seq`."""
         branch = await self.engine.store.fork(self.id, at=seq, branch=self.branch, name=name)
@@ -329,13 +343,20 @@ class Conversation:
         """Sets the priority of a message, 1 to 10; None resets it to the default, 5.
 
         The next compaction of the `hybrid` strategy archives messages of low priority first, and preserves messages
-        of high priority verbatim as far as their shares reach.
+        of high priority verbatim as far as their shares reach. A message that is archived already has no priority to
+        set: no compaction brings it back.
         """
         if priority is not None and not MIN_PRIORITY <= priority <= MAX_PRIORITY:
             raise InvalidRequest(f"A priority is a number from {MIN_PRIORITY} to {MAX_PRIORITY}, not {priority}.")
         entry = await self.engine.store.get_entry(self.id, seq, branch=self.branch)
         if entry.kind != "message":
             raise InvalidRequest(f"#{seq} is not a message, so it has no priority.")
+        active = (await self.engine.store.get_branch(self.id, self.branch)).state.active_compaction
+        in_view = (*(active.preserved or ()), active.question) if active is not None else ()
+        if priority and active is not None and active.covers and seq in active.covers and seq not in in_view:
+            raise InvalidRequest(
+                f"#{seq} is archived, and a priority does not bring it back; pin it, or undo the compaction first."
+            )
         await self.engine.store.append(self.id, Priority(message=seq, priority=priority), branch=self.branch)
 
     async def messages(self) -> list[Entry]:

@@ -7,6 +7,7 @@ from functools import partial
 from hashlib import sha256
 
 from quire.concurrency.worker_threads import measure_messages, run_sized
+from quire.context.item_use import find_used_items, is_optional_item
 from quire.engine.background_jobs import Work
 from quire.engine.message_index import schedule_indexing
 from quire.engine.reported_windows import is_credible
@@ -19,6 +20,8 @@ from quire.log import ReplyRecord
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
+from quire.model.manifest import Decision
+from quire.view.assembly import ViewAssembly
 from quire.view.budget import MAX_RATIO, update_calibration
 from quire.view.decisions import set_pending_span
 from quire.view.rendered import inline_documents
@@ -178,9 +181,10 @@ class Recorder:
         """
         size = measure_messages([message.message])
         draft = await run_sized(size, self.make_draft, message, reply, incomplete=incomplete, turn=turn)
+        decisions = await run_sized(size, _mark_used_items, request, message.message)
         record = ReplyRecord(
             drafts=(*await self.make_drafts(request.pending), draft),
-            build_manifest=partial(_finalize_manifest, request),
+            build_manifest=partial(_finalize_manifest, request, decisions),
             blobs=request.blobs,
             calibration=await self._update_calibration(request, reply),
             cost=self.engine.config.estimate_cost(reply.usage, request.manifest.policy.model),
@@ -224,12 +228,28 @@ class Recorder:
         return None if settled and current.samples % CALIBRATION_SAVE_INTERVAL else (model, current.canonical_json())
 
 
-def _finalize_manifest(request: Request, stored: Sequence[Entry]) -> Manifest:
-    """Adds what is known only after storing: the pending messages' numbers, and the tokens of the reply."""
+def _mark_used_items(request: Request, reply: Message) -> tuple[Decision, ...]:
+    """The decisions of the request, with what the reply used of it."""
+    assembly, decisions = request.assembly, request.manifest.decisions
+    if not isinstance(assembly, ViewAssembly) or not any(map(is_optional_item, decisions)):
+        return decisions
+    view_input = assembly.view_input
+    question = next((each.text for each in reversed(view_input.pending) if each.role == "user"), None)
+    if question is None:
+        asked = next((entry for entry in reversed(view_input.history) if entry.role == "user"), None)
+        question = asked.message.text if asked is not None else ""
+    blocks = [counted.block for counted in assembly.selection.blocks]
+    return find_used_items(decisions, blocks, question=question, reply=reply)
+
+
+def _finalize_manifest(request: Request, decisions: tuple[Decision, ...], stored: Sequence[Entry]) -> Manifest:
+    """Adds what is known only with the reply: what it used and its tokens, and the pending messages' numbers."""
     manifest = request.manifest
     if request.pending:
         span = Span(first=stored[0].seq, last=stored[len(request.pending) - 1].seq)
-        manifest = manifest.model_copy(update={"decisions": set_pending_span(manifest.decisions, span)})
+        decisions = set_pending_span(decisions, span)
+    if decisions is not manifest.decisions:
+        manifest = manifest.model_copy(update={"decisions": decisions})
     if manifest.forwarded is None or manifest.forwarded.client_list_tokens is None:
         return manifest
     tokens = manifest.forwarded.client_list_tokens + (stored[-1].tokens or 0)

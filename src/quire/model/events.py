@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.errors import ModelError, QuireError
+from quire.model.base import FrozenModel
 from quire.model.entries import Entry
 from quire.model.entry_metadata import Usage
 from quire.model.messages import Message, ToolCallPart, ToolResultPart
@@ -11,6 +12,25 @@ from quire.model.messages import Message, ToolCallPart, ToolResultPart
 TurnEndReason = Literal["answered", "truncated", "empty", "max_steps", "max_cost", "stopped"]
 """The last reply called no tools (and was complete, truncated at its token limit, or empty), the turn reached
 `max_steps` or `max_cost`, or the user stopped it."""
+
+
+class ContextSuggestion(FrozenModel):
+    """A change of the context that a turn suggests."""
+
+    action: Literal["add", "remove", "refer"]
+    """Add the item to the session, remove it from it, or refer to the file in the next question."""
+    kind: Literal["rule", "reference", "tool", "document"]
+    name: str
+    """Name of the item, or path of the file."""
+    turns: int | None = None
+    """Turns in which an item to remove was not used."""
+
+    @property
+    def text(self) -> str:
+        """The reason, as a sentence."""
+        if self.action == "remove":
+            return f"No answer of the last {self.turns} turns used the {self.kind} {self.name!r}."
+        return f"The question names {self.name!r}, which is not in the context."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +120,7 @@ class TurnEnded:
     """Number of model calls."""
     usage: Usage
     """Sum over all model calls of the turn, without summaries."""
+    suggestion: ContextSuggestion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,23 @@ DecisionReason = Literal[
     "orphaned",
     "listed",
     "not_found",
+    "cycle",
 ]
 """Why a candidate is included (the first sixteen, and `cleared` as a stub) or not; `listed` has only its summary."""
 
 DecisionKind = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
+
+
+class LearnedRank(FrozenModel):
+    """What earlier requests say about an item that a message can select, and the factor on its score."""
+
+    factor: float
+    chosen: int
+    """Requests that included it."""
+    used: int
+    """Replies that used it."""
+    added: int
+    """Turns that had it because it was added by hand."""
 
 
 class Decision(FrozenModel):
@@ -57,6 +70,11 @@ class Decision(FrozenModel):
     score: float | None = None
     min_score: float | None = None
     """Minimum score of a selected item, where the score was below it; manifests of earlier versions lack it."""
+    learned: LearnedRank | None = None
+    """Why the score is higher or lower than the match alone; None if earlier requests say nothing."""
+    used: bool | None = None
+    """Whether the reply used an item that was selected or added by hand: it calls the tool, or repeats words of the
+    text. Set when the reply is recorded."""
     excerpt_chars: int | None = None
     """Characters to which each text of the message was shortened, approximately; 0 for a stub."""
     turn_excerpt_chars: int | None = None

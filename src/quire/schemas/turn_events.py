@@ -13,7 +13,7 @@ from typing_extensions import TypeAliasType
 
 from quire.errors import QuireError
 from quire.model import DocumentReference, Manifest, Message, ToolCallPart, ToolResultPart, Usage, events
-from quire.model.events import TurnEndReason, TurnEvent
+from quire.model.events import ContextSuggestion, TurnEndReason, TurnEvent
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
 
@@ -107,6 +107,9 @@ class TurnEndedSchema(_TurnEventBase):
     reason: TurnEndReason
     steps: int = Field(description="Number of model calls.")
     usage: Usage = Field(description="Total of all model calls.")
+    suggestion: ContextSuggestion | None = Field(
+        default=None, description="A change of the context that the turn suggests."
+    )
 
 
 class TurnFailedSchema(_TurnEventBase):

@@ -36,6 +36,7 @@ class UsageCounts(NamedTuple):
     """The columns of the roll-up."""
 
     turns: int = 0
+    """Turns; of an item, those that had it because it was added by hand."""
     requests: int = 0
     """Model calls; of an item, the requests that included it."""
     input_tokens: int = 0
@@ -53,7 +54,7 @@ class UsageCounts(NamedTuple):
     candidates: int = 0
     """Requests that had the item as a candidate, included or not."""
     uses: int = 0
-    """Calls of a tool; messages that reference a document."""
+    """Calls of a tool; messages that reference a document; replies that used a rule or reference."""
     tokens: int = 0
     """Tokens that the slot or item took in requests."""
 
@@ -130,7 +131,7 @@ class Contribution:
             **_count_usage(usage),
         )
         if manifest is not None:
-            counts += self._add_manifest(day, manifest)
+            counts += self._add_manifest(day, manifest, ends_turn=ends_turn)
         self._add_usage(day, model, counts)
         if not ends_turn:
             for part in cast(Message, entry.body).parts:
@@ -142,7 +143,7 @@ class Contribution:
             name = _normalize_name(model)
             self.turns.append(TurnUsage(entry.conversation, entry.branch, entry.seq, day, name, cost, tokens))
 
-    def _add_manifest(self, day: int, manifest: Manifest) -> Counter[str]:
+    def _add_manifest(self, day: int, manifest: Manifest, *, ends_turn: bool) -> Counter[str]:
         """Adds slots and items of a request; returns what was recalled for it."""
         for slot in manifest.slots:
             if slot.used > 0:
@@ -157,6 +158,10 @@ class Contribution:
                     candidates.add(key)
                     if decision.included:
                         included[key] += _clamp(decision.tokens)
+                    if decision.used and decision.kind in ("rule", "reference"):
+                        self._add_item(decision.kind, day, decision.name, uses=1)
+                    if ends_turn and decision.included and decision.reason == "manual":
+                        self._add_item(decision.kind, day, decision.name, turns=1)
                 case "message" if decision.included and decision.reason == "recalled" and decision.span is not None:
                     messages = decision.span.last - decision.span.first + 1
                     recalled.update(recalled_messages=_clamp(messages), recalled_tokens=_clamp(decision.tokens))

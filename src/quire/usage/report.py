@@ -1,9 +1,9 @@
 """The usage roll-up as a part of the store, and reports of it: totals, groups, items, turns by cost, document pairs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, func, select, tuple_
 
 from quire.db.schema import documents, uncounted_branches
 from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
@@ -178,12 +178,31 @@ def has_uncounted(connection: Connection, tenant: str) -> bool:
     return connection.execute(query.limit(1)).first() is not None
 
 
+def read_item_counts(
+    connection: Connection, tenant: str, *, items: Collection[tuple[Dimension, str]]
+) -> dict[tuple[Dimension, str], UsageCounts]:
+    """Counts of these items, each by dimension and name, over all days. An item without counts is left out."""
+    key = [usage_totals.c.dimension, usage_totals.c.name]
+    counted = ("turns", "requests", "uses")
+    query = (
+        select(*key, *[func.sum(usage_totals.c[name]).label(name) for name in counted])
+        .where(usage_totals.c.tenant == tenant, tuple_(*key).in_(items))
+        .group_by(*key)
+    )
+    counts: dict[tuple[Dimension, str], UsageCounts] = {}
+    for row in connection.execute(query).mappings() if items else ():
+        sums = (int(row[name]) for name in counted)
+        counts[row["dimension"], row["name"]] = UsageCounts(**dict(zip(counted, sums, strict=True)))
+    return counts
+
+
 class UsageRollup(StorePart):
     """Statistics by day, model, project, source, slot and tool."""
 
     has_uncounted = read_inline(has_uncounted)
     count = write_bulk(rollup.count_usage)
     read_report = read(read_usage)
+    read_item_counts = read(read_item_counts)
     read_document_pairs = read(read_document_pairs)
 
     async def recount(self) -> RecountResult:

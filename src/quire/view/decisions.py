@@ -81,7 +81,15 @@ def build_decisions(
         "recall": (*_decide_blocks(counted_input, selection, "recall"), *_decide_recalled(counted_input, selection)),
         "newest": _split_document_rows(_decide_messages(view_input, counted_input, selection), view_input),
     }
-    return (*chain.from_iterable(rows[section] for section in SECTIONS), *view_input.earlier_decisions)
+    decisions = (*chain.from_iterable(rows[section] for section in SECTIONS), *view_input.earlier_decisions)
+    if not view_input.learned:
+        return decisions
+    return tuple(
+        row
+        if (rank := view_input.learned.get((row.kind, row.name or ""))) is None or row.score is None
+        else row.model_copy(update={"learned": rank})
+        for row in decisions
+    )
 
 
 def set_pending_span(decisions: Iterable[Decision], span: Span) -> tuple[Decision, ...]:

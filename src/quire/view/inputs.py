@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from quire.model import Entry, Message, Span, ToolDefinition
 from quire.model.base import replace_lone_surrogates
-from quire.model.manifest import Decision, DecisionKind, DecisionReason
+from quire.model.manifest import Decision, DecisionKind, DecisionReason, LearnedRank
 from quire.model.policy import Slot
 from quire.view.recalled_messages import FittedCandidate, RecallCandidate
 
@@ -82,5 +82,9 @@ class ViewInput:
     """Whether the request continues a turn after tool results, and is to extend the request before it."""
     fixed_recall: tuple[FittedCandidate, ...] | None = None
     """The recalled messages of the turn's request before this one, which stay until the next compaction."""
+    learned: Mapping[tuple[DecisionKind, str], LearnedRank] = field(
+        default_factory=dict[tuple[DecisionKind, str], LearnedRank]
+    )
+    """Factors on the scores of items, by kind and name."""
     earlier_decisions: tuple[Decision, ...] = ()
     """Decisions on candidates that were excluded earlier: items below the score, disabled items."""

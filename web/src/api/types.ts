@@ -61,7 +61,7 @@ export type Entry = Schemas["EntrySchema"];
 export type MessageEntry = Schemas["MessageEntry"];
 export type EntryPage = Schemas["EntryPage"];
 export type LiveEvent = Schemas["LiveEventSchema"];
-export type TurnEndReason = Schemas["TurnEndedSchema"]["reason"];
+export type TurnEnded = Schemas["TurnEndedSchema"];
 
 export type ForkBody = Schemas["ForkBody"];
 export type AddPinBody = Schemas["AddPinBody"];

@@ -1,6 +1,6 @@
 /** The turn in progress: accumulates the streamed reply, tool calls and approval requests from turn events. */
 
-import type { Entry, LiveEvent, Message, ToolCallPart, ToolResultPart, TurnEndReason } from "../api/types";
+import type { Entry, LiveEvent, Message, ToolCallPart, ToolResultPart, TurnEnded } from "../api/types";
 import { t } from "../i18n/language.svelte";
 import { estimateTokens } from "../lib/meter";
 
@@ -121,7 +121,7 @@ export class TurnStore {
       case "tool_completed":
         return this.#updateCall(data.call, { needsApproval: false, result: data.result });
       case "turn_ended":
-        return this.#end(describeEnd(data.reason));
+        return this.#end(describeEnd(data));
       case "turn_failed":
         this.error = data.problem.detail;
         return this.#end(null);
@@ -162,6 +162,10 @@ const END_TEXTS = {
   stopped: "endStopped",
 } as const;
 
-function describeEnd(reason: TurnEndReason): string | null {
-  return reason === "answered" ? null : t(END_TEXTS[reason]);
+const SUGGESTION_TEXTS = { add: "suggestAdd", remove: "suggestRemove", refer: "suggestRefer" } as const;
+
+/** Why a turn has no complete answer, or what it suggests for the next one. */
+function describeEnd({ reason, suggestion }: TurnEnded): string | null {
+  if (reason !== "answered") return t(END_TEXTS[reason]);
+  return suggestion ? t(SUGGESTION_TEXTS[suggestion.action], suggestion.name) : null;
 }

@@ -24,7 +24,7 @@ from quire.context.vault.wikilinks import ResolvedLink
 from quire.errors import DocumentNotFound, MissingExtra, PathRefused, QuireError
 from quire.model import Usage
 from quire.model.context_events import ContextCompacted, ContextEvent
-from quire.model.events import QuestionRecorded, ReplyRecorded
+from quire.model.events import QuestionRecorded, ReplyRecorded, TurnEnded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,7 +89,7 @@ class ChatSession:
         if text is not None and "[[" in text:
             await self.refresh_vault()
         self.screen.show_status("connecting to the model")
-        number, usages = None, list[Usage]()
+        number, suggestion, usages = None, None, list[Usage]()
         question = attach_to(text, self.attachments) if text is not None and self.attachments else text
         async with aclosing(self.runtime.run_turn(question, stop=self._stop)) as events:
             async for event in events:
@@ -100,9 +100,15 @@ class ChatSession:
                 elif isinstance(event, ReplyRecorded):
                     number = event.entry.seq
                     usages.append(event.usage)
+                elif isinstance(event, TurnEnded):
+                    suggestion = event.suggestion
         await self._show_compactions()
         reading = await self.runtime.read_meter(reply_seq=number, usages=usages)
         self.screen.show_meter(reading)
+        if suggestion is not None:
+            command = f"/{suggestion.action} {suggestion.name}"
+            advice = f"Ask with @{suggestion.name}" if suggestion.action == "refer" else f"Type {command}"
+            self.screen.show_note(f"{suggestion.text} {advice}.")
         # Asks once whether to compact; a shorter history, or a compaction, ends the question.
         is_proposed = reading.report.proposes_compaction
         if is_proposed and not self._has_proposed:

@@ -79,6 +79,7 @@ export const context: typeof english = {
     disabled: "Abgeschaltet",
     orphaned: "Verwaist",
     not_found: "Nicht gefunden",
+    cycle: "Im Kreis",
   },
   reasonTexts: {
     instructions: "Die eigenen Anweisungen des Agenten stehen in jeder Anfrage am Anfang.",
@@ -107,6 +108,7 @@ export const context: typeof english = {
     orphaned: "Ein Werkzeugergebnis ohne seinen Aufruf; kein Anbieter nimmt es an.",
     listed: "Zu groß, um es ganz zu senden: mit Zusammenfassung aufgeführt, damit das Modell es mit einem Werkzeug lesen kann.",
     not_found: "Kein Dokument und kein Eintrag hat diesen Namen.",
+    cycle: "Die Dateien importieren einander; was genannt ist, ist einmal enthalten.",
   },
 
   // Forwarding

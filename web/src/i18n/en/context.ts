@@ -82,6 +82,7 @@ export const context = {
     disabled: "Disabled",
     orphaned: "Orphaned",
     not_found: "Not found",
+    cycle: "In a cycle",
   },
   reasonTexts: {
     instructions: "The agent's own instructions come first in every request.",
@@ -110,6 +111,7 @@ export const context = {
     orphaned: "A tool result without its call, which no provider accepts.",
     listed: "Too large to be sent whole: listed with its summary, for the model to read with a tool.",
     not_found: "No document or item has this name.",
+    cycle: "Its files import each other; what it names is included once.",
   },
 
   // Forwarding
