@@ -17,8 +17,8 @@ from results import FOLDER, PAGE, BenchmarkResult, load_results, make_result, re
 
 NAMES = (
     "log", "view", "turns", "compaction", "cli", "gateway", "search", "import_transcripts", "many_conversations",
-    "live_events", "insights", "footprint", "hook_latency", "page", "page_scale", "recall", "recall_languages",
-    "memory",
+    "live_events", "insights", "footprint", "hook_latency", "run_start", "page", "page_scale", "recall",
+    "recall_languages", "memory",
 )  # fmt: skip
 BY_NAME_ONLY = ("adapters", "soak", "failover", "faults")
 """Take an hour, or need more programs than the others."""

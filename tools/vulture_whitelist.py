@@ -23,6 +23,9 @@ add_items, clear_session, filter_input, get_items, on_llm_end, open_session, pop
 awrap_model_call, awrap_tool_call, open_middleware, wrap_model_call, wrap_tool_call
 after_model_request, before_model_request, for_run, get_toolset, open_capability, prepare_model_request, prepare_tools
 
+# The entry point of a process that `quire run` starts.
+serve_run
+
 # Fields of values that are stored, or returned as JSON.
 compaction_seq, first_message, forwarding, has_more, invalidated_tokens, item_counts, json_schema, memory_enabled
 renderer

@@ -14,6 +14,7 @@ RUNS_QUIRE = re.compile(r"(?:^|&& |\| |\$\()quire ")
 CODING_AGENT = "a command of the agent itself; tests/coding_agents runs the agents with this configuration"
 DATABASE_SERVER = "needs PostgreSQL; tests/server/test_deploy.py runs these commands on one"
 INSTALLATION = "installs packages; test_installation.py installs every extra"
+SERVICE = "installs a service, or needs one; test_service.py follows the guide"
 CHECKOUT = "for a clone of the repository; .ci/run runs the same"
 
 NOT_RUN: dict[str, str] = {
@@ -26,6 +27,11 @@ NOT_RUN: dict[str, str] = {
     "codex mcp add quire --url https://quire.example.org/mcp --bearer-token-env-var QUIRE_KEY": CODING_AGENT,
     "codex mcp list": CODING_AGENT,
     "claude": CODING_AGENT,
+    **dict.fromkeys((f"quire service {action}" for action in ("install", "status", "uninstall")), SERVICE),
+    "quire statusline": SERVICE,
+    'rm -rf ~/.local/share/quire ~/.config/quire ~/.cache/quire "${XDG_RUNTIME_DIR:-/nonexistent}/quire" '
+    '"${TMPDIR:-/tmp}/quire-$(id -u)" "/tmp/quire-$(id -u)"': SERVICE,
+    "pip uninstall --yes quire quire-core": SERVICE,
     "createdb quire": DATABASE_SERVER,
     "createdb quire_again": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@db/quire --role quire_app": DATABASE_SERVER,

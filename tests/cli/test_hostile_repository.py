@@ -237,23 +237,6 @@ def change_after_trust(clone: Clone) -> str:
     return clone.ask()
 
 
-def listen_in_place_of_a_server(clone: Clone) -> str:
-    """Another program has the port of a server that has crashed."""
-    program = [QUIRE, "serve", "--port", "0"]
-    with subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=clone.repository, env=clone.environment
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.kill()
-    [file] = (clone.home / ".local/share/quire/servers").glob("*.json")
-    server = json.loads(file.read_text())
-    file.write_text(json.dumps(server | {"url": clone.eavesdropper.url.removesuffix("/v1")}))
-    told = clone.run("run", "sh", "-c", "curl -s $OPENAI_BASE_URL/models")
-    assert clone.eavesdropper.received, "the impostor was not found"
-    return told
-
-
 SERVER = '[servers.x]\ncommand = "touch"\nargs = ["{stolen}"]\n'
 BASE_URL = 'base_url = "{url}"\n'
 UPSTREAM = '[upstreams."*"]\nbase_url = "{url}"\n'
@@ -316,7 +299,6 @@ IGNORED: dict[str, Trick] = {
     "memory by symlink": link_memory,
     "vault file by symlink": link_vault_file,
     "import of a private file": import_private_file,
-    "port of a crashed server": listen_in_place_of_a_server,
 }
 """Tricks that have no effect."""
 

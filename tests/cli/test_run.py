@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from infra.processes import find_children, wait_for_exit
+from quire.cli import run_host, service_client
 from quire.cli.agent_programs import (
     AGENT_PROGRAMS,
     CHATGPT_URL,
@@ -31,8 +34,9 @@ from quire.cli.agent_programs import (
     find_set_window,
     list_routes,
 )
-from quire.cli.run import warn_about_small_windows
-from quire.cli.serve import LocalServer, digest_configuration, find_server, register_server
+from quire.cli.paths import get_servers_folder
+from quire.cli.server_setup import ServeOptions
+from quire.cli.service_client import MAX_SOCKET_PATH_BYTES, ask_service, connect_service, get_socket_path
 from quire.errors import InvalidConfiguration
 from quire.settings import Settings
 from quire.settings.schema import Upstream, upstream_for
@@ -110,6 +114,17 @@ class RunHome:
             timeout=TIMEOUT_SECONDS,
         )
 
+    def find_socket(self) -> Path:
+        """Waits until a server listens for commands; returns its socket."""
+        code = "from quire.cli.service_client import get_socket_path; print(get_socket_path())"
+        command = [sys.executable, "-c", code]
+        printed = subprocess.run(command, capture_output=True, text=True, env=self.build_environment(), check=True)
+        path, deadline = Path(printed.stdout.strip()), time.monotonic() + TIMEOUT_SECONDS
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return path
+
     def read_report(self) -> dict[str, Any]:
         return json.loads((self.folder / "report.json").read_text())
 
@@ -182,24 +197,71 @@ async def test_an_agent_is_run_recorded_and_cleaned_up_after(run_home: RunHome, 
 
 
 @pytest.mark.slow
-async def test_a_running_server_with_the_same_settings_is_used(run_home: RunHome):
+async def test_a_running_server_is_used_whatever_its_settings(run_home: RunHome, tmp_path: Path):
+    other = f"sqlite:///{tmp_path}/other.db"
     with start_serve(run_home) as address:
-        [path] = run_home.servers_folder.glob("*.json")
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        (path.parent / "1.json").write_text('{"url": "http://127.0.0.1:1", "token": "x", "configuration": "y"}')
-        (path.parent / "2.json").write_text("{")
-        used = run_home.run("claude")
-        assert used.returncode == 0, used.stderr
-        assert address.startswith(run_home.read_report()["url"])
-        assert f"{address}#/c/" in used.stderr
-        changed = run_home.run("claude", QUIRE_MODEL="other")
-        assert changed.returncode == 0, changed.stderr
-        assert not address.startswith(run_home.read_report()["url"])
-    assert not path.exists()
-    crashed = run_home.run("claude")
-    assert (crashed.returncode, run_home.read_report()["status"]) == (0, 200)
-    assert await run_home.load_keys() == [("quire run claude", True)] * 3
+        socket_path = run_home.find_socket()
+        assert not socket_path.stat().st_mode & 0o077
+        assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
+        server = address.partition("/?token=")[0]
+        # The same settings, another model, another database, and an upstream of the environment.
+        for words, variables in (
+            ((), {}),
+            (("--model", "other"), {"QUIRE_STRATEGY": "discard"}),
+            (("--set", f"database_url={other}"), {}),
+            ((), {"QUIRE_BASE_URL": "", "ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": run_home.upstream_url}),
+        ):
+            used = run_home.run(*words, "claude", **variables)
+            assert used.returncode == 0, used.stderr
+            assert run_home.read_report()["url"].startswith(f"{server}/run/")
+            assert address.partition("token=")[2] not in used.stderr
+            assert "quire serve --open" in used.stderr or "no reply" in used.stderr
+        quiet = run_home.run("--quiet", "claude", FAKE_AGENT_EXIT="3")
+        assert (quiet.returncode, quiet.stdout, quiet.stderr) == (3, "", "")
+    assert [body["model"] for _, body in run_home.requests][:2] == ["any-model", "other"]
+    assert not socket_path.exists()
+    assert list(run_home.servers_folder.iterdir()) == []
+    assert await run_home.load_keys() == [("quire run claude", True)] * 4
+    async with SqlStore.open(other) as store:
+        assert len(await store.list_conversations(limit=10)) == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_no_valid_key_on_the_server(run_home: RunHome):
+    with start_serve(run_home):
+        run_home.find_socket()
+        process = subprocess.Popen(
+            [PROGRAM, "run", "claude", "--wait"], cwd=run_home.folder, env=run_home.build_environment()
+        )
+        [agent] = wait_for_report(run_home, process)
+        assert asyncio.run(run_home.load_keys()) == [("quire run claude", False)]
+        process.kill()
+        process.wait()
+        os.kill(agent, signal.SIGKILL)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while asyncio.run(run_home.load_keys()) != [("quire run claude", True)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_serve_finds_the_server_that_runs(run_home: RunHome):
+    opened = run_home.folder / "opened"
+    browser = run_home.folder / "bin/browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
+    browser.chmod(0o755)
+    with start_serve(run_home) as address:
+        run_home.find_socket()
+        variables = run_home.build_environment(BROWSER=str(browser))
+        port = address.partition("127.0.0.1:")[2].partition("/")[0]
+        for words, expected in ((["--open"], 0), (["--port", port], 1)):
+            ended = subprocess.run(
+                [PROGRAM, "serve", *words], capture_output=True, text=True, env=variables, timeout=TIMEOUT_SECONDS
+            )
+            assert ended.returncode == expected, ended.stderr
+            assert address.partition("/?token=")[0] in ended.stderr
+            assert "token" not in ended.stdout + ended.stderr
+        assert opened.read_text() == address
 
 
 @pytest.mark.slow
@@ -460,11 +522,12 @@ def test_explain_names_the_host_and_the_credential_of_each_model(run_home: RunHo
     assert run_home.requests == []
 
 
-def test_a_window_smaller_than_the_programs_prompt_is_named(capsys: pytest.CaptureFixture[str]):
+def test_a_window_smaller_than_the_programs_prompt_is_named():
     settings = Settings(base_url="http://127.0.0.1:9/v1", model="qwen3", context_limit=8_192)
     settings = add_default_upstreams(settings, AGENT_PROGRAMS["claude"], {})
-    warn_about_small_windows(settings, AGENT_PROGRAMS["claude"], list_routes(settings, AGENT_PROGRAMS["claude"]))
-    assert "a window of 8,192 tokens" in " ".join(capsys.readouterr().err.split())
+    routes = list_routes(settings, AGENT_PROGRAMS["claude"])
+    _, problem = run_host.describe_problems(settings, AGENT_PROGRAMS["claude"], routes)
+    assert "a window of 8,192 tokens" in problem
 
 
 @pytest.mark.parametrize(
@@ -507,26 +570,72 @@ def test_codex_names_the_model_that_answers_in_another_format(upstreams: dict[st
 # running servers
 
 
-def test_servers_differ_by_settings_database_and_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    first, second = (
-        Settings(model=name, upstreams={"*": Upstream(base_url="", api_key_env="UP_KEY")}) for name in "ab"
-    )
-    digests = {digest_configuration(each, "sqlite:///q.db", {"X": "1"}) for each in (first, second)}
-    digests.add(digest_configuration(first, "sqlite:///q.db", {"UP_KEY": "k"}))
-    monkeypatch.chdir(tmp_path)
-    digests |= {digest_configuration(first, url, {}) for url in ("sqlite:///q.db", "postgresql://x/y")}
-    assert len(digests) == 5
-    assert digest_configuration(first, f"sqlite:///{tmp_path}/q.db", {"X": "2"}) in digests
+def test_applications_differ_by_settings_database_and_api_keys():
+    def digest(model: str, database_url: str, environ: dict[str, str]) -> str:
+        settings = Settings(model=model, upstreams={"*": Upstream(base_url="", api_key_env="UP_KEY")})
+        return ServeOptions(
+            settings=settings,
+            database_url=database_url,
+            agent=None,
+            local_token="t",
+            grace_seconds=1,
+            log_format="json",
+            environ=environ,
+        ).configuration
+
+    digests = {digest(model, "sqlite:///q.db", {"X": "1"}) for model in "ab"}
+    digests |= {digest("a", "sqlite:///q.db", {"UP_KEY": "k"}), digest("a", "postgresql://x/y", {})}
+    assert len(digests) == 4
+    assert digest("a", "sqlite:///q.db", {"X": "2"}) in digests
 
 
-def test_a_server_runs_where_it_cannot_be_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "quire").write_text("a file where the folder should be")
+def test_the_socket_is_in_the_folder_of_servers_or_under_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_DATA_HOME", "/home/user/.local/share")
+    assert Path(get_socket_path()).parent == get_servers_folder()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / ("long" * 30)))
+    assert len(get_socket_path()) < MAX_SOCKET_PATH_BYTES
+    assert get_socket_path().startswith(f"/tmp/quire-{os.getuid()}/")
+
+
+async def test_without_unix_sockets_both_sides_prove_that_they_know_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (run_host, service_client):
+        monkeypatch.setattr(module, "HAS_UNIX_SOCKETS", False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    with register_server(LocalServer(url="http://127.0.0.1:1", token="t", configuration="c")):
-        assert find_server("c") is None
+    options = ServeOptions(
+        settings=Settings(),
+        database_url="sqlite://",
+        agent=None,
+        local_token="t",
+        grace_seconds=1,
+        log_format="json",
+        environ={},
+    )
+    host = run_host.RunHost(FastAPI(), options, "http://127.0.0.1:9")
+
+    async def ask() -> str | None:
+        answer = await asyncio.to_thread(ask_service, {"command": "describe"})
+        return answer["page"] if answer is not None else None
+
+    async with run_host.listen_for_commands(host):
+        path = Path(get_socket_path())
+        assert await ask() == "http://127.0.0.1:9/?token=t"
+        written = json.loads(path.read_text())
+        path.write_text(json.dumps({**written, "token": "another"}))
+        assert await ask() is None
+    assert not path.exists()
+    assert await ask() is None
 
 
-def test_another_program_on_the_port_is_not_the_server(run_home: RunHome):
-    url = run_home.upstream_url.removesuffix("/v1")
-    assert not LocalServer(url=url, token="t", configuration="c").is_running()
-    assert not LocalServer(url="http://127.0.0.1:1", token="t", configuration="c").is_running()
+def test_a_socket_in_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path):
+    path = tmp_path / "service.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        tmp_path.chmod(0o700)
+        connection = connect_service(str(path))
+        assert connection is not None
+        connection.close()
+        tmp_path.chmod(0o777)
+        assert connect_service(str(path)) is None

@@ -102,3 +102,22 @@ def test_a_recount_says_what_it_corrected(usage: None, home: CliHome):
     asyncio.run(change())
     assert run_json("stats", "--recount")["recount"]["corrected_totals"] > 0
     assert run_json("stats")["totals"]["turns"] == TURNS
+
+
+def test_today_has_no_turn_of_yesterday(home: CliHome):
+    reply = Usage(model="gpt-4o", input_tokens=9, output_tokens=1)
+    turn = TurnTotals(steps=1, usage=reply, cost_usd=0.5)
+
+    async def append() -> None:
+        async with SqlStore.open(f"sqlite:///{home.database}") as store:
+            for days in (0, 1):
+                at = home.clock.now - days * 86_400_000_000
+                question = Draft(body=Message.user("Hello"), created_at=at)
+                answer = Draft(body=Message.assistant("Hi"), usage=reply, turn=turn, created_at=at)
+                await store.create_conversation(f"{days} days ago")
+                await store.append(f"{days} days ago", question, answer)
+
+    asyncio.run(append())
+    assert run_json("stats", "--today")["totals"]["turns"] == 1
+    assert run_json("stats", "--since", "2026-01-01")["totals"]["turns"] > 1
+    assert invoke_cli("stats", "--today", "--since", "7d").exit_code == 2

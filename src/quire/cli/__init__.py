@@ -16,6 +16,18 @@ def main() -> None:
 
         run_hook(sys.argv[2])
         return
+    if sys.argv[1:2] == ["run"]:
+        from quire.cli.run_client import parse_words, run
+
+        words = parse_words(sys.argv[2:])
+        exit_code = run(words) if words is not None else None
+        if exit_code is not None:
+            sys.exit(exit_code)
+    if sys.argv[1:] == ["statusline"]:
+        from quire.cli.statusline import print_status_line
+
+        print_status_line()
+        return
     import gc
     import os
 

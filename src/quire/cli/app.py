@@ -27,6 +27,8 @@ SINGLE_COMMANDS = {
     "trust": "quire trust list",
     "serve": "quire serve --open",
     "run": "quire run claude",
+    "service": "quire service status",
+    "statusline": "quire statusline",
     "worker": "quire worker",
     "import": "quire import claude-code",
     "export": "quire export --output gannet.jsonl",

@@ -5,7 +5,7 @@ The command line is an entry point, so the environment is read here; the library
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -40,23 +40,34 @@ _MAX_PAUSE_SECONDS = 5.0
 
 
 def load_setting_layers(
-    overrides: Sequence[str] | None = None, *, decide: Decide = ask_or_refuse
+    overrides: Sequence[str] | None = None,
+    *,
+    decide: Decide = ask_or_refuse,
+    folder: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> list[SettingsLayer]:
     """Loads the layers, lowest precedence first: user's file, project's file, environment, options.
 
-    `overrides` are the `name=value` pairs of `--set`. `decide` is called for a project's file that needs trust.
+    `overrides` are the `name=value` pairs of `--set`. `decide` is called for a project's file that needs trust. A
+    server loads the settings of a run, with the folder and the environment of that run.
     """
-    project = read_trusted_layer(Path.cwd(), decide)
+    project = read_trusted_layer(folder or Path.cwd(), decide, environ)
     return [
-        read_settings_file(paths.get_user_settings_path(os.environ)),
+        read_settings_file(paths.get_user_settings_path(environ)),
         *([project] if project is not None else []),
-        *read_environment(os.environ),
+        *read_environment(environ),
         parse_options(overrides or ()),
     ]
 
 
-def load_cli_settings(overrides: Sequence[str] | None = None, *, decide: Decide = ask_or_refuse) -> LoadedSettings:
-    return load_settings(load_setting_layers(overrides, decide=decide))
+def load_cli_settings(
+    overrides: Sequence[str] | None = None,
+    *,
+    decide: Decide = ask_or_refuse,
+    folder: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> LoadedSettings:
+    return load_settings(load_setting_layers(overrides, decide=decide, folder=folder, environ=environ))
 
 
 def resolve_database_url(settings: "Settings") -> str:
@@ -95,14 +106,14 @@ def build_model(settings: "Settings") -> "Model":
     return get_model(settings.model, base_url=settings.base_url)
 
 
-def build_summarizer(settings: "Settings") -> "Model | ModelBuilder | None":
+def build_summarizer(settings: "Settings", environ: Mapping[str, str] = os.environ) -> "Model | ModelBuilder | None":
     """The named summarizer, or a function that returns the model that answers; None if summaries are extracts."""
     from quire.llm import get_upstream_model
     from quire.llm.protocol import DeferredModel
     from quire.settings.schema import EXTRACT_SUMMARIZER
 
     def build_deferred(name: str) -> "Model":
-        return DeferredModel(name, partial(get_upstream_model, name, settings, os.environ))
+        return DeferredModel(name, partial(get_upstream_model, name, settings, environ))
 
     if settings.summarizer == EXTRACT_SUMMARIZER:
         return None

@@ -1,61 +1,32 @@
 """`quire serve`: runs the server, for the local user with a token or for many users with API keys."""
 
-import asyncio
-import hmac
 import logging
-import os
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+import webbrowser
 from enum import StrEnum
-from hashlib import sha256
-from http.client import HTTPConnection, HTTPException
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
 
 from quire.cli.chat import AgentOption, VaultOption
-from quire.cli.common import EXIT_FAILED, SetOptions, enable_garbage_collection, run_async
+from quire.cli.common import EXIT_FAILED, SetOptions, run_async
 from quire.cli.engine_setup import wait_for_database
 from quire.cli.output import print_note
-from quire.cli.paths import get_servers_folder
 from quire.cli.platforms import IS_WINDOWS
-from quire.errors import InvalidConfiguration, MissingExtra, QuireError
-from quire.model.base import FrozenModel
+from quire.cli.server_setup import build_options, check_server_extra, open_app, preload_modules
+from quire.cli.service_client import ask_service
+from quire.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     import socket
 
+    from quire.cli.server_setup import ServeOptions
     from quire.errors import StoreUnavailable
-    from quire.model.agents import Agent
-    from quire.server.telemetry.logs import LogLineFormat
-    from quire.settings import Settings
-
-PROBE_SECONDS = 20.0
-"""Seconds that a server has to answer before it counts as not running. One that starts on a busy machine takes several;
-a port that nothing listens on refuses at once."""
 
 
 class LogFormat(StrEnum):
     text = "text"
     json = "json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Options of a server process; picklable, because they are passed to spawned processes."""
-
-    settings: "Settings"
-    database_url: str
-    agent: "Agent | None"
-    local_token: str | None
-    """Token of the local user; None if requests need API keys."""
-    grace_seconds: float
-    log_format: "LogLineFormat"
 
 
 def command(
@@ -122,6 +93,16 @@ def command(
         kind = type(error).__name__
         log_server_event("waiting for the database", level=logging.WARNING, error_kind=kind, retry_in=pause_seconds)
 
+    running = ask_service({"command": "describe"}) if is_local and workers == 1 else None
+    if running is not None and running["database"] == options.database_digest:
+        if open_:
+            webbrowser.open(running["page"])
+            print_note(f"Opened the page of the server that runs at {running['url']}.")
+            return
+        if running["port"] == port:
+            raise InvalidConfiguration(
+                f"Quire runs at {running['url']} already; open its page with `quire serve --open`."
+            )
     # Before the address is printed: an unusable database is reported here, once, and not by every process.
     run_async(wait_for_database(options.database_url, report=report_wait))
     with bind_socket(host, port) as listener:
@@ -133,204 +114,45 @@ def _serve_on(
     listener: "socket.socket", options: "ServeOptions", host: str, *, workers: int, opens_browser: bool
 ) -> bool:
     """Prints the address and serves until a signal; returns whether all processes ended as they should."""
-    import webbrowser
-
+    from quire.cli.run_host import serve_with_runs
     from quire.server.addresses import server_url
     from quire.server.lifecycle import Supervisor
 
     port = listener.getsockname()[1]
-    url, is_local = server_url(host, port, options.local_token), options.local_token is not None
-    # Only a server of the local user is registered for `quire run`.
-    with register_server(make_local_server(options, host, port)) if is_local else nullcontext():
-        sys.stdout.write(f"{url}\n")
-        sys.stdout.flush()
-        if is_local:
-            print_note(f"Open this address. For OpenAI clients: {server_url(host, port)}v1, with the token as API key.")
-        else:
-            print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
-            uses_host = options.agent is not None or options.settings.vault is not None
-            if uses_host and not options.settings.trusted_tenants:
-                print_note("Vault and agent are off for API keys: name the tenants that use them in `trusted_tenants`.")
-        if opens_browser:
-            webbrowser.open(url)
-        if workers == 1:
-            run_async(serve_app(options, listener))
-            return True
+    url = server_url(host, port, options.local_token)
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()
+    if options.local_token is not None:
+        print_note(f"Open this address. For OpenAI clients: {server_url(host, port)}v1, with the token as API key.")
+    else:
+        print_note("Requests need an API key: create one with `quire key create NAME --scope read --scope chat`.")
+        uses_host = options.agent is not None or options.settings.vault is not None
+        if uses_host and not options.settings.trusted_tenants:
+            print_note("Vault and agent are off for API keys: name the tenants that use them in `trusted_tenants`.")
+    if opens_browser:
+        webbrowser.open(url)
+    if workers > 1:
         grace_seconds = options.grace_seconds
         return Supervisor(serve_in_process, options, listener, workers=workers, grace_seconds=grace_seconds).run()
+    preload_modules(options.settings)
+    if options.local_token is not None:
+        run_async(serve_with_runs(options, listener))
+    else:
+        run_async(_serve_app(options, listener))
+    return True
 
 
-def check_server_extra(feature: str) -> None:
-    """Checks that the extra `server` is installed, without the time that its import takes."""
-    from importlib.util import find_spec
-
-    if any(find_spec(package) is None for package in ("fastapi", "uvicorn", "aiohttp", "httpx2")):
-        raise MissingExtra(extra="server", feature=feature)
-
-
-def build_options(
-    overrides: Sequence[str] | None, *, local: bool, grace_seconds: float, log_format: "LogLineFormat"
-) -> ServeOptions:
-    from quire.cli.engine_setup import load_cli_settings, resolve_database_url
-    from quire.server.addresses import generate_token
-    from quire.settings.sources import parse_options
-
-    settings, agent = load_cli_settings(overrides).settings, None
-    if settings.agent is not None:
-        from quire.context.agent_loader import load_agent
-
-        agent = load_agent(Path(settings.agent))
-        values = {**settings.model_dump(), **agent.setting_overrides, **parse_options(overrides or ()).values}
-        settings = type(settings).model_validate(values)
-    return ServeOptions(
-        settings=settings,
-        database_url=resolve_database_url(settings),
-        agent=agent,
-        local_token=generate_token() if local else None,
-        grace_seconds=grace_seconds,
-        log_format=log_format,
-    )
-
-
-def make_local_server(options: ServeOptions, host: str, port: int) -> "LocalServer":
-    """Describes a server with a token."""
-    from quire.server.addresses import server_url
-
-    return LocalServer(
-        url=server_url(host, port).rstrip("/"),
-        token=options.local_token or "",
-        configuration=digest_configuration(options.settings, options.database_url, os.environ),
-    )
-
-
-def serve_in_process(options: ServeOptions, listener: "socket.socket", *, is_preloaded: bool = True) -> None:
+def serve_in_process(options: "ServeOptions", listener: "socket.socket") -> None:
     """Entry point of a spawned server process."""
     from quire.server.telemetry.logs import configure_logging
 
     configure_logging(options.log_format)
-    run_async(serve_app(options, listener, is_preloaded=is_preloaded))
+    preload_modules(options.settings)
+    run_async(_serve_app(options, listener))
 
 
-async def serve_app(options: ServeOptions, listener: "socket.socket", *, is_preloaded: bool = True) -> None:
-    """Serves until a signal. Without `is_preloaded`, the first requests are served while modules are still imported."""
-    from quire.cli.engine_setup import build_embedder, build_summarizer
-    from quire.server.app import create_app
+async def _serve_app(options: "ServeOptions", listener: "socket.socket") -> None:
     from quire.server.lifecycle import run_server
-    from quire.server.state import open_server_state
 
-    if is_preloaded:
-        _preload_modules(options.settings)
-    async with open_server_state(
-        options.database_url,
-        options.settings,
-        agent=options.agent,
-        summarizer=build_summarizer(options.settings),
-        embedder=await build_embedder(options.settings),
-        environ=os.environ,
-        is_local=options.local_token is not None,
-        save_settings=_save_settings if options.local_token is not None else None,
-    ) as state:
-        app = create_app(state, token=options.local_token)
-        if not is_preloaded:
-            asyncio.get_running_loop().run_in_executor(None, _preload_modules, options.settings)
+    async with open_app(options) as app:
         await run_server(app, listener, grace_seconds=options.grace_seconds)
-
-
-def _preload_modules(settings: "Settings") -> None:
-    """Imports what would otherwise block the event loop for a second or two when a request first needs it."""
-    from importlib import import_module
-
-    from quire.llm import get_model
-    from quire.wire.tokens import counter_for
-
-    # First the tokenizer of the default model, which every request needs.
-    counter_for(settings.model, tokenizer=settings.tokenizer).count(" ")
-    for module in (
-        "quire.llm.pydantic_ai_model",
-        "quire.search.segments",
-        "quire.compaction.extractive_summary",
-    ):
-        with suppress(ImportError):
-            import_module(module)
-    # The SDK of the model's provider, by building a model that is never called.
-    with suppress(ImportError, QuireError):
-        get_model(settings.model, base_url=settings.base_url, api_key="unused")
-    enable_garbage_collection()
-
-
-def _save_settings(changes: Mapping[str, Any]) -> None:
-    """Saves settings changed in the web interface to the user's file, like `quire config set`."""
-    from quire.cli import paths
-    from quire.cli.config import write_setting
-
-    for name, value in changes.items():
-        write_setting(paths.get_user_settings_path(os.environ), name, value)
-
-
-class LocalServer(FrozenModel):
-    """A server on loopback with a token."""
-
-    url: str
-    """Base URL, without a path and without the token."""
-    token: str
-    configuration: str
-    """Digest of its settings, its database and its API keys of upstreams."""
-
-    def is_running(self) -> bool:
-        """Whether this server answers. Another program on its port gets no token and cannot answer the challenge."""
-        from quire.server.addresses import CHALLENGE_HEADER, generate_token, sign_challenge
-
-        challenge = generate_token()
-        proof = sign_challenge(self.token, challenge).encode()
-        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=PROBE_SECONDS)
-        try:
-            connection.request("GET", "/healthz", headers={CHALLENGE_HEADER: challenge})
-            return hmac.compare_digest(connection.getresponse().read(len(proof) + 1), proof)
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()
-
-
-def digest_configuration(settings: "Settings", database_url: str, environ: Mapping[str, str]) -> str:
-    """Computes a digest that is equal for servers with the same settings, database and API keys of upstreams."""
-    if database_url.startswith("sqlite:///"):
-        database_url = str(Path(database_url.removeprefix("sqlite:///")).absolute())
-    variables = [each.api_key_env for each in settings.upstreams.values()]
-    api_keys = [environ.get(name) for name in variables if name is not None]
-    return sha256(f"{database_url}\n{api_keys}\n{settings.model_dump_json()}".encode()).hexdigest()
-
-
-@contextmanager
-def register_server(server: LocalServer) -> Generator[None]:
-    """Lets `find_server` find the server while the context is open. Only the user can read the file.
-
-    Where the data folder is read-only, the server runs unregistered.
-    """
-    path = get_servers_folder() / f"{os.getpid()}.json"
-    with suppress(OSError):
-        create_servers_folder()
-        path.unlink(missing_ok=True)
-        with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(server.model_dump_json())
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-
-
-def create_servers_folder() -> Path:
-    folder = get_servers_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def find_server(configuration: str) -> LocalServer | None:
-    """Finds a running server with this configuration. Files of servers that have crashed are ignored."""
-    for path in sorted(get_servers_folder().glob("*.json")):
-        with suppress(OSError, ValidationError):
-            server = LocalServer.model_validate_json(path.read_bytes())
-            if server.configuration == configuration and server.is_running():
-                return server
-    return None

@@ -77,6 +77,7 @@ async def command(
             show_default=False,
         ),
     ] = None,
+    today: Annotated[bool, typer.Option("--today", help="From today on, the day of UTC.")] = False,
     limit: Limit = 5,
     recount: Annotated[
         bool, typer.Option("--recount", help="Compare the roll-up with the whole log first, and correct it.")
@@ -88,12 +89,17 @@ async def command(
     Entries that are not counted yet are counted first. With a conversation, print its own statistics: messages, tokens,
     compactions, usage and cost of its replies.
     """
+    from quire.model.ids import now
     from quire.schemas.stats import RecountedStatsSchema, RecountSchema, StatsSchema
     from quire.usage.insights import read_insights
     from quire.usage.report import USAGE_GROUPINGS
 
+    if today:
+        if since is not None:
+            raise typer.BadParameter("--today and --since exclude each other.")
+        since = now()
     if conversation is not None and (by is not None or since is not None or recount):
-        raise typer.BadParameter("--by, --since and --recount are for all conversations, not for one.")
+        raise typer.BadParameter("--by, --since, --today and --recount are for all conversations, not for one.")
     async with open_store(overrides) as store:
         if conversation is not None:
             conversation_id = await resolve_conversation_id(store, conversation)

@@ -90,10 +90,10 @@ def find_project_settings_path(folder: Path) -> Path | None:
     return next((file for each in searched if (file := each / paths.SETTINGS_FILENAME).is_file()), None)
 
 
-def read_project_file(folder: Path) -> ProjectFile | None:
+def read_project_file(folder: Path, environ: Mapping[str, str] = os.environ) -> ProjectFile | None:
     """Reads the settings file that applies in a folder; None if there is none, or if it is the user's own one."""
     path = find_project_settings_path(folder)
-    users = paths.get_user_settings_path(os.environ)
+    users = paths.get_user_settings_path(environ)
     if path is None or (users.exists() and users.samefile(path)):
         return None
     source, given = read_settings_file(path)
@@ -108,9 +108,9 @@ def read_project_file(folder: Path) -> ProjectFile | None:
     return ProjectFile(path, values, digest.hexdigest(), is_own)
 
 
-def read_trusted_layer(folder: Path, decide: Decide) -> SettingsLayer | None:
+def read_trusted_layer(folder: Path, decide: Decide, environ: Mapping[str, str] = os.environ) -> SettingsLayer | None:
     """The settings of a folder's file that apply: all if it is trusted, else the harmless ones."""
-    file = read_project_file(folder)
+    file = read_project_file(folder, environ)
     if file is None:
         return None
     restricted = file.restricted

@@ -4,6 +4,7 @@ A call takes a `Prompt` and yields `ModelChunk`s. It ends in exactly one `Reply`
 once: retries are the caller's decision.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -81,16 +82,17 @@ class DeferredModel:
     _model: Model | None = field(default=None, init=False)
 
     async def complete(self, prompt: Prompt) -> Reply:
-        return await self._get_model().complete(prompt)
+        return await (await self._get_model()).complete(prompt)
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[ModelChunk, None]:
-        async for chunk in self._get_model().stream(prompt):
+        async for chunk in (await self._get_model()).stream(prompt):
             yield chunk
 
-    def _get_model(self) -> Model:
+    async def _get_model(self) -> Model:
         if self._model is None:
             try:
-                self._model = self.build()
+                # In a thread, because the first one imports the client of its provider for a second or two.
+                self._model = await asyncio.to_thread(self.build)
             except MissingExtra as exc:
                 raise ModelRequestRejected(str(exc)) from exc
         return self._model

@@ -1,6 +1,6 @@
 """Address of a server: its listening socket, its URL, and the token of the local user.
 
-Imports no web framework, so that `quire run` can start a server's process before anything else.
+Imports no web framework, because commands that only connect to a server import it too.
 """
 
 import hmac
@@ -12,9 +12,6 @@ from ipaddress import ip_address
 from urllib.parse import urlencode
 
 from quire.errors import InvalidConfiguration
-
-CHALLENGE_HEADER = "x-quire-challenge"
-"""Header of a health check whose answer is the proof of `sign_challenge`."""
 
 
 def generate_token() -> str:

@@ -27,8 +27,13 @@ for _router in (
     _API.include_router(_router)
 
 
-def create_app(server_state: ServerState, *, token: str | None = None) -> FastAPI:
-    """Builds the application. With a `token`, it serves only the local user who presents it."""
+def create_app(
+    server_state: ServerState, *, token: str | None = None, streams: StreamRegistry | None = None
+) -> FastAPI:
+    """Builds the application. With a `token`, it serves only the local user who presents it.
+
+    Several applications of one server share its `streams`, so that all of them end when it stops.
+    """
     app = FastAPI(
         title="Quire",
         summary="Every message recorded, every request within budget, every decision on record.",
@@ -38,7 +43,8 @@ def create_app(server_state: ServerState, *, token: str | None = None) -> FastAP
         openapi_url="/api/openapi.json",
         routes=_API.routes,
     )
-    app.state.server_state, app.state.streams = server_state, StreamRegistry()
+    app.state.server_state = server_state
+    app.state.streams = StreamRegistry() if streams is None else streams
     add_exception_handlers(app)
     add_mcp(app, server_state)
     add_page(app)

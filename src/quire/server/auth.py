@@ -46,7 +46,6 @@ from quire.errors import (
     TooManyRequests,
 )
 from quire.model.ids import now
-from quire.server.addresses import CHALLENGE_HEADER, sign_challenge
 from quire.server.page import make_denied_page
 from quire.server.problems import error_to_response
 from quire.server.rate_limits import RATE_LIMIT_SCOPE_KEY, RateLimitStatus, SharedRateLimiter
@@ -346,8 +345,7 @@ class LocalAuthMiddleware:
         headers = Headers(scope=scope)
         check_same_site(headers)
         if scope["path"] in HEALTH_PATHS:
-            challenge = headers.get(CHALLENGE_HEADER)
-            return None if challenge is None else Response(sign_challenge(self._token.decode(), challenge))
+            return None
         # The name includes the port, because browsers share cookies between all ports of a host.
         server = scope.get("server")
         cookie_name = f"quire-{server[1] if server else 0}"

@@ -60,10 +60,10 @@ _SHUTDOWN_ERROR = {
 SHUTDOWN_EVENT = f"event: {SHUTDOWN_EVENT_NAME}\ndata: {json.dumps({'error': _SHUTDOWN_ERROR})}\n\n".encode()
 
 
-async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float) -> None:
-    """Serves until a signal, then shuts down gracefully."""
+async def run_server(app: FastAPI, sock: socket.socket, *, grace_seconds: float, entry: ASGIApp | None = None) -> None:
+    """Serves until a signal, then shuts down gracefully. Requests go to `entry`, if the application is behind one."""
     config = uvicorn.Config(
-        app,
+        entry or app,
         lifespan="off",
         log_config=None,
         access_log=False,

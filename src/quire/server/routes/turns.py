@@ -1,5 +1,6 @@
 """Turns: send a message, stream events (SSE), stop, approve or deny tool calls."""
 
+import asyncio
 from functools import partial
 from typing import Annotated
 
@@ -96,7 +97,8 @@ async def send_message(
         conversation=await load_conversation(engine, conversation, body.branch),
         message=body.question,
         after=body.after,
-        model=server_state.model_for(body.model),
+        # In a thread, because the first model imports the client of its provider for a second or two.
+        model=await asyncio.to_thread(server_state.model_for, body.model),
     )
     source = await open_turn(server_state.turns, submission)
     events = stream_submission(server_state.turns, submission, source)

@@ -1,0 +1,436 @@
+"""What the user's server does for commands of that user: it hosts the runs of `quire run`, each with its own settings.
+
+A run sends its folder and environment over the socket of `quire.cli.service_client`. The server loads the settings that
+apply there, and serves the run under a path of its own: with its own application where it has other settings than the
+server, so that every run finds the server whatever its settings. The run ends when it says so, or with its connection.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire import __version__
+from quire.cli.agent_programs import (
+    AGENT_PROGRAMS,
+    OTHER_PROGRAM,
+    AgentProgram,
+    Gateway,
+    Route,
+    choose_upstreams,
+    find_answering_model,
+    find_set_window,
+    list_routes,
+)
+from quire.cli.common import run_async, to_exit_code
+from quire.cli.local_models import is_local
+from quire.cli.output import sanitize, to_one_line
+from quire.cli.server_setup import ServeOptions, build_options, check_server_extra, open_app, preload_modules
+from quire.cli.service_client import HAS_UNIX_SOCKETS, MAX_MESSAGE_BYTES, connect_service, get_socket_path
+from quire.cli.workspace_trust import ignore_untrusted, is_trusted, read_project_file
+from quire.errors import QuireError
+from quire.model.ids import new_id, now
+from quire.server.addresses import bind_socket, generate_token, server_url, sign_challenge, socket_url
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from quire.server.state import ServerState
+    from quire.settings import Settings
+
+GRACE_SECONDS = 5.0
+"""Graceful shutdown of a run: time for replies that are still recorded."""
+PROBE_SECONDS = 1.0
+"""Seconds to connect to a model server on this machine."""
+MAX_TITLE_CHARS = 60
+"""Length of a conversation's title in the note at the end."""
+KEY_DAYS = 30
+"""Validity of the key of a run, which is revoked at the end of the run."""
+RUN_PREFIX = "/run/"
+SendMessage = Callable[[Mapping[str, Any] | str], None]
+"""Sends an answer: an object, or the text of one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A run as its settings have it."""
+
+    name: str
+    program: AgentProgram
+    options: ServeOptions
+    environ: Mapping[str, str]
+    """Environment variables of the run."""
+
+    @property
+    def routes(self) -> list[Route]:
+        return list_routes(self.options.settings, self.program)
+
+
+def plan_run(message: Mapping[str, Any]) -> RunPlan | None:
+    """Loads the settings of a run; None if the user must first decide about the settings file of its folder."""
+    folder, environ = Path(message["folder"]), message["environ"]
+    program = AGENT_PROGRAMS.get(message["program"], OTHER_PROGRAM)
+    variables = {**environ, "QUIRE_CONFIG": message["settings_path"]}
+    file = read_project_file(folder, variables)
+    is_undecided = file is not None and file.restricted and not is_trusted(file, ignore_untrusted)
+    if is_undecided and not message["is_confirmed"]:
+        return None
+    options = build_options(
+        message["overrides"],
+        local=True,
+        grace_seconds=GRACE_SECONDS,
+        log_format="json",
+        folder=folder,
+        environ=variables,
+        decide=ignore_untrusted,
+    )
+    settings = choose_upstreams(options.settings, program, environ, model=message["model"])
+    options = replace(options, settings=settings)
+    return RunPlan(name=Path(message["program"]).name, program=program, options=options, environ=environ)
+
+
+def describe_problems(settings: "Settings", program: AgentProgram, routes: Sequence[Route]) -> Iterator[str]:
+    """Says before the start what an agent would report only after minutes of retries, or not at all.
+
+    These are model servers on this machine that do not answer, and a window into which the program's own instructions
+    and tools do not fit, which Quire never shortens.
+    """
+    from urllib.parse import urlsplit
+
+    for url in {each.base_url for each in settings.upstreams.values()} or {settings.base_url or ""}:
+        address = urlsplit(url)
+        if is_local(url) and address.port is not None:
+            try:
+                socket.create_connection((address.hostname or "", address.port), timeout=PROBE_SECONDS).close()
+            except OSError:
+                yield f"quire: No model server answers at {url}; start it, or correct the address in the settings."
+    for names, upstream in routes:
+        if upstream is None or names not in program.provider_models:
+            continue
+        window = find_set_window(settings, upstream.model or names)
+        if window is not None and window <= program.prompt_tokens:
+            yield (
+                f"quire: {upstream.model or names} at {upstream.base_url} has a window of {window:,} tokens. The "
+                f"program's own instructions and tools have about {program.prompt_tokens:,}, so its requests will be "
+                "refused; start the model with a larger window, or choose another."
+            )
+            return
+
+
+class RunHost:
+    """ASGI application in front of the server's own: it serves each run under its own path."""
+
+    def __init__(self, app: "FastAPI", options: ServeOptions, url: str) -> None:
+        self._app, self._options, self._url = app, options, url
+        self._apps: dict[str, FastAPI] = {}
+        self._requests: dict[str, set[asyncio.Task[Any]]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._app
+        path: str = scope.get("path", "")
+        if not path.startswith(RUN_PREFIX):
+            await app(scope, receive, send)
+            return
+        run_id, _, rest = path.removeprefix(RUN_PREFIX).partition("/")
+        hosted = self._apps.get(run_id)
+        if hosted is None:
+            await PlainTextResponse("This run has ended.", status_code=404)(scope, receive, send)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        requests = self._requests[run_id]
+        requests.add(task)
+        try:
+            raw = scope.get("raw_path", path.encode())[len(RUN_PREFIX) + len(run_id) :]
+            await hosted({**scope, "path": f"/{rest}", "raw_path": raw or b"/"}, receive, send)
+        finally:
+            requests.discard(task)
+
+    async def serve_messages(self, reader: StreamReader, send: SendMessage) -> None:
+        """Answers the messages of one connection."""
+        message = await _read_message(reader)
+        match (message or {}).get("command"):
+            case "launch":
+                assert message is not None
+                await self._serve_launch(message, reader, send)
+            case "statusline":
+                assert message is not None
+                from quire.cli.session_status import format_status_line
+
+                send(await format_status_line(self._app.state.server_state.store, message["event"]))
+            case "describe":
+                host, _, port = self._url.removeprefix("http://").rpartition(":")
+                send(
+                    {
+                        "url": self._url,
+                        "page": server_url(host.strip("[]"), int(port), self._options.local_token),
+                        "port": int(port),
+                        "database": self._options.database_digest,
+                        "version": __version__,
+                        "pid": os.getpid(),
+                    }
+                )
+            case _:
+                pass
+
+    async def _serve_launch(self, message: Mapping[str, Any], reader: StreamReader, send: SendMessage) -> None:
+        if message.get("version") != __version__:
+            send({"other_version": __version__})
+            return
+        notes: list[str] | None = None
+        try:
+            plan = await asyncio.to_thread(plan_run, message)
+            if plan is None:
+                send({"needs_confirmation": True})
+                return
+            settings, program = plan.options.settings, plan.program
+            problems = await asyncio.to_thread(lambda: [*describe_problems(settings, program, plan.routes)])
+            async with self._open_run(plan) as (run_id, state):
+                started_at = now()
+                async with _create_key(state, plan.name) as secret:
+                    named = [name for name in settings.upstreams if not set("*?[") & set(name)]
+                    gateway = Gateway(
+                        url=f"{self._url}{RUN_PREFIX}{run_id}",
+                        key=secret,
+                        passes_credentials=any(each.credentials == "client" for each in settings.upstreams.values()),
+                        models=tuple(dict.fromkeys([settings.model, *named])),
+                        answering_model=find_answering_model(settings, program),
+                    )
+                    launch = program.connect(gateway, plan.environ)
+                    environ = launch.build_environment(plan.environ)
+                    lines = [sanitize(each) for each in problems]
+                    send({"options": list(launch.options), "environ": environ, "notes": lines})
+                    is_finished = await _read_message(reader) is not None
+                    # A reply may be recorded after the program has read it.
+                    if requests := self._requests[run_id]:
+                        await asyncio.wait(requests, timeout=GRACE_SECONDS)
+                if is_finished:
+                    notes = [sanitize(await _describe_result(state, settings, since=started_at))]
+        except QuireError as error:
+            send({"error": sanitize(str(error)), "exit_code": to_exit_code(error), "notes": []})
+        if notes is not None:
+            send({"notes": notes})
+
+    @asynccontextmanager
+    async def _open_run(self, plan: RunPlan) -> "AsyncGenerator[tuple[str, ServerState]]":
+        """Serves a run while the context is open: by the server's own application, if it has the same settings."""
+        run_id = new_id()
+        async with (
+            _borrow(self._app)
+            if plan.options.configuration == self._options.configuration
+            else open_app(plan.options, streams=self._app.state.streams)
+        ) as app:
+            self._apps[run_id], self._requests[run_id] = app, set()
+            try:
+                yield run_id, app.state.server_state
+            finally:
+                del self._apps[run_id], self._requests[run_id]
+
+
+@asynccontextmanager
+async def _borrow(app: "FastAPI") -> "AsyncGenerator[FastAPI]":
+    yield app
+
+
+@asynccontextmanager
+async def _create_key(state: "ServerState", name: str) -> AsyncGenerator[str]:
+    """Creates an API key for the run, and revokes it at the end."""
+    keys = state.store.keys
+    key, secret = await keys.create(f"quire run {name}"[:200], ["chat"], expires_at=now() + KEY_DAYS * 86_400_000_000)
+    try:
+        yield secret
+    finally:
+        await keys.revoke(key.id)
+
+
+async def _describe_result(state: "ServerState", settings: "Settings", *, since: int) -> str:
+    """Names the most recently updated conversation of this run. Conversations of sub-agents do not count."""
+    recent = await state.store.list_conversations(limit=1, main_only=True)
+    recorded = await state.store.fill_titles(*(each for each in recent if each.updated_at >= since))
+    if not recorded:
+        upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
+        return f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"
+    newest = recorded[0]
+    title = to_one_line(newest.title, MAX_TITLE_CHARS)
+    shown = f"`quire conversation show {newest.id}`, or in the browser with `quire serve --open`"
+    return f"Quire recorded “{title}”: {shown}"
+
+
+def _to_line(message: Mapping[str, Any] | str) -> bytes:
+    return (to_one_line(message) if isinstance(message, str) else json.dumps(message)).encode() + b"\n"
+
+
+async def _read_message(reader: StreamReader) -> dict[str, Any] | None:
+    """The next message; None at the end of the connection."""
+    try:
+        line = await reader.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+    except (OSError, ValueError):
+        return None
+
+
+async def serve_with_runs(options: ServeOptions, listener: socket.socket) -> None:
+    """Serves until a signal, and listens for commands of the user, unless another server does so already."""
+    from quire.server.lifecycle import run_server
+
+    async with open_app(options) as app:
+        host = RunHost(app, options, socket_url(listener))
+        async with listen_for_commands(host):
+            await run_server(app, listener, grace_seconds=options.grace_seconds, entry=host)
+
+
+@asynccontextmanager
+async def listen_for_commands(host: RunHost) -> AsyncGenerator[None]:
+    """Listens on the user's socket."""
+    tasks, token = set[asyncio.Task[Any]](), generate_token()
+
+    async def handle(reader: StreamReader, writer: StreamWriter) -> None:
+        def send(message: Mapping[str, Any] | str) -> None:
+            writer.write(_to_line(message))
+
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            if HAS_UNIX_SOCKETS or await _authenticate(reader, send, token):
+                await host.serve_messages(reader, send)
+            with suppress(OSError):
+                await writer.drain()
+        finally:
+            tasks.discard(task)
+            writer.close()
+
+    with _bind_user_socket(token) as listener:
+        server = None
+        if listener is not None:
+            start = asyncio.start_unix_server if HAS_UNIX_SOCKETS else asyncio.start_server
+            server = await start(handle, sock=listener, limit=MAX_MESSAGE_BYTES)
+        try:
+            yield
+        finally:
+            if server is not None:
+                server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _bind_user_socket(token: str) -> Generator[socket.socket | None]:
+    """Binds the socket at which commands find this server, and removes it at the end.
+
+    None if another server of the user has it, or if the data folder cannot be written: then this one runs without.
+    """
+    path, listener = Path(get_socket_path()), None
+    running = connect_service(str(path))
+    if running is not None:
+        running.close()
+    else:
+        with suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            umask = os.umask(0o077)
+            try:
+                if HAS_UNIX_SOCKETS:
+                    listener = socket.socket(socket.AF_UNIX)
+                    listener.bind(str(path))
+                else:
+                    listener = socket.create_server(("127.0.0.1", 0))
+                    port = listener.getsockname()[1]
+                    path.write_text(json.dumps({"port": port, "token": token}), encoding="utf-8")
+            finally:
+                os.umask(umask)
+    try:
+        yield listener
+    finally:
+        if listener is not None:
+            listener.close()
+            path.unlink(missing_ok=True)
+
+
+async def _authenticate(reader: StreamReader, send: SendMessage, token: str) -> bool:
+    """Proves knowledge of the token and asks for it, where other users can connect."""
+    message = await _read_message(reader)
+    if message is None:
+        return False
+    send({"proof": sign_challenge(token, str(message.get("challenge")))})
+    message = await _read_message(reader)
+    is_accepted = message is not None and message.get("token") == token
+    send({"is_accepted": is_accepted})
+    return is_accepted
+
+
+def serve_run() -> None:
+    """Entry point of a server for one run; its messages come from standard input, at whose end it stops."""
+    # As in `quire.cli.main`: collecting garbage among the imported objects would only delay the start.
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # The terminal is the program's.
+    log_path = Path(sys.argv[1])
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log, stream.fileno())
+
+    def send(message: Mapping[str, Any] | str) -> None:
+        with suppress(OSError):
+            answers.write(_to_line(message))
+            answers.flush()
+
+    run_async(_serve_run(send))
+    log_path.unlink(missing_ok=True)
+
+
+async def _serve_run(send: SendMessage) -> None:
+    from quire.server.lifecycle import run_server
+    from quire.server.telemetry.logs import configure_logging
+
+    configure_logging("json")
+    loop, reader = asyncio.get_running_loop(), StreamReader(MAX_MESSAGE_BYTES)
+    line = sys.stdin.buffer.readline()
+    try:
+        check_server_extra("Running an agent")
+        plan = await asyncio.to_thread(plan_run, json.loads(line)) if line else None
+    except QuireError as error:
+        send({"error": sanitize(str(error)), "exit_code": to_exit_code(error), "notes": []})
+        return
+    if plan is None:
+        send({"needs_confirmation": True})
+        return
+
+    def feed() -> None:
+        for each in iter(sys.stdin.buffer.readline, b""):
+            loop.call_soon_threadsafe(reader.feed_data, each)
+        loop.call_soon_threadsafe(reader.feed_eof)
+
+    reader.feed_data(line)
+    Thread(target=feed, daemon=True).start()
+    with bind_socket("127.0.0.1", 0) as listener:
+        async with open_app(plan.options) as app:
+            host = RunHost(app, plan.options, socket_url(listener))
+
+            async def serve() -> None:
+                try:
+                    await host.serve_messages(reader, send)
+                finally:
+                    signal.raise_signal(signal.SIGTERM)
+
+            # The agent takes a second to its first request, too.
+            loop.run_in_executor(None, preload_modules, plan.options.settings)
+            serving = asyncio.ensure_future(serve())
+            await run_server(app, listener, grace_seconds=GRACE_SECONDS, entry=host)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)

@@ -1,0 +1,133 @@
+"""Connects commands of the local user to that user's server, over a socket that no other user can open.
+
+Agents and shells wait for these commands, so this module imports only the standard library, and little of that. A
+message is one JSON object on one line. Where there are no Unix sockets, as in Python on Windows, the socket is one on
+loopback, and both sides prove that they can read the user's file with its token.
+"""
+
+import os
+import socket
+import sys
+
+TYPE_CHECKING = False
+"""True for type checkers; `typing` and `json` take as long to import as the rest."""
+
+if TYPE_CHECKING:
+    from typing import IO, Any
+
+CONNECT_SECONDS = 5.0
+"""Time to connect to a server. A busy one accepts late; a socket that nothing listens on refuses at once."""
+MAX_MESSAGE_BYTES = 8_000_000
+"""Maximum size of a message; the largest has the environment variables of a run."""
+MAX_SOCKET_PATH_BYTES = 100
+"""Operating systems allow about 104 bytes."""
+HAS_UNIX_SOCKETS = hasattr(socket, "AF_UNIX")
+
+
+class Connection:
+    """A connection to a server, over a socket or over the pipes of a process."""
+
+    def __init__(self, reader: "IO[bytes]", writer: "IO[bytes]") -> None:
+        self._reader, self._writer = reader, writer
+
+    def ask(self, message: "dict[str, Any]") -> "dict[str, Any] | None":
+        """Sends a message and waits for the answer; None if the server is gone."""
+        import json
+
+        answer = self.exchange(json.dumps(message).encode())
+        return json.loads(answer) if answer else None
+
+    def exchange(self, line: bytes) -> bytes:
+        """Sends a line and waits for the answer's; empty if the server is gone."""
+        try:
+            self._writer.write(line + b"\n")
+            self._writer.flush()
+            answer = self._reader.readline(MAX_MESSAGE_BYTES)
+        except OSError:
+            return b""
+        return answer.rstrip(b"\n") if answer.endswith(b"\n") else b""
+
+    def close(self) -> None:
+        for stream in (self._writer, self._reader):
+            try:  # noqa: SIM105 (`contextlib` takes long to import)
+                stream.close()
+            except OSError:
+                pass
+
+
+def get_socket_path() -> str:
+    """Path of the socket in the user's data folder, or under a short name in /tmp if that path is too long.
+
+    Where there are no Unix sockets, it is the path of the file with the port and the token. The folder is the one of
+    `quire.cli.paths.get_servers_folder`, which finds it with a library.
+    """
+    home = os.path.expanduser("~")  # noqa: PTH111 (pathlib takes longer to import than the rest)
+    places = {"darwin": f"{home}/Library/Application Support", "win32": os.environ.get("LOCALAPPDATA")}
+    data = os.environ.get("XDG_DATA_HOME") or places.get(sys.platform) or f"{home}/.local/share"
+    path = os.path.join(data, "quire", "servers", "service.sock")  # noqa: PTH118
+    if not HAS_UNIX_SOCKETS or len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        return path
+    from zlib import crc32
+
+    return f"/tmp/quire-{os.getuid()}/service-{crc32(os.fsencode(path)):08x}.sock"  # noqa: S108 (checked below)
+
+
+def connect_service(path: str | None = None) -> Connection | None:
+    """Connects to the running server of this user, if there is one."""
+    path = path or get_socket_path()
+    if not HAS_UNIX_SOCKETS:
+        return _connect_loopback(path)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(CONNECT_SECONDS)
+    try:
+        # In a folder that others can write to, somebody else could listen.
+        status = os.stat(os.path.dirname(path))  # noqa: PTH116, PTH120
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise OSError
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        return None
+    connection.settimeout(None)
+    return _wrap(connection)
+
+
+def ask_service(message: "dict[str, Any]") -> "dict[str, Any] | None":
+    """Asks the running server of this user one thing; None if there is none, or if it does not answer."""
+    connection = connect_service()
+    if connection is None:
+        return None
+    try:
+        return connection.ask(message)
+    finally:
+        connection.close()
+
+
+def _wrap(connection: socket.socket) -> Connection:
+    streams = connection.makefile("rb"), connection.makefile("wb")
+    # The files keep the connection open.
+    connection.close()
+    return Connection(*streams)
+
+
+def _connect_loopback(path: str) -> Connection | None:
+    """Connects by port; only a server that knows the token of the user's file gets the token itself."""
+    import json
+    from hmac import compare_digest
+
+    from quire.server.addresses import generate_token, sign_challenge
+
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            service: dict[str, Any] = json.load(file)
+        connection = _wrap(socket.create_connection(("127.0.0.1", service["port"]), timeout=CONNECT_SECONDS))
+    except (OSError, ValueError, LookupError):
+        return None
+    challenge = generate_token()
+    answer = connection.ask({"challenge": challenge})
+    if answer is not None and compare_digest(str(answer.get("proof")), sign_challenge(service["token"], challenge)):
+        answer = connection.ask({"token": service["token"]})
+        if answer is not None and answer.get("is_accepted"):
+            return connection
+    connection.close()
+    return None

@@ -1,0 +1,59 @@
+"""The status line of an agent's session, from what the agent reports and what Quire has recorded."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from quire.cli.output import pluralize
+from quire.model.ids import now
+from quire.usage.insights import count_usage, read_insights
+
+if TYPE_CHECKING:
+    from quire.store import SqlStore
+
+COUNT_BATCHES = 1
+"""Batches of the log that a status line counts before it sums up the day; a longer backlog is left to `quire stats`."""
+
+
+async def format_status_line(store: "SqlStore", event: object) -> str:
+    """Window, cache share, cost of the session and of today, compactions; what is not known is left out.
+
+    `event` is what Claude Code writes to the standard input of a status line.
+    """
+    parts: list[str] = []
+    context = _get_object(event, "context_window")
+    usage = _get_object(context, "current_usage")
+    cached, written, new = (_get_count(usage, f"{name}input_tokens") for name in ("cache_read_", "cache_creation_", ""))
+    tokens, window = cached + written + new, _get_count(context, "context_window_size")
+    if tokens and window:
+        parts.append(f"{tokens:,} of {window:,} tokens ({tokens / window:.0%})")
+    if tokens:
+        parts.append(f"cache {cached / tokens:.0%}")
+    session = _get_object(event).get("session_id")
+    recorded = await store.list_session(session) if isinstance(session, str) and session else []
+    if recorded:
+        cost = sum([await store.spending.get_cost(each.id) for each in recorded])
+        parts.append(f"session ${cost:,.2f}")
+    else:
+        parts.append("session not recorded")
+    await count_usage(store.usage, max_batches=COUNT_BATCHES)
+    insights = await read_insights(store.usage, since=now(), groupings=(), limit=1)
+    parts.append(f"today ${insights.report.totals.cost_nanos / 1e9:,.2f}")
+    compactions = 0
+    for record in recorded:
+        if record.origin is not None and record.origin.purpose is None:
+            branches = await store.list_branches(record.id)
+            compactions += max(each.state.compaction_count for each in branches)
+    if compactions:
+        parts.append(pluralize(compactions, "compaction"))
+    return " · ".join(parts)
+
+
+def _get_object(value: object, name: str | None = None) -> Mapping[str, Any]:
+    """An object of the event, or one of its fields; empty if it is missing or something else."""
+    found = value if name is None else _get_object(value).get(name)
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _get_count(value: Mapping[str, Any], name: str) -> int:
+    count = value.get(name)
+    return count if isinstance(count, int) and count > 0 else 0
