@@ -18,6 +18,7 @@ NAMES_THAT_STAY = {
     ("Compaction", "strategy"): "name of a strategy in the configuration",
     ("Compaction", "model"): "name of the model that wrote the summary",
     ("Usage", "model"): "name of the model that was called",
+    ("ListAnchor", "digest"): "digest of an item",
 }
 """Fields with a text that a purge does not remove, and what it is."""
 

@@ -260,6 +260,12 @@ class SyncConversation:
     def preview(self, message: Message | str = "") -> Manifest:
         return self._loop.run(self._conversation.preview(message))
 
+    def drop(self, seq: int, *, reason: str | None = None, now: bool = False) -> None:
+        self._loop.run(self._conversation.drop(seq, reason=reason, now=now))
+
+    def restore(self, seq: int, *, now: bool = False) -> None:
+        self._loop.run(self._conversation.restore(seq, now=now))
+
     def pin(self, seq: int) -> None:
         self._loop.run(self._conversation.pin(seq))
 

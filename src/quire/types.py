@@ -14,7 +14,20 @@ from quire.ledger import ManifestChange, Replay
 from quire.llm import Model, Reply
 from quire.llm.embeddings import Embedder
 from quire.llm.protocol import ModelBuilder, ModelChunk, Prompt, TextDelta, ThinkingDelta, ToolCallDelta
-from quire.model import ContextChange, ContextItem, Pin, Policy, Priority, Restore, Slot, TokenCount, Unpin
+from quire.model import (
+    ContextChange,
+    ContextEpoch,
+    ContextItem,
+    Drop,
+    Pin,
+    Policy,
+    Priority,
+    Restore,
+    Slot,
+    TokenCount,
+    Undrop,
+    Unpin,
+)
 from quire.model.agents import Agent, IncludeMode
 from quire.model.entry_bodies import Body
 from quire.model.entry_metadata import DocumentReference, EntryMetadata
@@ -28,10 +41,11 @@ from quire.view.compaction_plan import CompactionPlan
 
 __all__ = [
     "Agent", "Allow", "AllowAlways", "ApprovalDecision", "ApprovalFunction", "ApprovalRule", "Body",
-    "CompactionHooks", "CompactionPlan", "CompactionTrigger", "ContextChange", "ContextItem", "DocumentReference",
+    "CompactionHooks", "CompactionPlan", "CompactionTrigger", "ContextChange", "ContextEpoch", "ContextItem",
+    "DocumentReference", "Drop",
     "Embedder", "EntryMetadata", "FunctionTool", "IncludeMode", "IndexProgress", "ManifestChange", "MessageBatch",
     "MessageHit", "MessageSearchResult", "Model", "ModelBuilder", "ModelChunk", "Pin", "Policy", "Priority",
     "PriorityClass", "Prompt", "Replay", "Reply", "ResolvedSessionItem", "Restore", "SearchOrder", "Slot",
     "Summarizer", "TextDelta", "ThinkingDelta", "TokenCount", "ToolCallDelta", "ToolOutcome", "ToolResultContent",
-    "TurnEndReason", "Unpin", "UsageReport", "Vault",
+    "TurnEndReason", "Undrop", "Unpin", "UsageReport", "Vault",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -112,3 +112,57 @@ async def test_every_forwarded_request_of_a_long_turn_fits_and_extends_the_one_b
     shares = [measure_shared(before, after) for before, after in pairwise(sent)]
     assert sum(share < 1 for share in shares) <= len(compactions)
     assert sum(shares) / len(shares) >= MIN_MEAN_SHARES[window]
+
+
+MIN_AGENT_SHARE = 0.85
+"""Mean part of each request that the next one repeats."""
+AGENT_CALLS, AGENT_WINDOW_TOKENS = (300, 200_000) if IS_FULL_SIZE else (80, 30_000)
+"""Tool calls of an agent, which fill its own window. The upstream's is half as large."""
+ENVIRONMENT = "# Environment\n - Primary working directory: /home/kay/harbour\n - Platform: linux"
+REMINDER = {"role": "system", "content": "The task tools have not been used recently."}
+
+
+async def test_requests_of_an_agent_do_not_flip_between_its_list_and_a_fitted_one(store: SqlStore):
+    """The error of an estimate differs between the two, so that each report moves the boundary."""
+    shape = SHAPES["messages"]
+    wire_format, counter = shape.wire_format, counter_for(shape.model)
+    mean_tokens = AGENT_WINDOW_TOKENS // AGENT_CALLS
+    bounds = (mean_tokens // 3, mean_tokens)
+    steps = list(make_steps(AGENT_CALLS, result_tokens=bounds, huge_result_tokens=mean_tokens, thinking=False))
+    bodies: list[dict[str, Any]] = []
+
+    async def respond(request: UpstreamRequest) -> None:
+        body = request.body
+        assert wire_format.check(body) == []
+        tokens = wire_format.count_messages(body["messages"], counter) + wire_format.count_tools(body["tools"], counter)
+        is_whole = body["messages"] == messages
+        [reply] = wire_format.render_message(steps[len(bodies)].reply)
+        bodies.append(body)
+        await request.respond(shape.respond(reply, int(tokens * (1.6 if is_whole else 0.6))))
+
+    messages: list[WireMessage] = [QUESTION_MESSAGE, {"role": "system", "content": ENVIRONMENT}]
+    conversation = ""
+    async with run_fake_upstream(respond) as up:
+        upstreams = {"*": {"base_url": up.url, "speaks": ["messages"], "overflow": "fit"}}
+        window = AGENT_WINDOW_TOKENS // 2
+        async with run_gateway(store, up.url, upstreams=upstreams, context_limit=window) as harness:
+            for number, step in enumerate(steps):
+                body = {"model": shape.model, "messages": messages, **shape.instructions}
+                response = await harness.http.post(
+                    shape.path, json={**body, "tools": [wire_format.render_tool(READ_TOOL)]}
+                )
+                assert response.status_code == 200, response.text
+                messages += wire_format.render_message(step.reply)
+                messages += [wire for each in step.results for wire in wire_format.render_message(each)]
+                messages += [REMINDER] if number % 7 == 6 else []
+                conversation = response.headers["x-quire-conversation"]
+        manifests = await store.list_manifests(conversation)
+    forms = [
+        manifest.forwarded.form for _, manifest in sorted(manifests, key=lambda each: each[0]) if manifest.forwarded
+    ]
+    assert len(forms) == AGENT_CALLS
+    assert [form for form, _ in groupby(forms)] == ["unchanged", "fitted"]
+    assert [number for number, body in enumerate(bodies) if "Primary working directory" not in json.dumps(body)] == []
+    sent = [json.dumps(strip_cache_markers(body["messages"])).removesuffix("]").encode() for body in bodies]
+    shares = [measure_shared(before, after) for before, after in pairwise(sent)]
+    assert sum(shares) / len(shares) >= MIN_AGENT_SHARE

@@ -193,3 +193,15 @@ def test_the_state_holds_the_priorities_that_are_set():
     assert len(apply_all([*full, Priority(message=1, priority=2)]).priorities) == MAX_BRANCH_PRIORITIES
     with pytest.raises(InvalidEntry, match="at most 1,000 messages"):
         apply_all([*full, Priority(message=MAX_BRANCH_PRIORITIES + 1, priority=9)])
+
+
+def test_a_system_message_of_the_application_stays_and_a_reminder_after_results_does_not():
+    call = Message(role="assistant", parts=(ToolCallPart(id="x", name="look"),))
+    messages = [Message.user("Begin."), Message.system("# Environment: /home/kay"), call, Message.tool("x", words(20))]
+    reminder, later = Message.system("The task tools have not been used."), [each.message for each in make_history(40)]
+    entries = make_entries([*messages, reminder, *later], message_counter=COUNTER)
+    _, plan = plan_next(make_view_input(entries, QUESTION), 2_000)
+    assert plan is not None
+    assert plan.covers is not None
+    assert plan.covers.last > 5
+    assert plan.preserved == (2,)

@@ -24,7 +24,9 @@ from quire.view.strategies import get_strategy
 
 PAGE_ENTRIES = 500
 """Entries read at once."""
-REPLAYED_KINDS: tuple[EntryKind, ...] = ("message", "pin", "unpin", "priority", "context_change")
+REPLAYED_KINDS: tuple[EntryKind, ...] = (
+    "message", "pin", "unpin", "priority", "context_change", "drop", "undrop",
+)  # fmt: skip
 """Entries that a backtest repeats. Compactions and their undo are the strategy's decisions, which it makes itself."""
 
 MAX_CACHED_TEXTS = 256

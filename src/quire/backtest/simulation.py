@@ -25,7 +25,7 @@ from quire.llm import ModelChunk, Prompt, Reply
 from quire.llm.embeddings import AsyncEmbedder
 from quire.log import MAIN_BRANCH, ReplyRecord
 from quire.model import Compaction, Draft, Entry, Manifest, Message, Span, Usage
-from quire.model.entry_bodies import Body, Pin, Priority, Unpin
+from quire.model.entry_bodies import Body, Drop, Pin, Priority, Undrop, Unpin
 from quire.store import SqlStore
 from quire.view.budget import Calibration, update_calibration
 from quire.view.compaction_plan import CompactionPlan
@@ -89,7 +89,7 @@ class ScratchLog:
         drafts: list[Draft] = []
         for entry in entries:
             body = entry.message if entry.kind == "message" else entry.body
-            if isinstance(body, Pin | Unpin | Priority):
+            if isinstance(body, Pin | Unpin | Priority | Drop | Undrop):
                 number = self.numbers.get(body.message)
                 if number is None:  # It names a message that is not in this log.
                     continue

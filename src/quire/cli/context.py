@@ -41,6 +41,7 @@ from quire.cli.output import (
     to_one_line,
 )
 from quire.errors import EntryNotFound, InvalidRequest
+from quire.model.state import MAX_BRANCH_DROPS
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 app = create_group("Show what the model sees of a conversation, and change it.")
 
+MessageNumbers = Annotated[str, typer.Argument(metavar="SEQ,...", help="Sequence numbers, such as 3,7-9.")]
+Now = Annotated[bool, typer.Option("--now", help="At the next turn, even if the prompt cache is still warm.")]
 MessageNumber = Annotated[int, typer.Argument(metavar="SEQ", min=1, help="The sequence number of the message.")]
 
 
@@ -190,6 +193,54 @@ async def unpin(target: CommandTarget, message: MessageNumber) -> Result:
             raise InvalidRequest(f"#{message} is not pinned.")
         await conversation.unpin(message)
         return await _list_pins(conversation)
+
+
+@command(app, "quire context drop 4")
+async def drop(
+    target: CommandTarget,
+    messages: MessageNumbers,
+    *,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it is stored with the drop.")] = None,
+    now: Now = False,
+) -> Result:
+    """Drop messages or tool results: later requests, also of an agent, have stubs in their place."""
+    async with open_conversation(target) as conversation:
+        for number in _parse_numbers(messages):
+            await conversation.drop(number, reason=reason, now=now)
+        return await _list_drops(conversation)
+
+
+@command(app, "quire context restore 4")
+async def restore(target: CommandTarget, messages: MessageNumbers, *, now: Now = False) -> Result:
+    """Restore messages: dropped ones as they were, ones that a compaction archived as pinned messages."""
+    async with open_conversation(target) as conversation:
+        for number in _parse_numbers(messages):
+            await conversation.restore(number, now=now)
+        return await _list_drops(conversation)
+
+
+def _parse_numbers(text: str) -> list[int]:
+    """Numbers such as `3,7-9`."""
+    numbers: list[int] = []
+    for part in text.replace("#", "").split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise InvalidRequest(f"{text!r} names no messages; write numbers and ranges, such as 3,7-9.")
+        numbers += range(int(first), int(last or first) + 1)
+    if len(numbers) > MAX_BRANCH_DROPS:
+        raise InvalidRequest(f"At most {MAX_BRANCH_DROPS} messages can be named at once.")
+    return numbers
+
+
+async def _list_drops(conversation: "Conversation") -> Result:
+    from quire.schemas.context import BranchDropsSchema
+
+    state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
+    document = BranchDropsSchema(
+        conversation=conversation.id, branch=conversation.branch, drops=list(state.drops or ())
+    )
+    numbers = ", ".join(f"#{each.message}" for each in document.drops)
+    return Result(document, f"Dropped: {numbers}." if numbers else "No message is dropped.")
 
 
 async def _list_pins(conversation: "Conversation") -> Result:

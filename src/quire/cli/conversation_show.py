@@ -208,7 +208,18 @@ def _format_part(part: "Part", *, full: bool) -> str:
 
 def _format_event(entry: "Entry") -> str:
     """Describes an entry that is not a message."""
-    from quire.model import Compaction, ContextChange, Message, Pin, Priority, Restore, Unpin
+    from quire.model import (
+        Compaction,
+        ContextChange,
+        ContextEpoch,
+        Drop,
+        Message,
+        Pin,
+        Priority,
+        Restore,
+        Undrop,
+        Unpin,
+    )
 
     body = entry.body
     match body:
@@ -224,6 +235,12 @@ def _format_event(entry: "Entry") -> str:
             return f"Reset the priority of #{number}" if priority is None else f"Set priority {priority} on #{number}"
         case ContextChange(action=action, item=item):
             return f"{'Added' if action == 'add' else 'Removed'} {item.type} {item.name}"
+        case Drop(message=number, reason=reason):
+            return f"Dropped #{number}" + (f": {reason}" if reason else "")
+        case Undrop(message=number):
+            return f"Restored #{number}"
+        case ContextEpoch():
+            return "Edits of the agent's context took effect"
         case Message():
             return ""
     assert_never(body)

@@ -183,6 +183,7 @@ class Assembler:
             history=history,
             question=window.question.seq if window.question is not None else None,
             pins=frozenset(window.branch.state.pins),
+            drops=window.branch.state.dropped,
             priorities=priorities,
             pending=augmented,
             document_tokens=sum(

@@ -29,7 +29,19 @@ from quire.errors import ContextOverflow, InvalidRequest
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
 from quire.log.types import TurnLease
-from quire.model import ContextItem, Decision, Entry, Manifest, Message, Pin, Priority, ToolCallPart, Unpin
+from quire.model import (
+    ContextItem,
+    Decision,
+    Drop,
+    Entry,
+    Manifest,
+    Message,
+    Pin,
+    Priority,
+    ToolCallPart,
+    Undrop,
+    Unpin,
+)
 from quire.model.base import lazy_property
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY
 from quire.model.entry_metadata import DocumentReference
@@ -338,6 +350,27 @@ class Conversation:
     async def unpin(self, seq: int) -> None:
         """Removes the pin of a message: compactions may cover it again."""
         await self.engine.store.append(self.id, Unpin(message=seq), branch=self.branch)
+
+    async def drop(self, seq: int, *, reason: str | None = None, now: bool = False) -> None:
+        """Drops a message from later requests: a stub names it, and it can still be read and restored.
+
+        An agent that keeps its own list is sent the stub too, at the next moment at which its prompt cache is cold
+        anyway, or `now`.
+        """
+        entry = await self.engine.store.get_entry(self.id, seq, branch=self.branch)
+        if entry.role not in ("user", "assistant", "tool"):
+            raise InvalidRequest(f"#{seq} is not a message of the user, the model or a tool, so it cannot be dropped.")
+        await self.engine.store.append(
+            self.id, Drop(message=seq, reason=reason or None, now=now or None), branch=self.branch
+        )
+
+    async def restore(self, seq: int, *, now: bool = False) -> None:
+        """Brings a message back: one that was dropped as it was, one that a compaction archived as a pinned message."""
+        state = (await self.engine.store.get_branch(self.id, self.branch)).state
+        if seq in state.dropped:
+            await self.engine.store.append(self.id, Undrop(message=seq, now=now or None), branch=self.branch)
+        elif seq not in state.pins:
+            await self.pin(seq)
 
     async def set_priority(self, seq: int, priority: int | None) -> None:
         """Sets the priority of a message, 1 to 10; None resets it to the default, 5.

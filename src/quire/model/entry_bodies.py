@@ -11,7 +11,9 @@ from quire.model.base import FrozenModel
 from quire.model.entry_metadata import Usage
 from quire.model.messages import PURGED_TEXT, Message, purge_identifier
 
-EntryKind = Literal["message", "compaction", "restore", "pin", "unpin", "priority", "context_change"]
+EntryKind = Literal[
+    "message", "compaction", "restore", "pin", "unpin", "priority", "context_change", "drop", "undrop", "epoch"
+]
 EntryNumber = Annotated[int, Field(gt=0)]
 
 MIN_PRIORITY, MAX_PRIORITY = 1, 10
@@ -60,7 +62,7 @@ class Compaction(FrozenModel):
     short_summary: str | None = None
     """The short level: selected lines of the summary, for context windows in which the summary exceeds its share."""
     sources: tuple[int, ...] = ()
-    trigger: Literal["threshold", "background", "manual", "overflow", "edit", "model"] = "manual"
+    trigger: Literal["threshold", "background", "manual", "overflow", "edit", "model", "client"] = "manual"
     strategy: str = "summarize"
     model: str | None = None
     tokens_before: int = 0
@@ -112,6 +114,81 @@ class Priority(FrozenModel):
     priority: int | None = Field(default=None, ge=MIN_PRIORITY, le=MAX_PRIORITY)
 
 
+class Drop(FrozenModel):
+    """The message with this number is a stub in later requests: it names what was there and how to read it.
+
+    Of a message with tool results, the stubs are in place of the results. Calls stay.
+    """
+
+    message: EntryNumber
+    reason: str | None = None
+    """Why, in the user's words."""
+    now: bool | None = None
+    """Whether it takes effect at the next possible request, even if that breaks a warm prompt cache."""
+
+
+class Undrop(FrozenModel):
+    message: EntryNumber
+    now: bool | None = None
+
+
+class ListAnchor(FrozenModel):
+    """An item of the list that a client sends: its index, and a digest of it without cache markers."""
+
+    index: int = Field(ge=0)
+    digest: str
+
+
+class DroppedItem(FrozenModel):
+    """What a `Drop` replaces in the client's list: the result of a call, or an item."""
+
+    message: EntryNumber
+    chars: int
+    """Length of what is replaced."""
+    tokens: int
+    """Tokens of the message."""
+    call_id: str | None = None
+    item: ListAnchor | None = None
+
+
+class QuotedMessage(FrozenModel):
+    """A message that is quoted behind an item of the client's list."""
+
+    message: EntryNumber
+    behind: ListAnchor
+
+
+class EditedSummary(FrozenModel):
+    """What is sent in place of the client's own summary: another text, messages that it covers, or both."""
+
+    item: ListAnchor
+    """The item with the summary."""
+    restored: Span | None = None
+    """The messages."""
+    restored_tokens: int | None = None
+    is_partial: bool | None = None
+    """Whether a summary stays before them, because not all that it covers is restored."""
+    compaction: EntryNumber | None = None
+    """Number of the compaction with the other text."""
+
+
+class ContextEpoch(FrozenModel):
+    """All edits that apply to the client's list from one request on, until the next epoch.
+
+    The entry is stored before that request is sent, so that every server edits later lists in the same way.
+    """
+
+    newest: ListAnchor
+    """The newest item of the list when the epoch began."""
+    changes_in_place: bool | None = None
+    """Whether it changes the list before its newest messages, and not only adds quotations."""
+    drops: tuple[DroppedItem, ...] | None = None
+    quotes: tuple[QuotedMessage, ...] | None = None
+    summary: EditedSummary | None = None
+    stale_thinking: ListAnchor | None = None
+    """Reasoning up to this item was signed for another list, and is left out."""
+
+
 class ContextItem(FrozenModel):
     """A rule, a reference or a tool, by name; for a tool also its MCP server."""
 
@@ -132,7 +209,7 @@ class ContextChange(FrozenModel):
     include: SessionIncludeMode = "manual"
 
 
-Body = Message | Compaction | Restore | Pin | Unpin | Priority | ContextChange
+Body = Message | Compaction | Restore | Pin | Unpin | Priority | ContextChange | Drop | Undrop | ContextEpoch
 
 _BODY_TYPES: dict[EntryKind, type[Body]] = {
     "message": Message,
@@ -142,6 +219,9 @@ _BODY_TYPES: dict[EntryKind, type[Body]] = {
     "unpin": Unpin,
     "priority": Priority,
     "context_change": ContextChange,
+    "drop": Drop,
+    "undrop": Undrop,
+    "epoch": ContextEpoch,
 }
 _KINDS: dict[type[Body], EntryKind] = {body: kind for kind, body in _BODY_TYPES.items()}
 
@@ -155,7 +235,7 @@ def parse_body(kind: EntryKind, text: str) -> Body:
 
 
 def purge_body(body: Body) -> Body:
-    """The body without its content. Bodies that only hold numbers (pins, priorities, undo) have none and stay."""
+    """The body without its content. Those that only hold numbers (pins, undo, epochs) have none and stay."""
     match body:
         case Message():
             return body.without_content()
@@ -165,7 +245,11 @@ def purge_body(body: Body) -> Body:
             server = None if item.server is None else purge_identifier(item.server)
             purged_item = item.model_copy(update={"name": purge_identifier(item.name), "server": server})
             return body.model_copy(update={"item": purged_item})
-        case Restore() | Pin() | Unpin() | Priority():
+        case Drop():
+            return body if body.reason is None else body.model_copy(update={"reason": PURGED_TEXT})
+        case ContextEpoch(drops=drops):
+            return body if drops is None else body.model_copy(update={"drops": tuple(map(_purge_drop, drops))})
+        case Restore() | Pin() | Unpin() | Priority() | Undrop():
             return body
     assert_never(body)
 
@@ -182,6 +266,10 @@ def _purge_compaction(body: Compaction) -> Compaction:
             "usage": None if body.usage is None else body.usage.model_copy(update={"provider_fields": None}),
         }
     )
+
+
+def _purge_drop(drop: DroppedItem) -> DroppedItem:
+    return drop if drop.call_id is None else drop.model_copy(update={"call_id": purge_identifier(drop.call_id)})
 
 
 def _purge_truncations(truncations: tuple[Truncation, ...] | None) -> tuple[Truncation, ...] | None:

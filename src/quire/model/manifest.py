@@ -18,6 +18,7 @@ DecisionReason = Literal[
     "carried",
     "memory",
     "pinned",
+    "restored",
     "priority",
     "recent",
     "newest",
@@ -27,6 +28,7 @@ DecisionReason = Literal[
     "referenced",
     "imported",
     "excerpted",
+    "dropped",
     "cleared",
     "over_budget",
     "below_score",
@@ -39,7 +41,8 @@ DecisionReason = Literal[
     "not_found",
     "cycle",
 ]
-"""Why a candidate is included (the first sixteen, and `cleared` as a stub) or not; `listed` has only its summary."""
+"""Why a candidate is included (the first seventeen; `cleared` and `dropped` as stubs) or not. Of one that is `listed`,
+only the summary is included."""
 
 DecisionKind = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
 
@@ -104,9 +107,10 @@ class SlotUsage(FrozenModel):
 
 
 ForwardedForm = Literal["unchanged", "model_renamed", "edited", "fitted", "translated", "translated_fitted", "adapted"]
-"""Pass-through byte for byte, with only the model's name replaced, without what only Quire's translation had added (it
-is unsigned thinking, which the provider rejects), or with other messages so that it fits; a translation of the client's
-list, or of messages that fit."""
+"""Pass-through byte for byte, with only the model's name replaced, or edited: with the user's edits, without what only
+Quire's translation had added (unsigned thinking, which the provider rejects). Else with other messages so that it fits,
+or a translation of the client's list or of messages that fit."""
+FITTED_FORMS: frozenset[ForwardedForm] = frozenset({"fitted", "translated_fitted"})
 
 
 class ForwardedRequest(FrozenModel):
@@ -121,6 +125,8 @@ class ForwardedRequest(FrozenModel):
     """Tokens of the client's list plus the reply, if it holds the whole conversation: the prefix of its next list."""
     unrecorded_messages: int | None = None
     """Messages at the start of the client's list that replace earlier ones, such as its own summary; not recorded."""
+    compaction: int | None = None
+    """Number of the client's own compaction whose summary these are, if the log has it."""
     dropped: tuple[str, ...] = ()
     """Names of the fields, tools and parts of messages that have no place in the upstream's format."""
     request_blob: str | None = None

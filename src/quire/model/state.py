@@ -1,4 +1,4 @@
-"""State of a branch, folded from its entries: the active compaction, pins, priorities and the session's items.
+"""State of a branch, folded from its entries: the active compaction, pins, drops, priorities and the session's items.
 
 `apply_entry` folds one entry at a time; the result is stored in the branch's row, so that the window loads without
 reading the history. It rejects entries that were made for a state that has changed since (optimistic concurrency).
@@ -13,18 +13,25 @@ from quire.model.entry_bodies import (
     Body,
     Compaction,
     ContextChange,
+    ContextEpoch,
     ContextItem,
+    Drop,
     Pin,
     Priority,
     Restore,
     SessionIncludeMode,
     Span,
+    Undrop,
     Unpin,
 )
 from quire.model.messages import Message
 
 MAX_BRANCH_PRIORITIES = 1_000
 """Maximum messages of a branch with a priority: they are part of the state, which each append writes."""
+
+
+MAX_BRANCH_DROPS = 500
+"""Maximum dropped messages of a branch, for the same reason."""
 
 
 class ActiveCompaction(FrozenModel):
@@ -76,6 +83,16 @@ class BranchState(FrozenModel):
     items: tuple[SessionItem, ...] = ()
     removed_items: tuple[ContextItem, ...] = ()
     """Items that were removed from the session and not added again."""
+    drops: tuple[Drop, ...] | None = None
+    """Dropped messages, by number."""
+    epoch: ContextEpoch | None = None
+    """The edits that apply to the client's list."""
+    edits_now: bool | None = None
+    """Whether edits wait for the next possible request only, and not for a cold prompt cache."""
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        return frozenset(each.message for each in self.drops or ())
 
 
 def apply_entry(
@@ -97,7 +114,8 @@ def apply_entry(
             return state.model_copy(update={"active_compaction": restored})
         case Pin(message=message):
             _check_earlier(seq, message)
-            return state.model_copy(update={"pins": tuple(sorted({*state.pins, message}))})
+            drops = _set_drop(state.drops or (), message, None)
+            return state.model_copy(update={"pins": tuple(sorted({*state.pins, message})), "drops": drops})
         case Unpin(message=message):
             return state.model_copy(update={"pins": tuple(pin for pin in state.pins if pin != message)})
         case Priority(message=message):
@@ -110,6 +128,17 @@ def apply_entry(
                 return state.model_copy(update={"items": others, "removed_items": (*removed, item)})
             added = SessionItem(item=item, include=include)
             return state.model_copy(update={"items": (*others, added), "removed_items": removed})
+        case Drop(message=message):
+            _check_earlier(seq, message)
+            pins = tuple(pin for pin in state.pins if pin != message)
+            drops = _set_drop(state.drops or (), message, body)
+            return state.model_copy(update={"drops": drops, "pins": pins, "edits_now": body.now or state.edits_now})
+        case Undrop(message=message):
+            drops = _set_drop(state.drops or (), message, None)
+            return state.model_copy(update={"drops": drops, "edits_now": body.now or state.edits_now})
+        case ContextEpoch():
+            edits_now = None if body.changes_in_place else state.edits_now
+            return state.model_copy(update={"epoch": body, "edits_now": edits_now})
     assert_never(body)
 
 
@@ -143,6 +172,15 @@ def _set_priority(priorities: tuple[Priority, ...], changed: Priority) -> tuple[
             f"A branch has at most {MAX_BRANCH_PRIORITIES:,} messages with a priority; reset one that is not needed."
         )
     return tuple(by_message[message] for message in sorted(by_message))
+
+
+def _set_drop(drops: tuple[Drop, ...], message: int, changed: Drop | None) -> tuple[Drop, ...] | None:
+    by_message = {each.message: each for each in drops if each.message != message}
+    if changed is not None:
+        by_message[message] = changed
+    if len(by_message) > MAX_BRANCH_DROPS:
+        raise InvalidEntry(f"A branch has at most {MAX_BRANCH_DROPS} dropped messages; restore one that is needed.")
+    return tuple(by_message[number] for number in sorted(by_message)) or None
 
 
 def _check_earlier(seq: int, target: int) -> None:

@@ -281,6 +281,10 @@ class RecognizedRequest:
     envelope: Envelope
     calibration: Calibration
     """Correction of our token counts by the counts that the provider reported."""
+    edit_decisions: tuple[Decision, ...] = ()
+    """Decisions of the user's edits."""
+    edit_tokens: int = 0
+    """Tokens that the edits add."""
 
     @property
     def is_native(self) -> bool:
@@ -303,7 +307,7 @@ class RecognizedRequest:
 
     def find_history(self) -> RenderedHistory | None:
         """The rendered history that the request continues, from the cache."""
-        if self.match.client_path is None:
+        if self.match.client_path is None or self.match.compaction is not None:
             return None
         return self.variant.histories.find(self.variant.tenant, self.variant.target.name, self.match.head_path)
 
@@ -341,6 +345,7 @@ class RecognizedRequest:
             + self.envelope.tokens
             + self.stored_tokens
             + self.new_tokens
+            + self.edit_tokens
             + format_tokens
         )
 
@@ -369,7 +374,13 @@ class RecognizedRequest:
 
     @property
     def fits(self) -> bool:
-        """Whether the request can be passed through. The margin above the trigger is for errors of estimates."""
+        """Whether the request can be passed through. The margin above the trigger is for errors of estimates.
+
+        After a fitted request, the client's list must be below the target, as after a change to a larger window. Each
+        report of the provider moves the other limits, and a change between the two breaks the cached prefix.
+        """
+        if self.match.was_fitted:
+            return self.tokens <= self.budget.target_tokens
         return self.tokens <= (
             self.budget.max_input_tokens if self.message_counter.token_counter.exact else self.budget.trigger_tokens
         )

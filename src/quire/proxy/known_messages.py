@@ -9,7 +9,7 @@ the newest ones (cache markers move), and where a reply begins, because adjacent
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -135,9 +135,9 @@ class KnownMessageCache:
     def _parse_parts(self, codec: Codec, body: ClientBody, *, tenant: str) -> ClientRequest | None:
         """Parses the items after the known ones; None if the list cannot be cut."""
         items = cast("list[object]", body.fields[codec.item_field])
-        leading = _count_leading(items, codec.leading_roles or frozenset())
+        leading = count_leading(items, codec.leading_roles or frozenset())
         known = body.start or KnownStart(items=tuple(items[:leading]), first_item=leading)
-        if known.messages and _count_leading(items[len(known.items) :], codec.leading_roles or frozenset()):
+        if known.messages and count_leading(items[len(known.items) :], codec.leading_roles or frozenset()):
             # Parsed without the known messages, these would be instructions.
             return None
         # The last place after the known items where a reply begins and a few more items follow.
@@ -162,6 +162,7 @@ class KnownMessageCache:
                 size=size,
                 # A copy: another list may continue the same messages.
                 equivalents=dict(known.equivalents),
+                edited=list(known.edited),
             )
             self._store(codec, body, known, tenant=tenant)
         newest = parse(len(known.items), None)
@@ -229,6 +230,19 @@ def find_item_end(text: str, count: int) -> int:
     return position
 
 
+def iter_item_spans(text: str, position: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each item of the list whose first item, or the comma before it, is here."""
+    position = _skip_space(text, position)
+    if text[position] == ",":
+        position = _skip_space(text, position + 1)
+    while text[position] != "]":
+        _, end = _decode_value(text, position)
+        yield position, end
+        position = _skip_space(text, end)
+        if text[position] == ",":
+            position = _skip_space(text, position + 1)
+
+
 def _skip_separator(text: str, position: int, separator: str) -> int:
     """Position of the next value after a separator."""
     position = _skip_space(text, position)
@@ -282,7 +296,7 @@ def _is_reply(item: object) -> bool:
     return is_object(item) and item.get("role") == "assistant"
 
 
-def _count_leading(items: Sequence[object], roles: frozenset[str]) -> int:
+def count_leading(items: Sequence[object], roles: frozenset[str]) -> int:
     """Number of instructions at the start of a list."""
     return next(
         (index for index, each in enumerate(items) if not (is_object(each) and each.get("role") in roles)), len(items)

@@ -22,7 +22,8 @@ from quire.errors import ContextOverflow, ConversationExists, InvalidRequest, St
 from quire.log import Blob, ConversationOrigin, ConversationRecord
 from quire.model import Decision, Entry, ForwardedRequest, Message, Span, iter_paths, next_path
 from quire.model.ids import new_id, now
-from quire.model.manifest import ForwardedForm
+from quire.model.manifest import FITTED_FORMS, ForwardedForm
+from quire.proxy.edited_requests import EditedRequest, apply_edits
 from quire.proxy.engine_variants import EngineVariant, RecognizedRequest
 from quire.proxy.recognition import HistoryMatch
 from quire.proxy.rendered_history import RenderedHistory
@@ -31,7 +32,7 @@ from quire.proxy.translation import add_unrecorded_messages, encode_translated, 
 from quire.view.assembly import Assembly
 from quire.view.layout import RenderedRequest
 from quire.wire.client_messages import ClientMessage, normalize_message
-from quire.wire.codec import ClientRequest, Codec, encode_body
+from quire.wire.codec import ClientRequest, Codec, encode_body, parse_body
 
 APPEND_BATCH_MESSAGES = 500
 """Messages that are appended in one transaction; each one takes time on the event loop."""
@@ -60,7 +61,7 @@ class ClientAssembly(Assembly):
         recognized, entry_range = self.recognized, self.recognized.match.entry_range
         stored, new = recognized.stored_tokens, recognized.new_tokens
         span = Span(first=entry_range[0], last=entry_range[1]) if entry_range is not None else None
-        decisions = list(recognized.envelope.decisions)
+        decisions = [*recognized.envelope.decisions, *recognized.edit_decisions]
         if span is not None and recognized.answers_stored_call:
             decisions.append(_decide_newest(stored + new, span))
             return tuple(decisions)
@@ -99,7 +100,7 @@ class PreparedRequest:
     @property
     def is_fitted(self) -> bool:
         forwarded = self.request.assembly.forwarded
-        return forwarded is not None and forwarded.form in ("fitted", "translated_fitted")
+        return forwarded is not None and forwarded.form in FITTED_FORMS
 
     @property
     def client_request(self) -> ClientRequest:
@@ -126,13 +127,24 @@ class PreparedRequest:
             branch=reply.branch,
             head_seq=reply.seq,
             head_path=reply.path,
+            stored_start=self.match.stored_start if self.match.compaction is not None else 0,
             stored_end=len(self.client_request.messages) + 1,
-            entry_range=(1, reply.seq),
+            entry_range=(self._find_list_start(reply), reply.seq),
+            compaction=self.match.compaction,
             client_path=client_path,
             recorded_tokens=(list_tokens + (reply.tokens or 0), self.recognized.message_counter.name)
             if list_tokens is not None
             else None,
+            was_fitted=self.is_fitted,
         )
+
+    def _find_list_start(self, reply: Entry) -> int:
+        """Number of the first stored message in the client's list."""
+        if self.match.compaction is None:
+            return 1
+        if self.match.entry_range is not None:
+            return self.match.entry_range[0]
+        return max(1, reply.seq - len(self.request.pending))
 
     async def extend_history(self, reply: Message, path: bytes, client_path: bytes | None) -> None:
         """Caches the rendered history with the recorded messages; `path` is the log's after the reply.
@@ -178,12 +190,22 @@ async def prepare_request(
     may_fit = may_fit and is_recorded
     if variant.target is client_request.codec and client_request.codec.has_unsendable(client_request):
         client_request = await run_sized(len(client_request.raw), client_request.codec.drop_unsendable, client_request)
+    edits = EditedRequest(client_request=client_request, match=match)
+    if is_recorded and variant.target is client_request.codec:
+        edits = await apply_edits(client_request, match, variant.engine)
+        client_request, match = edits.client_request, edits.match
     envelope = await variant.load_envelope(client_request)
     engine = variant.engine.with_changes(agent=envelope.agent, spending_key=spending_key)
     await check_spend_cap(engine, match.conversation)
     calibration = await engine.runtime.load_calibration(engine.store, engine.policy.model)
     recognized = RecognizedRequest(
-        client_request=client_request, match=match, variant=variant, envelope=envelope, calibration=calibration
+        client_request=client_request,
+        match=match,
+        variant=variant,
+        envelope=envelope,
+        calibration=calibration,
+        edit_decisions=edits.decisions,
+        edit_tokens=edits.tokens,
     )
     await run_sized(recognized.uncounted_bytes, recognized.count_tokens)
     recorder = Recorder(engine, match.conversation, match.branch)
@@ -219,7 +241,8 @@ async def _send_list(
     rendering = await render_from_log(recognized, engine.store)
     form: ForwardedForm = "translated"
     if recognized.is_native:
-        form = "edited" if client_request.dropped else "model_renamed" if upstream_model else "unchanged"
+        is_edited = client_request.is_edited or client_request.dropped
+        form = "edited" if is_edited else "model_renamed" if upstream_model else "unchanged"
     size = 0 if form == "unchanged" and client_request.raw_digest is not None else len(client_request.raw)
     rendered, record = rendering.rendered_request, _encode_request_record(client_request)
 
@@ -229,7 +252,8 @@ async def _send_list(
             listed = add_unrecorded_messages(recognized, rendered)
             content = encode_translated(recognized, listed, model=upstream_model)
         elif upstream_model:
-            content = encode_body({**client_request.body, "model": upstream_model})
+            body = parse_body(client_request.raw) if client_request.is_edited else client_request.body
+            content = encode_body({**body, "model": upstream_model})
         return content, _build_forwarded(form, content, recognized, rendered, record)
 
     content, forwarded = await run_sized(size, encode)
@@ -292,6 +316,7 @@ def _build_forwarded(
         replayable=recognized.envelope.replayable,
         client_list_tokens=list_tokens,
         unrecorded_messages=recognized.match.stored_start or None,
+        compaction=recognized.match.compaction,
         dropped=recognized.client_request.dropped if recognized.is_native else list_dropped(recognized, rendered),
         request_blob=sha256(record).hexdigest() if record is not None else None,
     )

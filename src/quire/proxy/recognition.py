@@ -9,6 +9,7 @@ scope: the user's conversation, the conversations of sub-agents, and calls for t
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import takewhile
@@ -18,11 +19,13 @@ from cachetools import LRUCache
 from pydantic_core import from_json
 
 from quire.concurrency.worker_threads import run_sized
-from quire.errors import BranchNotFound, ConversationNotFound
+from quire.errors import BranchNotFound, ConversationNotFound, EntryNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
-from quire.model import CHAIN_ROOT, Entry
+from quire.model import CHAIN_ROOT, Compaction, Entry
 from quire.model.ids import new_id
 from quire.model.json_values import get_text, is_object
+from quire.model.manifest import FITTED_FORMS
+from quire.proxy.client_compactions import build_compaction, find_summary, load_summary_replies, locate_covered
 from quire.store import SqlStore
 from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
@@ -73,8 +76,12 @@ class HistoryMatch:
     """The client's path after the stored messages; None if its list does not start with the conversation."""
     recorded_tokens: tuple[int, str] | None = None
     """Token count of the stored messages and the counter's name, if a manifest has them."""
+    was_fitted: bool = False
+    """Whether the request before this one was fitted."""
     entries: tuple[Entry, ...] = ()
     """Entries of `entry_range`, if matching has read them."""
+    compaction: int | None = None
+    """Number of the client's own compaction with whose summary its list begins, if that is in the log."""
     creates_conversation: bool = False
     """Whether the conversation does not exist yet."""
     delta_only: bool = False
@@ -225,6 +232,11 @@ async def match_history(
     """
     session = origin.session if origin is not None else None
     found = await store.match_history(paths, conversation=requested.conversation, session=session)
+    has_reply = found is not None and any(each.role == "assistant" for each in messages[: found.length])
+    if requested.conversation is None and origin is not None and origin.purpose != "side" and not has_reply:
+        recognized = await _recognize_compaction(store, messages, paths, origin, size=size)
+        if recognized is not None:
+            return recognized
     if found is not None and found.length and await _is_significant(store, found, messages, requested, session):
         return await _continue_branch(store, found, messages, paths)
     if requested.conversation is None and origin is not None and session is not None:
@@ -279,6 +291,53 @@ async def _is_significant(
     return any(each.id == found.branch.conversation for each in await store.list_session(session))
 
 
+async def _recognize_compaction(
+    store: SqlStore,
+    messages: Sequence[ClientMessage],
+    paths: Sequence[bytes],
+    origin: ConversationOrigin,
+    *,
+    size: int,
+) -> HistoryMatch | None:
+    """Finds the conversation that a list continues if it begins with a summary, and records the compaction there."""
+    replies = await load_summary_replies(store, origin)
+    found = await run_sized(size, find_summary, messages, replies) if replies else None
+    located = await locate_covered(store, found[1], origin) if found is not None else None
+    if found is None or located is None:
+        return None
+    index, reply = found
+    branch, last = located
+    start = end = index + 1
+    overlap = await _match_overlap(store, branch, messages[start:], size=size)
+    run: list[Entry] = []
+    if overlap is not None:
+        run, start, end = overlap.run, start + overlap.first, end + overlap.last + 1
+        last = min(last, run[0].seq - 1)
+        if not overlap.continues_at_head:
+            branch = await _get_or_create_fork(store, branch, run[-1].seq)
+    else:
+        newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
+        last = newest[-1].seq if newest else last
+    active = branch.state.active_compaction
+    recorded = await store.get_entry(branch.conversation, active.seq, branch=branch.number) if active else None
+    body = recorded.body if recorded is not None else None
+    if recorded is None or not isinstance(body, Compaction) or body.summary != reply.reply.message.text:
+        compaction = build_compaction(branch, last, reply)
+        [recorded] = await store.append(branch.conversation, compaction, branch=branch.number)
+    return HistoryMatch(
+        conversation=branch.conversation,
+        branch=branch.number,
+        head_seq=max(branch.head_seq, recorded.seq),
+        head_path=branch.head_path,
+        stored_start=start,
+        stored_end=end,
+        entry_range=(run[0].seq, run[-1].seq) if run else None,
+        entries=tuple(run),
+        client_path=paths[end - 1],
+        compaction=recorded.seq,
+    )
+
+
 async def _match_compacted_list(
     store: SqlStore, messages: Sequence[ClientMessage], origin: ConversationOrigin, *, size: int
 ) -> HistoryMatch | None:
@@ -325,10 +384,12 @@ async def _continue_branch(
         if later and later[-1].seq != seq:
             branch = await _get_or_create_fork(store, branch, seq)
     recorded_tokens: tuple[int, str] | None = None
-    if found.manifest is not None and stored_end == found.length:
+    manifest: dict[str, Any] = from_json(found.manifest) if found.manifest is not None else {}
+    forwarded: dict[str, Any] = manifest.get("forwarded", {})
+    compaction: int | None = forwarded.get("compaction")
+    if stored_end == found.length:
         # The manifest of a request has the token count of the client's list up to the reply.
-        manifest: dict[str, Any] = from_json(found.manifest)
-        tokens = manifest.get("forwarded", {}).get("client_list_tokens")
+        tokens = forwarded.get("client_list_tokens")
         recorded_tokens = (tokens, manifest["counter"]) if tokens is not None else None
     return HistoryMatch(
         conversation=branch.conversation,
@@ -336,10 +397,19 @@ async def _continue_branch(
         head_seq=branch.head_seq,
         head_path=branch.head_path,
         stored_end=stored_end,
-        entry_range=(1, seq),
+        stored_start=forwarded.get("unrecorded_messages") or 0 if compaction is not None else 0,
+        entry_range=(_find_list_start(manifest) if compaction is not None else 1, seq),
+        compaction=compaction,
         client_path=paths[stored_end - 1],
         recorded_tokens=recorded_tokens,
+        was_fitted=forwarded.get("form") in FITTED_FORMS,
     )
+
+
+def _find_list_start(manifest: Mapping[str, Any]) -> int:
+    """Number of the first stored message in the client's list."""
+    spans = (row.get("span") for row in manifest["decisions"] if row["kind"] == "message" and row["included"])
+    return min((span["first"] for span in spans if span is not None), default=1)
 
 
 async def _get_or_create_fork(store: SqlStore, branch: Branch, at: int) -> Branch:
@@ -428,6 +498,11 @@ def find_overlap(sent: Sequence[bytes], stored: Sequence[bytes], *, is_reply: Se
 
 async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
     branch, last = overlap.branch, overlap.run[-1]
+    reply = next(entry for entry in reversed(overlap.run) if entry.role == "assistant")
+    was_fitted = False
+    with suppress(EntryNotFound):
+        manifest = await store.get_manifest(branch.conversation, reply.seq, branch=branch.number)
+        was_fitted = manifest.forwarded is not None and manifest.forwarded.form in FITTED_FORMS
     if not overlap.continues_at_head:
         branch = await _get_or_create_fork(store, branch, last.seq)
     return HistoryMatch(
@@ -440,4 +515,5 @@ async def _to_match(store: SqlStore, overlap: _BranchOverlap) -> HistoryMatch:
         entry_range=(overlap.run[0].seq, last.seq),
         entries=tuple(overlap.run),
         client_path=None,
+        was_fitted=was_fitted,
     )

@@ -41,7 +41,7 @@ async def render_from_log(recognized: RecognizedRequest, store: SqlStore) -> Log
     if history is None:
         stored = await _render_stored(recognized, store, same_path=same_path)
         last_path = stored[-1][1] if stored else CHAIN_ROOT
-        if match.client_path is not None and last_path == match.head_path:
+        if match.client_path is not None and match.compaction is None and last_path == match.head_path:
             # The client's list starts with the whole branch.
             rendered, paths = [each for each, _ in stored], [path for _, path in stored]
             history = await run_sized(body_bytes, RenderedHistory().extend, rendered, paths, recognized.message_counter)

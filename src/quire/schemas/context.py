@@ -10,6 +10,7 @@ from quire.model import (
     Compaction,
     ContextItem,
     Decision,
+    Drop,
     Entry,
     Manifest,
     Priority,
@@ -207,6 +208,10 @@ class PinListSchema(JsonModel):
     pins: list[int]
 
 
+class DropListSchema(JsonModel):
+    drops: list[Drop] = Field(description="Messages that later requests have as stubs.")
+
+
 class PriorityListSchema(JsonModel):
     priorities: list[Priority] = Field(description="Messages for which a priority is set.")
 
@@ -264,6 +269,10 @@ class SessionItemsSchema(BranchDocument, PinListSchema):
 
 
 class BranchPinsSchema(BranchDocument, PinListSchema):
+    pass
+
+
+class BranchDropsSchema(BranchDocument, DropListSchema):
     pass
 
 

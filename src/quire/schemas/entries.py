@@ -9,7 +9,9 @@ from quire.model import (
     Author,
     Compaction,
     ContextChange,
+    ContextEpoch,
     DocumentReference,
+    Drop,
     Entry,
     Message,
     Pin,
@@ -17,6 +19,7 @@ from quire.model import (
     Restore,
     Role,
     TurnTotals,
+    Undrop,
     Unpin,
     Usage,
 )
@@ -86,10 +89,37 @@ class ContextChangeEntry(_EntryBase):
     body: ContextChange
 
 
+class DropEntry(_EntryBase):
+    kind: Literal["drop"] = "drop"
+    role: None = None
+    body: Drop
+
+
+class UndropEntry(_EntryBase):
+    kind: Literal["undrop"] = "undrop"
+    role: None = None
+    body: Undrop
+
+
+class EpochEntry(_EntryBase):
+    kind: Literal["epoch"] = "epoch"
+    role: None = None
+    body: ContextEpoch
+
+
 EntrySchema = TypeAliasType(
     "EntrySchema",
     Annotated[
-        MessageEntry | CompactionEntry | RestoreEntry | PinEntry | UnpinEntry | PriorityEntry | ContextChangeEntry,
+        MessageEntry
+        | CompactionEntry
+        | RestoreEntry
+        | PinEntry
+        | UnpinEntry
+        | PriorityEntry
+        | ContextChangeEntry
+        | DropEntry
+        | UndropEntry
+        | EpochEntry,
         Field(discriminator="kind"),
     ],
 )
@@ -118,6 +148,12 @@ def entry_to_schema(entry: Entry) -> EntrySchema:
             return PriorityEntry(**common, body=body)
         case ContextChange():
             return ContextChangeEntry(**common, body=body)
+        case Drop():
+            return DropEntry(**common, body=body)
+        case Undrop():
+            return UndropEntry(**common, body=body)
+        case ContextEpoch():
+            return EpochEntry(**common, body=body)
     assert_never(body)
 
 

@@ -1,9 +1,10 @@
 """Compaction plans: what to compact when a history exceeds the trigger. Pure.
 
 First, tool results are cleared from the oldest on: each becomes a stub. If that is not enough, the strategy chooses a
-cut point: messages before it are archived, except those that stay in the view because of their priority, for which the
-cut makes room. A cut inside the newest turn preserves the turn's question. The newest results stay whole if they fit
-without the older messages. A plan changes nothing; the engine executes or previews it.
+cut point: messages before it are archived, except system messages of the application and messages of high priority,
+which stay in the view, and for which the cut makes room. A cut inside the newest turn preserves the turn's question.
+The newest results stay whole if they fit without the older messages. A plan changes nothing; the engine executes or
+previews it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ MIN_SUMMARY_TOKENS = 120
 """Tokens that a summary may use in the smallest window."""
 NEWEST_BATCH_SHARE = 0.5
 """Share of the tokens available for messages above which the newest step is most of the request."""
+ENVIRONMENT_SHARE = 0.25
+"""Share of the input tokens that system messages of the application may use after they are archived."""
 FOLDED_TURN_SHARE = 0.5
 """Share of the tokens below the target that older steps may use after a cut inside a turn. A cut frees more than a
 clearing, so that most compactions of a turn are clearings, which need no summary."""
@@ -180,20 +183,24 @@ class _Planner:
         return self._input.required_tokens - sum_tokens(self._input.preserved)
 
     def _select_prioritized(self) -> dict[int, MessageBatch]:
-        """Batches that stay in the view because of their priority, wherever the cut is, by their first number.
+        """Batches that stay in the view because of their role or priority, wherever the cut is, by their first number.
 
-        They use only tokens below the target that remain after a summary of full size and what stays in any case: the
-        newest messages, the question and pinned messages. A truncated batch is too large to stay whole.
+        Prioritized ones use only tokens below the target that remain after a summary of full size and what stays in any
+        case: the newest messages, the question and pinned messages. A truncated batch is too large to stay whole.
         """
         counted, target = self._input, self._budget.target_tokens
+        environment = self._select_environment()
         shares = priority_shares_for(self._policy)
         if not counted.priorities or not shares:
-            return {}
+            return environment
         last_cut, turn_start = find_legal_cuts(self._batches, self._policy)[-1], len(counted.history)
         summary_tokens = counted.summary.tokens if counted.summary is not None else 0
         max_tokens = target - max_summary_tokens(target) - self._required_tokens + summary_tokens
-        candidates = [*counted.preserved]
+        max_tokens -= sum_tokens(environment.values())
+        candidates = [batch for batch in counted.preserved if environment.keys().isdisjoint(batch.seqs)]
         for index, batch in enumerate(self._batches):
+            if environment.keys() & batch.seqs:
+                continue
             if index >= last_cut or index == turn_start or not counted.pins.isdisjoint(batch.seqs):
                 max_tokens -= batch.tokens
             elif counted.truncations.keys().isdisjoint(batch.seqs):
@@ -205,7 +212,22 @@ class _Planner:
             max_input_tokens=self._budget.max_input_tokens,
             max_tokens=max_tokens,
         )
-        return {batch.seqs[0]: batch for batch in selected}
+        return environment | {batch.seqs[0]: batch for batch in selected}
+
+    def _select_environment(self) -> dict[int, MessageBatch]:
+        """System messages of the application by number, such as an agent's description of its environment.
+
+        The oldest come first, so that each cut chooses the same ones again. A system message after results of tools is
+        a reminder, and is archived with them.
+        """
+        max_tokens = int(self._budget.max_input_tokens * ENVIRONMENT_SHARE)
+        environment: dict[int, MessageBatch] = {}
+        for batch in (*self._input.preserved, *self._batches):
+            is_own = batch.messages[0].role == "system" and bool(batch.seqs) and self._input.pins.isdisjoint(batch.seqs)
+            if is_own and batch.tokens <= max_tokens:
+                environment[batch.seqs[0]] = batch
+                max_tokens -= batch.tokens
+        return environment
 
     def _choose_cut(self, strategy: Strategy, batches: Sequence[MessageBatch], max_tokens: int) -> int:
         legal_cuts = find_legal_cuts(batches, self._policy)

@@ -21,6 +21,7 @@ from quire.view.batches import (
     repair_tool_calls,
     sum_tokens,
 )
+from quire.view.excerpts import MIN_EXCERPT_CHARS
 from quire.view.inputs import ContextBlock, SelectedTool, ViewInput
 from quire.view.recalled_messages import FittedCandidate, RecallCandidate
 from quire.view.rendered import MessageCounter, RenderedMessage, drop_unsupported_parts
@@ -168,6 +169,9 @@ def count_input(
         for entry in takewhile(lambda each: each.seq <= through, view_input.history):
             if entry.role in _CLEARED_ROLES and entry.seq not in protected:
                 reductions[entry.seq] = 0
+    for entry in view_input.history if view_input.drops else ():
+        if entry.seq in view_input.drops:
+            reductions[entry.seq] = 0 if entry.role == "tool" else MIN_EXCERPT_CHARS
     messages = message_counter.render_reduced(view_input.history, reductions, summaries)
     messages += [message_counter.render_message(drop_unsupported_parts(message)) for message in view_input.pending]
     repaired = repair_tool_calls(messages, message_counter)

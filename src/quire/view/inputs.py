@@ -68,6 +68,8 @@ class ViewInput:
     """Number of the message of `history` that is the question of a turn whose next messages are archived or not
     loaded."""
     pins: frozenset[int] = frozenset()
+    drops: frozenset[int] = frozenset()
+    """Messages that the user dropped."""
     priorities: Mapping[int, int] = field(default_factory=dict[int, int])
     """Priorities of messages by number, if the strategy uses them."""
     pending: tuple[Message, ...] = ()

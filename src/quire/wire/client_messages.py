@@ -154,6 +154,22 @@ class EquivalentStart(NamedTuple):
     is_equivalent: bool
 
 
+class EditedStart(NamedTuple):
+    """The first items of a list as they are sent, with the user's edits."""
+
+    epoch: str = ""
+    """Digest of the epoch that was applied."""
+    item_count: int = 0
+    """Items of the client's list."""
+    size: int = 0
+    """Bytes of the client's list up to the end of the last of them."""
+    content: bytes = b""
+    dropped: frozenset[int] = frozenset()
+    """Messages of which the list has stubs."""
+    quoted: frozenset[int] = frozenset()
+    """Messages that are quoted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownStart:
     """The first messages of a list that an earlier request had too, and what is known of them; a reply follows them."""
@@ -169,6 +185,8 @@ class KnownStart:
     """Bytes of the list up to the end of the last item."""
     equivalents: dict[WireFormatName, EquivalentStart] = field(default_factory=dict[WireFormatName, EquivalentStart])
     """Cache by wire format of the comparison with the log, of all messages or of the first."""
+    edited: list[EditedStart] = field(default_factory=list[EditedStart])
+    """Cache of the items with the user's edits: at most one."""
 
 
 def compute_client_paths(messages: Iterable[ClientMessage], *, known_paths: Sequence[bytes] = ()) -> list[bytes]:

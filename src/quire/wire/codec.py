@@ -33,6 +33,7 @@ from quire.model.policy import MAX_MODEL_NAME_CHARS, WireFormatName
 from quire.wire import Reply, WireMessage
 from quire.wire.client_messages import ClientMessage, KnownStart
 from quire.wire.http_errors import ErrorResponse, error_code, http_status, retry_headers
+from quire.wire.item_edits import ItemEditor
 from quire.wire.replies import ReplyDelta, StreamDecoder
 
 
@@ -207,6 +208,8 @@ class ClientRequest:
     """Whether a later request may refer to the reply."""
     overflow: Literal["fit", "refuse"] | None = None
     """What to do if the request exceeds the window, if its format lets the client choose."""
+    is_edited: bool = False
+    """Whether `raw` has the user's edits of the context; `body` and `messages` are the client's own."""
     dropped: tuple[str, ...] = ()
     """Parts of the messages that were removed from `body` and `raw`, because no provider accepts them."""
     carried_items: tuple[WireMessage, ...] = ()
@@ -308,6 +311,7 @@ class Codec(ABC):
     """Field of the body with the list of messages."""
     leading_roles: ClassVar[frozenset[str] | None] = None
     """Roles of items at the start of the list that are instructions; None if the list cannot be parsed in parts."""
+    item_editor: ClassVar[ItemEditor]
     requires_reply_limit: ClassVar[bool] = False
     """Whether a request must limit the tokens of its reply."""
 
@@ -317,6 +321,10 @@ class Codec(ABC):
     """Path of an upstream that counts the tokens of a request, if the format has one."""
 
     # The client's side.
+
+    def get_cache_seconds(self, raw: bytes) -> int:
+        """Seconds for which the provider's prompt cache holds a request, at most or as estimated."""
+        return 600
 
     @abstractmethod
     def parse_request(self, raw: bytes, body: dict[str, Any]) -> ClientRequest:

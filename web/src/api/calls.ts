@@ -2,8 +2,8 @@
 
 import { requestJson, sendRequest } from "./client";
 import type {
-  AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
-  ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, EditSummaryBody, EntryPage,
+  AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
+  ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
   ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob,
 } from "./types";
@@ -110,6 +110,13 @@ export const context = {
   },
   unpin: ({ conversation, branch }: BranchRef, seq: number) =>
     requestJson<PinList>("DELETE", path(conversation, `/pins/${seq}`), { query: { branch } }),
+  /** Later requests have a stub in place of the message, also those of an agent that keeps its own list. */
+  drop: ({ conversation, branch }: BranchRef, seq: number, now: boolean) => {
+    const body: AddDropBody = { seq, now };
+    return requestJson<DropList>("POST", path(conversation, "/drops"), { query: { branch }, body });
+  },
+  restore: ({ conversation, branch }: BranchRef, seq: number, now: boolean) =>
+    requestJson<DropList>("DELETE", path(conversation, `/drops/${seq}`), { query: { branch, now } }),
   setPriority: ({ conversation, branch }: BranchRef, seq: number, priority: number | null) => {
     const body: SetPriorityBody = { priority };
     return requestJson<PriorityList>("PUT", path(conversation, `/priorities/${seq}`), { query: { branch }, body });

@@ -12,6 +12,12 @@ export function formatEntry(entry: Entry, compactions: readonly CompactionEntry[
       return t("eventPinned", entry.body.message);
     case "unpin":
       return t("eventUnpinned", entry.body.message);
+    case "drop":
+      return t("eventDropped", entry.body.message, entry.body.reason ?? null);
+    case "undrop":
+      return t("eventUndropped", entry.body.message);
+    case "epoch":
+      return t("eventEpoch");
     case "priority":
       return entry.body.priority ? t("eventPriority", entry.body.message, entry.body.priority) : t("eventPriorityReset", entry.body.message);
     case "restore": {

@@ -18,7 +18,7 @@ const MAX_PAGE_DISTANCE = 6;
 /** Entries per request where a range is read that is not one page. */
 const BATCH_SIZE = 100;
 /** Kinds of entries that are not messages. */
-const EVENT_KINDS = ["compaction", "restore", "pin", "unpin", "priority", "context_change"] satisfies Entry["kind"][];
+const EVENT_KINDS = ["compaction", "restore", "pin", "unpin", "priority", "context_change", "drop", "undrop", "epoch"] satisfies Entry["kind"][];
 
 export class TranscriptStore {
   readonly branchRef: BranchRef;
@@ -34,6 +34,7 @@ export class TranscriptStore {
   readonly clientCompactions = new SvelteMap<number, ClientCompaction>();
   head = $state(0);
   pins = $state.raw<number[]>([]);
+  drops = $state.raw<number[]>([]);
   priorities = $state.raw<Priority[]>([]);
   compactions = $state.raw<CompactionEntry[]>([]);
   /** The range that the active compaction covers. */
@@ -158,6 +159,7 @@ export class TranscriptStore {
 
   #applyState({ state, head }: EntryPage): void {
     this.pins = state.pins;
+    this.drops = (state.drops ?? []).map((each) => each.message);
     this.priorities = state.priorities;
     this.preserved = state.active_compaction?.preserved ?? [];
     this.covers = state.active_compaction?.covers ?? null;

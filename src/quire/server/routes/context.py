@@ -15,6 +15,7 @@ from quire.schemas.context import (
     CompactionPlanSchema,
     ContextItemSchema,
     ContextUsageSchema,
+    DropListSchema,
     ItemType,
     PinListSchema,
     PriorityListSchema,
@@ -49,6 +50,11 @@ class AddItemBody(BaseModel):
 
 class AddPinBody(BaseModel):
     seq: int = Field(ge=1, le=2**62, description="Sequence number of the message.")
+
+
+class AddDropBody(AddPinBody):
+    reason: str | None = Field(default=None, max_length=1_000, description="Why, in the user's words.")
+    now: bool = Field(default=False, description="Whether it takes effect even if that breaks a warm prompt cache.")
 
 
 class SetPriorityBody(BaseModel):
@@ -133,6 +139,30 @@ async def unpin_message(
     loaded = await load_conversation(engine, conversation, branch)
     await loaded.unpin(seq)
     return PinListSchema(pins=list((await _load_state(loaded)).pins))
+
+
+@router.post("/drops", status_code=201)
+async def drop_message(
+    engine: WriteEngine, conversation: ConversationId, body: AddDropBody, branch: BranchQuery = MAIN_BRANCH
+) -> DropListSchema:
+    """Drops a message from later requests, also from those of an agent that keeps its own list: a stub names it."""
+    loaded = await load_conversation(engine, conversation, branch)
+    await loaded.drop(body.seq, reason=body.reason, now=body.now)
+    return DropListSchema(drops=list((await _load_state(loaded)).drops or ()))
+
+
+@router.delete("/drops/{seq}")
+async def restore_message(
+    engine: WriteEngine,
+    conversation: ConversationId,
+    seq: EntrySeq,
+    branch: BranchQuery = MAIN_BRANCH,
+    now: Annotated[bool, Query(description="Whether it takes effect even if that breaks a warm prompt cache.")] = False,
+) -> DropListSchema:
+    """Brings a message back: a dropped one as it was, an archived one as a pinned message."""
+    loaded = await load_conversation(engine, conversation, branch)
+    await loaded.restore(seq, now=now)
+    return DropListSchema(drops=list((await _load_state(loaded)).drops or ()))
 
 
 async def _load_state(conversation: Conversation) -> BranchState:

@@ -12,6 +12,7 @@ from quire.model.messages import Role
 from quire.model.policy import WireFormatName
 from quire.wire import Reply, WireMessage
 from quire.wire.chat import FORMAT
+from quire.wire.chat.item_edits import ChatItemEditor
 from quire.wire.chat.parse import parse_messages
 from quire.wire.chat.stream import MAX_REQUEST_CHOICES, ChatEncoder, ChatStreamDecoder, parse_choice
 from quire.wire.client_messages import ClientMessage
@@ -35,6 +36,7 @@ from quire.wire.codec import (
 )
 from quire.wire.fields import join_content_texts
 from quire.wire.http_errors import PROBLEM_MEDIA_TYPE, ErrorResponse, build_problem
+from quire.wire.item_edits import ItemEditor
 from quire.wire.replies import encode_event
 
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -108,6 +110,7 @@ class ChatMessage(ClientMessage):
 class ChatCodec(Codec):
     leading_roles: ClassVar[frozenset[str] | None] = _INSTRUCTION_ROLES
     name: ClassVar[WireFormatName] = FORMAT
+    item_editor: ClassVar[ItemEditor] = ChatItemEditor()
     create_path: ClassVar[str] = "chat/completions"
     media_types: ClassVar[tuple[str, ...]] = ("image_url", "file")
     has_author_names: ClassVar[bool] = True

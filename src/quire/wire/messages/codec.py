@@ -37,8 +37,10 @@ from quire.wire.codec import (
     list_other_fields,
 )
 from quire.wire.http_errors import ErrorResponse
+from quire.wire.item_edits import ItemEditor
 from quire.wire.messages import FORMAT
 from quire.wire.messages.cache_markers import add_cache_markers
+from quire.wire.messages.item_edits import MessagesItemEditor
 from quire.wire.messages.parse import parse_messages, parse_reply
 from quire.wire.messages.render import UNSIGNED_SIGNATURE, AnthropicMessagesFormat
 from quire.wire.messages.stream import MessagesEncoder, MessagesStreamDecoder
@@ -89,6 +91,7 @@ _TARGET_EFFORTS = {**{name: name for name in _EFFORTS}, "minimal": "low"}
 class MessagesCodec(Codec):
     leading_roles: ClassVar[frozenset[str] | None] = frozenset()
     name: ClassVar[WireFormatName] = FORMAT
+    item_editor: ClassVar[ItemEditor] = MessagesItemEditor()
     create_path: ClassVar[str] = "messages"
     media_types: ClassVar[tuple[str, ...]] = ("image", "document")
     thinking_types: ClassVar[tuple[str, ...]] = ("thinking", "redacted_thinking")
@@ -120,6 +123,9 @@ class MessagesCodec(Codec):
             options=_parse_options(body),
             previous_reply=get_text(thread, "previous_message_id") if thread.get("type") == "continue" else None,
         )
+
+    def get_cache_seconds(self, raw: bytes) -> int:
+        return 3_600 if b'"ttl":"1h"' in raw else 300
 
     def has_unsendable(self, request: ClientRequest) -> bool:
         return UNSIGNED_SIGNATURE.encode() in request.raw

@@ -30,7 +30,9 @@ from quire.wire.codec import (
 )
 from quire.wire.fields import join_content_texts
 from quire.wire.http_errors import ErrorResponse
+from quire.wire.item_edits import ItemEditor
 from quire.wire.responses import FORMAT
+from quire.wire.responses.item_edits import ResponsesItemEditor
 from quire.wire.responses.object import select_request_fields
 from quire.wire.responses.parse import parse_messages
 from quire.wire.responses.stream import ResponsesEncoder, ResponsesStreamDecoder, encode_error_event, parse_response
@@ -71,6 +73,7 @@ _TOOL_CHOICES = ("auto", "required", "none")
 
 class ResponsesCodec(Codec):
     name: ClassVar[WireFormatName] = FORMAT
+    item_editor: ClassVar[ItemEditor] = ResponsesItemEditor()
     create_path: ClassVar[str] = "responses"
     media_types: ClassVar[tuple[str, ...]] = ("input_image", "input_file")
     thinking_types: ClassVar[tuple[str, ...]] = ("reasoning",)

@@ -1,0 +1,126 @@
+"""Compactions that a client makes of its own list, recognized from the list alone.
+
+An agent has the model summarize its list, and then begins a new list with that summary. So a list whose start is not
+stored, and in which a message contains the text of a reply that the log has from this session, continues the
+conversation that the summary covers. No wording of any agent is needed.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quire.log import Branch, ConversationOrigin, ConversationRecord
+from quire.model import Compaction, Entry, Span
+from quire.store import SqlStore
+from quire.wire.client_messages import ClientMessage
+
+MIN_SUMMARY_CHARS = 40
+"""Shorter replies occur in other messages by chance."""
+MAX_SUMMARY_CHARS = 200_000
+"""Maximum length of a message that is searched for a summary."""
+MAX_SESSION_CONVERSATIONS = 20
+"""Maximum number of a session's conversations whose newest replies may be the summary."""
+MAX_SESSION_BRANCHES = 6
+"""Maximum number of branches of each, the most recently used ones."""
+
+_ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
+_TAG = re.compile(r"</?summary>")
+
+
+def normalize_summary(text: str) -> str:
+    """The text of a summary as it is found in a later list: without its analysis, tags and runs of white space."""
+    return " ".join(_TAG.sub("", _ANALYSIS.sub("", text)).split())
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryReply:
+    """A reply of a client's session that may be a summary, and where it was recorded."""
+
+    record: ConversationRecord
+    branch: Branch
+    reply: Entry
+    question: Entry | None
+    """The newest message before it: the instruction to summarize."""
+
+
+def find_summary(messages: Sequence[ClientMessage], replies: Iterable[SummaryReply]) -> tuple[int, SummaryReply] | None:
+    """The first message that contains one of the replies, and the reply; the newest reply first.
+
+    Agents put the summary into a message of the user. Where it is a reply again, it follows the first message.
+    """
+    texts = {
+        index: normalize_summary(text)
+        for index, each in enumerate(messages)
+        if (each.role == "user" or (each.role == "assistant" and index == 1))
+        and MIN_SUMMARY_CHARS <= len(text := each.message.text) <= MAX_SUMMARY_CHARS
+    }
+    own_replies = {normalize_summary(each.message.text) for each in messages[2:] if each.role == "assistant"}
+    for reply in replies:
+        summary = normalize_summary(reply.reply.message.text)
+        if len(summary) < MIN_SUMMARY_CHARS or summary in own_replies:
+            # A reply that the list has as such was no summary: the user quoted it.
+            continue
+        found = next((index for index, text in texts.items() if summary in text), None)
+        if found is not None:
+            return found, reply
+    return None
+
+
+async def load_summary_replies(store: SqlStore, origin: ConversationOrigin) -> list[SummaryReply]:
+    """The newest reply of each branch in the client's session, the newest first."""
+    if origin.session is None:
+        return []
+    found: list[SummaryReply] = []
+    for record in await store.list_session(origin.session, limit=MAX_SESSION_CONVERSATIONS):
+        if record.origin is None or record.origin.agent != origin.agent:
+            continue
+        branches = sorted(await store.list_branches(record.id), key=lambda branch: -branch.updated_at)
+        for branch in branches[:MAX_SESSION_BRANCHES]:
+            newest = await store.read_tail(record.id, 2, branch=branch.number, kinds=["message"])
+            if newest and newest[-1].role == "assistant" and not newest[-1].message.tool_calls:
+                question = newest[-2] if len(newest) > 1 else None
+                found.append(SummaryReply(record, branch, newest[-1], question))
+    return sorted(found, key=lambda each: -each.reply.created_at)
+
+
+async def locate_covered(store: SqlStore, found: SummaryReply, origin: ConversationOrigin) -> tuple[Branch, int] | None:
+    """The branch that the list continues, and the last of its entries that the summary replaces.
+
+    The request for the summary is on a fork, if the client left out its newest messages; at the head of the branch
+    itself, if it did not; or in a conversation of its own.
+    """
+    branch, question = found.branch, found.question
+    if found.record.origin is not None and found.record.origin.purpose is None and question is not None:
+        if branch.lineage and branch.fork_seq >= question.seq - 1:
+            parent = await store.get_branch(branch.conversation, branch.lineage[-1][0])
+            return parent, branch.fork_seq
+        return branch, found.reply.seq
+    for record in await store.list_session(origin.session or "", limit=MAX_SESSION_CONVERSATIONS):
+        if record.origin is not None and (record.origin.agent, record.origin.purpose) == (origin.agent, None):
+            branches = await store.list_branches(record.id)
+            newest = max(branches, key=lambda each: each.updated_at)
+            return newest, newest.head_seq
+    return None
+
+
+def build_compaction(branch: Branch, covers_last: int, found: SummaryReply) -> Compaction:
+    """The entry of a client's compaction on the branch that it continues."""
+    active, usage = branch.state.active_compaction, found.reply.metadata.usage
+    return Compaction(
+        number=branch.state.compaction_count + 1,
+        covers=Span(first=1, last=covers_last),
+        summary=found.reply.message.text,
+        trigger="client",
+        strategy="client",
+        model=usage.model if usage is not None else None,
+        tokens_before=(usage.input_tokens or 0) if usage is not None else 0,
+        tokens_after=found.reply.tokens or 0,
+        supersedes=active.seq if active is not None else None,
+    )
+
+
+def list_restorable(covered: Sequence[Entry], summary: str | None) -> list[Entry]:
+    """The covered messages without the request for the summary, where that was at the end of the client's own list."""
+    if len(covered) > 1 and covered[-1].role == "assistant" and covered[-1].message.text == summary:
+        return list(covered[:-2])
+    return list(covered)

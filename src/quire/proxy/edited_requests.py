@@ -1,0 +1,327 @@
+"""The edits of a conversation, applied to the request of a client that keeps its own list."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import cast
+
+from quire.concurrency.worker_threads import run_sized
+from quire.engine import Engine
+from quire.model import (
+    ActiveCompaction,
+    BranchState,
+    Compaction,
+    ContextEpoch,
+    Decision,
+    DecisionReason,
+    Entry,
+    Span,
+)
+from quire.model.entry_bodies import EditedSummary, ListAnchor
+from quire.model.ids import now
+from quire.model.json_values import is_object
+from quire.proxy.client_compactions import list_restorable, normalize_summary
+from quire.proxy.context_edits import (
+    DropTarget,
+    LogTexts,
+    RequestedEdits,
+    edit_list,
+    is_settled,
+    plan_epoch,
+    splice_items,
+)
+from quire.proxy.known_messages import count_leading, find_list
+from quire.proxy.recognition import HistoryMatch
+from quire.view.batches import repair_tool_calls
+from quire.wire import WireMessage
+from quire.wire.client_messages import EditedStart
+from quire.wire.codec import ClientRequest
+from quire.wire.item_edits import ItemEditor
+from quire.wire.labels import label_text
+
+COLD_CACHE_FACTOR = 1.1
+"""Factor on the lifetime of a prompt cache after which it counts as cold."""
+
+STUB_TOKENS = 40
+"""Tokens of a stub, approximately."""
+MAX_RESTORED_SHARE = 0.5
+"""Share of the room below the client's limit that restored messages take; the rest is for its next messages."""
+MANUAL_COMPACTION = b"<command-name>/compact"
+"""What Claude Code adds to its list after a compaction that the user started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditedRequest:
+    """A client's request with the edits of its conversation."""
+
+    client_request: ClientRequest
+    match: HistoryMatch
+    decisions: tuple[Decision, ...] = ()
+    tokens: int = 0
+    """Tokens that the edits add; negative if they remove more."""
+
+
+async def apply_edits(client_request: ClientRequest, match: HistoryMatch, engine: Engine) -> EditedRequest:
+    """Applies the edits of the conversation to the client's list.
+
+    An epoch that begins with this request is stored before the request is sent: a later request, on any server, is
+    edited in the same way.
+    """
+    unedited = EditedRequest(client_request=client_request, match=match)
+    if match.creates_conversation or match.delta_only:
+        return unedited
+    branch = await engine.store.get_branch(match.conversation, match.branch)
+    items: object = client_request.body.get(client_request.codec.item_field)
+    if not _has_edits(branch.state, match) or not isinstance(items, list) or not items:
+        return unedited
+    return await _ListEditor(client_request, match, engine, cast("list[object]", items)).apply(branch.state)
+
+
+def _has_edits(state: BranchState, match: HistoryMatch) -> bool:
+    if state.epoch is not None or state.drops or _list_lacking_pins(state, match):
+        return True
+    active = state.active_compaction
+    return match.compaction is not None and (active is None or active.seq != match.compaction)
+
+
+def _list_lacking_pins(state: BranchState, match: HistoryMatch) -> list[int]:
+    """Pinned messages that the client's own summary has replaced."""
+    if not match.stored_start or match.entry_range is None:
+        return []
+    return [pin for pin in state.pins if pin < match.entry_range[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class _ListEditor:
+    client_request: ClientRequest
+    match: HistoryMatch
+    engine: Engine
+    items: Sequence[object]
+
+    @property
+    def _editor(self) -> ItemEditor:
+        return self.client_request.codec.item_editor
+
+    async def apply(self, state: BranchState) -> EditedRequest:
+        epoch, match = state.epoch, self.match
+        pins = _list_lacking_pins(state, match)
+        summary = await self._request_summary(state)
+        if epoch is None or not is_settled(
+            self.items, epoch, self._editor, dropped=state.dropped, quotes=pins, summary=summary
+        ):
+            began = await self._plan(state, pins, summary)
+            if began is not None:
+                stored = await self.engine.store.append(match.conversation, began, branch=match.branch)
+                match = replace(match, head_seq=stored[-1].seq)
+            epoch = began or epoch
+        if epoch is None:
+            return EditedRequest(client_request=self.client_request, match=match)
+        quotes = await self._load_messages([each.message for each in epoch.quotes or ()])
+        texts = LogTexts(
+            quotes={seq: _quote(entry) for seq, entry in quotes.items()},
+            restored=await self._render_restored(epoch.summary),
+            summary=await self._load_summary(epoch.summary),
+        )
+        edited, client_request = await run_sized(self.client_request.work_bytes, self._edit, epoch, texts)
+        tokens = {each.message: each.tokens for each in epoch.drops or ()}
+        decisions = [_decide(seq, tokens[seq], included=False, reason="dropped") for seq in sorted(edited.dropped)]
+        decisions += [
+            _decide(seq, quotes[seq].tokens or 0, included=True, reason="pinned") for seq in sorted(edited.quoted)
+        ]
+        restored = epoch.summary.restored if epoch.summary is not None else None
+        if epoch.summary is not None and restored is not None and client_request.is_edited:
+            row = _decide(restored.first, epoch.summary.restored_tokens or 0, included=True, reason="restored")
+            decisions.append(row.model_copy(update={"span": restored}))
+        return EditedRequest(
+            client_request=client_request,
+            match=match,
+            decisions=tuple(decisions),
+            tokens=sum(each.tokens if each.included else STUB_TOKENS - each.tokens for each in decisions),
+        )
+
+    async def _plan(
+        self, state: BranchState, pins: Sequence[int], summary: EditedSummary | None
+    ) -> ContextEpoch | None:
+        """The epoch that begins with this list, if one does."""
+        messages = await self._load_messages([*state.dropped, *pins])
+        requested = RequestedEdits(
+            drops=[_to_target(messages[seq]) for seq in sorted(state.dropped) if seq in messages],
+            quotes=[pin for pin in pins if pin in messages],
+            summary=summary,
+        )
+        newest = await self.engine.store.read_tail(
+            self.match.conversation, 1, branch=self.match.branch, kinds=["message"]
+        )
+        # A restored list is written to the cache as a whole, whenever that is.
+        restores = summary != (state.epoch.summary if state.epoch is not None else None)
+        may_break = bool(state.edits_now) or restores or self._is_cold(state, newest[-1].created_at if newest else 0)
+        size = self.client_request.work_bytes
+        return await run_sized(size, plan_epoch, self.items, state.epoch, requested, self._editor, may_break=may_break)
+
+    async def _request_summary(self, state: BranchState) -> EditedSummary | None:
+        """What the list should have in place of the client's own summary; None for the summary itself.
+
+        The user has undone the client's compaction, or written another summary. What has begun stays: the room for
+        restored messages is measured once.
+        """
+        client_seq, active = self.match.compaction, state.active_compaction
+        if client_seq is None or (active is not None and active.seq == client_seq):
+            return None
+        current = state.epoch.summary if state.epoch is not None else None
+        other = active.seq if active is not None else None
+        if current is not None and current.compaction == other and self._editor.holds_anchor(self.items, current.item):
+            return current
+        compaction = await self._get_compaction(client_seq)
+        item = self._find_summary_item(compaction)
+        if item is None:
+            return None
+        if active is not None and active.seq > client_seq:
+            is_edit = (await self._get_compaction(active.seq)).trigger == "edit"
+            return EditedSummary(item=item, compaction=active.seq) if is_edit else None
+        return await self._measure_restored(item, compaction, active)
+
+    async def _get_compaction(self, seq: int) -> Compaction:
+        body = (await self.engine.store.get_entry(self.match.conversation, seq, branch=self.match.branch)).body
+        assert isinstance(body, Compaction)
+        return body
+
+    def _find_summary_item(self, compaction: Compaction) -> ListAnchor | None:
+        summary = normalize_summary(compaction.summary or "")
+        for index, item in enumerate(self.items):
+            if is_object(item) and summary and summary in normalize_summary(self._editor.read_text(item)):
+                return self._editor.make_anchor(self.items, index)
+        return None
+
+    async def _measure_restored(
+        self, item: ListAnchor, compaction: Compaction, active: ActiveCompaction | None
+    ) -> EditedSummary | None:
+        """The newest of the covered messages that fit below the client's own limit, so that it does not compact again.
+
+        The client compacts by the tokens that its provider reports. It did so at `tokens_before`, unless the user had
+        it compact.
+        """
+        if compaction.covers is None:
+            return None
+        first = active.covers.last + 1 if active is not None and active.covers is not None else compaction.covers.first
+        covered = await self._read_range(Span(first=first, last=max(first, compaction.covers.last)), compaction.summary)
+        policy = self.engine.policy
+        is_manual = MANUAL_COMPACTION in self.client_request.raw
+        limit = policy.trigger_tokens if is_manual or not compaction.tokens_before else compaction.tokens_before
+        list_tokens = sum(self.engine.message_counter.count(each.message) for each in self.client_request.messages)
+        room = int(max(0, limit - list_tokens) * MAX_RESTORED_SHARE)
+        chosen = choose_newest(covered, room)
+        if not chosen:
+            return None
+        return EditedSummary(
+            item=item,
+            restored=Span(first=chosen[0].seq, last=chosen[-1].seq),
+            restored_tokens=sum(entry.tokens or 0 for entry in chosen),
+            is_partial=len(chosen) < len(covered) or active is not None or None,
+            compaction=active.seq if active is not None else None,
+        )
+
+    async def _read_range(self, span: Span, summary: str | None) -> list[Entry]:
+        entries = await self.engine.store.read_range(
+            self.match.conversation, branch=self.match.branch, first=span.first, last=span.last, kinds=["message"]
+        )
+        return list_restorable(entries, summary)
+
+    async def _render_restored(self, summary: EditedSummary | None) -> Sequence[WireMessage]:
+        """The restored messages as the log renders them: a purged one is not among them."""
+        if summary is None or summary.restored is None or self.match.compaction is None:
+            return ()
+        entries = await self._read_range(summary.restored, None)
+        await self.engine.runtime.blobs.load(self.engine.store, entries)
+        counter = self.engine.message_counter
+
+        def render() -> list[WireMessage]:
+            messages = repair_tool_calls(counter.render_entries(entries), counter).messages
+            return [wire_message for each in messages for wire_message in each.wire_messages]
+
+        return await run_sized(sum(len(entry.raw) for entry in entries), render)
+
+    async def _load_summary(self, summary: EditedSummary | None) -> str | None:
+        if summary is None or summary.compaction is None:
+            return None
+        text = (await self._get_compaction(summary.compaction)).summary
+        return label_text("summary", text) if text else None
+
+    async def _load_messages(self, seqs: Sequence[int]) -> dict[int, Entry]:
+        if not seqs:
+            return {}
+        entries = await self.engine.store.get_entries(self.match.conversation, seqs, branch=self.match.branch)
+        return {entry.seq: entry for entry in entries if entry.kind == "message"}
+
+    def _edit(self, epoch: ContextEpoch, texts: LogTexts) -> tuple[EditedStart, ClientRequest]:
+        """Edits the list. The known start of it, which the next request repeats, is edited once."""
+        request, known = self.client_request, self.client_request.known_start
+        position = find_list(request.raw.decode("latin-1"), request.codec.item_field)
+        if position is None:
+            return EditedStart(), request
+        key = sha256(epoch.canonical_json().encode()).hexdigest()
+        start = next((each for each in known.edited if each.epoch == key), EditedStart(epoch=key))
+        if known.size and start.item_count < len(known.items):
+            raw = request.raw[position : position + known.size] + b"]"
+            start, _ = self._extend(start, raw, len(known.items), epoch, texts)
+            known.edited[:] = [start]
+        whole, end = self._extend(start, request.raw[position:], len(self.items), epoch, texts)
+        raw = request.raw[:position] + whole.content + request.raw[position + end :]
+        return whole, request if raw == request.raw else replace(request, raw=raw, raw_digest=None, is_edited=True)
+
+    def _extend(
+        self, start: EditedStart, raw: bytes, stop: int, epoch: ContextEpoch, texts: LogTexts
+    ) -> tuple[EditedStart, int]:
+        """Edits the items after an edited start, up to `stop`; `raw` begins with the list's first item."""
+        first_item = count_leading(self.items, self.client_request.codec.leading_roles or frozenset())
+        places = range(start.item_count, stop)
+        edited = edit_list(self.items, epoch, texts, self._editor, first_item=first_item, places=places)
+        content, end = splice_items(raw, start.size, edited, start=start.item_count)
+        extended = EditedStart(
+            epoch=start.epoch,
+            item_count=stop,
+            size=end,
+            content=b",".join(filter(None, (start.content, content))),
+            dropped=start.dropped | edited.dropped,
+            quoted=start.quoted | edited.quoted,
+        )
+        return extended, end
+
+    def _is_cold(self, state: BranchState, replied_at: int) -> bool:
+        """Whether the provider's prompt cache has nothing of this list any more."""
+        epoch, editor = state.epoch, self.client_request.codec.item_editor
+        if epoch is not None and not editor.holds_anchor(self.items, epoch.newest):
+            # The client has rewound or compacted its list.
+            return True
+        lifetime = self.client_request.codec.get_cache_seconds(self.client_request.raw)
+        return now() - replied_at > lifetime * COLD_CACHE_FACTOR * 1_000_000
+
+
+def choose_newest(entries: Sequence[Entry], max_tokens: int) -> Sequence[Entry]:
+    """The newest entries within a number of tokens, from a message of the user on, or else from a reply on."""
+    tokens, fitting = 0, len(entries)
+    while fitting and tokens + (entries[fitting - 1].tokens or 0) <= max_tokens:
+        fitting -= 1
+        tokens += entries[fitting].tokens or 0
+    for role in ("user", "assistant"):
+        start = next((index for index in range(fitting, len(entries)) if entries[index].role == role), None)
+        if start is not None:
+            return entries[start:]
+    return ()
+
+
+def _to_target(entry: Entry) -> DropTarget:
+    message = entry.message
+    results = [(part.call_id, len(part.text)) for part in message.tool_results]
+    return DropTarget(entry.seq, results, entry.tokens or 0, message.role, message.text)
+
+
+def _quote(entry: Entry) -> str:
+    """A message of the log as labelled data."""
+    message = entry.message
+    texts = [message.text, *(part.text for part in message.tool_results)]
+    return label_text("kept", "\n".join(filter(None, texts)), message=f"#{entry.seq}", role=message.role)
+
+
+def _decide(seq: int, tokens: int, *, included: bool, reason: DecisionReason) -> Decision:
+    span = Span(first=seq, last=seq)
+    return Decision(slot="messages", kind="message", included=included, reason=reason, tokens=tokens, span=span)

@@ -1,0 +1,163 @@
+"""What the user drops reaches an agent that keeps its own list, through the gateway; nothing else changes."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from gateway_fixtures import GatewayHarness, run_gateway
+
+from infra.scripted_provider import ScriptedProvider, ScriptedReply, play, run_scripted_provider
+from proxy.client_lists import Item, make_answer, make_calls, make_question, make_results
+from quire.model import ContextEpoch, Entry
+from quire.store import SqlStore
+
+PATHS = {"messages": "/v1/messages", "responses": "/v1/responses", "chat": "/v1/chat/completions"}
+FORMATS = list(PATHS)
+
+
+@asynccontextmanager
+async def run_agent_gateway(store: SqlStore, wire: str) -> AsyncIterator[tuple[GatewayHarness, ScriptedProvider]]:
+    with run_scripted_provider(play(ScriptedReply("Noted."))) as provider:
+        settings: Any = {"upstreams": {"*": {"base_url": provider.openai_url, "speaks": [wire]}}}
+        async with run_gateway(store, provider.openai_url, **settings) as harness:
+            yield harness, provider
+
+
+async def send(harness: GatewayHarness, wire: str, items: list[Item]) -> bytes:
+    """Sends an agent's list; returns its bytes."""
+    name = "input" if wire == "responses" else "messages"
+    limit = {"max_tokens": 500} if wire == "messages" else {}
+    raw = json.dumps({"model": "claude-sonnet-5-5", **limit, name: items}, ensure_ascii=False).encode()
+    answer = await harness.http.post(PATHS[wire], content=raw)
+    assert answer.status_code == 200, answer.text
+    return raw
+
+
+def begin_session(wire: str) -> list[Item]:
+    """A question, a tool call with a long result, and an answer."""
+    return [
+        *make_question(wire, "Read the log."),
+        *make_calls(wire, ["call_1"], ""),
+        *make_results(wire, ["call_1"], 4_000),
+        *make_answer(wire, "Noted.", ""),
+    ]
+
+
+@pytest.mark.parametrize("wire", FORMATS)
+async def test_a_dropped_result_is_a_stub_for_the_model_and_whole_in_the_log(store: SqlStore, wire: str):
+    async with run_agent_gateway(store, wire) as (harness, provider):
+        items = begin_session(wire)
+        await send(harness, wire, items[:-1])
+        [conversation] = await store.list_conversations()
+        entries = await store.read_range(conversation.id, kinds=["message"])
+        result = next(entry for entry in entries if entry.role == "tool")
+        base = f"/api/conversations/{conversation.id}"
+        answer = await harness.http.post(f"{base}/drops", json={"seq": result.seq, "reason": "noise", "now": True})
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["drops"] == [{"message": result.seq, "reason": "noise", "now": True}]
+        items += make_question(wire, "And now?")
+        await send(harness, wire, items)
+        sent = json.dumps(provider.requests[-1].items, ensure_ascii=False)
+        assert f"characters; read #{result.seq}]" in sent
+        assert "é" * 100 not in sent
+
+        # The next list extends the one before, and the log has what the client sent.
+        items += [*make_answer(wire, "Noted.", ""), *make_question(wire, "Go on.")]
+        await send(harness, wire, items)
+        before, after = provider.requests[-2].items, provider.requests[-1].items
+        assert after[: len(before)] == before
+        [conversation] = await store.list_conversations()
+        assert len(await store.list_branches(conversation.id)) == 1
+        entries = await store.read_range(conversation.id)
+        assert [entry.kind for entry in entries].count("epoch") == 1
+        assert "é" * 4_000 in next(entry for entry in entries if entry.role == "tool").raw
+        reply = entries[-1]
+        manifest = await store.get_manifest(conversation.id, reply.seq)
+        assert manifest.forwarded is not None
+        assert manifest.forwarded.form == "edited"
+        [row] = [row for row in manifest.decisions if row.reason == "dropped"]
+        assert row.span is not None
+        assert (row.span.first, row.included) == (result.seq, False)
+
+        # Taken back, the list is the client's, byte for byte.
+        answer = await harness.http.delete(f"{base}/drops/{result.seq}", params={"now": True})
+        assert answer.json() == {"drops": []}
+        items += [*make_answer(wire, "Noted.", ""), *make_question(wire, "Once more.")]
+        raw = await send(harness, wire, items)
+        assert provider.requests[-1].raw == raw
+
+
+@pytest.mark.parametrize("wire", FORMATS)
+async def test_a_drop_waits_until_the_prompt_cache_is_cold(store: SqlStore, wire: str, monkeypatch: pytest.MonkeyPatch):
+    async with run_agent_gateway(store, wire) as (harness, provider):
+        items = begin_session(wire)
+        await send(harness, wire, items[:-1])
+        [conversation] = await store.list_conversations()
+        await harness.http.post(f"/api/conversations/{conversation.id}/drops", json={"seq": 3})
+        items += make_question(wire, "And now?")
+        raw = await send(harness, wire, items)
+        assert provider.requests[-1].raw == raw
+        monkeypatch.setattr("quire.proxy.edited_requests.COLD_CACHE_FACTOR", 0)
+        items += [*make_answer(wire, "Noted.", ""), *make_question(wire, "Go on.")]
+        await send(harness, wire, items)
+        assert "read #3]" in provider.requests[-1].raw.decode()
+
+
+@pytest.mark.parametrize("wire", FORMATS)
+async def test_without_edits_the_bytes_are_the_clients(store: SqlStore, wire: str):
+    async with run_agent_gateway(store, wire) as (harness, provider):
+        items = begin_session(wire)
+        await send(harness, wire, items[:-1])
+        items += make_question(wire, "And now?")
+        raw = await send(harness, wire, items)
+        assert provider.requests[-1].raw == raw
+        [conversation] = await store.list_conversations()
+        bodies = [entry.body for entry in await store.read_range(conversation.id)]
+        assert not any(isinstance(body, ContextEpoch) for body in bodies)
+
+
+async def test_a_long_list_is_edited_like_a_short_one(store: SqlStore):
+    """The known start of a long list is parsed and edited once; the bytes must be the same."""
+    async with run_agent_gateway(store, "messages") as (harness, provider):
+        items: list[Item] = []
+        for number in range(12):
+            call = [f"call_{number}"]
+            items += [*make_question("messages", f"Read part {number}."), *make_calls("messages", call, f"a{number}")]
+            items += make_results("messages", call, 3_000)
+            await send(harness, "messages", items)
+            items += make_answer("messages", "Noted.", f"b{number}")
+        [conversation] = await store.list_conversations()
+        results = [each for each in await store.read_range(conversation.id, kinds=["message"]) if each.role == "tool"]
+        for entry in results[1:4]:
+            body = {"seq": entry.seq, "now": True}
+            await harness.http.post(f"/api/conversations/{conversation.id}/drops", json=body)
+        for number in range(12, 16):
+            items += make_question("messages", f"Go on {number}.")
+            await send(harness, "messages", items)
+            expected = [strip_old(item, results[1:4], "b11") for item in items]
+            sent = provider.requests[-1].items
+            assert [drop_stub(item) for item in sent] == expected
+            assert json.dumps(sent).count("[dropped by the user: Bash") == 3
+            items += make_answer("messages", "Noted.", f"c{number}")
+
+
+def strip_old(item: Item, dropped: Sequence[Entry], newest_stale: str) -> Item:
+    """An independent account of what a list with these drops is sent as: without reasoning up to the drop."""
+    calls = {part.call_id for entry in dropped for part in entry.message.tool_results}
+    stale = [f"{kind}{number}" for kind in "ab" for number in range(int(newest_stale[1:]) + 1)]
+    blocks = [block for block in item["content"] if block.get("thinking") not in stale]
+    return {
+        **item,
+        "content": [block | {"content": "STUB"} if block.get("tool_use_id") in calls else block for block in blocks],
+    }
+
+
+def drop_stub(item: Item) -> Item:
+    stub = "[dropped by the user: "
+    blocks = [
+        block | {"content": "STUB"} if str(block.get("content", "")).startswith(stub) else block
+        for block in item["content"]
+    ]
+    return {**item, "content": blocks}
