@@ -29,7 +29,7 @@ serve_run
 # Fields of values that are stored, or returned as JSON.
 compaction_seq, first_message, forwarding, has_more, invalidated_tokens, item_counts, json_schema, memory_enabled
 renderer
-parent_agent, savings_per_request, unrecorded_messages, was_running
+parent_agent, savings_per_request, unpriced_turns, unrecorded_messages, was_running
 
 # Fields of parsed values that only tests read so far.
 block_ids, body_start, cache_write_price, imported_by, tags

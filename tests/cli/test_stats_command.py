@@ -10,7 +10,7 @@ from test_json_matches_api import get_json
 from quire.db.store_part import write
 from quire.log import ConversationOrigin
 from quire.model import Draft, Message, ToolCallPart, Usage
-from quire.model.entry_metadata import DocumentReference, TurnTotals
+from quire.model.entry_metadata import DocumentReference
 from quire.schemas.stats import StatsSchema
 from quire.store import SqlStore
 
@@ -28,12 +28,12 @@ def usage(home: CliHome) -> None:
             at = time.time_ns() // 1_000
             for number in range(TURNS):
                 usage = Usage(model="gpt-4o", input_tokens=1_000, output_tokens=50, cache_read_tokens=500)
-                turn = TurnTotals(steps=1, usage=usage, cost_usd=0.01 * (number + 1))
+                cost = 0.01 * (number + 1)
                 references = (DocumentReference(link="plan.md", path="plan.md"),)
                 await store.append(
                     "boat",
                     Draft(body=Message.user(f"Question {number}?"), references=references, created_at=at),
-                    Draft(body=Message.assistant(f"Answer {number}."), usage=usage, turn=turn, created_at=at),
+                    Draft(body=Message.assistant(f"Answer {number}."), usage=usage, cost_usd=cost, created_at=at),
                 )
             call = Message(role="assistant", parts=(ToolCallPart(id="1", name="read_chart"),))
             await store.append("boat", Draft(body=call, created_at=at))
@@ -49,9 +49,9 @@ def test_the_overview_is_one_screen_with_bars(usage: None):
     assert max(map(len, lines)) <= 100
     assert "24 in 25 requests" in outcome.stdout
     assert "24,000, 50% from cache" in outcome.stdout
-    assert "$3.00" in outcome.stdout
+    assert "at least $3.00, and 1 call without a known price, 0 tokens" in outcome.stdout
     assert "█" in outcome.stdout
-    assert "boat --reply 48" in outcome.stdout
+    assert "boat --reply 49" in outcome.stdout
     assert "document plan.md: Pin it, or make it a reference of the agent: 100% of the turns name it." in outcome.stdout
 
 
@@ -60,15 +60,15 @@ def test_an_unknown_cost_is_not_zero(home: CliHome):
         async with SqlStore.open(f"sqlite:///{home.database}") as store:
             await store.create_conversation(client, origin=ConversationOrigin(client=client))
             at, usage = time.time_ns() // 1_000, Usage(input_tokens=1_000)
-            turn = None if cost is None else TurnTotals(steps=1, usage=usage, cost_usd=cost)
-            reply = Draft(body=Message.assistant("Yes."), usage=usage, turn=turn, created_at=at)
+            reply = Draft(body=Message.assistant("Yes."), usage=usage, cost_usd=cost, created_at=at)
             await store.append(client, Draft(body=Message.user("So?"), created_at=at), reply)
 
     asyncio.run(append("imported", cost=None))
-    assert "not known: 1 turn without a known price" in invoke_cli("stats").stdout
+    assert "not known: 1 call without a known price, 1,000 tokens" in invoke_cli("stats").stdout
+    assert "not known: 1 call without a known price, 1,000 tokens" in invoke_cli("stats", "imported").stdout
     assert "$" not in invoke_cli("stats").stdout
     asyncio.run(append("priced", cost=0.25))
-    assert "$0.25, and 1 turn without a known price" in invoke_cli("stats").stdout
+    assert "at least $0.25, and 1 call without a known price, 1,000 tokens" in invoke_cli("stats").stdout
     rows = {row.split()[0]: row for row in invoke_cli("stats", "--by", "source").stdout.splitlines()}
     assert "$0.25" in rows["priced"]
     assert ("–" in rows["imported"], "$" in rows["imported"]) == (True, False)
@@ -86,7 +86,7 @@ def test_its_json_is_that_of_the_api(usage: None):
     document = run_json("stats")
     validate_document(document, StatsSchema)
     assert document == get_json("/api/stats", limit=5)
-    assert [each["seq"] for each in document["turns"]] == [48, 46, 44, 42, 40]
+    assert [each["seq"] for each in document["turns"]] == [49, 46, 44, 42, 40]
 
 
 def test_a_recount_says_what_it_corrected(usage: None, home: CliHome):

@@ -58,15 +58,15 @@ def test_another_model_has_its_own_window_tokenizer_and_price():
         model="gpt-4o", context_limit=100_000, tokenizer="qwen3", input_price=100.0, output_price=100.0
     )
     usage = Usage(input_tokens=1_000_000)
-    assert (config.model_spec.tokenizer, config.estimate_cost(usage, "gpt-4o")) == ("qwen3", 100.0)
+    assert (config.model_spec.tokenizer, config.compute_cost(usage, "gpt-4o").usd) == ("qwen3", 100.0)
     other = config.with_changes(model="gpt-4")
     assert (other.policy.window, other.model_spec.tokenizer) == (8_192, "cl100k_base")
-    assert other.estimate_cost(usage, "gpt-4") == 30.0
+    assert other.compute_cost(usage, "gpt-4").usd == 30.0
     back = other.with_changes(model="gpt-4o")
     assert (back.policy.window, back.model_spec.tokenizer) == (100_000, "qwen3")
-    assert back.estimate_cost(usage, "gpt-4o") == 100.0
+    assert back.compute_cost(usage, "gpt-4o").usd == 100.0
     described = config.with_changes(model="gpt-4", tokenizer="llama3")
-    assert (described.model_spec.tokenizer, described.estimate_cost(usage, "gpt-4")) == ("llama3", 30.0)
+    assert (described.model_spec.tokenizer, described.compute_cost(usage, "gpt-4").usd) == ("llama3", 30.0)
 
 
 def test_tools_that_a_client_has_chosen_may_take_the_whole_budget():
@@ -79,7 +79,7 @@ def test_costs_and_limits_come_from_the_table():
     config = make_config(model="my-own", models=models)
     assert config.policy.reserved_response_tokens == 200
     usage = Usage(input_tokens=3_000_000, cache_read_tokens=1_000_000, output_tokens=1_000_000)
-    assert config.estimate_cost(usage, "my-own") == 2 * 2.0 + 0.5 + 4.0
+    assert config.compute_cost(usage, "my-own").usd == 2 * 2.0 + 0.5 + 4.0
 
 
 def test_a_summarizer_has_the_limits_of_its_own_entry():

@@ -282,6 +282,7 @@ WITHOUT_CONVERSATION = {
     "get_calibration",
     "spending.charge",
     "spending.get_cost",
+    "get_conversation_cost",
     "spending.check",
     "spending.reserve",
     "spending.settle",
@@ -291,6 +292,7 @@ WITHOUT_CONVERSATION = {
     "imports.append",
     "imports.read_ledgers",
     "imports.find_live_sessions",
+    "imports.has_imported",
     "transcripts.append",
     "transcripts.load",
     "transcripts.list",
@@ -334,6 +336,7 @@ WITHOUT_CONVERSATION = {
     "list_conversation_ids",
     "usage.has_uncounted",
     "usage.count",
+    "usage.read_conversation",
     "usage.read_report",
     "usage.read_document_pairs",
     "usage.read_item_counts",
@@ -414,7 +417,9 @@ async def test_no_method_reaches_another_tenants_conversation(other_store: SqlSt
     assert await other_store.transcripts.load(TRANSCRIPT) == ["a's line"]
     assert (await mine.purge_value("a's document")).entries == ()
     assert await other_store.find_value("a's document")
-    assert await mine.spending.get_cost("theirs") == 0
+    assert await mine.spending.get_cost("theirs") == await mine.get_conversation_cost("theirs") == 0
+    assert not await mine.imports.has_imported("theirs")
+    assert not any(await mine.usage.read_conversation("theirs"))
     path = (await other_store.get_entry("theirs", 1)).path
     assert await other_store.match_history([path]) is not None
     assert await mine.match_history([path]) is None

@@ -1,7 +1,9 @@
 """The usage roll-up equals a full recount of the log, after any operations, and a purge leaves nothing of a name."""
 
 from collections import Counter
+from datetime import UTC, datetime
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +15,9 @@ from infra.builders import property_settings
 from infra.database_dump import contains_text, dump_database
 from quire.db.store_part import write
 from quire.log import ConversationOrigin
-from quire.model import DocumentReference, Draft, Message, Usage
+from quire.model import Compaction, DocumentReference, Draft, Message, Span, Usage
 from quire.model.entry_metadata import TurnTotals
+from quire.model.messages import ToolCallPart
 from quire.store import SqlStore
 from quire.usage.contribution import DAY_MICROSECONDS, MAX_COST_NANOS, MAX_NAME_CHARS, MAX_TOKENS
 from quire.usage.report import RollupReport
@@ -65,7 +68,9 @@ def make_question(*documents: str) -> Draft:
 def make_reply(tokens: int = 10, cost: float = 0.5) -> Draft:
     usage = Usage(model="m", input_tokens=tokens)
     turn = TurnTotals(steps=1, usage=usage, cost_usd=cost)
-    return Draft(body=Message.assistant("an answer"), usage=usage, turn=turn, created_at=DAY_MICROSECONDS)
+    return Draft(
+        body=Message.assistant("an answer"), usage=usage, turn=turn, created_at=DAY_MICROSECONDS, cost_usd=cost
+    )
 
 
 async def test_a_purge_erases_names_from_the_roll_up_in_its_own_transaction(store: SqlStore, admin_url: str) -> None:
@@ -117,6 +122,78 @@ async def test_the_turns_that_cost_most_come_first(store: SqlStore) -> None:
         ("c", 2, 200_000_000),
     ]
     assert (await store.usage.read_report(since_day=2)).turns == []
+
+
+def make_call(cost: float | None, **fields: Any) -> Draft:
+    """A reply that calls a tool, so that the turn goes on."""
+    usage = Usage(model="m", input_tokens=10, output_tokens=2)
+    body = Message(role="assistant", parts=(ToolCallPart(id=f"call {cost}", name="search"),))
+    return Draft(body=body, usage=usage, cost_usd=cost, created_at=DAY_MICROSECONDS, **fields)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 500])
+async def test_a_turn_has_the_cost_of_all_its_calls_however_it_ends(store: SqlStore, batch: int) -> None:
+    """The first turn ends by an interrupt, the second by a compaction, the third by an answer."""
+    await store.create_conversation("c")
+    compaction = Compaction(
+        number=1, covers=Span(first=1, last=2), summary="s", usage=Usage(input_tokens=5), cost_usd=0.5
+    )
+    answer = Draft(body=Message.assistant("done"), cost_usd=0.0625, cost_incomplete=True, created_at=DAY_MICROSECONDS)
+    for drafts in (
+        [make_question(), make_call(0.125)],
+        [make_call(0.25), make_question(), make_call(1.0)],
+        [Draft(body=compaction, created_at=DAY_MICROSECONDS), make_question(), make_call(2.0), answer],
+    ):
+        await store.append("c", *drafts)
+        while await store.usage.count(max_entries=batch):
+            pass
+    report = await store.usage.read_report()
+    assert [(each.seq, each.cost_nanos / 1e9, each.unpriced_requests) for each in report.turns] == [
+        (9, 2.0625, 1),
+        (5, 1.5, 0),
+        (3, 0.375, 0),
+    ]
+    assert report.totals.cost_nanos == 3_937_500_000
+    assert (report.totals.turns, report.totals.requests, report.totals.unpriced_requests) == (1, 6, 1)
+    assert (await store.usage.recount())[1:] == (0, 0)
+
+
+async def test_a_call_without_a_recorded_cost_is_priced_by_the_list_of_its_day(store: SqlStore) -> None:
+    await store.create_conversation("c")
+    june_9, june_10 = (round(datetime(2025, 6, day, 12, tzinfo=UTC).timestamp() * 1e6) for day in (9, 10))
+    usage = Usage(model="o3", input_tokens=1_000_000)
+    unknown = Usage(model="nobody-lists-this", input_tokens=700, output_tokens=7)
+    replies = [
+        Draft(body=Message.assistant(f"{number}"), usage=each, created_at=at)
+        for number, (each, at) in enumerate(
+            [(usage, june_9), (usage, june_10), (unknown, june_10), (None, june_10), (Usage(model="o3"), june_10)]
+        )
+    ]
+    await store.append("c", *replies)
+    used = await store.usage.read_conversation("c")
+    assert (used.cost_nanos, used.imported_nanos) == (12_000_000_000, 12_000_000_000)
+    assert (used.requests, used.unpriced_requests, used.unpriced_tokens) == (5, 2, 707)
+
+
+async def test_conversations_counted_by_older_rules_are_counted_again(store: SqlStore) -> None:
+    for name in ("a", "b"):
+        await store.create_conversation(name)
+        await store.append(name, make_question(), make_call(0.25), make_reply())
+    await count_everything(store)
+    expected = await store.usage.read_report()
+    changes = (
+        "UPDATE quire_usage_contributions SET cost_nanos = 0, requests = 5",
+        "UPDATE quire_usage_totals SET cost_nanos = 0, requests = 10",
+        "DELETE FROM quire_usage_turns",
+        "UPDATE quire_counted_branches SET rules = 1",
+    )
+    for change in changes:
+        await store.run(write, lambda connection, _, sql: connection.execute(text(sql)), change)
+    assert await store.usage.has_uncounted()
+    assert (await store.usage.read_conversation("a")).cost_nanos == 750_000_000
+    await count_everything(store)
+    assert await store.usage.read_report() == expected
+    assert not await store.usage.has_uncounted()
 
 
 async def test_a_recount_corrects_changed_rows(store: SqlStore) -> None:

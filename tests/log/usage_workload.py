@@ -81,7 +81,7 @@ class Workload:
             number, active = branch.state.compaction_count + 1, branch.state.active_compaction
             body = Compaction(
                 number=number, covers=Span(first=1, last=1), summary="s", model="small", tokens_before=90,
-                tokens_after=20, usage=Usage(input_tokens=70, output_tokens=9),
+                tokens_after=20, usage=Usage(input_tokens=70, output_tokens=9), cost_usd=self._random.random(),
                 supersedes=active.seq if active else None,
             )  # fmt: skip
             await self.store.append(branch.conversation, body, branch=branch.number)
@@ -138,11 +138,13 @@ class Workload:
         usage = Usage(
             model="reported", input_tokens=self._random.randint(1, 9_000), output_tokens=7, cache_read_tokens=3
         )
+        # The totals of the turn count its calls again.
         turn = None if calls else TurnTotals(steps=1, usage=usage, cost_usd=self._random.random())
         text = TextPart(text=f"answer {next(self._numbers)}")
         return Draft(
-            body=Message(role="assistant", parts=(text, *calls)), usage=usage, turn=turn, created_at=self._time()
-        )
+            body=Message(role="assistant", parts=(text, *calls)), usage=usage, turn=turn, created_at=self._time(),
+            cost_usd=self._random.random(), cost_incomplete=self._random.random() < 0.3,
+        )  # fmt: skip
 
     def _time(self) -> int:
         return self._random.randint(1, 4) * DAY_MICROSECONDS + 17
@@ -198,14 +200,18 @@ def _recount_entry(
     if entry["kind"] == "compaction":
         usage = body["usage"]
         counts = Counter(compactions=1, compacted_tokens=70, requests=1, **_tokens(usage))
+        counts["cost_nanos"] = round(body["cost_usd"] * 1e9)
         model = body["model"]
     elif entry["kind"] == "message" and body["role"] == "assistant":
         calls = [part["name"] for part in body["parts"] if part["type"] == "tool_call"]
         rows += [(("tool", name), Counter(uses=1)) for name in calls]
         usage = notes.get("usage") or {}
-        cost = notes["turn"]["cost_usd"] if "turn" in notes else notes.get("cost_usd", 0)
-        counts = Counter(requests=1, turns=not calls, cost_nanos=round(cost * 1e9), **_tokens(usage))
-        counts["unpriced_turns"] = not calls and not cost
+        counts = Counter(requests=1, turns=not calls, cost_nanos=round(notes["cost_usd"] * 1e9), **_tokens(usage))
+        if notes.get("cost_incomplete"):
+            tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+            counts += Counter(unpriced_turns=not calls, unpriced_requests=1, unpriced_tokens=tokens)
+        if manifest is None and "turn" not in notes:
+            counts["imported_nanos"] = counts["cost_nanos"]
         model = usage.get("model", "")
         if manifest is not None:
             model = manifest["policy"]["model"]

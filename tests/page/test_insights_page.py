@@ -40,7 +40,9 @@ async def create_turns(store: SqlStore) -> None:
             references = tuple(DocumentReference(link=each, path=each) for each in documents)
             question = Draft(body=Message.user(f"Question {number}?"), references=references, created_at=at)
             await store.append(
-                client, question, Draft(body=Message.assistant("Yes."), usage=usage, turn=turn, created_at=at)
+                client,
+                question,
+                Draft(body=Message.assistant("Yes."), usage=usage, turn=turn, cost_usd=turn.cost_usd, created_at=at),
             )
 
 

@@ -12,7 +12,7 @@ from quire.store import SqlStore
 
 
 async def append_turn(
-    store: SqlStore, conversation: str, *documents: str, cost: float = 0.5, at: int | None = None
+    store: SqlStore, conversation: str, *documents: str, cost: float | None = 0.5, at: int | None = None
 ) -> None:
     usage = Usage(model="gpt-4o", input_tokens=100, cache_read_tokens=25)
     references = tuple(DocumentReference(link=name, path=name) for name in documents)
@@ -22,7 +22,9 @@ async def append_turn(
         Draft(
             body=Message.assistant("An answer."),
             usage=usage,
-            turn=TurnTotals(steps=1, usage=usage, cost_usd=cost),
+            turn=TurnTotals(steps=1, usage=usage, cost_usd=cost or 0.0),
+            cost_usd=cost or 0.0,
+            cost_incomplete=cost is None,
             created_at=at or now(),
         ),
     )
@@ -49,10 +51,11 @@ async def test_what_was_just_appended_is_counted(client: httpx2.AsyncClient, sto
 
 async def test_a_turn_without_a_price_is_counted_as_such(client: httpx2.AsyncClient, store: SqlStore):
     await store.create_conversation("c")
-    await append_turn(store, "c", cost=0.0)
+    await append_turn(store, "c", cost=None)
     await append_turn(store, "c", cost=0.5)
     stats = await get_stats(client)
-    assert (stats["totals"]["cost_usd"], stats["totals"]["unpriced_turns"]) == (0.5, 1)
+    names = ("cost_usd", "unpriced_turns", "unpriced_requests", "unpriced_tokens")
+    assert [stats["totals"][name] for name in names] == [0.5, 1, 1, 100]
     assert [each["cost_usd"] for each in stats["turns"]] == [0.5, None]
 
 

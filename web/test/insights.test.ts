@@ -30,9 +30,9 @@ test("bars compare input tokens where no price is known, and calls of tools", ()
   expect(byTool?.rows.map((row) => [row.share, ...row.cells])).toEqual([[1, "3", "40"], [0, "0", "90"]]);
 });
 
-test("a cost that is not known of any turn is a dash, not zero", () => {
-  const format = (cost_usd: number, unpriced_turns: number) => formatCost({ ...makeGroup("", {}).counts, cost_usd, unpriced_turns });
-  expect([format(0, 2), format(1, 2), format(0, 0)]).toEqual(["–", "$1.00", "$0"]);
+test("a cost that is not known of any call is a dash, and else a lower bound", () => {
+  const format = (cost_usd: number, unpriced_requests: number) => formatCost({ ...makeGroup("", {}).counts, cost_usd, unpriced_requests });
+  expect([format(0, 2), format(1, 2), format(0, 0)]).toEqual(["–", "≥ $1.00", "$0"]);
 });
 
 test("documents that are used together are rows of a table", () => {

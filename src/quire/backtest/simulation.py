@@ -211,7 +211,7 @@ class SummaryCosts:
         self._summary_tokens = self._engine.message_counter.token_counter.count(body.summary or "")
         if summarizer is not None and body.summary:
             usage = body.usage or Usage(input_tokens=read_tokens, output_tokens=self._summary_tokens)
-            self._cost_usd += self._engine.config.estimate_cost(usage, summarizer.model.name)
+            self._cost_usd += self._engine.config.compute_cost(usage, summarizer.model.name).usd
 
     def take(self) -> tuple[int, float]:
         """Number and cost of the compactions since the last call."""
@@ -337,7 +337,7 @@ class Simulation:
             cached_tokens=usage.cache_read_tokens,
             output_tokens=usage.output_tokens,
             compactions=compactions,
-            cost_usd=config.estimate_cost(usage, config.settings.model) + summary_usd,
+            cost_usd=config.compute_cost(usage, config.settings.model).usd + summary_usd,
             needed=len(needs),
             in_view=sum(view.contains(need, self._log.numbers) for need in needs),
             matches_recorded=step.manifest.digest == rendered.digest if step.manifest is not None else None,

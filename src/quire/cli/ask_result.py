@@ -115,7 +115,7 @@ async def ask_question(runtime: "ChatRuntime", question: "Message | str", *, wri
         usage=totals.usage if totals is not None else end.usage,
         cost_usd=totals.cost_usd
         if totals is not None
-        else sum(engine.config.estimate_cost(usage, model) for usage in collector.usages),
+        else sum(engine.config.compute_cost(usage, model).usd for usage in collector.usages),
         references=list(deduplicate_references(*collector.reference_groups)),
         manifest=await runtime.conversation.manifest(reply.seq) if reply is not None else None,
     )

@@ -162,6 +162,7 @@ async def _count_conversation(store: "SqlStore", branch: "Branch") -> "Conversat
                     tokens["cache_read"] += usage.cache_read_tokens
             progress.update(last, branch.head_seq)
     active = branch.state.active_compaction
+    used = await store.usage.read_conversation(branch.conversation)
     return ConversationStatsSchema(
         conversation=branch.conversation,
         branch=branch.number,
@@ -176,7 +177,9 @@ async def _count_conversation(store: "SqlStore", branch: "Branch") -> "Conversat
         purged=purged,
         replies=replies,
         tokens=dict(tokens),
-        cost_usd=await store.spending.get_cost(branch.conversation),
+        cost_usd=await store.get_conversation_cost(branch.conversation),
+        unpriced_requests=used.unpriced_requests,
+        unpriced_tokens=used.unpriced_tokens,
     )
 
 
@@ -198,24 +201,21 @@ def _draw_conversation(stats: "ConversationStatsSchema") -> "Iterable[Renderable
             ("input tokens", stats.tokens["input"]),
             ("of these from cache", stats.tokens["cache_read"]),
             ("output tokens", stats.tokens["output"]),
-            ("cost", f"${stats.cost_usd:.4f}" if stats.cost_usd else "not known"),
+            ("cost", _format_total(stats, f"${stats.cost_usd:,.4f}")),
         ]
     )
 
 
 def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
     totals = stats.totals
-    cost = _format_cost(totals)
-    if totals.unpriced_turns:
-        unpriced = f"{pluralize(totals.unpriced_turns, 'turn')} without a known price"
-        cost = f"${totals.cost_usd:,.2f}, and {unpriced}" if totals.cost_usd else f"not known: {unpriced}"
     yield make_text(f"Usage since {stats.since}", style="bold")
     yield make_field_table(
         [
             ("turns", f"{totals.turns:,} in {pluralize(totals.requests, 'request')}"),
             ("input tokens", f"{totals.input_tokens:,}, {totals.cache_share:.0%} from cache"),
             ("output tokens", totals.output_tokens),
-            ("cost", cost),
+            ("cost", _format_total(totals, f"${totals.cost_usd:,.2f}")),
+            ("of it imported", f"${totals.imported_usd:,.2f}" if totals.imported_usd else None),
             ("compactions", f"{totals.compactions:,}, {totals.compacted_tokens:,} tokens freed"),
             ("recall", f"{pluralize(totals.recalled_messages, 'message')}, {totals.recalled_tokens:,} tokens"),
         ]
@@ -239,7 +239,7 @@ def _draw_overview(stats: "StatsSchema") -> "Iterable[RenderableType]":
         yield make_text("")
         turns = [
             (
-                "–" if each.cost_usd is None else f"${each.cost_usd:,.4f}",
+                "–" if each.cost_usd is None else f"{'≥ ' * bool(each.unpriced_requests)}${each.cost_usd:,.4f}",
                 each.tokens,
                 f"{each.conversation}{f' --branch {each.branch}' if each.branch else ''} --reply {each.seq}",
                 _shorten(each.title),
@@ -284,7 +284,17 @@ def _draw_groups(dimension: str, groups: "Sequence[UsageGroupSchema]") -> "Rende
 
 
 def _format_cost(counts: "UsageCountsSchema") -> str:
-    return "–" if counts.unpriced_turns and not counts.cost_usd else f"${counts.cost_usd:,.2f}"
+    if counts.unpriced_requests:
+        return f"≥ ${counts.cost_usd:,.2f}" if counts.cost_usd else "–"
+    return f"${counts.cost_usd:,.2f}"
+
+
+def _format_total(stats: "UsageCountsSchema | ConversationStatsSchema", cost: str) -> str:
+    """The cost; where calls have no known price, that it is a lower bound, and what it lacks."""
+    if not stats.unpriced_requests:
+        return cost
+    calls = f"{pluralize(stats.unpriced_requests, 'call')} without a known price, {stats.unpriced_tokens:,} tokens"
+    return f"at least {cost}, and {calls}" if stats.cost_usd else f"not known: {calls}"
 
 
 def _shorten(name: str) -> str:

@@ -17,7 +17,9 @@ from quire.concurrency.worker_threads import measure_entries, run_in_worker, run
 from quire.errors import StaleCompaction, SummaryFailed
 from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Policy, Truncation, Usage
+from quire.model.entry_metadata import sum_usage
 from quire.store import SqlStore
+from quire.view.call_prices import Cost, sum_costs
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens
 from quire.view.counted_input import count_summary
 from quire.view.excerpts import measure_longest_text
@@ -63,6 +65,10 @@ class CompactionJob:
     trigger: CompactionTrigger
     input_price: Decimal | None = None
     """US dollars per million input tokens of the model that answers."""
+    compute_cost: Callable[[Usage, str | None], Cost]
+    """Cost of a call for a summary by its usage and model."""
+    billed: tuple[tuple[Usage, str | None], ...] = ()
+    """Usage and model of calls that were made for the compaction before it."""
     instructions: str | None = None
 
 
@@ -86,22 +92,35 @@ async def execute_compaction(
 ) -> Entry | None:
     """Appends the compaction and returns its entry; None if another compaction was first.
 
-    `on_usage` gets the tokens and the model of a written summary, which are billed in both cases.
+    `on_usage` gets the tokens and the model of a written summary, which are billed in both cases. The entry has the
+    cost of all attempts.
     """
-    written = await _write_summary(store, job, message_counter, summarizer, on_failure)
+    billed = [*job.billed]
+
+    def add_usage(usage: Usage, model: str | None) -> None:
+        billed.append((usage, model))
+        on_usage(usage, model)
+
+    def add_failure(failure: SummaryFailed) -> None:
+        if failure.input_tokens or failure.output_tokens:
+            usage = Usage(input_tokens=failure.input_tokens, output_tokens=failure.output_tokens)
+            billed.append((usage, summarizer.model.name if summarizer is not None else None))
+        on_failure(failure)
+
+    written = await _write_summary(store, job, message_counter, summarizer, add_failure)
     if written.usage is not None:
-        on_usage(written.usage, written.model)
+        add_usage(written.usage, written.model)
     counter, active = message_counter.token_counter, _active_compaction(job.window)
     # The active compaction may have summaries of the same messages at the same length.
     known = {(each.message, each.max_chars): each for each in (active and active.truncations) or ()}
     truncations = tuple(known.get((each.message, each.max_chars), each) for each in job.plan.truncations)
     if summarizer is not None and truncations and get_strategy(job.policy.strategy).summarizes:
         messages = await summarize_messages(
-            truncations, job.window.messages, summarizer=summarizer, counter=counter, on_failure=on_failure
+            truncations, job.window.messages, summarizer=summarizer, counter=counter, on_failure=add_failure
         )
         truncations = messages.truncations
         for usage, model in messages.usages:
-            on_usage(usage, model)
+            add_usage(usage, model)
     short = None
     if active is not None and active.summary == written.text:
         short = active.short_summary
@@ -110,7 +129,7 @@ async def execute_compaction(
 
         short = await run_in_worker(shorten_summary, written.text, max_tokens=SHORT_SUMMARY_TOKENS, counter=counter)
     compaction = await run_sized(
-        measure_entries(job.window.messages), _build_compaction, job, written, truncations, short
+        measure_entries(job.window.messages), _build_compaction, job, written, truncations, short, billed
     )
     branch = job.window.branch
     try:
@@ -248,8 +267,10 @@ def _build_compaction(
     written: _WrittenSummary,
     truncations: tuple[Truncation, ...],
     short_summary: str | None,
+    billed: Sequence[tuple[Usage, str | None]],
 ) -> Compaction:
     branch, plan = job.window.branch, job.plan
+    usages, cost = [usage for usage, _ in billed], sum_costs(job.compute_cost(*each) for each in billed)
     compaction = Compaction(
         number=branch.state.compaction_count + 1,
         covers=plan.covers,
@@ -269,7 +290,9 @@ def _build_compaction(
         instructions=job.instructions,
         failures=written.failures or None,
         invalidated_tokens=max(0, job.full_history_tokens - job.prefix_tokens),
-        usage=written.usage,
+        usage=usages[0] if len(usages) == 1 else sum_usage(usages) if usages else None,
+        cost_usd=cost.usd if billed else None,
+        cost_incomplete=None if cost.is_complete else True,
     )
     tokens_after = job.count_after(compaction)
     price = job.input_price

@@ -18,6 +18,7 @@ from quire.log import Window
 from quire.model import Compaction, Draft, Entry, Restore, TokenCount, Truncation, Usage
 from quire.model.context_events import CompactionFailed, CompactionStarted, ContextCompacted
 from quire.view.assembly import ViewAssembly
+from quire.view.call_prices import Cost
 from quire.view.compaction_plan import CompactionPlan, max_summary_tokens
 from quire.view.counted_input import count_summary
 from quire.view.strategies import get_strategy
@@ -44,9 +45,10 @@ class Compactor:
         *,
         trigger: CompactionTrigger,
         instructions: str | None = None,
+        billed: Sequence[tuple[Usage, str | None]] = (),
     ) -> Entry | None:
         """Executes the plan, unless a hook vetoes it. If the model's summary fails, an extractive one is the
-        fallback."""
+        fallback. `billed` are calls that the plan needed, whose cost is recorded already."""
         engine, conversation, branch = self._engine, self._conversation, self._branch
         if not await engine.hooks.run_before(conversation, plan):
             return None
@@ -64,10 +66,12 @@ class Compactor:
             count_after=assembly.count_after,
             trigger=trigger,
             input_price=engine.config.model_spec.input_price,
+            compute_cost=self._compute_cost,
+            billed=tuple(billed),
             instructions=instructions,
         )
         failures: list[SummaryFailed] = []
-        billed: list[tuple[Usage, str | None]] = []
+        usages: list[tuple[Usage, str | None]] = []
         calls_model = plan.needs_summary or any(each.summary is None for each in plan.truncations)
         async with self._reserve_spend(job.full_history_tokens if calls_model else 0, plan.target_tokens):
             entry = await execute_compaction(
@@ -76,11 +80,11 @@ class Compactor:
                 message_counter=engine.message_counter,
                 summarizer=await self._load_summarizer(),
                 on_failure=failures.append,
-                on_usage=lambda usage, model: billed.append((usage, model)),
+                on_usage=lambda usage, model: usages.append((usage, model)),
             )
             for failure in failures:
                 await self._report_failure(failure)
-            for usage, model in billed:
+            for usage, model in usages:
                 await self._record_cost(usage, model)
         if entry is not None:
             engine.runtime.emit(ContextCompacted(conversation=conversation, branch=branch, entry=entry))
@@ -110,7 +114,7 @@ class Compactor:
         if summaries.truncations[0].summary is None:
             return None
         plan = assembly.plan_truncations(summaries.truncations)
-        return await self.execute(plan, assembly, current.window, trigger="overflow")
+        return await self.execute(plan, assembly, current.window, trigger="overflow", billed=[*summaries.usages])
 
     async def summarize(self, entries: Sequence[Entry], *, previous: str | None, target_tokens: int) -> "ModelSummary":
         """Summarizes messages without a compaction, under the spend caps; raises `SummaryFailed`."""
@@ -175,9 +179,12 @@ class Compactor:
 
     async def _record_cost(self, usage: Usage, model: str | None) -> None:
         """Adds the cost of the summary to the conversation's spending, which spend caps limit."""
-        cost = self._engine.config.estimate_cost(usage, model or self._engine.policy.model)
+        cost = self._compute_cost(usage, model).usd
         if cost:
             await self._engine.store.spending.add_cost(self._conversation, cost, key_id=self._engine.config.key_id)
+
+    def _compute_cost(self, usage: Usage, model: str | None) -> Cost:
+        return self._engine.config.compute_cost(usage, model or self._engine.policy.model)
 
     async def _report_failure(self, failure: SummaryFailed) -> None:
         """Emits `CompactionFailed` and records the cost, since a rejected summary is billed too."""

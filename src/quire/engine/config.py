@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from quire.model.ids import now
 from quire.model.policy import ShareName
 from quire.settings import Settings
 from quire.settings.schema import upstream_for
+from quire.view.call_prices import UNKNOWN_COST, Cost
 from quire.view.model_specs import ModelSpec, is_local_model, output_limit_for, thinking_tokens_for
 from quire.view.model_table import PUBLIC_SOURCES, SpecLayer, find_layers, merge_layers, to_price_spec
 from quire.view.strategies import get_strategy
@@ -231,14 +233,14 @@ class EngineConfig:
         """Id of the API key that calls are charged to, as the store records it."""
         return self.spending_key.id if self.spending_key is not None else NO_KEY
 
-    def estimate_cost(self, usage: Usage | None, model: str) -> float:
-        """Cost of a call in dollars; 0 if the price is unknown.
+    def compute_cost(self, usage: Usage | None, model: str) -> Cost:
+        """Cost of a call now; unknown without a usage, and for a model without a price.
 
         `model` is the name that the client uses; it may be an alias of the upstream's model. The model that the
         provider reports comes before both.
         """
         if usage is None:
-            return 0.0
+            return UNKNOWN_COST
         known_prices, key = self.known_prices, (model, usage.model)
         try:
             spec = known_prices[key]
@@ -246,7 +248,7 @@ class EngineConfig:
             if len(known_prices) >= MAX_KNOWN_PRICES:
                 known_prices.clear()
             known_prices[key] = spec = self._find_price(model, reported_model=usage.model)
-        return (spec.compute_cost(usage) or 0.0) if spec is not None else 0.0
+        return spec.compute_cost(usage, at=datetime.now(UTC)) if spec is not None else UNKNOWN_COST
 
     def require_prices(self) -> None:
         """Raises `UnknownPrice` if the price of the model or of the summarizer is unknown."""

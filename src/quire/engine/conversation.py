@@ -340,8 +340,9 @@ class Conversation:
         return Conversation(self.engine, self.id, branch.number)
 
     async def cost(self) -> float:
-        """Cost of the conversation so far, with its summaries, in US dollars; model calls without a price count 0."""
-        return await self.engine.store.spending.get_cost(self.id)
+        """Cost of the conversation so far, with its summaries and what was imported, in US dollars; model calls without
+        a price count 0."""
+        return await self.engine.store.get_conversation_cost(self.id)
 
     async def pin(self, seq: int) -> None:
         """Pins a message: it stays in every request verbatim, whatever is compacted."""

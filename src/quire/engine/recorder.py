@@ -23,6 +23,7 @@ from quire.model.entry_metadata import DocumentReference
 from quire.model.manifest import Decision
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import MAX_RATIO, update_calibration
+from quire.view.call_prices import Cost
 from quire.view.decisions import set_pending_span
 from quire.view.rendered import inline_documents
 from quire.wire import Reply
@@ -52,6 +53,7 @@ class Recorder:
         *,
         incomplete: bool = False,
         turn: TurnTotals | None = None,
+        cost: Cost | None = None,
     ) -> Draft:
         counter = self.engine.message_counter
         tokens = counter.count(inline_documents(pending.message, pending.references, counter.load_text))
@@ -63,6 +65,8 @@ class Recorder:
             usage=reply.usage if reply else None,
             incomplete=incomplete,
             turn=turn,
+            cost_usd=cost.usd if cost is not None else None,
+            cost_incomplete=cost is not None and not cost.is_complete,
         )
 
     async def make_drafts(self, pending: Sequence[PendingMessage]) -> list[Draft]:
@@ -86,15 +90,15 @@ class Recorder:
         self, reply: Reply, *, request: Request, references: Sequence[DocumentReference] = (), incomplete: bool = False
     ) -> list[Entry]:
         """Stores the reply, its question and the manifest; a reply that calls no tools gets the totals of its turn."""
-        totals = None
+        cost, totals = self.engine.config.compute_cost(reply.usage, request.manifest.policy.model), None
         if not reply.message.tool_calls:
             steps = await read_turn_steps(
                 self.engine.store, self.conversation, self.branch, last=request.assembly.head, request=request
             )
-            totals = steps.add_up(self.engine.config, reply_usages=[reply.usage])
+            totals = steps.add_up(self.engine.config, usage=reply.usage, cost=cost)
             references = [*steps.references, *references]
         answer = PendingMessage(reply.message, deduplicate_references(references))
-        stored = await self.record_reply(request, answer, reply, incomplete=incomplete, turn=totals)
+        stored = await self.record_reply(request, answer, reply, incomplete=incomplete, turn=totals, cost=cost)
         schedule_indexing(self.engine)
         return stored
 
@@ -117,7 +121,7 @@ class Recorder:
             return
         cost = request.reservation.input_usd if is_billed else 0.0
         if usage is not None:
-            cost = self.engine.config.estimate_cost(usage, self.engine.policy.model)
+            cost = self.engine.config.compute_cost(usage, self.engine.policy.model).usd
         await self.engine.store.spending.settle(request.reservation.id, cost)
 
     async def correct_overflow(self, error: ModelContextOverflow, *, request: Request) -> bool:
@@ -173,21 +177,28 @@ class Recorder:
         return stored, replace(request, pending=(), after=stored[-1].path, assembly=assembly)
 
     async def record_reply(
-        self, request: Request, message: PendingMessage, reply: Reply, *, incomplete: bool, turn: TurnTotals | None
+        self,
+        request: Request,
+        message: PendingMessage,
+        reply: Reply,
+        *,
+        incomplete: bool,
+        turn: TurnTotals | None,
+        cost: Cost,
     ) -> list[Entry]:
         """Stores the reply, its question if that is still pending, and the manifest, in one transaction.
 
         `turn` has the totals of the turn that the reply ends.
         """
         size = measure_messages([message.message])
-        draft = await run_sized(size, self.make_draft, message, reply, incomplete=incomplete, turn=turn)
+        draft = await run_sized(size, self.make_draft, message, reply, incomplete=incomplete, turn=turn, cost=cost)
         decisions = await run_sized(size, _mark_used_items, request, message.message)
         record = ReplyRecord(
             drafts=(*await self.make_drafts(request.pending), draft),
             build_manifest=partial(_finalize_manifest, request, decisions),
             blobs=request.blobs,
             calibration=await self._update_calibration(request, reply),
-            cost=self.engine.config.estimate_cost(reply.usage, request.manifest.policy.model),
+            cost=cost.usd,
             key_id=self.engine.config.key_id,
             reservation_id=request.reservation.id if request.reservation is not None else None,
             request_id=request.id,

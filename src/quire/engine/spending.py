@@ -44,8 +44,8 @@ async def reserve_spend(
     config, caps = engine.config, _find_caps(engine, conversation)
     if not caps.exist:
         return None
-    input_usd = config.estimate_cost(Usage(input_tokens=input_tokens), model)
-    amount_usd = config.estimate_cost(Usage(input_tokens=input_tokens, output_tokens=output_tokens), model)
+    input_usd = config.compute_cost(Usage(input_tokens=input_tokens), model).usd
+    amount_usd = config.compute_cost(Usage(input_tokens=input_tokens, output_tokens=output_tokens), model).usd
     # Otherwise the calls of one tenant that wait for the same cap would hold all connections of the pool.
     async with engine.runtime.spend_lock:
         reservation = await engine.store.spending.reserve(conversation, amount_usd, caps, key_id=config.key_id)

@@ -3,14 +3,15 @@
 A turn may consist of many steps, each recorded by its own request. The reply that ends it carries the totals.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from quire.engine.config import EngineConfig
 from quire.engine.request import Request
 from quire.model import Compaction, Entry, TurnTotals, Usage
-from quire.model.entry_metadata import DocumentReference, sum_usage
+from quire.model.entry_metadata import DocumentReference, EntryMetadata, sum_usage
 from quire.store import SqlStore
+from quire.view.call_prices import Cost, sum_costs
 
 _MAX_COMPACTIONS_BEFORE_QUESTION = 8
 """Entries before a question that are searched for the compactions made for its first request."""
@@ -27,19 +28,30 @@ class TurnSteps(NamedTuple):
         """The documents that tools read or found, in order."""
         return [reference for reply in self.replies for reference in reply.metadata.references or ()]
 
-    def add_up(self, config: EngineConfig, *, reply_usages: Iterable[Usage | None] = ()) -> TurnTotals:
-        """Totals of these steps and of replies that are not in the log yet, one usage for each."""
-        usages = [*(reply.metadata.usage for reply in self.replies), *reply_usages]
-        reported = [usage for usage in usages if usage is not None]
-        summaries = [body for entry in self.compactions if isinstance(body := entry.body, Compaction)]
+    def add_up(self, config: EngineConfig, *, usage: Usage | None = None, cost: Cost | None = None) -> TurnTotals:
+        """Totals of these steps and, with a `cost`, of a reply that is not in the log yet."""
+        usages = [*(reply.metadata.usage for reply in self.replies), usage]
         model = config.settings.model
-        cost = sum(config.estimate_cost(usage, model) for usage in reported)
-        cost += sum(config.estimate_cost(summary.usage, summary.model or model) for summary in summaries)
+
+        def read_cost(each: EntryMetadata | Compaction, model: str) -> Cost:
+            if each.cost_usd is not None:
+                return Cost(each.cost_usd, not each.cost_incomplete)
+            return config.compute_cost(each.usage, model)
+
+        costs = [] if cost is None else [cost]
+        costs += [read_cost(reply.metadata, model) for reply in self.replies]
+        costs += [
+            read_cost(body, body.model or model)
+            for entry in self.compactions
+            if isinstance(body := entry.body, Compaction) and (body.usage is not None or body.cost_usd is not None)
+        ]
+        total = sum_costs(costs)
         return TurnTotals(
-            steps=len(usages),
-            usage=sum_usage(reported),
-            cost_usd=cost,
+            steps=len(self.replies) + (cost is not None),
+            usage=sum_usage([each for each in usages if each is not None]),
+            cost_usd=total.usd,
             compactions=tuple(entry.seq for entry in self.compactions) or None,
+            cost_incomplete=None if total.is_complete else True,
         )
 
 

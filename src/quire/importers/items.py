@@ -8,10 +8,8 @@ from quire.importers.base import SourceMessage
 from quire.log.imports import ImportItem, make_item_id
 from quire.log.types import Blob
 from quire.model import Compaction, EntryMetadata, FilePart, ImagePart, Part, ToolResultPart
+from quire.model.entry_bodies import IMPORTED_STRATEGY
 from quire.wire.media import split_data_url
-
-COMPACTION_STRATEGY = "imported"
-"""Strategy of a compaction that the source made."""
 
 
 def build_item(source_message: SourceMessage, *, default_at: int, dropped: tuple[str, ...] = ()) -> ImportItem:
@@ -30,7 +28,7 @@ def build_item(source_message: SourceMessage, *, default_at: int, dropped: tuple
             number=1,
             summary=made.summary,
             trigger=made.trigger,
-            strategy=COMPACTION_STRATEGY,
+            strategy=IMPORTED_STRATEGY,
             model=usage.model if usage else None,
             tokens_before=made.tokens_before,
             tokens_after=made.tokens_after,

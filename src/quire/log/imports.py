@@ -17,7 +17,7 @@ from quire.db.raw_sql import yield_to_event_loop
 from quire.db.schema import branches as branches_table
 from quire.db.schema import conversations as conversations_table
 from quire.db.schema import imports, uncounted_branches, unindexed_branches
-from quire.db.store_part import StorePart, read, read_bulk, write_bulk
+from quire.db.store_part import StorePart, read, read_bulk, read_inline, write_bulk
 from quire.errors import StoreError
 from quire.log import append, blobs, conversations
 from quire.log.types import MAIN_BRANCH, Blob, Branch, ConversationRecord
@@ -28,6 +28,7 @@ from quire.model import (
     Compaction,
     Entry,
     EntryKind,
+    EntryMetadata,
     Span,
     apply_entry,
     chain_entry,
@@ -84,6 +85,8 @@ ImportLedger = dict[tuple[str, bytes], Position]
 """The imported items of a conversation: id and digest, and where each is stored."""
 
 
+_NUMBERED_ID = re.compile(r"(?:\w+:)?\d+(?::\w+)?")
+"""Ids that are unique in their conversation only: the number of a line or a row."""
 _ITEM_ID = re.compile(rf"[a-zA-Z0-9_:#/-]{{1,{MAX_ITEM_ID_CHARS}}}")
 
 
@@ -141,6 +144,7 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
         existing.update(connection.execute(query).scalars())
     writer = _RowWriter(connection, tenant)
     added_by_batch: list[dict[str, Position]] = []
+    billed = _find_billed(connection, tenant, batches)
     for batch in batches:
         if batch.conversation.id in existing:
             # The lock comes before the ledger is read, so that a concurrent import cannot add to it in between.
@@ -159,12 +163,38 @@ def append_items(connection: Connection, tenant: str, batches: Sequence[ImportBa
                     parent = added.get(item.parent) or batch.positions.get(item.parent)
                 preserved = (added.get(id_) or batch.positions.get(id_) for id_ in item.preserved)
                 seqs = [each[1] for each in preserved if each] if item.preserved else ()
-                position = ledger[item.key] = writer.append(item, parent, seqs)
+                first = billed.setdefault(item.key, batch.conversation.id) if _is_billed(item) else None
+                copied = first is not None and first != batch.conversation.id
+                position = ledger[item.key] = writer.append(_without_cost(item) if copied else item, parent, seqs)
             added[item.id] = position
         added_by_batch.append(added)
         yield_to_event_loop(connection)
     writer.flush()
     return added_by_batch
+
+
+def _is_billed(item: ImportItem) -> bool:
+    """Whether the item is the reply of a call, under an id that no other message of the source has."""
+    is_unique = _NUMBERED_ID.fullmatch(item.id) is None
+    return is_unique and (
+        item.metadata is not None or (item.compaction is not None and item.compaction.usage is not None)
+    )
+
+
+def _find_billed(connection: Connection, tenant: str, batches: Sequence[ImportBatch]) -> dict[tuple[str, bytes], str]:
+    """Replies that were imported before, and the conversation of each."""
+    ids = sorted({item.id for batch in batches for item in batch.items if _is_billed(item)})
+    query = select(imports.c.item, imports.c.digest, imports.c.conversation).where(imports.c.tenant == tenant)
+    rows = (row for part in _split(ids) for row in connection.execute(query.where(imports.c.item.in_(part))))
+    return {(item, digest): conversation for item, digest, conversation in rows}
+
+
+def _without_cost(item: ImportItem) -> ImportItem:
+    """The item of a fork, whose file repeats the history of another session: the call was billed there."""
+    if item.compaction is not None:
+        return item._replace(compaction=item.compaction.model_copy(update={"usage": None}))
+    metadata = EntryMetadata.parse(item.metadata or "{}").model_copy(update={"usage": None, "cost_usd": 0.0})
+    return item._replace(metadata=metadata.canonical_json())
 
 
 class _BranchWriter:
@@ -313,9 +343,16 @@ def _refuse_undo(seq: int) -> ActiveCompaction:
     raise LookupError(f"an import undoes no compaction, but #{seq} was looked up")
 
 
+def has_imported(connection: Connection, tenant: str, conversation: str) -> bool:
+    """Whether messages of the conversation were imported."""
+    query = select(imports.c.seq).where(imports.c.tenant == tenant, imports.c.conversation == conversation)
+    return connection.execute(query.limit(1)).first() is not None
+
+
 class Imports(StorePart):
     """Bulk import of messages that another program stored."""
 
+    has_imported = read_inline(has_imported)
     read_ledgers = read_bulk(read_ledgers)
     find_live_sessions = read(find_live_sessions)
 

@@ -196,6 +196,10 @@ class Draft:
     """Whether the reply was interrupted."""
     turn: TurnTotals | None = None
     """Totals of the turn that this reply ends."""
+    cost_usd: float | None = None
+    """Cost of the call that this reply answers."""
+    cost_incomplete: bool = False
+    """Whether `cost_usd` is a lower bound."""
 
     def resolve_author(self) -> Author:
         if self.author is not None:
@@ -205,7 +209,8 @@ class Draft:
         return "user" if self.body.role in ("user", "system") else self.body.role
 
     def metadata_json(self) -> str | None:
-        if not self.references and self.usage is None and not self.incomplete and self.turn is None:
+        has_call = self.usage is not None or self.turn is not None or self.cost_usd is not None
+        if not self.references and not self.incomplete and not has_call:
             return None
         metadata = EntryMetadata(
             references=self.references or None,
@@ -213,6 +218,8 @@ class Draft:
             usage=self.usage,
             incomplete=self.incomplete or None,
             turn=self.turn,
+            cost_usd=self.cost_usd,
+            cost_incomplete=self.cost_incomplete or None,
         )
         return metadata.canonical_json()
 

@@ -45,6 +45,10 @@ class Truncation(FrozenModel):
     """Summary of the message, in place of the middle of its longest text; `max_chars` includes it."""
 
 
+IMPORTED_STRATEGY = "imported"
+"""Strategy of a compaction that the source of an import made."""
+
+
 class Compaction(FrozenModel):
     """From this entry on the view has `summary` instead of the messages in `covers`. Nothing is deleted.
 
@@ -82,7 +86,11 @@ class Compaction(FrozenModel):
     savings_per_request: float | None = None
     """Estimated savings per later request, in dollars."""
     usage: Usage | None = None
-    """Tokens used to write the summary."""
+    """Tokens used to write the summary, with those of failed attempts."""
+    cost_usd: float | None = None
+    """Cost of the summary in US dollars, as it was charged; None if no model was called, or for an imported one."""
+    cost_incomplete: bool | None = None
+    """`cost_usd` is a lower bound: a price is not known."""
 
     def summarizes(self, seq: int) -> bool:
         """Whether the message with this number is part of the summary, or has a summary of its own here."""

@@ -60,9 +60,11 @@ class TurnTotals(FrozenModel):
     usage: Usage
     """Sum over all model calls, without those of summaries."""
     cost_usd: float
-    """Cost of the model calls and of the summaries, in US dollars; 0 if no price is known."""
+    """Cost of the model calls and of the summaries, in US dollars."""
     compactions: tuple[int, ...] | None = None
     """Entry numbers of the compactions made during the turn."""
+    cost_incomplete: bool | None = None
+    """`cost_usd` is a lower bound: the price of a call is not known."""
 
 
 class EntryMetadata(FrozenModel):
@@ -77,6 +79,8 @@ class EntryMetadata(FrozenModel):
     turn: TurnTotals | None = None
     """Totals of the turn that this reply ends: it calls no tools."""
     cost_usd: float | None = None
-    """Cost that the source of an imported message states for it, in US dollars."""
+    """Cost of the call in US dollars, as it was charged, or as the source of an imported message states it."""
     dropped: tuple[str, ...] | None = None
     """Names of what an import could not carry over, from this message or just before it."""
+    cost_incomplete: bool | None = None
+    """`cost_usd` is a lower bound: a price of the call is not known."""

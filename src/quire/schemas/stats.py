@@ -24,8 +24,13 @@ class UsageCountsSchema(JsonModel):
     cache_read_tokens: int
     cache_write_tokens: int
     cache_share: float = Field(description="Share of the input tokens that the prompt cache served, from 0 to 1.")
-    cost_usd: float = Field(description="Recorded cost of turns, summaries included, where it is known.")
-    unpriced_turns: int = Field(description="Turns whose cost is not known: imported, or by a model without a price.")
+    cost_usd: float = Field(
+        description="Cost of all model calls, summaries included; a lower bound if `unpriced_requests` is not 0."
+    )
+    imported_usd: float = Field(description="The part of `cost_usd` that imported calls cost; no spend cap has it.")
+    unpriced_turns: int = Field(description="Turns that end with a call whose cost is not known.")
+    unpriced_requests: int = Field(description="Model calls of which a price or the usage is not known.")
+    unpriced_tokens: int = Field(description="Input and output tokens of these calls.")
     compactions: int
     compacted_tokens: int = Field(description="Tokens by which compactions reduced the view.")
     recalled_messages: int = Field(description="Archived messages that requests included.")
@@ -37,9 +42,9 @@ class UsageCountsSchema(JsonModel):
     @classmethod
     def from_counts(cls, counts: "UsageCounts") -> "UsageCountsSchema":
         values = counts._asdict()
-        cost = values.pop("cost_nanos") / NANOS_PER_DOLLAR
+        cost, imported = (values.pop(name) / NANOS_PER_DOLLAR for name in ("cost_nanos", "imported_nanos"))
         share = counts.cache_read_tokens / counts.input_tokens if counts.input_tokens else 0.0
-        return cls(**values, cost_usd=cost, cache_share=min(1.0, share))
+        return cls(**values, cost_usd=cost, imported_usd=imported, cache_share=min(1.0, share))
 
 
 class UsageGroupSchema(JsonModel):
@@ -55,7 +60,7 @@ class UsageGroupSchema(JsonModel):
 
 
 class TurnCostSchema(JsonModel):
-    """A turn by the reply that ends it: `quire context show CONVERSATION --reply NUMBER` prints its manifest."""
+    """A turn by its last reply: `quire context show CONVERSATION --reply NUMBER` prints its manifest."""
 
     conversation: str
     title: str
@@ -63,8 +68,11 @@ class TurnCostSchema(JsonModel):
     seq: int = Field(description="Number of the reply.")
     day: str
     model: str
-    cost_usd: float | None = Field(description="Null if it is not known.")
+    cost_usd: float | None = Field(
+        description="Cost of all its calls; a lower bound if `unpriced_requests` is not 0, null if nothing is known."
+    )
     tokens: int = Field(description="Input and output tokens of all steps.")
+    unpriced_requests: int = Field(description="Its model calls whose cost is not known.")
 
     @classmethod
     def from_turn(cls, turn: "TurnUsage", titles: Mapping[str, str]) -> "TurnCostSchema":
@@ -77,8 +85,9 @@ class TurnCostSchema(JsonModel):
             seq=turn.seq,
             day=format_day(turn.day),
             model=turn.model,
-            cost_usd=turn.cost_nanos / NANOS_PER_DOLLAR or None,
+            cost_usd=None if turn.unpriced_requests and not turn.cost_nanos else turn.cost_nanos / NANOS_PER_DOLLAR,
             tokens=turn.tokens,
+            unpriced_requests=turn.unpriced_requests,
         )
 
 
@@ -168,7 +177,11 @@ class ConversationStatsSchema(JsonModel):
     tokens: dict[str, int] = Field(
         description="`stored`, and by the provider's reports `input`, `output`, `cache_read`."
     )
-    cost_usd: float
+    cost_usd: float = Field(
+        description="Cost of all branches, imported calls included; a lower bound if `unpriced_requests` is not 0."
+    )
+    unpriced_requests: int = Field(description="Model calls whose cost is not known.")
+    unpriced_tokens: int = Field(description="Input and output tokens of these calls.")
 
 
 def _to_groups(groups: "Iterable[UsageGroup]") -> list[UsageGroupSchema]:

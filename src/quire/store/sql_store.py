@@ -50,6 +50,7 @@ from quire.store.purge import count_value_rows, erase_value, purge_entries
 from quire.store.turn_records import append_items, record_reply
 from quire.turns.events import TurnEvents
 from quire.turns.leases import TurnLeases
+from quire.usage.contribution import NANOS_PER_DOLLAR
 from quire.usage.report import UsageRollup
 
 
@@ -279,6 +280,14 @@ class SqlStore(StorePart):
     ) -> list[tuple[int, Manifest]]:
         """The newest `limit` manifests of a branch with the numbers of their replies, oldest first."""
         return await self.run(read, with_branch(ledger.list_manifests), conversation, branch, limit=limit, last=last)
+
+    async def get_conversation_cost(self, conversation: str) -> float:
+        """Cost of the conversation's model calls in US dollars: what was charged, and what imported calls cost by the
+        price list. Calls without a known price count 0."""
+        charged = await self.spending.get_cost(conversation)
+        if not await self.imports.has_imported(conversation):
+            return charged
+        return charged + (await self.usage.read_conversation(conversation)).imported_nanos / NANOS_PER_DOLLAR
 
     async def export_conversation(self, conversation: str) -> AsyncGenerator[str]:
         """The conversation as JSON Lines, up to the heads that its branches had at the start."""

@@ -1,19 +1,27 @@
 """What the entries of a conversation add to the usage roll-up: pure functions of entries and manifests.
 
+Every call has a cost: the one that was charged for it or that its source states, else the one by the public price list
+of its day. A call without a known price is counted as such, so that a total can say what it lacks.
+
 A purged entry adds nothing, and neither does the manifest of a purged reply. All counts are integers (costs in
 nano-dollars), so that subtracting a contribution restores the totals exactly.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from itertools import combinations
 from math import isfinite
 from typing import Literal, NamedTuple, cast
 
 from quire.db.dialects import sanitize_text
 from quire.model import Compaction, Entry, Manifest, Message, ToolCallPart
+from quire.model.entry_bodies import IMPORTED_STRATEGY
 from quire.model.entry_metadata import EntryMetadata, Usage
 from quire.model.messages import PURGED_TEXT
+from quire.view.call_prices import UNKNOWN_COST, Cost
+from quire.view.model_specs import UNKNOWN_MODEL, is_local_model, model_spec_for
+from quire.wire.billed_calls import list_billed_calls
 
 Dimension = Literal["all", "model", "project", "source", "slot", "tool", "document", "rule", "reference"]
 """What usage is grouped by. `all` has one row a day, with an empty name."""
@@ -45,7 +53,7 @@ class UsageCounts(NamedTuple):
     cache_write_tokens: int = 0
     cost_nanos: int = 0
     unpriced_turns: int = 0
-    """Turns whose cost is not known: imported ones, and turns of a model without a price."""
+    """Turns that end with a call whose cost is not known."""
     compactions: int = 0
     compacted_tokens: int = 0
     """Tokens by which compactions reduced the view."""
@@ -57,6 +65,12 @@ class UsageCounts(NamedTuple):
     """Calls of a tool; messages that reference a document; replies that used a rule or reference."""
     tokens: int = 0
     """Tokens that the slot or item took in requests."""
+    unpriced_requests: int = 0
+    """Model calls whose cost is a lower bound, because a price or the usage is not known."""
+    unpriced_tokens: int = 0
+    """Input and output tokens of these calls."""
+    imported_nanos: int = 0
+    """Cost of imported calls, a part of `cost_nanos`: no spend cap applies to it."""
 
 
 class UsageKey(NamedTuple):
@@ -67,7 +81,7 @@ class UsageKey(NamedTuple):
 
 
 class TurnUsage(NamedTuple):
-    """Cost and tokens of a turn, under the reply that ends it, as its manifest."""
+    """Cost and tokens of a turn: of all calls from a question to the next one, under the number of the last reply."""
 
     conversation: str
     branch: int
@@ -75,8 +89,26 @@ class TurnUsage(NamedTuple):
     day: int
     model: str
     cost_nanos: int
-    """0 if it is not known."""
+    """A lower bound if calls have no known price."""
     tokens: int
+    unpriced_requests: int = 0
+
+
+class TurnPart(NamedTuple):
+    """What calls add to the turn after a question. Without a reply among them, the number is a compaction's."""
+
+    usage: TurnUsage
+    has_reply: bool
+
+    def merge(self, later: "TurnPart") -> "TurnPart":
+        """Adds up two parts of one turn; its number, day and model are those of the last reply."""
+        last = later if later.has_reply else self
+        usage = last.usage._replace(
+            cost_nanos=self.usage.cost_nanos + later.usage.cost_nanos,
+            tokens=self.usage.tokens + later.usage.tokens,
+            unpriced_requests=self.usage.unpriced_requests + later.usage.unpriced_requests,
+        )
+        return TurnPart(usage, self.has_reply or later.has_reply)
 
 
 class Contribution:
@@ -85,7 +117,13 @@ class Contribution:
     def __init__(self, *, project: str | None, source: str | None) -> None:
         self._project, self._source = _normalize_name(project or ""), _normalize_name(source or "")
         self._counts: defaultdict[UsageKey, Counter[str]] = defaultdict(Counter)
-        self.turns: list[TurnUsage] = []
+        self.turn_parts: dict[tuple[int, int], TurnPart] = {}
+        """By branch and number of the question."""
+
+    @property
+    def turns(self) -> list[TurnUsage]:
+        """The turns with a cost or tokens."""
+        return [part.usage for part in self.turn_parts.values() if part.usage.cost_nanos or part.usage.tokens]
 
     @property
     def counts(self) -> dict[UsageKey, UsageCounts]:
@@ -96,8 +134,9 @@ class Contribution:
             if any(counter.values())
         }
 
-    def add(self, entry: Entry, manifest: Manifest | None) -> None:
-        """Adds an entry and the manifest of the request that it answered."""
+    def add(self, entry: Entry, manifest: Manifest | None, *, question: int) -> None:
+        """Adds an entry, which follows the user's message `question`, and the manifest of the request that it
+        answered."""
         if entry.purged_at is not None:
             return
         day = entry.created_at // DAY_MICROSECONDS
@@ -108,7 +147,10 @@ class Contribution:
             freed = _clamp(compaction.tokens_before - compaction.tokens_after)
             counts = Counter(compactions=1, compacted_tokens=freed)
             if compaction.usage is not None:
-                counts += Counter(requests=1, **_count_usage(compaction.usage))
+                cost = _read_cost(compaction, (compaction.usage.model, compaction.model), entry.created_at)
+                counts += self._count_call(entry, day, compaction.model or "", compaction.usage, cost, question)
+                if compaction.strategy == IMPORTED_STRATEGY:
+                    counts["imported_nanos"] = counts["cost_nanos"]
             self._add_usage(day, compaction.model or "", counts)
         if entry.kind != "message":
             return
@@ -116,32 +158,59 @@ class Contribution:
         for name in {each.path or each.link for each in metadata.references or ()}:
             self._add_item("document", day, name, uses=1)
         if entry.role == "assistant":
-            self._add_reply(day, entry, metadata, manifest)
+            self._add_reply(day, entry, metadata, manifest, question)
 
-    def _add_reply(self, day: int, entry: Entry, metadata: EntryMetadata, manifest: Manifest | None) -> None:
-        usage, turn = metadata.usage, metadata.turn
-        model = manifest.policy.model if manifest is not None else (usage.model if usage is not None else None) or ""
+    def _add_reply(
+        self, day: int, entry: Entry, metadata: EntryMetadata, manifest: Manifest | None, question: int
+    ) -> None:
+        usage = metadata.usage
+        reported = usage.model if usage is not None else None
+        model = manifest.policy.model if manifest is not None else reported or ""
         ends_turn = _TOOL_CALL not in entry.raw
-        cost = _to_nanos(turn.cost_usd if turn is not None else metadata.cost_usd)
-        counts = Counter(
-            requests=1,
-            turns=int(ends_turn),
-            cost_nanos=cost,
-            unpriced_turns=int(ends_turn and not cost),
-            **_count_usage(usage),
-        )
+        cost = _read_cost(metadata, (reported, model), entry.created_at)
+        # A free call without usage is a copy: an imported fork repeats the history of another session.
+        is_copy = usage is None and metadata.cost_usd == 0 and cost.is_complete
+        counts = Counter[str]() if is_copy else self._count_call(entry, day, model, usage, cost, question)
+        counts += Counter(turns=int(ends_turn), unpriced_turns=int(ends_turn and not cost.is_complete))
         if manifest is not None:
             counts += self._add_manifest(day, manifest, ends_turn=ends_turn)
+        elif metadata.turn is None:
+            counts["imported_nanos"] = counts["cost_nanos"]
         self._add_usage(day, model, counts)
         if not ends_turn:
             for part in cast(Message, entry.body).parts:
                 if isinstance(part, ToolCallPart):
                     self._add_item("tool", day, part.name, uses=1)
-        total = turn.usage if turn is not None else usage
-        tokens = _clamp(total.input_tokens + total.output_tokens) if total is not None else 0
-        if ends_turn and (cost or tokens):
-            name = _normalize_name(model)
-            self.turns.append(TurnUsage(entry.conversation, entry.branch, entry.seq, day, name, cost, tokens))
+
+    def _count_call(
+        self, entry: Entry, day: int, model: str, usage: Usage | None, cost: Cost, question: int
+    ) -> Counter[str]:
+        """Counts of one model call, which is added to its turn."""
+        calls = list_billed_calls(usage) if usage is not None else []
+        counts = Counter(
+            requests=1,
+            input_tokens=_clamp(sum(call.input_tokens for call in calls)),
+            output_tokens=_clamp(sum(call.output_tokens for call in calls)),
+            cache_read_tokens=_clamp(sum(call.cache_read_tokens for call in calls)),
+            cache_write_tokens=_clamp(sum(call.cache_write_tokens for call in calls)),
+            cost_nanos=_to_nanos(cost.usd),
+        )
+        tokens = counts["input_tokens"] + counts["output_tokens"]
+        if not cost.is_complete:
+            counts.update(unpriced_requests=1, unpriced_tokens=tokens)
+        turn = TurnUsage(
+            entry.conversation,
+            entry.branch,
+            entry.seq,
+            day,
+            _normalize_name(model),
+            counts["cost_nanos"],
+            tokens,
+            counts["unpriced_requests"],
+        )
+        part, key = TurnPart(turn, entry.kind == "message"), (entry.branch, question)
+        self.turn_parts[key] = self.turn_parts[key].merge(part) if key in self.turn_parts else part
+        return counts
 
     def _add_manifest(self, day: int, manifest: Manifest, *, ends_turn: bool) -> Counter[str]:
         """Adds slots and items of a request; returns what was recalled for it."""
@@ -188,15 +257,25 @@ def pair_documents(uses: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     return combinations(sorted(most_used), 2)
 
 
-def _count_usage(usage: Usage | None) -> dict[str, int]:
-    if usage is None:
-        return {}
-    return {
-        "input_tokens": _clamp(usage.input_tokens),
-        "output_tokens": _clamp(usage.output_tokens),
-        "cache_read_tokens": _clamp(usage.cache_read_tokens),
-        "cache_write_tokens": _clamp(usage.cache_write_tokens),
-    }
+def _read_cost(source: EntryMetadata | Compaction, models: Iterable[str | None], at: int) -> Cost:
+    """The cost of a call as it was charged or stated, else by the price list of its day.
+
+    A turn recorded without the costs of its calls has them in the totals of its last reply.
+    """
+    if source.cost_usd is not None:
+        return Cost(source.cost_usd, not source.cost_incomplete)
+    usage, cost = source.usage, UNKNOWN_COST
+    if usage is None or (usage.estimated and not usage.input_tokens):
+        return cost
+    names = [name for name in models if name]
+    if not any(map(is_local_model, names)):
+        specs = (model_spec_for(name) for name in names)
+        spec = next((each for each in specs if each.has_price), UNKNOWN_MODEL)
+        cost = spec.compute_cost(usage, at=datetime.fromtimestamp(at / 1_000_000, tz=UTC))
+    turn = source.turn if isinstance(source, EntryMetadata) else None
+    if not cost.is_complete and not cost.usd and turn is not None and turn.cost_usd > 0 and not turn.cost_incomplete:
+        return Cost(turn.cost_usd)
+    return cost if usage.input_tokens or usage.output_tokens else Cost()
 
 
 def _clamp(tokens: int) -> int:

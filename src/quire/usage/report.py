@@ -175,7 +175,7 @@ def has_uncounted(connection: Connection, tenant: str) -> bool:
     # Ordered by the primary key: PostgreSQL would otherwise scan the table if most rows are of this tenant.
     columns = uncounted_branches.c
     query = select(columns.last_seq).where(columns.tenant == tenant).order_by(columns.conversation, columns.branch)
-    return connection.execute(query.limit(1)).first() is not None
+    return connection.execute(query.limit(1)).first() is not None or rollup.has_outdated(connection, tenant)
 
 
 def read_item_counts(
@@ -204,6 +204,12 @@ class UsageRollup(StorePart):
     read_report = read(read_usage)
     read_item_counts = read(read_item_counts)
     read_document_pairs = read(read_document_pairs)
+
+    async def read_conversation(self, conversation: str) -> UsageCounts:
+        """What a conversation used, after what is not counted yet of it."""
+        while await self.run(write_bulk, rollup.count_conversation, conversation):
+            pass
+        return await self.run(read, rollup.read_conversation, conversation)
 
     async def recount(self) -> RecountResult:
         """Compares the roll-up with a full count of the log, and corrects what differs."""

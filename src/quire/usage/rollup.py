@@ -7,6 +7,7 @@ is left of the conversation is counted again. For that, the contributions of eac
 tenant's totals. All tables are derived data, which `quire stats --recount` checks against the log.
 """
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     or_,
     select,
     text,
@@ -35,7 +37,7 @@ from quire.db.schema import entries, manifests, metadata, uncounted_branches
 from quire.log.conversations import get_conversation, list_branches
 from quire.log.reads import ENTRY_COLUMNS
 from quire.model import Entry, Manifest
-from quire.usage.contribution import Contribution, TurnUsage, UsageCounts, UsageKey, pair_documents
+from quire.usage.contribution import Contribution, TurnPart, TurnUsage, UsageCounts, UsageKey, pair_documents
 
 counted_branches = Table(
     "quire_counted_branches",
@@ -44,8 +46,10 @@ counted_branches = Table(
     Column("conversation", Text, primary_key=True),
     Column("branch", Integer, primary_key=True, autoincrement=False),
     Column("last_seq", BigInteger, nullable=False),
+    Column("rules", Integer, nullable=False, server_default="1"),
 )
-"""High-water mark of each branch: the roll-up has its own entries up to this one."""
+"""High-water mark of each branch: the roll-up has its own entries up to this one, counted by `rules`. A partial index
+has the branches that were counted by older rules."""
 
 usage_contributions = Table(
     "quire_usage_contributions",
@@ -81,8 +85,9 @@ usage_turns = Table(
     Column("model", Text, nullable=False),
     Column("cost_nanos", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
+    Column("unpriced_requests", BigInteger, nullable=False, server_default="0"),
 )
-"""Turns with a cost or reported tokens, by the reply that ends each; an index orders them by cost."""
+"""Turns with a cost or reported tokens, by the last reply of each; an index orders them by cost."""
 
 document_pairs = Table(
     "quire_document_pairs",
@@ -99,6 +104,11 @@ BATCH_ENTRIES = 500
 """Entries that one transaction counts: purges wait for it."""
 MAX_UNCOUNTED_BRANCHES = 200
 """Branches that one transaction counts."""
+COUNTING_RULES = 2
+"""Version of what an entry adds to the roll-up. Conversations counted by older rules are counted again, beside other
+work. Version 2 counts the cost of each call instead of each turn; the index of the migration names it too."""
+MAX_OUTDATED_CONVERSATIONS = 20
+"""Conversations counted by older rules that one transaction resets."""
 
 Pairs = set[tuple[str, str]]
 
@@ -130,7 +140,25 @@ def count_usage(connection: Connection, tenant: str, *, max_entries: int = BATCH
             break
         remaining -= _count_conversation(connection, tenant, conversation, branches, limit=remaining)
         done += len(branches)
+    if not done:
+        outdated = list(connection.execute(_OUTDATED, {"tenant": tenant}).scalars())
+        for conversation in outdated:
+            reset_usage(connection, tenant, conversation)
+        done = len(outdated)
     return done
+
+
+def has_outdated(connection: Connection, tenant: str) -> bool:
+    """Whether conversations were counted by older rules."""
+    return connection.execute(_OUTDATED.limit(1), {"tenant": tenant}).first() is not None
+
+
+_OUTDATED = (
+    select(counted_branches.c.conversation)
+    .where(counted_branches.c.tenant == bindparam("tenant"), counted_branches.c.rules < literal_column("2"))
+    .distinct()
+    .limit(MAX_OUTDATED_CONVERSATIONS)
+)
 
 
 def _count_conversation(
@@ -143,7 +171,7 @@ def _count_conversation(
     for branch, last in branches.items():
         first = counted.get(branch, 0) + 1
         rows = _read_countable(connection, tenant, conversation, branch, first, last, limit=limit - total)
-        _fold(connection, contribution, rows)
+        _fold(connection, tenant, contribution, rows)
         is_complete = len(rows) < limit - total
         counted_to = last if is_complete else rows[-1][0].seq
         _write_mark(connection, tenant, conversation, branch, counted_to)
@@ -159,6 +187,32 @@ def _count_conversation(
             break
     add_contribution(connection, tenant, conversation, contribution)
     return total
+
+
+def count_conversation(connection: Connection, tenant: str, conversation: str) -> int:
+    """Counts the next entries of one conversation; returns the number of branches that still have some."""
+    _lock_rollup(connection, tenant)
+    outdated = select(counted_branches.c.branch).where(
+        *_own(counted_branches, tenant, conversation), counted_branches.c.rules < COUNTING_RULES
+    )
+    if connection.execute(outdated.limit(1)).first() is not None:
+        reset_usage(connection, tenant, conversation)
+    pending = select(uncounted_branches.c.branch, uncounted_branches.c.last_seq).where(
+        *_own(uncounted_branches, tenant, conversation)
+    )
+    if marks := {row.branch: row.last_seq for row in connection.execute(pending)}:
+        _count_conversation(connection, tenant, conversation, marks, limit=BATCH_ENTRIES)
+    return len(connection.execute(pending).all()) if marks else 0
+
+
+def read_conversation(connection: Connection, tenant: str, conversation: str) -> UsageCounts:
+    """What a conversation added to the roll-up."""
+    counts = _read_contributions(connection, tenant, conversation)
+    total = Counter[str]()
+    for key, each in counts.items():
+        if key.dimension == "all":
+            total.update(each._asdict())
+    return UsageCounts(**total)
 
 
 def reset_usage(connection: Connection, tenant: str, conversation: str) -> None:
@@ -189,7 +243,7 @@ def recount_conversation(connection: Connection, tenant: str, conversation: str)
     for branch, last in marks.items():
         first = 1
         while rows := _read_countable(connection, tenant, conversation, branch, first, last, limit=BATCH_ENTRIES):
-            _fold(connection, contribution, rows)
+            _fold(connection, tenant, contribution, rows)
             first = rows[-1][0].seq + 1
     turn_columns = [usage_turns.c[name] for name in TurnUsage._fields]
     turn_rows = connection.execute(select(*turn_columns).where(*_own(usage_turns, tenant, conversation)))
@@ -259,12 +313,27 @@ def _start_contribution(connection: Connection, tenant: str, conversation: str) 
     )
 
 
-def _fold(connection: Connection, contribution: Contribution, rows: Iterable[tuple[Entry, str | None]]) -> None:
+def _fold(
+    connection: Connection, tenant: str, contribution: Contribution, rows: Sequence[tuple[Entry, str | None]]
+) -> None:
+    """Adds entries of one branch, in order."""
+    questions = _read_questions(connection, tenant, rows[0][0], rows[-1][0]) if rows else []
     for entry, manifest in rows:
-        contribution.add(entry, Manifest.parse(manifest) if manifest is not None else None)
+        question = questions[bisect_right(questions, entry.seq) - 1]
+        contribution.add(entry, Manifest.parse(manifest) if manifest is not None else None, question=question)
         if manifest is not None:
             # A long manifest takes milliseconds to parse.
             yield_to_event_loop(connection)
+
+
+def _read_questions(connection: Connection, tenant: str, first: Entry, last: Entry) -> list[int]:
+    """Numbers of the user's messages between two entries of a branch, after the newest one before them; 0 if the branch
+    has none of its own."""
+    own = (*_own(entries, tenant, first.conversation), entries.c.branch == first.branch, entries.c.role == "user")
+    before = select(func.max(entries.c.seq)).where(*own, entries.c.seq <= first.seq)
+    between = select(entries.c.seq).where(*own, entries.c.seq > first.seq, entries.c.seq <= last.seq)
+    earlier = connection.execute(before).scalar() or 0
+    return [earlier, *connection.execute(between.order_by(entries.c.seq)).scalars()]
 
 
 def _read_countable(
@@ -306,7 +375,9 @@ def _read_marks(connection: Connection, tenant: str, conversation: str) -> dict[
 
 
 def _write_mark(connection: Connection, tenant: str, conversation: str, branch: int, last_seq: int) -> None:
-    row = {"tenant": tenant, "conversation": conversation, "branch": branch, "last_seq": last_seq}
+    row = {
+        "tenant": tenant, "conversation": conversation, "branch": branch, "last_seq": last_seq, "rules": COUNTING_RULES
+    }  # fmt: skip
     connection.execute(upsert(connection, counted_branches, replace=["last_seq"]), row)
 
 
@@ -316,10 +387,28 @@ def add_contribution(connection: Connection, tenant: str, conversation: str, con
     pairs: Pairs = _read_pairs(connection, tenant, conversation) if links_documents else set()
     _increment(connection, usage_contributions, own, counts)
     _increment(connection, usage_totals, {"tenant": tenant}, counts)
-    if contribution.turns:
-        connection.execute(insert(usage_turns), [{"tenant": tenant, **turn._asdict()} for turn in contribution.turns])
+    _add_turns(connection, own, contribution)
     if links_documents:
         _replace_pairs(connection, tenant, pairs, _read_pairs(connection, tenant, conversation))
+
+
+def _add_turns(connection: Connection, own: Mapping[str, str], contribution: Contribution) -> None:
+    """Inserts turns. The first of a branch may continue one that an earlier count began, and replaces it."""
+    table, continued = usage_turns.c, set[int]()
+    rows: list[dict[str, Any]] = []
+    for (branch, question), part in contribution.turn_parts.items():
+        if branch not in continued:
+            continued.add(branch)
+            earlier = delete(usage_turns).where(
+                *_own(usage_turns, own["tenant"], own["conversation"]), table.branch == branch, table.seq > question
+            )
+            found = connection.execute(earlier.returning(*(table[name] for name in TurnUsage._fields))).all()
+            for row in found:
+                part = TurnPart(TurnUsage._make(row), has_reply=True).merge(part)
+        if part.usage.cost_nanos or part.usage.tokens:
+            rows.append({**own, **part.usage._asdict()})
+    if rows:
+        connection.execute(insert(usage_turns), rows)
 
 
 def _subtract_contribution(connection: Connection, tenant: str, conversation: str) -> None:

@@ -9,16 +9,17 @@ answers. A model that is not listed gets `DEFAULT_OUTPUT_TOKENS`, which every ch
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Generator, Iterator, MutableMapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.model import Usage
 from quire.model.policy import MAX_MODEL_NAME_CHARS, WireFormatName
+from quire.view.call_prices import PRICE_DATE, UNKNOWN_COST, Cost, TokenPrices, price_listed_call
+from quire.wire.billed_calls import list_billed_calls
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -46,51 +47,35 @@ class ModelSpec(NamedTuple):
     def has_price(self) -> bool:
         return self.input_price is not None and self.output_price is not None
 
-    def compute_cost(self, usage: Usage) -> float | None:
-        """Cost of a call in US dollars; None if a price is unknown.
+    def compute_cost(self, usage: Usage, *, at: datetime = PRICE_DATE) -> Cost:
+        """Cost of a call at a time, with all that the provider bills for it.
 
         A listed model costs what `calc_price` of genai-prices says, with its tiers for long prompts. Prices set by hand
         have no tiers, and writing to the cache costs as much as other input.
         """
         if self.input_price is None or self.output_price is None:
-            return None
-        if self.listed_as is not None:
-            starts, tiers = _load_price_tiers(self.listed_as)
-            prices = tiers[bisect_left(starts, usage.input_tokens)]
-        else:
-            cached = self.cache_read_price if self.cache_read_price is not None else self.input_price
-            prices = _TokenPrices(self.input_price, self.output_price, cached, self.input_price)
-        read, written = usage.cache_read_tokens, usage.cache_write_tokens
-        uncached = max(0, usage.input_tokens - read - written)
-        dollars = (
-            uncached * prices.input
-            + usage.output_tokens * prices.output
-            + read * prices.cache_read
-            + written * prices.cache_write
-        )
-        return float(prices.request + dollars / TOKENS_PER_PRICE)
-
-
-class _TokenPrices(NamedTuple):
-    """US dollars for a million tokens of each kind, and for each request."""
-
-    input: Decimal
-    output: Decimal
-    cache_read: Decimal
-    cache_write: Decimal
-    request: Decimal = Decimal(0)
+            return UNKNOWN_COST
+        total, is_complete = Decimal(0), True
+        for call in list_billed_calls(usage):
+            spec = self if call.model is None else model_spec_for(call.model)
+            if spec.input_price is None or spec.output_price is None:
+                is_complete = False
+            elif spec.listed_as is not None:
+                dollars, is_known = price_listed_call(spec.listed_as, call, at)
+                total, is_complete = total + dollars, is_complete and is_known
+            else:
+                own, output = spec.input_price, spec.output_price
+                read = spec.cache_read_price if spec.cache_read_price is not None else own
+                total += TokenPrices(own, output, read, own, own, reasoning=output).add_up(call)
+        return Cost(float(total), is_complete)
 
 
 UNKNOWN_MODEL = ModelSpec()
-TOKENS_PER_PRICE = 1_000_000
 MAX_PROVIDER_PREFIXES = 8
 """Maximum prefixes such as `openrouter/` that are removed from a name, because each one costs two table lookups."""
 
 # Local hosts: the vendor's window and prices do not apply to them.
 _LOCAL_PROVIDERS = frozenset({"ollama", "ollama_chat", "lm_studio", "lmstudio", "llamacpp", "llamafile", "vllm"})
-
-# Some prices change with the day or the hour. The last announced one, at noon, needs no clock.
-PRICE_DATE = datetime(9999, 12, 31, 12, tzinfo=UTC)
 
 _NON_CHAT_NAME = re.compile(r"audio|embed|image|moderation|realtime|rerank|transcribe|tts|^ft:|-$")
 
@@ -208,45 +193,6 @@ def _base_price(price: object) -> Decimal | None:
     """The price, or its lowest tier if it depends on the length of the prompt."""
     value = getattr(price, "base", price)
     return value if isinstance(value, Decimal) else None
-
-
-@lru_cache(maxsize=1024)
-def _load_price_tiers(listed_as: str) -> tuple[list[int], list[_TokenPrices]]:
-    """The input tokens above which each further tier starts, and the prices of every tier.
-
-    `calc_price` takes about 200 microseconds, too long for every request that the gateway records. A price is linear in
-    the tokens of each kind within a tier, so it is called once for each of them.
-    """
-    from genai_prices import Usage as PricedUsage
-    from genai_prices import calc_price
-    from genai_prices.data_snapshot import get_snapshot
-    from genai_prices.types import TieredPrices
-
-    provider, _, model = listed_as.partition(":")
-    _, info = get_snapshot().find_provider_model(model, None, provider, None)
-    tiered = [price for price in vars(info.get_prices(PRICE_DATE)).values() if isinstance(price, TieredPrices)]
-    starts = sorted({tier.start for price in tiered for tier in price.tiers})
-
-    def calculate(**tokens: int) -> Decimal:
-        usage = PricedUsage(**tokens)
-        return calc_price(usage, model, provider_id=provider, genai_request_timestamp=PRICE_DATE).total_price
-
-    request = calculate(input_tokens=0)
-    tiers: list[_TokenPrices] = []
-    for start in (0, *starts):
-        count = start + 1
-        all_input = calculate(input_tokens=count)
-        scale = Decimal(TOKENS_PER_PRICE) / count
-        tiers.append(
-            _TokenPrices(
-                input=(all_input - request) * scale,
-                output=calculate(input_tokens=count, output_tokens=TOKENS_PER_PRICE) - all_input,
-                cache_read=(calculate(input_tokens=count, cache_read_tokens=count) - request) * scale,
-                cache_write=(calculate(input_tokens=count, cache_write_tokens=count) - request) * scale,
-                request=request,
-            )
-        )
-    return starts, tiers
 
 
 DEFAULT_OUTPUT_TOKENS = 2_048

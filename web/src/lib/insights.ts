@@ -12,9 +12,10 @@ export const GROUPINGS: readonly Grouping[] = ["day", "model", "project", "sourc
 /** In place of a number that is not known. */
 export const UNKNOWN = "–";
 
-/** The cost, or a dash if it is not known of any turn. */
+/** The cost, a lower bound if calls have no known price, or a dash if none has one. */
 export function formatCost(counts: UsageGroup["counts"]): string {
-  return counts.unpriced_turns && !counts.cost_usd ? UNKNOWN : formatDollars(counts.cost_usd);
+  if (!counts.unpriced_requests) return formatDollars(counts.cost_usd);
+  return counts.cost_usd ? `≥ ${formatDollars(counts.cost_usd)}` : UNKNOWN;
 }
 
 export interface InsightRow {

@@ -138,8 +138,8 @@ class ChatRuntime:
             report=await self.conversation.usage(),
             reply_seq=reply_seq,
             usage=sum_usage(usages) if usages else None,
-            turn_cost=sum(engine.config.estimate_cost(usage, engine.settings.model) for usage in usages),
-            conversation_cost=await engine.store.spending.get_cost(self.conversation.id),
+            turn_cost=sum(engine.config.compute_cost(usage, engine.settings.model).usd for usage in usages),
+            conversation_cost=await engine.store.get_conversation_cost(self.conversation.id),
         )
 
     async def load_compaction_stats(self, entry: "Entry") -> CompactionStats:

@@ -24,8 +24,11 @@ from quire.server.gateway.response import ResponseWriter
 from quire.server.gateway.upstream import UpstreamCall, filter_response_headers
 from quire.server.telemetry import Telemetry
 from quire.settings.schema import Upstream
-from quire.wire.codec import Codec, find_repeated_field, get_model_name, get_token_limit
+from quire.wire.chat import parse as chat
+from quire.wire.codec import Codec, find_repeated_field, get_model_name
 from quire.wire.json_limits import exceeds_json_limit
+from quire.wire.messages import parse as messages
+from quire.wire.responses import parse as responses
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +117,7 @@ async def forward_unrecorded(
                     chunk = await anext(chunks, b"")
                 if not response.is_error and response.content_type.startswith("application/json"):
                     usage = await run_sized(size, _read_usage, b"".join(received))
-                    cost = engine.config.estimate_cost(usage, model) if usage is not None else unreported
+                    cost = engine.config.compute_cost(usage, model).usd if usage is not None else unreported
                 # Before the client sees the end, and can send its next request.
                 await settle()
                 await writer.write(b"", last=True)
@@ -142,10 +145,11 @@ def _read_usage(content: bytes) -> Usage | None:
     counts = get_object(body, "usage") if is_object(body) else {}
     if not is_object(body) or not counts:
         return None
-    details = get_object(counts, "input_tokens_details", "prompt_tokens_details")
-    return Usage(
-        model=get_text(body, "model"),
-        input_tokens=get_token_limit(counts, "input_tokens", "prompt_tokens") or 0,
-        output_tokens=get_token_limit(counts, "output_tokens", "completion_tokens") or 0,
-        cache_read_tokens=get_token_limit(details, "cached_tokens") or 0,
-    )
+    parse = responses.parse_usage
+    if "prompt_tokens" in counts:
+        parse = chat.parse_usage
+    elif "cache_read_input_tokens" in counts or "cache_creation_input_tokens" in counts:
+        parse = messages.parse_usage
+    with suppress(ValueError, TypeError):
+        return parse(body)
+    return None

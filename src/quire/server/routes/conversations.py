@@ -36,7 +36,9 @@ entries_router = APIRouter(prefix="/api/conversations/{conversation}", tags=["en
 
 
 class ConversationDetailSchema(ConversationSchema):
-    cost_usd: float = Field(description="Cost of all model calls so far, in US dollars.")
+    cost_usd: float = Field(
+        description="Cost of all model calls so far, with imported ones, in US dollars; calls without a price count 0."
+    )
     branches: list[BranchSchema]
 
 
@@ -171,7 +173,7 @@ async def _load_detail(engine: Engine, conversation: str) -> ConversationDetailS
     [record] = await store.fill_titles(await store.get_conversation(conversation))
     branches = [BranchSchema.from_record(branch) for branch in await store.list_branches(conversation)]
     return ConversationDetailSchema(
-        **record._asdict(), cost_usd=await store.spending.get_cost(conversation), branches=branches
+        **record._asdict(), cost_usd=await store.get_conversation_cost(conversation), branches=branches
     )
 
 

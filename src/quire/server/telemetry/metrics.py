@@ -176,6 +176,7 @@ class Metrics:
             ("input", usage.input_tokens),
             ("output", usage.output_tokens),
             ("cache_read", usage.cache_read_tokens),
+            ("cache_write", usage.cache_write_tokens),
         ):
             if tokens > 0:
                 self._tokens.labels(direction, model).inc(tokens)

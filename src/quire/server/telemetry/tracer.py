@@ -22,6 +22,7 @@ from quire.model import Compaction, Usage
 from quire.model.context_events import CompactionFailed, CompactionStarted, ContextCompacted, ContextEvent
 from quire.model.events import QuestionRecorded, RequestPrepared, ToolCompleted, TurnEvent, TurnStarted
 from quire.wire import infer_wire_format
+from quire.wire.billed_calls import count_reasoning_tokens
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _MAX_OPEN_COMPACTIONS = 1_000
@@ -52,7 +53,10 @@ def to_usage_attributes(usage: Usage) -> dict[str, int | str]:
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
     }
+    if reasoning := count_reasoning_tokens(usage):
+        attributes["gen_ai.usage.reasoning.output_tokens"] = reasoning
     return attributes | ({"gen_ai.response.model": usage.model} if usage.model is not None else {})
 
 

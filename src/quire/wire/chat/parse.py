@@ -33,20 +33,31 @@ def parse_reply(response: object) -> Reply:
         # A request may repeat audio only by its id, so the text of the message is the transcript.
         text = message.get("content") or audio.get("transcript")
         message = {**message, "content": text, "audio": {"id": audio.get("id")}}
-    usage = None
-    if is_object(counts := body.get("usage")):
-        others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
-        usage = Usage(
-            model=get_text(body, "model"),
-            input_tokens=counts.get("prompt_tokens") or 0,
-            output_tokens=counts.get("completion_tokens") or 0,
-            cache_read_tokens=get_object(counts, "prompt_tokens_details").get("cached_tokens") or 0,
-            provider_fields={
-                **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
-                "response": others,
-            },
-        )
-    return Reply(_parse_assistant(message), usage, get_text(choices[0], "finish_reason"))
+    return Reply(_parse_assistant(message), parse_usage(body), get_text(choices[0], "finish_reason"))
+
+
+def parse_usage(body: dict[str, Any]) -> Usage | None:
+    """The usage of a response; `input_tokens` is the whole prompt, `output_tokens` includes reasoning."""
+    if not is_object(counts := body.get("usage")):
+        return None
+    sent, received = counts.get("prompt_tokens") or 0, counts.get("completion_tokens") or 0
+    reasoning = get_object(counts, "completion_tokens_details").get("reasoning_tokens") or 0
+    if counts.get("total_tokens") == sent + received + reasoning:
+        # Some providers, such as xAI, state reasoning tokens beside the others instead of among them.
+        received += reasoning
+    cache = get_object(counts, "prompt_tokens_details")
+    others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
+    return Usage(
+        model=get_text(body, "model"),
+        input_tokens=sent,
+        output_tokens=received,
+        cache_read_tokens=cache.get("cached_tokens") or counts.get("prompt_cache_hit_tokens") or 0,
+        cache_write_tokens=cache.get("cache_write_tokens") or 0,
+        provider_fields={
+            **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
+            "response": others,
+        },
+    )
 
 
 def parse_messages(raw_messages: Sequence[object], *, system: object = None) -> list[Message]:

@@ -30,23 +30,27 @@ def parse_reply(response: object) -> Reply:
     body = to_plain_json(response)
     if not is_object(body) or not isinstance(body.get("content"), list):
         raise InvalidEntry("The response has no content, so it contains no reply; see the provider's error.")
-    usage = None
-    if is_object(counts := body.get("usage")):
-        uncached, output, read, written = (counts.get(field) or 0 for field in _USAGE_FIELDS)
-        others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
-        usage = Usage(
-            model=get_text(body, "model"),
-            input_tokens=uncached + read + written,
-            output_tokens=output,
-            cache_read_tokens=read,
-            cache_write_tokens=written,
-            provider_fields={
-                **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
-                "response": others,
-            },
-        )
     message = Message(role="assistant", parts=tuple(_parse_parts(body["content"])))
-    return Reply(message, usage, get_text(body, "stop_reason"))
+    return Reply(message, parse_usage(body), get_text(body, "stop_reason"))
+
+
+def parse_usage(body: dict[str, Any]) -> Usage | None:
+    """The usage of a response; `input_tokens` is the whole prompt."""
+    if not is_object(counts := body.get("usage")):
+        return None
+    uncached, output, read, written = (counts.get(field) or 0 for field in _USAGE_FIELDS)
+    others = {key: value for key, value in body.items() if key not in _ENVELOPE_FIELDS and value is not None}
+    return Usage(
+        model=get_text(body, "model"),
+        input_tokens=uncached + read + written,
+        output_tokens=output,
+        cache_read_tokens=read,
+        cache_write_tokens=written,
+        provider_fields={
+            **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
+            "response": others,
+        },
+    )
 
 
 def parse_messages(

@@ -23,6 +23,7 @@ from quire.model.base import JsonObject
 from quire.model.json_values import dump_json, filter_objects, get_object, get_text, is_object, to_plain_json
 from quire.model.messages import ToolResultContent
 from quire.wire.base import Reply
+from quire.wire.billed_calls import FILE_SEARCHES_FIELD, SERVER_TOOLS_FIELD, WEB_SEARCHES_FIELD
 from quire.wire.fields import collect_unknown_fields
 from quire.wire.media import URL_SCHEMES, split_data_url
 from quire.wire.responses import FORMAT
@@ -61,23 +62,36 @@ def parse_reply(response: object) -> Reply:
         raise InvalidEntry("The response has no output, so it contains no reply; see the provider's error.")
     items = [_drop_nulls(item) for item in filter_objects(body["output"])]
     parts = tuple(part for item in items for part in _parse_assistant_item(item))
-    usage = None
-    if is_object(counts := body.get("usage")):
-        details = get_object(counts, "input_tokens_details")
-        others = {key: body[key] for key in _ENVELOPE_FIELDS if body.get(key) is not None}
-        usage = Usage(
-            model=get_text(body, "model"),
-            input_tokens=counts.get("input_tokens") or 0,
-            output_tokens=counts.get("output_tokens") or 0,
-            cache_read_tokens=details.get("cached_tokens") or 0,
-            cache_write_tokens=details.get("cache_write_tokens") or 0,
-            provider_fields={
-                **{key: value for key, value in counts.items() if key not in _USAGE_FIELDS},
-                "response": others,
-            },
-        )
     incomplete_reason = get_text(get_object(body, "incomplete_details"), "reason")
-    return Reply(Message(role="assistant", parts=parts), usage, incomplete_reason or get_text(body, "status"))
+    finish_reason = incomplete_reason or get_text(body, "status")
+    return Reply(Message(role="assistant", parts=parts), parse_usage(body), finish_reason)
+
+
+def parse_usage(body: dict[str, Any]) -> Usage | None:
+    """The usage of a response, with the searches among its items, which OpenAI bills by the call."""
+    if not is_object(counts := body.get("usage")):
+        return None
+    details = get_object(counts, "input_tokens_details")
+    others = {key: body[key] for key in _ENVELOPE_FIELDS if body.get(key) is not None}
+    items = filter_objects(body.get("output"))
+    # Opening a page that a search found is free.
+    actions = [get_object(item, "action") for item in items if item.get("type") == "web_search_call"]
+    searches: JsonObject = {
+        WEB_SEARCHES_FIELD: sum(action.get("type", "search") == "search" for action in actions),
+        FILE_SEARCHES_FIELD: sum(item.get("type") == "file_search_call" for item in items),
+    }
+    fields: JsonObject = {key: value for key, value in counts.items() if key not in _USAGE_FIELDS}
+    if any(searches.values()):
+        fields[SERVER_TOOLS_FIELD] = searches
+    fields["response"] = others
+    return Usage(
+        model=get_text(body, "model"),
+        input_tokens=counts.get("input_tokens") or 0,
+        output_tokens=counts.get("output_tokens") or 0,
+        cache_read_tokens=details.get("cached_tokens") or 0,
+        cache_write_tokens=details.get("cache_write_tokens") or 0,
+        provider_fields=fields,
+    )
 
 
 def parse_messages(raw_items: Sequence[object], *, system: object = None) -> list[Message]:

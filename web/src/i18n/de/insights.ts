@@ -7,7 +7,7 @@ const forms = {
   branches: { one: "Zweig", other: "Zweige" },
   inConversations: { one: "Unterhaltung", other: "Unterhaltungen" },
   needed: { one: "benötigten Nachricht", other: "benötigten Nachrichten" },
-  unpriced: { one: "Runde hat keinen bekannten Preis", other: "Runden haben keinen bekannten Preis" },
+  unpriced: { one: "Modellaufruf hat keinen bekannten Preis", other: "Modellaufrufe haben keinen bekannten Preis" },
 };
 
 export const insights = {
@@ -44,7 +44,7 @@ export const insights = {
     more: (count: string) => `und ${count} weitere`,
     costly: "Teuerste Runden",
     turn: "Runde",
-    unpriced: (turns: number) => `${count(turns, forms.unpriced)}.`,
+    unpriced: (calls: number, tokens: number) => `${count(calls, forms.unpriced)} (${tokens.toLocaleString("de")} Token).`,
     views: { usage: "Nutzung", backtest: "Rückrechnung" },
     backtest: {
       intro: "Spielt gespeicherte Unterhaltungen mit anderen Strategien, Fenstern und Modellen durch. Kein Modell wird aufgerufen.",

@@ -7,7 +7,7 @@ const forms = {
   branches: { one: "branch", other: "branches" },
   conversations: { one: "conversation", other: "conversations" },
   needed: { one: "needed message", other: "needed messages" },
-  unpriced: { one: "turn has no known price", other: "turns have no known price" },
+  unpriced: { one: "model call has no known price", other: "model calls have no known price" },
 };
 
 export const insights = {
@@ -44,7 +44,7 @@ export const insights = {
     more: (count: string) => `and ${count} more`,
     costly: "Turns that cost most",
     turn: "Turn",
-    unpriced: (turns: number) => `${count(turns, forms.unpriced)}.`,
+    unpriced: (calls: number, tokens: number) => `${count(calls, forms.unpriced)} (${tokens.toLocaleString("en")} tokens).`,
     views: { usage: "Usage", backtest: "Backtest" },
     backtest: {
       intro: "Replays stored conversations under other strategies, windows and models. No model is called.",

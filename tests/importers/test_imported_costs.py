@@ -1,0 +1,65 @@
+"""Imported sessions have the cost of their calls by the price list, each call once, whatever forks repeat it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from importers.transcript_files import import_path
+from quire.store import SqlStore
+
+DATA = Path(__file__).parent / "data"
+CLAUDE_CODE_USAGE = {
+    "input_tokens": 1_000,
+    "cache_creation_input_tokens": 100_000,
+    "cache_read_input_tokens": 10_000,
+    "output_tokens": 500,
+    "server_tool_use": {"web_search_requests": 2},
+    "cache_creation": {"ephemeral_1h_input_tokens": 60_000, "ephemeral_5m_input_tokens": 40_000},
+}
+CLAUDE_CODE_COST = (1_000 * 3 + 40_000 * 3.75 + 60_000 * 6 + 10_000 * 0.3 + 500 * 15) / 1_000_000 + 2 * 0.01
+
+
+def write_session(folder: Path, session: str, *, answers: int) -> None:
+    """A session of Claude Code, in which each reply is two lines with the same usage."""
+    lines: list[dict[str, Any]] = []
+    for number in range(answers):
+        ids = [f"00000000-0000-4000-8000-{number:06d}{part:06d}" for part in range(3)]
+        parent = lines[-1]["uuid"] if lines else None
+        shared = {"sessionId": session, "timestamp": "2026-11-01T10:00:00Z", "cwd": "/w", "isSidechain": False}
+        question = {"role": "user", "content": f"question {number}"}
+        lines.append({**shared, "type": "user", "uuid": ids[0], "parentUuid": parent, "message": question})
+        for part in (1, 2):
+            message = {
+                "id": f"msg_{number}", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5-20250929",
+                "content": [{"type": "text", "text": f"answer {number}.{part}"}], "stop_reason": "end_turn",
+                "usage": CLAUDE_CODE_USAGE,
+            }  # fmt: skip
+            line = {**shared, "type": "assistant", "uuid": ids[part], "parentUuid": ids[part - 1], "message": message}
+            lines.append(line)
+    folder.mkdir(exist_ok=True)
+    (folder / f"{session}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+async def test_a_session_costs_what_the_price_list_says_and_a_fork_only_what_it_adds(store: SqlStore, tmp_path: Path):
+    write_session(tmp_path / "project", "original", answers=3)
+    write_session(tmp_path / "project", "forked", answers=4)
+    await import_path(store, "claude-code", tmp_path)
+    ids = await store.list_conversation_ids()
+    costs = sorted([await store.get_conversation_cost(each) for each in ids])
+    used = [await store.usage.read_conversation(each) for each in ids]
+    assert sum(costs) == pytest.approx(4 * CLAUDE_CODE_COST)
+    assert len(costs) == 2
+    assert sum(each.requests for each in used) == 4
+    assert sum(each.turns for each in used) == 7
+    assert all(each.unpriced_requests == 0 for each in used)
+    await import_path(store, "claude-code", tmp_path)
+    assert sorted([await store.get_conversation_cost(each) for each in ids]) == costs
+
+
+async def test_a_fork_of_codex_repeats_no_cost(store: SqlStore):
+    await import_path(store, "codex", DATA / "codex")
+    used = [await store.usage.read_conversation(each) for each in await store.list_conversation_ids()]
+    # The rollouts state 106,393 for the session, 7,438 for its sub-agent and 10,149 for the fork.
+    assert sum(each.input_tokens for each in used) == 106_393 + 7_438 + 10_149
