@@ -27,7 +27,17 @@ after_model_request, before_model_request, for_run, get_toolset, open_capability
 serve_run
 
 # Fields of values that are stored, or returned as JSON.
-compaction_seq, first_message, forwarding, has_more, invalidated_tokens, item_counts, json_schema, memory_enabled
+(
+    compaction_seq,
+    first_message,
+    forwarding,
+    has_more,
+    invalidated_tokens,
+    item_counts,
+    json_schema,
+    lost_total,
+    memory_enabled,
+)
 renderer
 parent_agent, savings_per_request, unpriced_turns, unrecorded_messages, was_running
 

@@ -9,7 +9,7 @@ from test_json_matches_api import get_json
 
 from quire.db.store_part import write
 from quire.log import ConversationOrigin
-from quire.model import Draft, Message, ToolCallPart, Usage
+from quire.model import Draft, Message, ToolCallPart, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
 from quire.schemas.stats import StatsSchema
 from quire.store import SqlStore

@@ -48,6 +48,7 @@ from quire.server.addresses import bind_socket, generate_token, server_url, sign
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from quire.engine.client_compactions import ClientCompaction
     from quire.server.state import ServerState
     from quire.settings import Settings
 
@@ -57,6 +58,8 @@ PROBE_SECONDS = 1.0
 """Seconds to connect to a model server on this machine."""
 MAX_TITLE_CHARS = 60
 """Length of a conversation's title in the note at the end."""
+MAX_NAMED_FACTS, MAX_FACT_CHARS = 5, 100
+"""Facts that the note at the end names, and the length of each."""
 KEY_DAYS = 30
 """Validity of the key of a run, which is revoked at the end of the run."""
 RUN_PREFIX = "/run/"
@@ -218,7 +221,7 @@ class RunHost:
                     if requests := self._requests[run_id]:
                         await asyncio.wait(requests, timeout=GRACE_SECONDS)
                 if is_finished:
-                    notes = [sanitize(await _describe_result(state, settings, since=started_at))]
+                    notes = [sanitize(each) for each in await _describe_result(state, settings, since=started_at)]
         except QuireError as error:
             send({"error": sanitize(str(error)), "exit_code": to_exit_code(error), "notes": []})
         if notes is not None:
@@ -256,17 +259,41 @@ async def _create_key(state: "ServerState", name: str) -> AsyncGenerator[str]:
         await keys.revoke(key.id)
 
 
-async def _describe_result(state: "ServerState", settings: "Settings", *, since: int) -> str:
-    """Names the most recently updated conversation of this run. Conversations of sub-agents do not count."""
+async def _describe_result(state: "ServerState", settings: "Settings", *, since: int) -> list[str]:
+    """Names the most recently updated conversation of this run, and what the agent's own compactions lost of it.
+
+    Conversations of sub-agents do not count.
+    """
+    from quire.engine.client_compactions import find_client_compactions
+
     recent = await state.store.list_conversations(limit=1, main_only=True)
     recorded = await state.store.fill_titles(*(each for each in recent if each.updated_at >= since))
     if not recorded:
         upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
-        return f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"
+        return [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
     newest = recorded[0]
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
     shown = f"`quire conversation show {newest.id}`, or in the browser with `quire serve --open`"
-    return f"Quire recorded “{title}”: {shown}"
+    compactions = await find_client_compactions(state.store, newest, since=since)
+    lost = [format_lost_facts(each) for each in compactions if each.lost.total]
+    return [f"Quire recorded “{title}”: {shown}", *lost]
+
+
+def format_lost_facts(compaction: "ClientCompaction") -> str:
+    """Says what a compaction of the agent lost, and how to bring it back."""
+    facts, total = compaction.lost
+    strongest = facts[:MAX_NAMED_FACTS]
+    named = [f"  #{fact.seq} {to_one_line(fact.text, MAX_FACT_CHARS)}" for fact in strongest]
+    more = [f"  and {total - len(strongest)} more"] if total > len(strongest) else []
+    numbers = ",".join(str(seq) for seq in sorted({fact.seq for fact in strongest}))
+    return "\n".join(
+        [
+            f"The agent replaced {compaction.messages} messages with its summary, which does not have:",
+            *named,
+            *more,
+            f"Bring them back: `quire context restore {numbers} {compaction.conversation}`",
+        ]
+    )
 
 
 def _to_line(message: Mapping[str, Any] | str) -> bytes:

@@ -124,11 +124,11 @@ class LineScorer:
             role = "tool"
             match part:
                 case TextPart(text=text):
-                    role, text = message.role, _truncate_middle(text)
+                    role, text = message.role, truncate_middle(text)
                 case ToolCallPart(name=name, arguments=arguments):
                     text = f"called {name} with {collapse_whitespace(arguments[:MAX_LINE_CHARS])}"
                 case ToolResultPart():
-                    text = _truncate_middle(part.text)
+                    text = truncate_middle(part.text)
                 case ImagePart() | FilePart():
                     text = describe_media(part)
                 case ThinkingPart():
@@ -257,7 +257,7 @@ def _trim_uninformative(sentence: str) -> str:
     return sentence[cuts[first] : cuts[last + 1]].rstrip(" ,:–—-")
 
 
-def _truncate_middle(text: str) -> str:
+def truncate_middle(text: str) -> str:
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
     return f"{text[: MAX_MESSAGE_CHARS * 2 // 3]}\n{text[-MAX_MESSAGE_CHARS // 3 :]}"

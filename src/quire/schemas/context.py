@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from quire.context.items import AgentItem, get_include_mode, index_agent_items
+from quire.engine.client_compactions import ClientCompaction
 from quire.ledger import ManifestChange, Replay
 from quire.model import (
     Compaction,
@@ -129,6 +130,43 @@ class ForwardingSchema(JsonModel):
             dropped=list(forwarded.dropped),
             unrecorded_messages=forwarded.unrecorded_messages or 0,
             first_message=min(listed, default=None),
+        )
+
+
+class LostFactSchema(JsonModel):
+    seq: int = Field(description="The message that has the fact.")
+    text: str
+    values: list[str] = Field(description="Its missing names, numbers, paths and commands; empty for a decision.")
+
+
+class ClientCompactionSchema(JsonModel):
+    """A compaction that an agent made itself."""
+
+    conversation: str
+    branch: int = Field(description="The branch that has the summary and the messages that it replaces.")
+    reply: int = Field(description="The reply with the summary.")
+    created_at: int
+    first: int = Field(description="The first replaced message.")
+    last: int
+    messages: int = Field(description="Number of replaced messages.")
+    lost: list[LostFactSchema] = Field(
+        description="Facts that the summary does not have, the strongest first; at most 50."
+    )
+    lost_total: int
+
+    @classmethod
+    def from_compaction(cls, compaction: ClientCompaction) -> "ClientCompactionSchema":
+        facts, total = compaction.lost
+        return cls(
+            conversation=compaction.conversation,
+            branch=compaction.branch,
+            reply=compaction.reply,
+            created_at=compaction.created_at,
+            first=compaction.first,
+            last=compaction.last,
+            messages=compaction.messages,
+            lost=[LostFactSchema(seq=fact.seq, text=fact.text, values=list(fact.values)) for fact in facts],
+            lost_total=total,
         )
 
 

@@ -2,7 +2,7 @@
 
 import { requestJson, sendRequest } from "./client";
 import type {
-  AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, CompactBody, CompactionStatus, ContextItem,
+  AddDropBody, AddItemBody, AddPinBody, AgentList, ApprovalBody, Backtest, BacktestJob, BacktestJobList, Branch, ChangeSettingsBody, ClientCompactionList, CompactBody, CompactionStatus, ContextItem,
   ContextItemList, ContextUsage, Conversation, ConversationDetail, ConversationPage, DocumentGraph, DocumentNameList, DocumentText, DropList, EditSummaryBody, EntryPage,
   ForkBody, ImportJob, ImportSourceList, Manifest, Message, ModelList, ModelStatus, NewBacktest, OriginList, PinList, PriorityList, SetPriorityBody, PreviewSettingsBody, ReferencedDocumentList, Replay, RequestDiff, RequestList,
   SearchResults, SendBody, SettingList, SettingsPreview, Stats, StopBody, StoredBlob,
@@ -138,6 +138,8 @@ export const backtests = {
 };
 
 export const requests = {
+  listClientCompactions: (conversation: string) =>
+    requestJson<ClientCompactionList>("GET", path(conversation, "/client-compactions")),
   list: ({ conversation, branch }: BranchRef, limit = 200, last: number | null = null) =>
     requestJson<RequestList>("GET", path(conversation, "/requests"), { query: { branch, limit, last } }),
   get: ({ conversation, branch }: BranchRef, reply: number) =>

@@ -5,9 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
+from quire.engine.client_compactions import find_client_compactions
 from quire.log import MAIN_BRANCH
 from quire.model import Decision, Manifest
-from quire.schemas.context import ReplaySchema, RequestDiffSchema, RequestSummarySchema
+from quire.schemas.context import ClientCompactionSchema, ReplaySchema, RequestDiffSchema, RequestSummarySchema
 from quire.server.dependencies import BranchQuery, ConversationId, EntrySeq, PageLimit, ReadEngine, load_conversation
 
 router = APIRouter(tags=["requests"])
@@ -16,6 +17,10 @@ REQUESTS_PATH = "/api/conversations/{conversation}/requests"
 
 class RequestListSchema(BaseModel):
     items: list[RequestSummarySchema] = Field(description="Oldest first.")
+
+
+class ClientCompactionListSchema(BaseModel):
+    items: list[ClientCompactionSchema] = Field(description="Oldest first.")
 
 
 class RequestRecordSchema(BaseModel):
@@ -43,6 +48,13 @@ async def list_requests(
             RequestSummarySchema.from_manifest(manifest, replies[seq]) for seq, manifest in manifests if seq in replies
         ]
     )
+
+
+@router.get("/api/conversations/{conversation}/client-compactions")
+async def list_client_compactions(engine: ReadEngine, conversation: ConversationId) -> ClientCompactionListSchema:
+    """Lists the compactions that an agent made in the conversation's session, and what its summaries leave out."""
+    found = await find_client_compactions(engine.store, await engine.store.get_conversation(conversation))
+    return ClientCompactionListSchema(items=[ClientCompactionSchema.from_compaction(each) for each in found])
 
 
 @router.get(REQUESTS_PATH + "/{seq}")

@@ -217,6 +217,7 @@ export const context: typeof english = {
   clientReplaced: (client, messages) =>
     `${client} ersetzte ${count(messages, { one: "frühere Nachricht", other: "frühere Nachrichten" })} durch eine eigene Zusammenfassung; hier ${messages === 1 ? "ist sie" : "sind sie"} noch da`,
   clientSendsSummary: "Ab hier sendet {client} seine Zusammenfassung anstelle von {first} bis {last}.",
+  summaryLacks: (facts) => `In der Zusammenfassung ${facts === 1 ? "fehlt" : "fehlen"} ${count(facts, { one: "Angabe", other: "Angaben" })} aus diesen Nachrichten:`,
   summaryWrittenOn: "Die Zusammenfassung entstand auf {branch}.",
   summaryRequestMissing: "Die Anfrage, aus der die Zusammenfassung stammt, ist nicht in dieser Unterhaltung.",
   clientHadSummaryWritten: (client) => `${client} ließ die Nachrichten oben zusammenfassen`,

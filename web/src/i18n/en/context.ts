@@ -220,6 +220,7 @@ export const context = {
   clientReplaced: (client: string, messages: number) =>
     `${client} replaced ${count(messages, { one: "earlier message", other: "earlier messages" })} with its own summary; ${messages === 1 ? "it is" : "they are"} still here`,
   clientSendsSummary: "From here on {client} sends its summary in place of {first} to {last}.",
+  summaryLacks: (facts: number) => `The summary does not have ${count(facts, { one: "fact", other: "facts" })} of these messages:`,
   summaryWrittenOn: "The summary was written on {branch}.",
   summaryRequestMissing: "The request that wrote the summary is not in this conversation.",
   clientHadSummaryWritten: (client: string) => `${client} had a summary of the messages above written`,

@@ -1,0 +1,162 @@
+"""Compactions that an agent made itself, and the facts that its summary left out; read from the log on demand.
+
+An agent asks for a summary with a prompt of its own behind its messages, and sends the summary in place of them from
+then on. Claude Code asks on a fork and continues on the branch before; Codex asks on the branch and continues on a
+fork.
+"""
+
+from typing import NamedTuple
+
+from quire.compaction.lost_facts import LostFacts, find_lost_facts
+from quire.concurrency.worker_threads import run_sized
+from quire.errors import EntryNotFound
+from quire.log import ConversationRecord
+from quire.log.titles import remove_context_blocks
+from quire.model import Entry, Manifest, Message, TextPart
+from quire.store import SqlStore
+
+MAX_ENTRIES = 20_000
+"""Newest messages of a conversation's branches that are searched for compactions."""
+SUMMARY_PROMPTS = (
+    "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
+    "You are performing a CONTEXT CHECKPOINT COMPACTION",
+)
+"""Starts of the texts with which Claude Code and Codex ask for a summary. web/src/lib/clientCompactions.ts has the same
+list."""
+
+CONTINUATION = "Another language model started to solve this problem and produced a summary"
+"""Start of the message by which Codex continues from a summary. That of Claude Code is not in the log."""
+
+
+class ClientCompaction(NamedTuple):
+    """A summary that an agent had written, and the messages that it replaces."""
+
+    conversation: str
+    branch: int
+    """Branch that has the summary."""
+    reply: int
+    """Number of the reply with the summary."""
+    created_at: int
+    first: int
+    last: int
+    """The replaced messages, which the log still has on this branch."""
+    messages: int
+    """Number of the replaced messages."""
+    lost: LostFacts
+
+
+async def find_client_compactions(
+    store: SqlStore, conversation: ConversationRecord, *, since: int = 0
+) -> list[ClientCompaction]:
+    """The compactions of the agent's session whose summaries were written at `since` or later, oldest first.
+
+    A list that begins with a summary may have begun another conversation of the session.
+    """
+    own: dict[tuple[str, int, int], Entry] = {}
+    room = MAX_ENTRIES
+    for record in await _list_session(store, conversation):
+        for branch in sorted(await store.list_branches(record.id), key=lambda each: -each.updated_at):
+            if branch.updated_at < since or room <= 0:
+                break
+            first = max(branch.fork_seq + 1, branch.head_seq - room + 1)
+            entries = await store.read_range(record.id, branch=branch.number, first=first, kinds=["message"])
+            room -= len(entries)
+            own |= {(record.id, entry.branch, entry.seq): entry for entry in entries}
+    summaries = [
+        (prompt, reply)
+        for (name, branch, seq), prompt in own.items()
+        if _is_summary_prompt(prompt)
+        and (reply := own.get((name, branch, seq + 1))) is not None
+        and reply.role == "assistant"
+        and reply.created_at >= since
+    ]
+    summaries.sort(key=lambda each: each[1].created_at)
+    found: list[ClientCompaction] = []
+    for number, (prompt, reply) in enumerate(summaries):
+        earlier = summaries[number - 1][1] if number else None
+        later = [entry for entry in own.values() if entry.role == "assistant" and entry.created_at > reply.created_at]
+        following = min(later, key=lambda entry: entry.created_at, default=None)
+        found.append(await _compare(store, prompt, reply, earlier=earlier, following=following))
+    return found
+
+
+async def _list_session(store: SqlStore, conversation: ConversationRecord) -> list[ConversationRecord]:
+    """The conversations of the same agent in the same session."""
+    origin = conversation.origin
+    if origin is None or origin.session is None:
+        return [conversation]
+    records = await store.list_session(origin.session)
+    key = (origin.agent, origin.purpose)
+    return [each for each in records if each.origin is not None and (each.origin.agent, each.origin.purpose) == key]
+
+
+async def _compare(
+    store: SqlStore, prompt: Entry, reply: Entry, *, earlier: Entry | None, following: Entry | None
+) -> ClientCompaction:
+    """Compares what the request for the summary has with the summary, and with what the request after it has."""
+    covered, manifest = await _read_request(store, reply)
+    kept = (await _read_request(store, following))[0] if following is not None else []
+    removed = [(entry.seq, _strip(entry.message)) for entry in covered if entry.seq != prompt.seq]
+    question = [part for part in prompt.message.parts if not _starts_prompt(part)]
+    removed += [(prompt.seq, _strip(prompt.message.model_copy(update={"parts": tuple(question)})))] if question else []
+    replaces_summary = (
+        manifest is not None and manifest.forwarded is not None and manifest.forwarded.unrecorded_messages
+    )
+    summaries = [(seq, message.text) for seq, message in removed if message.text.startswith(CONTINUATION)]
+    if earlier is not None and replaces_summary:
+        # The summary before this one, which the log has only as a reply.
+        summaries.append((earlier.seq, extract_summary(earlier.message.text)))
+    texts = [extract_summary(reply.message.text), *(_join_texts(_strip(entry.message)) for entry in kept)]
+    size = sum(len(entry.raw) for entry in (*covered, *kept, reply))
+    seqs = [entry.seq for entry in covered]
+    return ClientCompaction(
+        conversation=reply.conversation,
+        branch=reply.branch,
+        reply=reply.seq,
+        created_at=reply.created_at,
+        first=min(seqs, default=prompt.seq),
+        last=max(seqs, default=prompt.seq),
+        messages=len(removed),
+        lost=await run_sized(size, find_lost_facts, removed, texts, summaries=summaries),
+    )
+
+
+async def _read_request(store: SqlStore, reply: Entry) -> tuple[list[Entry], Manifest | None]:
+    """The stored messages of the client's list that the reply answers."""
+    try:
+        manifest = await store.get_manifest(reply.conversation, reply.seq, branch=reply.branch)
+    except EntryNotFound:
+        manifest = None
+    spans = [row.span.first for row in manifest.included if row.span and row.kind == "message"] if manifest else []
+    entries = await store.read_range(
+        reply.conversation, branch=reply.branch, first=min(spans, default=1), last=reply.seq - 1, kinds=["message"]
+    )
+    return entries, manifest
+
+
+def _is_summary_prompt(entry: Entry) -> bool:
+    return entry.role == "user" and any(map(_starts_prompt, entry.message.parts))
+
+
+def _starts_prompt(part: object) -> bool:
+    return isinstance(part, TextPart) and part.text.startswith(SUMMARY_PROMPTS)
+
+
+def _strip(message: Message) -> Message:
+    """The message without what the agent added to it, and will add again."""
+    parts = [
+        part.model_copy(update={"text": remove_context_blocks(part.text)}) if isinstance(part, TextPart) else part
+        for part in message.parts
+    ]
+    return message.model_copy(update={"parts": tuple(parts)})
+
+
+def _join_texts(message: Message) -> str:
+    results = (result.text for result in message.tool_results)
+    return "\n".join([message.text, *(call.arguments for call in message.tool_calls), *results])
+
+
+def extract_summary(text: str) -> str:
+    """The summary in a reply, without the analysis before it."""
+    _, tag, tagged = text.partition("<summary>")
+    return (tagged.partition("</summary>")[0] if tag else text).strip()
