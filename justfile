@@ -61,7 +61,7 @@ coverage *ARGS:
 hostile *ARGS:
     QUIRE_FULL_SIZE=1 {{ bin }}/pytest tests/test_hostile_load.py -k full_size -s {{ ARGS }}
 
-# Install the agents that tests/coding_agents runs: Claude Code from PyPI, Codex from npm; needs Node.js and about 800 MB.
+# Install the agents that tests/coding_agents runs: Claude Code from PyPI; Codex, opencode and Gemini CLI from npm; needs Node.js and about 1.3 GB.
 install-agents:
     {{ bin }}/python -m pip install --quiet --constraint constraints.txt --group agents
     mkdir -p .cache/codex

@@ -32,7 +32,7 @@ def test_the_lock_file_names_no_registry():
     assert "npm install" not in (ROOT / "justfile").read_text()
 
 
-def test_the_lock_file_of_codex_pins_it_and_names_no_registry():
+def test_the_lock_file_of_the_agents_pins_them_and_names_no_registry():
     folder = ROOT / "tests" / "infra" / "codex"
     packages = read_json(folder / "package-lock.json")["packages"]
     assert packages[""]["dependencies"] == read_json(folder / "package.json")["dependencies"]

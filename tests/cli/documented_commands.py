@@ -32,6 +32,7 @@ NOT_RUN: dict[str, str] = {
     'rm -rf ~/.local/share/quire ~/.config/quire ~/.cache/quire "${XDG_RUNTIME_DIR:-/nonexistent}/quire" '
     '"${TMPDIR:-/tmp}/quire-$(id -u)" "/tmp/quire-$(id -u)"': SERVICE,
     "pip uninstall --yes quire quire-core": SERVICE,
+    "quire resume Tides --in claude --run": CODING_AGENT,
     "createdb quire": DATABASE_SERVER,
     "createdb quire_again": DATABASE_SERVER,
     "quire db upgrade postgresql://owner@db/quire --role quire_app": DATABASE_SERVER,

@@ -1,6 +1,7 @@
-"""Real agents as processes: Claude Code and Codex, each with a home of its own, against a server on loopback.
+"""Real agents as processes, each with a home of its own, against a server on loopback.
 
-`just install-agents` installs both: Claude Code's binary is in the wheel `claude-agent-sdk`, Codex is an npm package.
+`just install-agents` installs them: Claude Code's binary is in the wheel `claude-agent-sdk`; Codex, opencode and Gemini
+CLI are npm packages.
 """
 
 import asyncio
@@ -9,9 +10,11 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,16 @@ def find_claude() -> Path | None:
 
 def find_codex() -> Path | None:
     path = CODEX_FOLDER / "node_modules" / ".bin" / "codex"
+    return path if path.exists() and shutil.which("node") else None
+
+
+def find_opencode() -> Path | None:
+    """Finds the binary of opencode for this platform; the package's own script is completed by an install script."""
+    return next(iter(sorted(CODEX_FOLDER.glob("node_modules/opencode-linux-x64/bin/opencode"))), None)
+
+
+def find_gemini() -> Path | None:
+    path = CODEX_FOLDER / "node_modules" / ".bin" / "gemini"
     return path if path.exists() and shutil.which("node") else None
 
 
@@ -221,3 +234,79 @@ class Codex(_Agent):
             if event.get("type") == "item.completed" and event["item"]["type"] == "agent_message"
         ]
         return AgentRun(stdout, stderr, exit_code, events, threads[0] if threads else None, texts[-1] if texts else "")
+
+
+@dataclass
+class OpenCode(_Agent):
+    """opencode with one provider that speaks chat completions."""
+
+    model: str = "local-model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model = {"attachment": True, "modalities": {"input": ["text", "image", "pdf"], "output": ["text"]}}
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": f"{self.base_url}/v1", "apiKey": self.key},
+            "models": {self.model: model},
+        }
+        config = {"model": f"local/{self.model}", "provider": {"local": provider}, "autoupdate": False}
+        (self.work / "opencode.json").write_text(json.dumps(config))
+
+    def make_environment(self) -> dict[str, str]:
+        switches = ("MODELS_FETCH", "DEFAULT_PLUGINS", "AUTOUPDATE", "LSP_DOWNLOAD")
+        disabled = {f"OPENCODE_DISABLE_{name}": "1" for name in switches}
+        return {**super().make_environment(), **disabled, **self.env}
+
+    async def import_session(self, *arguments: str, timeout_seconds: float = RUN_TIMEOUT_SECONDS) -> str:
+        stdout, stderr, exit_code = await self._finish([str(find_opencode()), *arguments], timeout_seconds)
+        assert exit_code == 0, stdout + stderr
+        return stdout
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Runs opencode's own server, which its terminal is a client of; yields its address."""
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        command = [str(find_opencode()), "serve", "--port", str(port)]
+        with subprocess.Popen(
+            command, cwd=self.work, env=self.make_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert any(b"listening" in line for line in process.stdout), "opencode does not serve"
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                process.kill()
+
+
+@dataclass
+class Gemini(_Agent):
+    """Gemini CLI with an API key."""
+
+    model: str = "gemini-2.5-pro"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settings = {
+            "security": {"auth": {"selectedType": "gemini-api-key"}},
+            "general": {"enableAutoUpdate": False},
+            "privacy": {"usageStatisticsEnabled": False},
+        }
+        (self.home / ".gemini").mkdir(exist_ok=True)
+        (self.home / ".gemini" / "settings.json").write_text(json.dumps(settings))
+
+    def make_environment(self) -> dict[str, str]:
+        return {
+            **super().make_environment(),
+            "GEMINI_API_KEY": self.key,
+            "GOOGLE_GEMINI_BASE_URL": self.base_url,
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+            **self.env,
+        }
+
+    async def run(self, prompt: str, *flags: str, timeout_seconds: float = RUN_TIMEOUT_SECONDS) -> AgentRun:
+        """Runs one prompt to its end; `--resume ID` continues a session."""
+        command = [str(find_gemini()), "--model", self.model, *flags, "-p", prompt]
+        stdout, stderr, exit_code = await self._finish(command, timeout_seconds)
+        return AgentRun(stdout, stderr, exit_code, (), None, stdout.strip())

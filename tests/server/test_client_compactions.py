@@ -38,4 +38,4 @@ async def test_the_facts_that_a_summary_of_the_agent_lost_are_listed(store: SqlS
     note = format_lost_facts(compaction)
     assert "replaced 2 messages" in note
     assert "  #2 The build is QX4711Z" in note
-    assert f"`quire context restore 2 {record.id}`" in note
+    assert f"`quire context restore 1,2 {record.id}`" in note

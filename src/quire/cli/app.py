@@ -36,6 +36,7 @@ SINGLE_COMMANDS = {
     "models": "quire models gpt-4o",
     "mcp": "quire mcp",
     "handover": "quire handover --max-tokens 2000",
+    "resume": "quire resume --in codex",
     "backtest": "quire backtest --sample 50 --window 8000",
 }
 """Modules with one function, `command`, and an example of it."""

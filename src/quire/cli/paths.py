@@ -43,6 +43,11 @@ def get_hook_backups_folder() -> Path:
     return _get_data_folder() / "hooks"
 
 
+def get_sessions_folder() -> Path:
+    """Returns the folder with sessions that an agent imports by itself."""
+    return _get_data_folder() / "sessions"
+
+
 def get_spec_cache_path() -> Path:
     """Returns the cache file of model specs."""
     return platformdirs.user_cache_path(APP_NAME, appauthor=False) / "model-specs.json"

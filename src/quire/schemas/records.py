@@ -153,6 +153,21 @@ class ExportedFileSchema(JsonModel):
     masked_secrets: int = Field(description="Secrets that were masked; 0 in an export that can be imported.")
 
 
+class ResumedSessionSchema(JsonModel):
+    """A session of an agent that was written from the log."""
+
+    conversation: str
+    branch: int
+    last: int = Field(description="Sequence number of the last entry that the session continues from.")
+    program: str
+    session: str = Field(description="Id of the session in the agent.")
+    path: str
+    folder: str = Field(description="Folder that the agent must run in.")
+    command: str = Field(description="Shell command with which the agent continues.")
+    messages: int
+    changes: dict[str, int] = Field(description="What was left out or written in another form, and how often.")
+
+
 class CitationSchema(EntryLocationSchema):
     pass
 

@@ -1,0 +1,159 @@
+"""Which messages of the log a resumed session has, and in which form an agent gets them."""
+
+import json
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from quire.model import FilePart, ImagePart, Message, TextPart, ThinkingPart, ToolCallPart
+from quire.resume.history import INTERRUPTED_TEXT, AdaptedHistory, adapt_history, select_messages
+from quire.resume.registry import WRITERS
+from quire.resume.session import TimedMessage
+from quire.resume.tool_equivalents import ProgramName, translate_call
+from quire.store import SqlStore
+from quire.wire.media import build_data_url
+
+NOW = 1_794_900_000_000_000
+PROGRAMS: tuple[ProgramName, ...] = ("claude", "codex", "opencode", "gemini")
+
+
+def call(name: str, id_: str = "c1", **arguments: Any) -> ToolCallPart:
+    return ToolCallPart(id=id_, name=name, arguments=json.dumps(arguments))
+
+
+def adapt(program: ProgramName, *messages: Message, client: str | None = None, at: int = NOW) -> AdaptedHistory:
+    timed = [TimedMessage(at, message) for message in messages]
+    return adapt_history(timed, WRITERS[program].traits, client=client, load_blob=None, now=NOW)
+
+
+def test_calls_become_the_equivalent_tool_of_the_agent():
+    reply = Message(role="assistant", parts=(call("Bash", command="ls", description="List"),))
+    history = adapt("codex", Message.user("go"), reply, Message.tool("c1", "a.txt"), client="claude-code")
+    _, written, answer = (each.message for each in history.messages)
+    assert (written.tool_calls[0].name, written.tool_calls[0].arguments) == ("exec_command", '{"cmd":"ls"}')
+    assert answer.tool_results[0].call_id == written.tool_calls[0].id != "c1"
+    assert history.changes == {"calls of Bash written as exec_command": 1}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_calls_without_an_equivalent_become_text(program: ProgramName):
+    reply = Message(role="assistant", parts=(TextPart(text="Look."), call("measure_tide", station="Hook")))
+    history = adapt(program, Message.user("go"), reply, Message.tool("c1", "2 m"), client="quire")
+    roles = [each.message.role for each in history.messages]
+    assert roles == ["user", "assistant", "user"]
+    assert '[Called the tool measure_tide with {"station": "Hook"}]' in history.messages[1].message.text
+    assert "2 m" in history.messages[2].message.text
+    assert history.changes == {"calls of measure_tide written as text": 1}
+
+
+def test_an_argument_without_an_equivalent_makes_the_call_a_text():
+    assert translate_call("Read", {"file_path": "a", "limit": 3}, program="gemini") is None
+    assert translate_call("Read", {"file_path": "a"}, program="gemini") == ("read_file", {"file_path": "a"})
+    assert translate_call("Read", {"file_path": "a"}, program="codex") is None
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+@pytest.mark.parametrize(
+    ("source", "name", "arguments"),
+    [
+        ("claude", "Write", {"file_path": "a b", "content": "x\ny"}),
+        ("codex", "exec_command", {"cmd": "ls"}),
+        ("opencode", "edit", {"filePath": "a", "oldString": "b", "newString": ""}),
+        ("gemini", "run_shell_command", {"command": "ls", "dir_path": "src"}),
+        ("gemini", "glob", {"pattern": "*.py", "dir_path": "src"}),
+    ],
+)
+def test_a_translated_call_can_be_translated_back(
+    source: ProgramName, name: str, arguments: dict[str, Any], target: ProgramName
+):
+    translated = translate_call(name, arguments, program=target)
+    assert translated is None or translate_call(*translated, program=source) == (name, arguments)
+
+
+def test_the_agents_own_calls_stay_as_they_are():
+    reply = Message(role="assistant", parts=(call("mcp__harbour__tide", station="Hook"),))
+    history = adapt("claude", Message.user("go"), reply, Message.tool("c1", "2 m"), client="claude-code")
+    assert history.messages[1].message.tool_calls[0].name == "mcp__harbour__tide"
+    assert not history.changes
+
+
+def test_every_call_has_one_result_after_it_even_if_ids_repeat_or_results_are_missing():
+    first = Message(role="assistant", parts=(call("Bash", command="a"), call("Bash", "c2", command="b")))
+    second = Message(role="assistant", parts=(call("Bash", command="c"),))
+    messages = (
+        Message.user("go"), first, Message.user("wait"), Message.tool("c2", "of b"), Message.tool("c1", "of a"),
+        second, Message.tool("c9", "of nothing"),
+    )  # fmt: skip
+    history = adapt("claude", *messages, client="claude-code")
+    replies = [each.message for each in history.messages]
+    for index, message in enumerate(replies):
+        if message.tool_calls:
+            answers = replies[index + 1].tool_results
+            assert [each.call_id for each in answers] == [each.id for each in message.tool_calls]
+    texts = [[each.text for each in message.tool_results] for message in replies if message.role == "tool"]
+    assert texts == [["of a", "of b"], [INTERRUPTED_TEXT]]
+    assert "of nothing" in replies[-1].text
+    ids = [each.id for message in replies for each in message.tool_calls]
+    assert len(set(ids)) == 3
+    assert history.changes["calls without a result, marked as interrupted"] == 1
+
+
+def test_thinking_and_instructions_are_left_out_and_counted():
+    thought = ThinkingPart(text="secret thought", signature="signed")
+    reply = Message(role="assistant", parts=(thought, TextPart(text="Yes.")))
+    only_thought = Message(role="assistant", parts=(thought,))
+    history = adapt(
+        "claude", Message.system("Be brief."), Message.user("go"), reply, only_thought, client="claude-code"
+    )
+    assert [each.message.text for each in history.messages] == ["go", "Yes."]
+    assert history.changes == {"system messages left out": 1, "thinking blocks left out": 2}
+
+
+def test_a_list_begins_with_the_user_and_its_times_ascend_in_the_past():
+    history = adapt("gemini", Message.assistant("Welcome."), Message.user("go"), at=NOW + 5)
+    assert [each.message.role for each in history.messages] == ["user", "assistant", "user"]
+    times = [each.at // 1_000 for each in history.messages]
+    assert times == sorted(set(times))
+    assert times[-1] < NOW // 1_000
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_media_go_along_where_the_agent_takes_them(program: ProgramName):
+    def url(media_type: str, data: bytes) -> str:
+        return build_data_url(media_type, b64encode(data).decode())
+
+    parts = (
+        ImagePart(url=url("image/png", b"png")),
+        FilePart(url=url("application/pdf", b"pdf"), name="a.pdf"),
+        FilePart(url=url("text/plain", "Grüße".encode()), name="a.txt"),
+        FilePart(url=url("application/zip", b"zip"), name="a.zip"),
+        ImagePart(url="https://example.com/a.png"),
+        ImagePart(blob="0" * 64),
+    )
+    history = adapt(program, Message(role="user", parts=parts))
+    picture, pdf, text, archive, remote, purged = history.messages[0].message.parts
+    assert isinstance(picture, ImagePart)
+    assert isinstance(pdf, TextPart if program == "codex" else FilePart)
+    assert isinstance(text, TextPart)
+    assert "Grüße" in text.text
+    assert isinstance(archive, TextPart)
+    assert "a.zip" in archive.text
+    assert isinstance(remote, ImagePart if program in ("claude", "codex") else TextPart)
+    assert isinstance(purged, TextPart)
+    described = sum(isinstance(part, TextPart) for part in (pdf, archive, remote, purged))
+    assert sum(history.changes.values()) == described
+
+
+async def test_pinned_and_preserved_messages_stay_beside_the_summary(store: SqlStore):
+    from quire.model import Compaction, Pin, Span
+
+    await store.create_conversation("c")
+    await store.append("c", *(Message.user(f"message {number}") for number in range(1, 7)))
+    await store.append("c", Pin(message=2))
+    await store.append("c", Compaction(number=1, covers=Span(first=1, last=5), preserved=(4,), summary="the sum"))
+    texts = [each.message.text for each in select_messages(await store.read_range("c"))]
+    assert "the sum" in texts[0]
+    assert texts[1:] == ["message 2", "message 4", "message 6"]
+    before = select_messages(await store.read_range("c", last=5))
+    assert [each.message.text for each in before] == [f"message {number}" for number in range(1, 6)]
