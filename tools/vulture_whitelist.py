@@ -17,6 +17,9 @@ directive, inter_op_num_threads, intra_op_num_threads, log_severity_level
 FunctionToolRunner, ScriptedModel, after_compaction, before_compaction, remaining_replies
 to_messages, to_chat, to_responses
 
+# Gives the list that a client's summary covers, as it was sent.
+load_sent_request
+
 # The protocols of the Claude Agent SDK, the OpenAI Agents SDK, LangChain and Pydantic AI, which call them.
 list_session_summaries, open_session_store
 add_items, clear_session, filter_input, get_items, on_llm_end, open_session, pop_item, run_compaction
@@ -38,7 +41,7 @@ serve_run
     lost_total,
     memory_enabled,
 )
-renderer
+renderer, is_as_sent
 parent_agent, savings_per_request, unpriced_turns, unrecorded_messages, was_running
 
 # Fields of parsed values that only tests read so far.

@@ -6,7 +6,8 @@ from hashlib import sha256
 from hypothesis import HealthCheck, settings
 
 from quire.log import Blob, ReplyRecord
-from quire.model import Compaction, Decision, Draft, Entry, Manifest, Message, Policy, TokenCount
+from quire.log.request_bodies import encode_body
+from quire.model import Compaction, Decision, Draft, Entry, ForwardedRequest, Manifest, Message, Policy, TokenCount
 from quire.model.entry_bodies import kind_of
 from quire.store import SqlStore
 from quire.view.rendered import MessageCounter
@@ -23,8 +24,10 @@ def make_messages(count: int, *, start: int = 1) -> list[Message]:
     return [speakers[number % 2](f"message {number}") for number in range(start, start + count)]
 
 
-def make_turn(*messages: Message, blobs: tuple[Blob, ...] = (), calibration: str = "{}") -> ReplyRecord:
-    """Makes a turn with these messages and a manifest that references these blobs."""
+def make_turn(
+    *messages: Message, blobs: tuple[Blob, ...] = (), calibration: str = "{}", body: bytes | None = None
+) -> ReplyRecord:
+    """Makes a turn with these messages, a manifest that references these blobs, and the body that was sent."""
     policy = Policy(model="test", wire_format="chat", window=1_000)
     rows = tuple(
         Decision(
@@ -55,11 +58,19 @@ def make_turn(*messages: Message, blobs: tuple[Blob, ...] = (), calibration: str
             decisions=rows,
             stable_messages=0,
             digest="",
+            forwarded=ForwardedRequest(form="unchanged", digest=sha256(body).hexdigest(), replayable=True)
+            if body is not None
+            else None,
         )
 
     drafts = tuple(Draft(body=message) for message in messages)
     return ReplyRecord(
-        drafts=drafts, build_manifest=build_manifest, blobs=blobs, calibration=("test", calibration), cost=0.25
+        drafts=drafts,
+        build_manifest=build_manifest,
+        blobs=blobs,
+        calibration=("test", calibration),
+        cost=0.25,
+        body=encode_body(body, None) if body is not None else None,
     )
 
 

@@ -52,6 +52,8 @@ class ScriptedReply:
     calls: tuple[ScriptedCall, ...] = ()
     thinking: str = ""
     usage: ScriptedUsage = ScriptedUsage()
+    applied_edits: tuple[Json, ...] = ()
+    """What a provider of Anthropic's format reports to have cleared on its side."""
     error: ScriptedError | None = None
     cut_after_events: int | None = None
     """The connection is aborted after that many events of the stream, or in the middle of a body."""
@@ -187,7 +189,8 @@ class MessagesEncoder:
                 yield encode_event({"type": "content_block_delta", "index": index, "delta": delta})
             yield encode_event({"type": "content_block_stop", "index": index})
         delta = {"stop_reason": body["stop_reason"], "stop_sequence": None}
-        yield encode_event({"type": "message_delta", "delta": delta, "usage": usage})
+        edits = {name: body[name] for name in ("context_management",) if name in body}
+        yield encode_event({"type": "message_delta", "delta": delta, "usage": usage, **edits})
         yield encode_event({"type": "message_stop"})
 
     def make_body(self, reply: ScriptedReply, context: ReplyContext) -> Json:
@@ -210,6 +213,7 @@ class MessagesEncoder:
         return {
             "id": context.make_id("msg_"), "type": "message", "role": "assistant", "model": context.model,
             "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": usage,
+            **({"context_management": {"applied_edits": list(reply.applied_edits)}} if reply.applied_edits else {}),
         }  # fmt: skip
 
     def make_error(self, error: ScriptedError, context: ReplyContext) -> Json:

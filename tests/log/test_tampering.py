@@ -22,6 +22,7 @@ from quire.index.types import IndexedDocument, Passage, VaultDocument, memory_sc
 from quire.jobs import queue_schema
 from quire.log import Blob, Citation, ConversationOrigin, ConversationRecord, IntegrityFault
 from quire.log.imports import ImportBatch, ImportItem
+from quire.log.request_bodies import SentBody, encode_body
 from quire.log.transcripts import TranscriptKey, TranscriptLine
 from quire.model import Compaction, Draft, FilePart, Message, Pin, Span, TextPart, TokenCount, Usage
 from quire.model.agents import Agent
@@ -126,8 +127,11 @@ async def write_everything(store: SqlStore) -> None:
     noted = Draft(body=picture, tokens=TokenCount(3, "o200k"), usage=Usage(input_tokens=1, model="word"), created_at=5)
     await store.append("c", *make_messages(2), noted, *make_messages(3, start=4), Pin(message=1))
     await store.append("c", Compaction(number=1, covers=Span(first=1, last=2), summary="a word"))
-    turn = make_turn(*make_messages(2, start=7), blobs=(Blob("text/plain", b"quoted"),))
-    await store.record_reply("c", turn._replace(request_id="request", response_id="response"))
+    turn = make_turn(*make_messages(2, start=7), blobs=(Blob("text/plain", b"quoted"),), body=b"a word")
+    reply = (await store.record_reply("c", turn._replace(request_id="request", response_id="response")))[-1]
+    base = SentBody((reply.branch, reply.seq), 0, b"a word")
+    next_turn = make_turn(*make_messages(2, start=9), body=b"a word and another")
+    await store.record_reply("c", next_turn._replace(body=encode_body(b"a word and another", base)))
     await store.fork("c", at=5, name="fork")
     await store.append("c", *make_messages(2, start=11), branch=1)
     await store.imports.append([make_import("c", parent=(1, 7))])
@@ -304,7 +308,7 @@ async def test_a_key_that_was_revoked_cannot_be_made_valid_again(store: SqlStore
 
 async def test_a_response_is_not_found_by_a_changed_row(store: SqlStore, database_url: str):
     await write_everything(store)
-    [value] = read_values(database_url, ColumnName("quire_manifests", "response_id"))
+    value, _ = read_values(database_url, ColumnName("quire_manifests", "response_id"))
     value.overwrite(database_url, "another")
     for call in (store.find_response, store.forget_response):
         with pytest.raises(IntegrityViolation, match="reply #10"):

@@ -256,6 +256,7 @@ REFUSED: dict[str, Callable[[SqlStore], Any]] = {
     "read_window": lambda store: store.read_window("theirs"),
     "record_reply": lambda store: store.record_reply("theirs", make_turn(MESSAGE)),
     "get_manifest": lambda store: store.get_manifest("theirs", 1),
+    "get_request_body": lambda store: store.get_request_body("theirs", 1),
     "list_manifests": lambda store: store.list_manifests("theirs"),
     "spending.add_cost": lambda store: store.spending.add_cost("theirs", 1.0),
     "purge": lambda store: store.purge("theirs"),

@@ -104,7 +104,7 @@ def check_panels(page: Page) -> None:
     context = page.get_by_role("complementary", name="Context")
     expect(context.get_by_role("region", name="Messages")).to_be_visible()
     context.get_by_role("button", name="Rebuild and verify").click()
-    expect(context).to_contain_text("Identical")
+    expect(context).to_contain_text("Rebuilt from its record")
     panels = page.get_by_role("group", name="Panels")
     panels.get_by_role("button", name="References").click()
     references = page.get_by_role("complementary", name="References")

@@ -164,7 +164,7 @@ def test_a_request_is_rebuilt_byte_for_byte_and_compared(
     page.goto(page_server.url(demo_conversation, panel="context", reply=27))
     context = page.get_by_role("complementary", name="Context")
     context.get_by_role("button", name="Rebuild and verify").click()
-    expect(context).to_contain_text("Identical")
+    expect(context).to_contain_text("Rebuilt from its record")
     context.get_by_text("Raw request").click()
     expect(context.get_by_role("group", name="Raw request")).to_contain_text('"role": "user"')
     context.get_by_role("combobox").select_option("4")

@@ -23,6 +23,7 @@ NON_JSON_OPERATIONS = {
     "get /api/blobs/{digest}",
     "get /api/conversations/{conversation}/events",
     "get /api/conversations/{conversation}/export",
+    "get /api/conversations/{conversation}/requests/{seq}/body",
     "get /api/conversations/{conversation}/transcript",
     "get /metrics",
     "post /api/conversations/{conversation}/send",

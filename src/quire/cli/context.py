@@ -286,9 +286,9 @@ async def replay(
     reply: ReplyNumber = None,
     request: Annotated[bool, typer.Option("--request", help="Print the request as it was sent.")] = False,
 ) -> Result:
-    """Rebuild a request from its manifest and compare it byte by byte: the newest, or the one before `--reply`.
+    """Give a request back as it was sent, or rebuild it from the log: the newest, or the one before `--reply`.
 
-    The exit code is 1 if the rebuilt request differs.
+    The exit code is 1 if neither is possible.
     """
     from quire.schemas.context import ReplayedRequestSchema, ReplaySchema
 
@@ -304,12 +304,19 @@ async def replay(
 
     def draw(_: "Console") -> "Iterable[RenderableType]":
         if request:
-            yield Verbatim(format_json(document.payload or {}))
+            yield Verbatim(document.body or format_json(document.payload or {}))
             return
-        outcome = "is identical to what was sent" if replayed.matches else "DIFFERS from what was sent"
-        yield make_text(f"The rebuilt request that #{number} answered {outcome}.")
+        if replayed.sent_body is not None:
+            size = f"{len(replayed.sent_body):,} bytes"
+            yield make_text(f"The request that #{number} answered is stored, identical to what was sent: {size}.")
+        else:
+            outcome = "has the recorded digest" if replayed.matches else "DIFFERS from the recorded one"
+            yield make_text(f"The request that #{number} answered, rebuilt from the log, {outcome}.")
         yield make_field_table(
             [
+                ("sent", document.sent_digest),
+                ("not known", document.unknown),
+                ("the model", document.changed_by_provider),
                 ("recorded", document.recorded_digest),
                 ("rebuilt", document.rebuilt_digest or "not possible"),
                 ("reason", document.mismatch),
@@ -318,7 +325,8 @@ async def replay(
             ]
         )
 
-    return Result(document, draw, exit_code=0 if replayed.matches else EXIT_FAILED)
+    is_found = replayed.sent_body is not None or replayed.matches
+    return Result(document, draw, exit_code=0 if is_found else EXIT_FAILED)
 
 
 async def _find_newest_replies(conversation: "Conversation", count: int) -> list[int]:

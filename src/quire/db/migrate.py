@@ -19,17 +19,17 @@ from quire.db.database_url import create_private_files, parse_database_url
 from quire.db.pgvector import enable_pgvector
 from quire.errors import SchemaOutdated, StoreBusy
 
-SCHEMA_VERSION = "0003"
+SCHEMA_VERSION = "0004"
 OLDEST_READER = "0001"
 """The oldest schema version whose code can use this schema. A migration that only expands does not change it."""
 VERSION_TABLE = "quire_version"
 
 _TENANT_TABLES = (
-    "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "imports", "transcripts",
-    "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "turn_leases", "passages", "terms",
-    "search_scopes", "message_segments", "unindexed_branches", "memories", "documents", "api_keys",
-    "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions", "usage_totals",
-    "usage_turns", "document_pairs", "backtests", "backtest_shards",
+    "conversations", "branches", "entries", "paths", "blobs", "blob_uses", "manifests", "request_bodies", "imports",
+    "transcripts", "transcript_lines", "calibrations", "costs", "spending", "spend_reservations", "turn_leases",
+    "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "memories", "documents",
+    "api_keys", "turn_events", "rate_limits", "uncounted_branches", "counted_branches", "usage_contributions",
+    "usage_totals", "usage_turns", "document_pairs", "backtests", "backtest_shards",
 )  # fmt: skip
 _DERIVED_TABLES = (
     "passages", "terms", "search_scopes", "message_segments", "unindexed_branches", "documents", "uncounted_branches",
@@ -191,7 +191,7 @@ def grant_access(url: str, role: str) -> None:
                 for table, columns in _UPDATABLE_COLUMNS.items()
             ),
             f"GRANT DELETE ON quire_blobs, quire_blob_uses, quire_spend_reservations, quire_turn_leases, "
-            f"quire_transcripts, quire_transcript_lines, quire_turn_events TO {name}",
+            f"quire_transcripts, quire_transcript_lines, quire_turn_events, quire_request_bodies TO {name}",
             # The search index, the usage roll-up and backtests are derived and may be rewritten.
             f"GRANT UPDATE, DELETE ON {', '.join(f'quire_{table}' for table in _DERIVED_TABLES)} TO {name}",
             # For the sweep over the conversations of all tenants, and for event streams.

@@ -128,6 +128,20 @@ manifests = Table(
 
 `response_id` is the id by which a client may refer to the reply; an upstream may repeat one."""
 
+request_bodies = Table(
+    "quire_request_bodies",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation", Text, primary_key=True),
+    Column("branch", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("base_branch", Integer),
+    Column("base_seq", BigInteger),
+    Column("size", BigInteger, nullable=False),
+    Column("delta", Bytes, nullable=False),
+)
+"""Bodies of requests as the gateway sent them, by the number of their reply: see `quire.log.request_bodies`."""
+
 imports = Table(
     "quire_imports",
     metadata,

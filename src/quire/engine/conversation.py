@@ -402,8 +402,9 @@ class Conversation:
         return await self.engine.store.get_manifest(self.id, reply_seq, branch=self.branch)
 
     async def replay(self, reply_seq: int) -> "Replay":
-        """Rebuilds the request that the entry `reply_seq` answered, and compares it with its recorded digest."""
-        from quire.ledger import replay
+        """Gives the request that the entry `reply_seq` answered back as it was sent, if its bytes are stored, and
+        rebuilds it from the log."""
+        from quire.ledger import load_sent_body, replay
 
         blobs, manifest = self.engine.runtime.blobs, await self.manifest(reply_seq)
         for row in manifest.included:
@@ -412,7 +413,8 @@ class Conversation:
                     self.id, branch=self.branch, first=row.span.first, last=row.span.last
                 )
                 await blobs.load(self.engine.store, entries)
-        return await replay(self.engine.store, manifest, load_blob=blobs.get)
+        rebuilt = await replay(self.engine.store, manifest, load_blob=blobs.get)
+        return replace(rebuilt, sent_body=await load_sent_body(self.engine.store, manifest, reply_seq))
 
     async def diff(self, reply_seq: int, other_seq: int) -> "list[ManifestChange]":
         """The changes between the requests of two replies."""

@@ -17,6 +17,7 @@ from quire.engine.state import EngineState
 from quire.engine.turn_totals import deduplicate_references, read_turn_steps
 from quire.errors import ModelContextOverflow, StaleHead
 from quire.log import ReplyRecord
+from quire.log.request_bodies import SentBody, encode_body
 from quire.log.types import TurnLease
 from quire.model import Draft, Entry, Manifest, Message, Span, TokenCount, TurnTotals, Usage
 from quire.model.entry_metadata import DocumentReference
@@ -193,6 +194,11 @@ class Recorder:
         size = measure_messages([message.message])
         draft = await run_sized(size, self.make_draft, message, reply, incomplete=incomplete, turn=turn, cost=cost)
         decisions = await run_sized(size, _mark_used_items, request, message.message)
+        body, base, sent_bodies = None, None, self.engine.runtime.sent_bodies
+        if request.body is not None:
+            base = sent_bodies.get(self.conversation)
+            new_bytes = len(request.body) - (len(base.content) if base is not None else 0)
+            body = await run_sized(abs(new_bytes), encode_body, request.body, base)
         record = ReplyRecord(
             drafts=(*await self.make_drafts(request.pending), draft),
             build_manifest=partial(_finalize_manifest, request, decisions),
@@ -205,17 +211,26 @@ class Recorder:
             response_id=request.response_id,
             creates_conversation=request.creates_conversation,
             client_path=request.client_path,
+            start_path=request.start_path,
             lease=self._lease,
             ends_turn=turn is not None,
+            body=body,
         )
         store = self.engine.store
         try:
-            return await store.record_reply(self.conversation, record, branch=self.branch, after=request.after)
+            stored = await store.record_reply(self.conversation, record, branch=self.branch, after=request.after)
         except StaleHead:
             if request.strict_head:
                 raise
             # A concurrent append moved the head: record the reply after it, so that nothing is lost.
-            return await store.record_reply(self.conversation, record, branch=self.branch)
+            stored = await store.record_reply(self.conversation, record, branch=self.branch)
+        if body is not None and request.body is not None and len(request.body) <= sent_bodies.maxsize:
+            sent_bodies[self.conversation] = SentBody(
+                (stored[-1].branch, stored[-1].seq),
+                base.chain_deltas + 1 if base is not None and body.base is not None else 0,
+                request.body,
+            )
+        return stored
 
     async def _update_calibration(self, request: Request, reply: Reply) -> tuple[str, str] | None:
         """Adds the reported usage of a request; returns (model, JSON) if it is to be stored.

@@ -59,10 +59,14 @@ class Request:
     """The conversation to create together with this request's reply."""
     client_path: bytes | None = None
     """The path of the reply in the client's own message list, if it differs from the log's."""
+    start_path: bytes | None = None
+    """The path of a list that begins with the reply, where a compaction of the provider stands for all before."""
     strict_head: bool = False
     """Raises `StaleHead` if a concurrent append moved the head; otherwise the reply is appended after it."""
     reservation: SpendReservation | None = None
     """The estimated cost that is reserved under a spend cap."""
+    body: bytes | None = None
+    """The body as it is sent upstream, where Quire forwards it."""
 
     @property
     def manifest(self) -> Manifest:

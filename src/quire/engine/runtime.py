@@ -21,6 +21,7 @@ from quire.index.types import SegmentRef
 from quire.llm import get_model
 from quire.llm.embeddings import Embedder
 from quire.log import Window
+from quire.log.request_bodies import SentBody
 from quire.model import Entry, Policy
 from quire.store import SqlStore
 from quire.view.budget import Calibration
@@ -42,6 +43,8 @@ IDLE_CONVERSATION_SECONDS = 900.0
 """Seconds without a request after which the caches of a conversation expire."""
 MAX_WINDOW_BYTES = 16_000_000
 """Bytes of the cached windows of recent requests."""
+MAX_SENT_BODY_BYTES = 16_000_000
+"""Bytes of the cached bodies, each the last one of its conversation, that the next ones are stored as deltas to."""
 ENTRY_BYTES = 600
 """Bytes that an entry of a cached window takes in addition to its text."""
 MAX_RECALL_INDEX_BYTES = 256_000_000
@@ -121,6 +124,10 @@ class EngineRuntime:
             MAX_RECALL_INDEX_BYTES, getsizeof=_measure_index
         )
         self.catalogs = CatalogCache()
+        self.sent_bodies: TTLCache[str, SentBody] = TTLCache(
+            MAX_SENT_BODY_BYTES, IDLE_CONVERSATION_SECONDS, getsizeof=lambda body: len(body.content)
+        )
+        """The last recorded body of each conversation."""
         self.document_summaries: LRUCache[str, str] = LRUCache(MAX_CACHED_SUMMARIES)
         self._message_counters: LRUCache[tuple[str, str, str | None], MessageCounter] = LRUCache(MAX_MESSAGE_COUNTERS)
         self._models: LRUCache[tuple[str, str | None], PydanticAIModel] = LRUCache(MAX_MODELS)
@@ -131,6 +138,7 @@ class EngineRuntime:
         self.windows.clear()
         self.recall_indexes.clear()
         self.catalogs.clear()
+        self.sent_bodies.clear()
         self.calibrations.clear()
 
     def emit(self, event: "ContextEvent") -> None:

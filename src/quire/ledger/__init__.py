@@ -1,6 +1,6 @@
 """The ledger: replays past requests from their manifests, compares two manifests, explains a decision."""
 
 from quire.ledger.manifests import ManifestChange, diff_manifests, find_decision
-from quire.ledger.replay import Replay, replay
+from quire.ledger.replay import Replay, load_sent_body, replay
 
-__all__ = ["ManifestChange", "Replay", "diff_manifests", "find_decision", "replay"]
+__all__ = ["ManifestChange", "Replay", "diff_manifests", "find_decision", "load_sent_body", "replay"]

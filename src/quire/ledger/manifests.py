@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from quire.errors import EntryNotFound
 from quire.model import Decision, Manifest, Span
+from quire.model.manifest import PROVIDER_REASONS
 
 _NO_DECISION = Decision(slot="messages", kind="message", included=False, reason="archived")
 
@@ -51,11 +52,13 @@ def diff_manifests(before: Manifest, after: Manifest) -> list[ManifestChange]:
 
 def find_decision(manifest: Manifest, item: int | str) -> Decision:
     """The decision on a message (by number) or on an item (by name)."""
-    for decision in manifest.decisions:
-        if decision.name == item:
-            return decision
-        if isinstance(item, int) and decision.span is not None and item in decision.span:
-            return decision
+    found = (
+        _decision_at(manifest, item)
+        if isinstance(item, int)
+        else next((decision for decision in manifest.decisions if decision.name == item), None)
+    )
+    if found is not None:
+        return found
     if isinstance(item, int) and item > manifest.head:
         raise EntryNotFound(f"#{item} was stored after the request was made; choose a later reply.")
     raise EntryNotFound(f"{item!r} was not a candidate for the request; its manifest lists the candidates.")
@@ -66,7 +69,9 @@ def _decisions_by_name(manifest: Manifest) -> dict[tuple[str, str], Decision]:
 
 
 def _decision_at(manifest: Manifest, seq: int) -> Decision | None:
-    return next((each for each in manifest.decisions if each.span is not None and seq in each.span), None)
+    """The decision on a message. What the provider left out of a request comes before what was sent."""
+    found = [each for each in manifest.decisions if each.span is not None and seq in each.span]
+    return next((each for each in found if each.reason in PROVIDER_REASONS), found[0] if found else None)
 
 
 def _comparison_key(decision: Decision | None) -> object:

@@ -1,12 +1,18 @@
-"""Replay: rebuilds a request from its manifest, the log and the blobs, and compares it with its recorded digest."""
+"""Replay: gives a request back as it was sent, and rebuilds it from its manifest, the log and the blobs.
+
+What the gateway sent is stored to the byte, and compared with the digest that was recorded when it was sent. A rebuilt
+request is Quire's own rendering: its digest proves that the log still has what the manifest names.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from quire.concurrency.worker_threads import run_sized
-from quire.errors import BlobNotFound, QuireError
+from quire.errors import BlobNotFound, IntegrityViolation, QuireError
 from quire.model import Decision, Entry, Manifest, Slot, Span, ToolDefinition
 from quire.model.entry_bodies import Compaction
+from quire.model.manifest import PROVIDER_REASONS
 from quire.store import SqlStore
 from quire.view.batches import MessageBatch, group_batches, narrow_batch, repair_tool_calls
 from quire.view.counted_input import build_block_text, build_summary_text, join_system_texts
@@ -29,11 +35,41 @@ class Replay:
     """None if a text of the request was purged."""
     missing: tuple[str, ...]
     """What was purged since the request was made, by number or name."""
+    sent_body: bytes | None = None
+    """The body as it was sent upstream, to the byte; None if it is not stored."""
 
     @property
     def matches(self) -> bool:
-        """Whether the rebuilt request is identical to the recorded one, byte for byte."""
+        """Whether the rebuilt request has the digest that was recorded."""
         return self.mismatch is None
+
+    @property
+    def unknown(self) -> str | None:
+        """What would have to be known to give back the bytes that were sent; None if they are given back."""
+        forwarded = self.manifest.forwarded
+        if self.sent_body is not None:
+            return None
+        if forwarded is None or forwarded.form == "adapted":
+            return "the bytes that were sent: the client of the model wrote them, not Quire"
+        return (
+            "the bytes that were sent: an earlier version recorded the request without them, "
+            "or they were deleted with purged content"
+        )
+
+    @property
+    def changed_by_provider(self) -> str | None:
+        """What the model read differs from what was sent, and what would have to be known to rebuild it."""
+        rows = [row for row in self.manifest.decisions if row.reason in PROVIDER_REASONS]
+        edits = self.manifest.forwarded.provider_edits if self.manifest.forwarded is not None else ()
+        if not rows and not edits:
+            return None
+        tokens = sum(edit.cleared_input_tokens or 0 for edit in edits)
+        names = ", ".join(edit.type for edit in edits) or "its compaction"
+        cleared = f"{tokens:,} tokens ({names})" if tokens else f"messages ({names})"
+        return (
+            f"the provider left out {cleared} before the model read the request; "
+            "the text that it put in their place would have to be known"
+        )
 
     @property
     def mismatch(self) -> str | None:
@@ -53,6 +89,22 @@ class _NullCounter:
 
     def count(self, text: str) -> int:
         return 0
+
+
+async def load_sent_body(store: SqlStore, manifest: Manifest, reply_seq: int) -> bytes | None:
+    """The body of a recorded request as it was sent upstream; None if it is not stored.
+
+    Raises `IntegrityViolation` if the stored bytes are not the ones that were sent.
+    """
+    if manifest.forwarded is None:
+        return None
+    body = await store.get_request_body(manifest.conversation, reply_seq, branch=manifest.branch)
+    if body is not None and sha256(body).hexdigest() != manifest.forwarded.digest:
+        raise IntegrityViolation(
+            f"The stored body of the request that #{reply_seq} answered is not the one that was sent; "
+            "run `quire conversation verify`."
+        )
+    return body
 
 
 async def replay(store: SqlStore, manifest: Manifest, *, load_blob: BlobLoader | None = None) -> Replay:

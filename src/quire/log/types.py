@@ -137,6 +137,19 @@ class TurnLease(NamedTuple):
     """Id of the turn (fencing token): another process that takes over writes its own."""
 
 
+BodyKey = tuple[int, int]
+"""Branch and number of the reply that a request got."""
+
+
+class EncodedBody(NamedTuple):
+    """The body of a request as it is stored: a delta to the body `base`, or whole."""
+
+    base: BodyKey | None
+    size: int
+    """Bytes of the body itself."""
+    delta: bytes
+
+
 class ReplyRecord(NamedTuple):
     """Everything that one transaction records when a request was answered."""
 
@@ -162,10 +175,14 @@ class ReplyRecord(NamedTuple):
     """Conversation to create with this turn; if it exists by then, the turn is appended to it."""
     client_path: bytes | None = None
     """Path of the reply as the client computes it, if the client's copy of the messages differs from the log."""
+    start_path: bytes | None = None
+    """Path of a client's list that begins with the reply, where a compaction of the provider stands for all before."""
     lease: TurnLease | None = None
     """Lease of the turn, which must still have it."""
     ends_turn: bool = False
     """Whether the reply ends the turn, and with it the lease."""
+    body: EncodedBody | None = None
+    """Body of the request as it was sent upstream."""
 
 
 class RecordedRequest(NamedTuple):

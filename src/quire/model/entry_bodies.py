@@ -66,7 +66,7 @@ class Compaction(FrozenModel):
     short_summary: str | None = None
     """The short level: selected lines of the summary, for context windows in which the summary exceeds its share."""
     sources: tuple[int, ...] = ()
-    trigger: Literal["threshold", "background", "manual", "overflow", "edit", "model", "client"] = "manual"
+    trigger: Literal["threshold", "background", "manual", "overflow", "edit", "model", "client", "provider"] = "manual"
     strategy: str = "summarize"
     model: str | None = None
     tokens_before: int = 0

@@ -40,9 +40,15 @@ DecisionReason = Literal[
     "listed",
     "not_found",
     "cycle",
+    "cleared_by_provider",
+    "compacted_by_provider",
 ]
 """Why a candidate is included (the first seventeen; `cleared` and `dropped` as stubs) or not. Of one that is `listed`,
 only the summary is included."""
+
+PROVIDER_REASONS: frozenset[DecisionReason] = frozenset(("cleared_by_provider", "compacted_by_provider"))
+"""Reasons of what was sent, and what the provider left out on its side. These decisions are added to the ones on what
+was sent."""
 
 DecisionKind = Literal["instructions", "rule", "tool", "memory", "reference", "summary", "message", "document"]
 
@@ -113,6 +119,16 @@ or a translation of the client's list or of messages that fit."""
 FITTED_FORMS: frozenset[ForwardedForm] = frozenset({"fitted", "translated_fitted"})
 
 
+class ProviderEdit(FrozenModel):
+    """A change that the provider reports to have made to the request on its side, before the model read it."""
+
+    type: str
+    """The provider's name of the edit, such as `clear_tool_uses_20250919`."""
+    cleared_tool_uses: int | None = None
+    cleared_thinking_turns: int | None = None
+    cleared_input_tokens: int | None = None
+
+
 class ForwardedRequest(FrozenModel):
     """How the gateway forwarded a client's request to the upstream, or how an adapter took it from a framework."""
 
@@ -120,7 +136,8 @@ class ForwardedRequest(FrozenModel):
     digest: str
     """SHA-256 of the body sent upstream."""
     replayable: bool
-    """Whether a replay gives the same instructions, tools and messages, field by field."""
+    """Whether a rebuild from the log gives what the model read: the same instructions, tools and messages, field by
+    field. False where the provider changed them."""
     client_list_tokens: int | None = None
     """Tokens of the client's list plus the reply, if it holds the whole conversation: the prefix of its next list."""
     unrecorded_messages: int | None = None
@@ -129,6 +146,8 @@ class ForwardedRequest(FrozenModel):
     """Number of the client's own compaction whose summary these are, if the log has it."""
     dropped: tuple[str, ...] = ()
     """Names of the fields, tools and parts of messages that have no place in the upstream's format."""
+    provider_edits: tuple[ProviderEdit, ...] = ()
+    """What the provider changed on its side. Decisions name the messages, as far as its documentation tells them."""
     request_blob: str | None = None
     """Blob with the fields of the client's request that a read of its response repeats."""
 

@@ -279,6 +279,7 @@ async def _send_list(
         blobs=(*recognized.envelope.blobs, *_to_blobs(record)),
         id=id,
         strict_head=True,
+        body=content,
         creates_conversation=ConversationRecord(match.conversation, "", created_at, created_at, origin)
         if match.creates_conversation
         else None,
@@ -367,7 +368,7 @@ async def _fit_request(
     content, forwarded = await run_sized(len(client_request.raw), encode)
     assembly = request.assembly.with_record(forwarded=forwarded)
     blobs = (*request.blobs, *_to_blobs(record))
-    request = replace(request, id=id, strict_head=True, assembly=assembly, blobs=blobs)
+    request = replace(request, id=id, strict_head=True, assembly=assembly, blobs=blobs, body=content)
     return PreparedRequest(content=content, request=request, recognized=recognized, recorder=recorder)
 
 

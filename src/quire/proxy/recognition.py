@@ -29,6 +29,7 @@ from quire.proxy.client_compactions import build_compaction, find_summary, load_
 from quire.store import SqlStore
 from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
+from quire.wire.compaction_blocks import find_compaction_block
 
 HEAD_CACHE_SIZE = 10_000
 """Maximum number of branch heads in the LRU cache."""
@@ -238,6 +239,11 @@ async def match_history(
         if recognized is not None:
             return recognized
     if found is not None and found.length and await _is_significant(store, found, messages, requested, session):
+        if find_compaction_block(messages[0].message) is not None:
+            # The list begins in the middle of the branch, with a compaction of the provider.
+            overlap = await _match_overlap(store, found.branch, messages, size=size)
+            if overlap is not None:
+                return await _to_match(store, overlap)
         return await _continue_branch(store, found, messages, paths)
     if requested.conversation is None and origin is not None and session is not None:
         compacted = await _match_compacted_list(store, messages, origin, size=size)

@@ -17,19 +17,24 @@ from quire.concurrency.worker_threads import run_sized
 from quire.engine import Conversation
 from quire.engine.recorder import Recorder
 from quire.engine.request import Request
+from quire.engine.state import EngineState
 from quire.errors import (
     BranchNotFound,
     ConversationNotFound,
     EntryNotFound,
+    QuireError,
     StaleHead,
     StoreBusy,
     StoreRolledBack,
     StoreUnavailable,
 )
-from quire.model import Entry, Message, Usage, next_path
+from quire.model import CHAIN_ROOT, Compaction, Entry, Message, Span, Usage, next_path
 from quire.model.base import JsonObject
 from quire.proxy.prepare import PreparedRequest
+from quire.proxy.provider_edits import find_provider_changes
 from quire.wire import Reply
+from quire.wire.client_messages import normalize_message
+from quire.wire.compaction_blocks import find_compaction_block
 from quire.wire.replies import drop_incomplete_calls, estimate_usage
 
 _log = logging.getLogger(__name__)
@@ -78,12 +83,22 @@ async def record_reply(
         first = first._replace(usage=usage.model_copy(update={"provider_fields": provider_fields}))
     size += prepared.client_request.work_bytes
     client_path, log_path = await run_sized(size, _compute_paths, prepared, first.message)
+    request = prepared.request
+    if (changes := await find_provider_changes(prepared, first)) is not None:
+        forwarded, decisions = changes
+        request = replace(
+            request, assembly=request.assembly.with_record(forwarded=forwarded, provider_decisions=decisions)
+        )
+    block = find_compaction_block(first.message) if prepared.recognized.is_native else None
     request = replace(
-        prepared.request,
+        request,
+        start_path=next_path(CHAIN_ROOT, normalize_message(first.message).canonical_json()) if block else None,
         client_path=client_path if client_path != log_path else None,
         response_id=response_id if is_stored else None,
     )
     entry = await _record_with_retry(prepared.recorder, request, first, incomplete=incomplete)
+    if block is not None and block.summary:
+        await _append_compaction(prepared.recorder.engine, entry, block.summary, first.usage)
     for number, other in enumerate(others, start=1):
         engine = prepared.recorder.engine
         fork = await engine.store.fork(
@@ -91,6 +106,30 @@ async def record_reply(
         )
         await Recorder(engine, entry.conversation, fork.number).append(other.message)
     return RecordedReply(entry, first, client_path)
+
+
+async def _append_compaction(engine: EngineState, reply: Entry, summary: str, usage: Usage | None) -> None:
+    """Records a compaction of the provider: its summary stands for all messages before the reply that contains it.
+
+    The reply is recorded already, and has the block: what fails here is logged.
+    """
+    store = engine.store
+    try:
+        state = (await store.get_branch(reply.conversation, reply.branch)).state
+        active = state.active_compaction
+        compaction = Compaction(
+            number=state.compaction_count + 1,
+            covers=Span(first=1, last=reply.seq - 1),
+            summary=summary,
+            trigger="provider",
+            strategy="provider",
+            model=usage.model if usage is not None else None,
+            supersedes=active.seq if active is not None else None,
+        )
+        if reply.seq > 1 and (active is None or active.seq < reply.seq):
+            await store.append(reply.conversation, compaction, branch=reply.branch)
+    except QuireError as error:
+        _log.warning("The compaction in reply #%d of %r is not in the log: %s", reply.seq, reply.conversation, error)
 
 
 def _complete_replies(prepared: PreparedRequest, replies: Sequence[Reply], *, incomplete: bool) -> list[Reply]:

@@ -204,7 +204,16 @@ class RequestSummarySchema(JsonModel):
 
 
 class ReplaySchema(JsonModel):
-    matches: bool = Field(description="The rebuilt request is identical to the byte.")
+    is_as_sent: bool = Field(
+        description="`body` is identical to what was sent, to the byte: the digests were compared."
+    )
+    unknown: str | None = Field(description="What would have to be known for that; null if it is so.")
+    sent_digest: str | None = Field(description="SHA-256 of the body that was sent; null if Quire did not send it.")
+    body: str | None = Field(description="The body that was sent.")
+    changed_by_provider: str | None = Field(
+        description="What the provider left out on its side, before the model read the request; null if nothing."
+    )
+    matches: bool = Field(description="The request that was rebuilt from the log has the digest that was recorded.")
     mismatch: str | None = Field(description="Why it does not match; null if it does.")
     recorded_digest: str
     rebuilt_digest: str | None
@@ -213,8 +222,13 @@ class ReplaySchema(JsonModel):
 
     @classmethod
     def from_replay(cls, replay: Replay) -> "ReplaySchema":
-        rendered = replay.rendered
+        rendered, forwarded, body = replay.rendered, replay.manifest.forwarded, replay.sent_body
         return cls(
+            is_as_sent=body is not None,
+            unknown=replay.unknown,
+            changed_by_provider=replay.changed_by_provider,
+            sent_digest=forwarded.digest if forwarded is not None and forwarded.form != "adapted" else None,
+            body=body.decode(errors="replace") if body is not None else None,
             matches=replay.matches,
             mismatch=replay.mismatch,
             recorded_digest=replay.manifest.digest,

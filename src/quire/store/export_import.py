@@ -1,4 +1,5 @@
-"""Export and import of a conversation as JSON Lines: header, blobs, each branch with its own entries, and an end line.
+"""Export and import of a conversation as JSON Lines: header, blobs, each branch with its own entries,
+the bodies of its requests, and an end line.
 
 Export, import and export again gives the same bytes, except for the id if another one is given. An import verifies
 every digest and is atomic. Recall segments and passages are not exported, since they are derived from the log; memories
@@ -8,6 +9,7 @@ are not, since they belong to their agent.
 import base64
 import json
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
@@ -15,9 +17,12 @@ from pydantic_core import to_json
 from sqlalchemy import Connection
 
 from quire.db.database import map_database_errors
+from quire.db.dialects import insert_rows
+from quire.db.schema import request_bodies
 from quire.errors import ImportFailed, QuireError, StoreBusy, StoreUnavailable
 from quire.log import append, blobs, conversations, ledger, reads
-from quire.log.types import Branch, ConversationOrigin, ConversationRecord
+from quire.log.request_bodies import BodyReader, to_row
+from quire.log.types import BodyKey, Branch, ConversationOrigin, ConversationRecord, EncodedBody
 from quire.model import (
     ActiveCompaction,
     Author,
@@ -93,13 +98,25 @@ class ManifestLine(FrozenModel):
     manifest: JsonValue
 
 
+class BodyLine(FrozenModel):
+    """The body of a request as it was sent, as a delta to the body `base` of an earlier line."""
+
+    line: Literal["body"] = "body"
+    branch: BranchNumber
+    seq: Int64
+    base: tuple[BranchNumber, Int64] | None = None
+    size: Int64
+    delta: str
+
+
 class EndLine(FrozenModel):
     line: Literal["end"] = "end"
     entries: int
 
 
 ExportLine = Annotated[
-    ConversationLine | BlobLine | BranchLine | EntryLine | ManifestLine | EndLine, Field(discriminator="line")
+    ConversationLine | BlobLine | BranchLine | EntryLine | ManifestLine | BodyLine | EndLine,
+    Field(discriminator="line"),
 ]
 _LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(ExportLine)
 
@@ -126,6 +143,11 @@ def format_entry_line(entry: Entry) -> str:
     head |= {name: value for name, value in optional.items() if value is not None}
     notes = f',"notes":{entry.raw_metadata}' if entry.raw_metadata else ""
     return f'{json.dumps(head, separators=(",", ":"))[:-1]}{notes},"body":{entry.raw}}}'
+
+
+def format_body_line(key: BodyKey, body: EncodedBody) -> str:
+    delta = base64.b64encode(body.delta).decode()
+    return BodyLine(branch=key[0], seq=key[1], base=body.base, size=body.size, delta=delta).canonical_json()
 
 
 def import_lines(
@@ -182,6 +204,7 @@ class _Importer:
         self._pending: list[Entry] = []
         self._count = 0
         self._is_ended = False
+        self._bodies = BodyReader(connection, tenant, conversation.id)
         conversations.insert_conversation(connection, tenant, conversation)
 
     def import_line(self, line: ExportLine) -> None:
@@ -226,6 +249,15 @@ class _Importer:
                 recorded = Manifest.parse(_to_compact_json(line.manifest))
                 manifest = recorded.model_copy(update={"conversation": conversation})
                 ledger.import_manifest(connection, tenant, reply, manifest)
+            case BodyLine():
+                self._flush()
+                key, body = (line.branch, line.seq), EncodedBody(line.base, line.size, base64.b64decode(line.delta))
+                insert_rows(connection, request_bodies, [to_row(tenant, conversation, key, body)])
+                content = self._bodies.read(key) or b""
+                branch = conversations.get_branch(connection, tenant, conversation, line.branch)
+                forwarded = ledger.get_manifest(connection, tenant, branch, line.seq).forwarded
+                if forwarded is None or sha256(content).hexdigest() != forwarded.digest or len(content) != line.size:
+                    raise ImportFailed(f"The body of the request of reply #{line.seq} does not match its digest.")
             case EndLine():
                 self._flush()
                 if line.entries != self._count:

@@ -4,7 +4,7 @@ Entries have a hash chain and a digest of their content, blobs the digest of the
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from math import isclose
 from typing import Any
@@ -32,9 +32,10 @@ from quire.db.schema import conversations as conversations_table
 from quire.errors import ConversationNotFound, EntryNotFound, IntegrityViolation
 from quire.log import conversations, ledger, reads
 from quire.log.blobs import compute_digest
+from quire.log.request_bodies import BodyReader
 from quire.log.row_digests import has_row_digest
 from quire.log.types import Blob, Branch, IntegrityFault
-from quire.model import CHAIN_ROOT, Entry, Message, chain_digest, next_path
+from quire.model import CHAIN_ROOT, Entry, Manifest, Message, chain_digest, next_path
 
 _BATCH_SIZE = 2_000
 
@@ -99,13 +100,34 @@ def verify_conversation(connection: Connection, tenant: str, conversation: str) 
         faults += _verify_branch(connection, tenant, branch_row)
     heads = {branch_row["branch"]: branch_row["head_seq"] for branch_row in branch_rows}
     faults += _find_stray_rows(connection, tenant, conversation, heads)
+    manifest_rows = ledger.list_manifest_rows(connection, tenant, conversation)
     faults += [
         IntegrityFault(manifest_row["branch"], manifest_row["seq"], f"has a manifest that {_CHANGED_ROW}")
-        for manifest_row in ledger.list_manifest_rows(connection, tenant, conversation)
+        for manifest_row in manifest_rows
         if not has_row_digest(manifests, manifest_row)
     ]
+    faults += _verify_bodies(connection, tenant, conversation, manifest_rows)
     faults += _verify_imports(connection, tenant, conversation)
     return faults
+
+
+def _verify_bodies(
+    connection: Connection, tenant: str, conversation: str, manifest_rows: Iterable[Mapping[Any, Any]]
+) -> Iterator[IntegrityFault]:
+    """Compares the bodies of requests with the digests in their manifests."""
+    digests = {
+        (row["branch"], row["seq"]): manifest.forwarded.digest
+        for row in manifest_rows
+        if (manifest := Manifest.parse(row["manifest"])).forwarded is not None
+    }
+    reader = BodyReader(connection, tenant, conversation)
+    for branch, seq in reader.list_keys():
+        try:
+            body = reader.read((branch, seq)) or b""
+        except IntegrityViolation:
+            body = b""
+        if sha256(body).hexdigest() != digests.get((branch, seq)):
+            yield IntegrityFault(branch, seq, f"answers a request whose stored body {_CHANGED_ROW}")
 
 
 def _verify_branch(connection: Connection, tenant: str, row: Mapping[Any, Any]) -> list[IntegrityFault]:

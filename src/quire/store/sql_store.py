@@ -39,6 +39,7 @@ from quire.index.passages import Passages
 from quire.log import blobs, conversations, history_match, ledger, reads
 from quire.log.conversations import with_branch
 from quire.log.imports import Imports
+from quire.log.request_bodies import get_body, list_body_rows
 from quire.log.titles import fill_titles
 from quire.log.transcripts import Transcripts
 from quire.log.types import MAIN_BRANCH, ConversationRecord, ReplyRecord, Window
@@ -275,6 +276,10 @@ class SqlStore(StorePart):
         """The manifest of the request that entry `seq` answered."""
         return await self.run(read_inline, with_branch(ledger.get_manifest), conversation, branch, seq)
 
+    async def get_request_body(self, conversation: str, seq: int, *, branch: int = MAIN_BRANCH) -> bytes | None:
+        """The body of the request that entry `seq` answered, as the gateway sent it; None if it is not stored."""
+        return await self.run(read, with_branch(get_body), conversation, branch, seq)
+
     async def list_manifests(
         self, conversation: str, *, branch: int = MAIN_BRANCH, limit: int | None = None, last: int | None = None
     ) -> list[tuple[int, Manifest]]:
@@ -319,6 +324,8 @@ class SqlStore(StorePart):
                 read_bulk, with_branch(ledger.list_own_manifests), conversation, branch.number
             ):
                 yield f'{{"line":"manifest","branch":{branch.number},"seq":{seq},"manifest":{manifest}}}'
+        for key, body in await self.run(read_bulk, list_body_rows, conversation):
+            yield lines.format_body_line(key, body)
         yield lines.EndLine(entries=count).canonical_json()
 
     async def import_conversation(self, lines: Iterable[str], *, as_id: str | None = None) -> ConversationRecord:

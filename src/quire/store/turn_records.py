@@ -12,6 +12,7 @@ from quire.log import ledger
 from quire.log.append import append_entries
 from quire.log.blobs import insert_blobs
 from quire.log.conversations import build_main_branch, to_branch_row, to_conversation_row
+from quire.log.request_bodies import insert_body
 from quire.log.row_digests import ROW_DIGEST, with_row_digest
 from quire.log.types import MAIN_BRANCH, ReplyRecord, TurnLease
 from quire.model import Body, Draft, Entry
@@ -72,14 +73,16 @@ def record_reply(
 
     def write_ledger(stored: Sequence[Entry], new_count: int) -> None:
         reply = stored[-1]
-        if record.client_path is not None:
-            path_row = ledger.to_key(tenant, reply) | {"path": record.client_path}
-            insert_rows(connection, paths, [path_row], ignore_existing=True)
+        for path in (record.client_path, record.start_path):
+            if path is not None:
+                insert_rows(connection, paths, [ledger.to_key(tenant, reply) | {"path": path}], ignore_existing=True)
         manifest = record.build_manifest(stored)
         if not ledger.insert_manifest(
             connection, tenant, reply, manifest, request_id=record.request_id, response_id=record.response_id
         ):
             return
+        if record.body is not None:
+            insert_body(connection, tenant, reply, record.body)
         if not new_count:
             # The roll-up may have counted the reply without its manifest.
             reset_usage(connection, tenant, reply.conversation)

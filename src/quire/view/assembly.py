@@ -48,6 +48,8 @@ class Assembly(ABC):
     """How the gateway forwarded the request."""
     question_span: Span | None = None
     """Numbers of the pending messages, if they are stored before the reply."""
+    provider_decisions: tuple[Decision, ...] = ()
+    """What the provider left out of the request on its side."""
 
     @abstractmethod
     def render(self) -> RenderedRequest: ...
@@ -66,6 +68,7 @@ class Assembly(ABC):
         branch: int | None = None,
         forwarded: ForwardedRequest | None = None,
         question_span: Span | None = None,
+        provider_decisions: tuple[Decision, ...] = (),
     ) -> Self:
         """The same request, with these facts for its manifest. It is not rendered again."""
         changed = replace(
@@ -73,6 +76,7 @@ class Assembly(ABC):
             branch=self.branch if branch is None else branch,
             forwarded=forwarded or self.forwarded,
             question_span=question_span or self.question_span,
+            provider_decisions=provider_decisions or self.provider_decisions,
         )
         vars(changed)["rendered"] = self.rendered
         return changed
@@ -98,7 +102,7 @@ class Assembly(ABC):
             full_history_tokens=self.full_history_tokens,
             max_input_tokens=self.budget.max_input_tokens,
             trigger_tokens=self.budget.trigger_tokens,
-            decisions=decisions,
+            decisions=(*decisions, *self.provider_decisions),
             stable_messages=self.rendered.stable_messages,
             digest=self.rendered.digest,
             forwarded=self.forwarded,

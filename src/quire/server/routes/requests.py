@@ -2,10 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from quire.engine.client_compactions import find_client_compactions
+from quire.errors import EntryNotFound
+from quire.ledger import load_sent_body
 from quire.log import MAIN_BRANCH
 from quire.model import Decision, Manifest
 from quire.schemas.context import ClientCompactionSchema, ReplaySchema, RequestDiffSchema, RequestSummarySchema
@@ -69,9 +71,25 @@ async def get_request(
 async def replay_request(
     engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
 ) -> ReplaySchema:
-    """Rebuilds the request from its manifest and compares the digests."""
+    """Gives the request back as it was sent, and rebuilds it from its manifest and the log."""
     loaded = await load_conversation(engine, conversation, branch)
     return ReplaySchema.from_replay(await loaded.replay(seq))
+
+
+@router.get(
+    REQUESTS_PATH + "/{seq}/body",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}}, "description": "The body, to the byte."}},
+)
+async def get_request_body(
+    engine: ReadEngine, conversation: ConversationId, seq: EntrySeq, branch: BranchQuery = MAIN_BRANCH
+) -> Response:
+    """The body of the request as it was sent upstream."""
+    manifest = await (await load_conversation(engine, conversation, branch)).manifest(seq)
+    body = await load_sent_body(engine.store, manifest, seq)
+    if body is None:
+        raise EntryNotFound(f"The body of the request that #{seq} answered is not stored; a replay says why.")
+    return Response(body, media_type="application/json")
 
 
 @router.get(REQUESTS_PATH + "/{seq}/diff")

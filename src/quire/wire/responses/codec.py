@@ -28,6 +28,7 @@ from quire.wire.codec import (
     list_other_fields,
     split_instructions,
 )
+from quire.wire.compaction_blocks import COMPACTION_TYPES
 from quire.wire.fields import join_content_texts
 from quire.wire.http_errors import ErrorResponse
 from quire.wire.item_edits import ItemEditor
@@ -44,7 +45,6 @@ _ERROR_PARAMS = {"context_length_exceeded": "input", "previous_response_not_foun
 REFERENCE_FIELDS = ("previous_response_id", "conversation")
 """Fields that name what a request continues."""
 CONVERSATION_ID_PREFIX = "conv_"
-COMPACTION_TYPES = ("compaction", "compaction_summary", "context_compaction")
 SEAL_PREFIX = "quire1."
 """Prefix of the content of a compaction item that Quire made."""
 _ITEM_FIELDS_WITHOUT_MEANING = frozenset({"id", "status", "annotations", "logprobs"})

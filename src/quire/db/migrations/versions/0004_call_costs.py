@@ -6,8 +6,8 @@ index of imported items finds replies that the file of another session repeats.
 
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 
 def upgrade() -> None:
