@@ -200,7 +200,9 @@ async def test_a_replay_says_that_another_renderer_recorded_the_request(store: S
     other = manifest.model_copy(update={"renderer": RENDERER_VERSION + 1})
     assert (await replay(store, other)).matches
     replayed = await replay(store, other.model_copy(update={"digest": "0" * 64}))
-    assert replayed.mismatch == "recorded by version 3 of the renderer; this is version 2"
+    assert replayed.mismatch == (
+        f"recorded by version {RENDERER_VERSION + 1} of the renderer; this is version {RENDERER_VERSION}"
+    )
     assert replayed.rendered is not None
     changed = await replay(store, manifest.model_copy(update={"digest": "0" * 64}))
     assert changed.mismatch == "the log differs from what was sent"

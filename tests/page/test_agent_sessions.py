@@ -55,6 +55,26 @@ def test_side_calls_are_folded_and_open_with_the_keyboard(
     expect(side_call).to_have_attribute("aria-current", "page")
 
 
+async def create_interrupted_session(store: SqlStore) -> None:
+    """A session whose first reply was cut off, so that the agent went on in a branch."""
+    await store.create_conversation("cut", origin=ConversationOrigin(client="claude-code", session="cut"))
+    await store.append("cut", Message.user("Which port?"), Message.assistant("It is"))
+    branch = await store.fork("cut", at=1)
+    await store.append("cut", Message.assistant("Port 9000."), branch=branch.number)
+    await store.fork("cut", at=1)
+
+
+def test_the_page_opens_the_branch_used_last(page: Page, tmp_path: Path) -> None:
+    with serve_page(tmp_path) as server:
+        server.run(create_interrupted_session(server.server_state.store))
+        page.goto(server.url("cut"))
+        expect(page.get_by_role("article").last).to_contain_text("Port 9000.")
+        page.get_by_role("combobox", name="Branch").select_option("0")
+        expect(page.get_by_role("article").last).to_contain_text("It is")
+        page.reload()
+        expect(page.get_by_role("article").last).to_contain_text("It is")
+
+
 async def create_long_session(store: SqlStore) -> None:
     origin = ConversationOrigin(client="opencode", session="long", project="/srv/long")
     for number in range(60):
@@ -95,7 +115,8 @@ def test_the_users_words_are_what_one_sees(page: Page, page_server: PageServer, 
 def test_a_compaction_by_claude_code_leads_to_its_summary_and_to_what_it_replaced(
     page: Page, page_server: PageServer, agent_sessions: AgentSessions
 ) -> None:
-    page.goto(page_server.url(agent_sessions.claude_code))
+    # The replay takes less than a second, so the times of its branches do not say which one was used last.
+    page.goto(page_server.url(agent_sessions.claude_code, branch=0))
     marker = page.get_by_role("article", name="Compaction by Claude Code")
     expect(marker).to_have_count(1)
     expect(marker).to_contain_text("Claude Code replaced 8 earlier messages with its own summary; they are still here")
@@ -118,7 +139,7 @@ def test_a_compaction_by_claude_code_leads_to_its_summary_and_to_what_it_replace
 def test_a_compaction_by_codex_leads_from_one_branch_to_the_other(
     page: Page, page_server: PageServer, agent_sessions: AgentSessions
 ) -> None:
-    page.goto(page_server.url(agent_sessions.compacted_codex))
+    page.goto(page_server.url(agent_sessions.compacted_codex, branch=0))
     marker = page.get_by_role("article", name="Compaction by Codex")
     expect(marker).to_contain_text("The conversation continues on branch 1")
     marker.get_by_role("button", name="branch 1").click()
@@ -143,7 +164,7 @@ def test_what_had_no_place_in_the_upstreams_format_is_named(
     forwarding = page.get_by_role("region", name="Forwarding")
     expect(forwarding).to_contain_text("translated it into the upstream's format")
     expect(forwarding.get_by_text("tools[web_search]")).to_be_visible()
-    page.goto(page_server.url(agent_sessions.claude_code, panel="context", reply=12))
+    page.goto(page_server.url(agent_sessions.claude_code, branch=0, panel="context", reply=12))
     expect(forwarding).to_contain_text("unchanged, byte for byte")
     expect(forwarding).to_contain_text("starts with 1 message of its own in place of earlier ones")
 

@@ -72,6 +72,8 @@ test("a title is found by its words in any order", () => {
 test("a location survives formatting and parsing", () => {
   const location = { conversation: "a b/ü", branch: 2, at: 12, panel: "context" as const, reply: 14, document: "x y.md" };
   expect(parseHash(formatHash(location))).toEqual(location);
+  expect(parseHash(formatHash({ ...location, branch: 0 })).branch).toBe(0);
+  expect(parseHash("#/c/one").branch).toBeNull();
   expect(parseHash("#/c/%E0%A4%A&at=x").conversation).toBeNull();
   expect(parseHash("#/c/one?panel=nonsense&at=-1")).toMatchObject({ conversation: "one", panel: null, at: null });
 });

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 3
-MAIN_BRANCH = 0
-"""Number of the first branch, as in the log."""
 CONVERSATION_PAGE_SIZE = 100
 """Conversations that one read lists."""
 MAX_NAMED_CONVERSATIONS = 10_000
@@ -247,13 +245,12 @@ async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
 
 
 async def find_branch(store: "SqlStore", conversation_id: str, number: int | None) -> "Branch":
-    """The branch of this number. Without one, the branch used last: an agent may go on in a branch of its own."""
+    """The branch of this number. Without one, the branch used last."""
+    from quire.log.types import choose_branch_used_last
+
     if number is not None:
         return await store.get_branch(conversation_id, number)
-    branches = await store.list_branches(conversation_id)
-    # A fork that has no entries of its own was never used.
-    used = [each for each in branches if each.number == MAIN_BRANCH or each.head_seq > each.fork_seq]
-    return max(used, key=lambda each: (each.updated_at, each.number))
+    return choose_branch_used_last(await store.list_branches(conversation_id))
 
 
 async def find_conversations(store: "SqlStore", name: str) -> "list[ConversationRecord]":

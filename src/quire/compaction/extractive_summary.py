@@ -21,6 +21,7 @@ from quire.compaction.line_scorer import (
     split_clauses,
 )
 from quire.model import Entry
+from quire.wire.agent_boilerplate import remove_boilerplate
 from quire.wire.tokens import TokenCounter
 
 EXTRACT_HEADING = (
@@ -59,7 +60,7 @@ def extract_summary(
     instructions: str | None = None,
 ) -> str:
     """Selects the best lines within `max_tokens`; empty if not even one fits."""
-    messages = [(entry.seq, entry.message) for entry in entries if entry.kind == "message"]
+    messages = [(entry.seq, remove_boilerplate(entry.message)) for entry in entries if entry.kind == "message"]
     scorer = LineScorer(instructions)
     required, lines = _parse_previous(previous or "", scorer)
     # The user's newest request, and the first one unless the previous summary contains it.

@@ -22,10 +22,10 @@ from quire.compaction.line_scorer import (
     collapse_whitespace,
 )
 from quire.compaction.summary_prompt import to_transcript_message, truncate_text
-from quire.log.titles import remove_context_blocks
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.model import Entry, TextPart, ToolResultPart
 from quire.view.excerpts import find_largest_limit
+from quire.wire.agent_boilerplate import remove_boilerplate
 from quire.wire.tokens import TokenCounter
 
 MAX_OPEN_END_MESSAGES = 20
@@ -183,8 +183,8 @@ def find_request(entry: Entry) -> str:
     """What the user wrote, without what an agent adds to it."""
     if entry.role != "user" or entry.purged_at is not None:
         return ""
-    texts = [remove_context_blocks(part.text) for part in entry.message.parts if isinstance(part, TextPart)]
-    return "\n".join(texts).strip()
+    parts = remove_boilerplate(entry.message).parts
+    return "\n".join(part.text for part in parts if isinstance(part, TextPart)).strip()
 
 
 def _write_message(entry: Entry, max_tokens: int, counter: TokenCounter) -> str | None:

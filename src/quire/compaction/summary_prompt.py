@@ -13,6 +13,7 @@ from quire.errors import SummaryFailed
 from quire.llm import Prompt
 from quire.model import Entry, FilePart, ImagePart, Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.view.excerpts import excerpt_message, find_largest_limit
+from quire.wire.agent_boilerplate import remove_boilerplate
 from quire.wire.labels import label_text
 from quire.wire.media import describe_media
 from quire.wire.tokens import TokenCounter
@@ -75,10 +76,11 @@ class TranscriptMessage(NamedTuple):
 
 
 def to_transcript_message(entry: Entry) -> TranscriptMessage:
-    """Renders a stored message as text: calls and results truncated, media as placeholders, no thinking."""
+    """Renders a stored message as text: calls and results truncated, media as placeholders; no thinking and none of the
+    boilerplate that a coding agent added."""
     texts: list[str] = []
     total_omitted = 0
-    for part in entry.message.parts:
+    for part in remove_boilerplate(entry.message).parts:
         match part:
             case TextPart(text=text):
                 texts.append(text)

@@ -11,9 +11,9 @@ from quire.compaction.lost_facts import LostFacts, find_lost_facts
 from quire.concurrency.worker_threads import run_sized
 from quire.errors import EntryNotFound
 from quire.log import ConversationRecord
-from quire.log.titles import remove_context_blocks
 from quire.model import Entry, Manifest, Message, TextPart
 from quire.store import SqlStore
+from quire.wire.agent_boilerplate import remove_boilerplate
 
 MAX_ENTRIES = 20_000
 """Newest messages of a conversation's branches that are searched for compactions."""
@@ -96,9 +96,13 @@ async def _compare(
     """Compares what the request for the summary has with the summary, and with what the request after it has."""
     covered, manifest = await _read_request(store, reply)
     kept = (await _read_request(store, following))[0] if following is not None else []
-    removed = [(entry.seq, _strip(entry.message)) for entry in covered if entry.seq != prompt.seq]
+    removed = [(entry.seq, remove_boilerplate(entry.message)) for entry in covered if entry.seq != prompt.seq]
     question = [part for part in prompt.message.parts if not _starts_prompt(part)]
-    removed += [(prompt.seq, _strip(prompt.message.model_copy(update={"parts": tuple(question)})))] if question else []
+    removed += (
+        [(prompt.seq, remove_boilerplate(prompt.message.model_copy(update={"parts": tuple(question)})))]
+        if question
+        else []
+    )
     replaces_summary = (
         manifest is not None and manifest.forwarded is not None and manifest.forwarded.unrecorded_messages
     )
@@ -106,7 +110,7 @@ async def _compare(
     if earlier is not None and replaces_summary:
         # The summary before this one, which the log has only as a reply.
         summaries.append((earlier.seq, extract_summary(earlier.message.text)))
-    texts = [extract_summary(reply.message.text), *(_join_texts(_strip(entry.message)) for entry in kept)]
+    texts = [extract_summary(reply.message.text), *(_join_texts(remove_boilerplate(entry.message)) for entry in kept)]
     size = sum(len(entry.raw) for entry in (*covered, *kept, reply))
     seqs = [entry.seq for entry in covered]
     return ClientCompaction(
@@ -140,15 +144,6 @@ def _is_summary_prompt(entry: Entry) -> bool:
 
 def _starts_prompt(part: object) -> bool:
     return isinstance(part, TextPart) and part.text.startswith(SUMMARY_PROMPTS)
-
-
-def _strip(message: Message) -> Message:
-    """The message without what the agent added to it, and will add again."""
-    parts = [
-        part.model_copy(update={"text": remove_context_blocks(part.text)}) if isinstance(part, TextPart) else part
-        for part in message.parts
-    ]
-    return message.model_copy(update={"parts": tuple(parts)})
 
 
 def _join_texts(message: Message) -> str:

@@ -5,6 +5,7 @@ its message (`[#12]`). A summarizer that the settings name writes the state; wit
 the same conversation always gives the same text.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.compaction.citations import find_cited_entries
@@ -16,6 +17,7 @@ from quire.log import MAIN_BRANCH
 from quire.model import Compaction, Entry
 from quire.model.base import FrozenModel
 from quire.view.secrets import mask_message, mask_secrets
+from quire.wire.agent_boilerplate import remove_boilerplate
 
 if TYPE_CHECKING:
     from quire.compaction.handover_text import HandoverMaterial
@@ -116,11 +118,15 @@ async def _read_material(engine: EngineState, conversation: str, branch: int, *,
     compaction = body if isinstance(body, Compaction) else None
     last_covered = compaction.covers.last if compaction is not None and compaction.covers is not None else 0
     summary = compaction.summary if compaction is not None else None
+    client = record.origin.client if record.origin is not None else None
+
+    def clean(entries: Sequence[Entry]) -> list[Entry]:
+        spoken = (_remove_boilerplate(each, client) for each in entries)
+        return [mask_entry(each) if mask else each for each in spoken if each is not None]
+
+    size = sum(len(entry.raw) for entry in (*newest, *first))
+    newest, first = await run_sized(size, lambda: (clean(newest), clean(first)))
     if mask:
-        size = sum(len(entry.raw) for entry in (*newest, *first))
-        newest, first = await run_sized(
-            size, lambda: ([mask_entry(each) for each in newest], [mask_entry(each) for each in first])
-        )
         record = record._replace(title=mask_secrets(record.title))
         summary = mask_secrets(summary) if summary is not None else None
     return HandoverMaterial(
@@ -135,6 +141,15 @@ async def _read_material(engine: EngineState, conversation: str, branch: int, *,
         tuple(entry for entry in newest if entry.seq > last_covered),
         tuple(newest),
     )
+
+
+def _remove_boilerplate(entry: Entry, agent: str | None) -> Entry | None:
+    """The entry without what a coding agent added to its message; None if that is all."""
+    message = entry.message
+    spoken = remove_boilerplate(message, agent=agent)
+    if not spoken.parts:
+        return None
+    return entry if spoken is message else entry._replace(raw=spoken.canonical_json(), content_digest=None)
 
 
 def mask_entry(entry: Entry) -> Entry:

@@ -17,7 +17,7 @@ from quire.llm.embeddings import embed_texts
 from quire.log.types import Citation, Memory
 from quire.model import Entry
 from quire.model.entry_metadata import DocumentReference
-from quire.view.recalled_messages import message_to_text
+from quire.view.recalled_messages import to_searchable_text
 
 MAX_COMPARED_MEMORIES = 1_000
 """Newest memories that a new one is compared with."""
@@ -100,7 +100,7 @@ class MemoryWriter:
         entries = [each for each in entries if each.role in ("user", "tool") and each.purged_at is None]
         if not any(entry.role == "user" for entry in entries):
             raise InvalidRequest("There is no user message yet that a memory could cite.")
-        messages = [MemorySource(entry, message_to_text(entry.message)[:MAX_SOURCE_CHARS]) for entry in entries]
+        messages = [MemorySource(entry, to_searchable_text(entry.message)[:MAX_SOURCE_CHARS]) for entry in entries]
         sources = [*messages, *await self._load_documents(entries)]
         source = await run_in_worker(_choose_source, fact, sources)
         await run_in_worker(_check_repetition, fact, memories, replaces=replaces)
@@ -226,7 +226,7 @@ async def write_cited_memory(engine: EngineState, text: str, *, citation: Citati
     memories = await engine.store.memories.list(namespace, limit=MAX_COMPARED_MEMORIES)
     fact = validate_new_memory(text, existing=[each.text for each in memories])
     entry = await engine.store.get_entry(citation.conversation, citation.seq, branch=citation.branch)
-    stated = message_to_text(entry.message)[:MAX_SOURCE_CHARS] if entry.kind == "message" else ""
+    stated = to_searchable_text(entry.message)[:MAX_SOURCE_CHARS] if entry.kind == "message" else ""
     if not await run_in_worker(measure_overlap, fact, stated):
         raise InvalidRequest(f"#{citation.seq} says nothing of this; cite the message that states it.")
     for memory in memories:

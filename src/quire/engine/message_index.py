@@ -15,7 +15,7 @@ from quire.errors import ModelError, UnreadableSegment
 from quire.index.types import SegmentData, SegmentTask, SegmentUpdate
 from quire.llm.embeddings import AsyncEmbedder, Embedder
 from quire.search.postings import ENTRIES_PER_SEGMENT
-from quire.view.recalled_messages import message_to_text
+from quire.view.recalled_messages import to_searchable_text
 
 if TYPE_CHECKING:
     from quire.search.segments import IndexedMessage, Segment
@@ -181,7 +181,7 @@ def _prepare(engine: EngineState, tasks: Sequence[SegmentTask]) -> list[_Prepare
             if entry.kind != "message" or entry.role == "system" or entry.purged_at is not None:
                 continue
             message = entry.message
-            text = message_to_text(message)[:MAX_INDEXED_CHARS]
+            text = to_searchable_text(message)[:MAX_INDEXED_CHARS]
             if text.strip():
                 tokens = entry.tokens if entry.tokens is not None else engine.message_counter.count(message)
                 messages.append(IndexedMessage(entry.seq, message.role, message.name, entry.created_at, text, tokens))

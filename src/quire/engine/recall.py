@@ -11,11 +11,12 @@ from quire.engine.state import EngineState
 from quire.errors import StaleSegment, UnreadableSegment
 from quire.index.types import SegmentRef
 from quire.log import Branch, Window
+from quire.log.types import choose_branch_used_last
 from quire.model import Entry
 from quire.model.state import ActiveCompaction
 from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION
 from quire.view.budget import allocate_budget
-from quire.view.recalled_messages import RecallCandidate, fit_candidates, message_to_text, render_fitted
+from quire.view.recalled_messages import RecallCandidate, fit_candidates, render_fitted, to_searchable_text
 from quire.view.secrets import mask_message
 from quire.view.strategies import get_strategy
 
@@ -217,7 +218,7 @@ def make_candidate(entry: Entry, score: float, *, query: str) -> RecallCandidate
     from quire.search.passages import find_excerpts
 
     is_long = len(entry.raw) > MAX_WHOLE_MESSAGE_CHARS
-    return RecallCandidate(entry, score, find_excerpts(message_to_text(entry.message), query) if is_long else None)
+    return RecallCandidate(entry, score, find_excerpts(to_searchable_text(entry.message), query) if is_long else None)
 
 
 def _list_ranges(active: ActiveCompaction) -> list[tuple[int, int]]:
@@ -246,7 +247,7 @@ async def recall_session(engine: EngineState, *, client: str, session: str, prom
         )
         question = await run_sized(
             sum(len(entry.raw) for entry in newest),
-            lambda: "\n".join(message_to_text(entry.message) for entry in newest),
+            lambda: "\n".join(to_searchable_text(entry.message) for entry in newest),
         )
     question = question[:MAX_QUESTION_CHARS]
     candidates = await Recall(engine).find_candidates(window, question, exclude=())
@@ -274,8 +275,7 @@ async def _find_branch(engine: EngineState, client: str, session: str) -> Branch
     for record in await engine.store.list_session(session):
         origin = record.origin
         if origin is not None and origin.client == client and origin.purpose is None:
-            branches = await engine.store.list_branches(record.id)
-            return max(branches, key=lambda branch: (branch.updated_at, branch.number))
+            return choose_branch_used_last(await engine.store.list_branches(record.id))
     return None
 
 

@@ -20,7 +20,7 @@ from quire.log import Branch, ConversationRecord, MessageKey
 from quire.model import Entry, Role
 from quire.model.base import FrozenModel
 from quire.search.postings import FORMAT_VERSION
-from quire.view.recalled_messages import message_to_text
+from quire.view.recalled_messages import to_searchable_text
 
 if TYPE_CHECKING:
     from quire.search.catalog import CatalogHit, MessageCatalog, SearchOrder
@@ -111,7 +111,7 @@ async def search_messages(
             record = records.get(hit.conversation)
             # A message that was purged since it was indexed is left out.
             if entry is not None and record is not None:
-                excerpt = make_excerpt(message_to_text(entry.message), terms)
+                excerpt = make_excerpt(to_searchable_text(entry.message), terms)
                 found.append(MessageHit(entry, hit.score, excerpt.text, excerpt.highlights, record))
         return found
 

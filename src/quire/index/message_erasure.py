@@ -17,7 +17,7 @@ from quire.index.message_index import lock_messages, mark_unindexed, read_segmen
 from quire.index.types import SegmentData, SegmentRef
 from quire.model import Entry
 from quire.search.postings import ENTRIES_PER_SEGMENT, FORMAT_VERSION, NUMBERS_PER_BLOCK, IndexRowKey, remove_postings
-from quire.view.recalled_messages import message_to_text
+from quire.view.recalled_messages import to_searchable_text
 
 
 def erase_messages(connection: Connection, tenant: str, conversation: str, purged: Sequence[Entry]) -> None:
@@ -50,7 +50,7 @@ def erase_messages(connection: Connection, tenant: str, conversation: str, purge
         indexed = [(rows[entry.seq], entry) for entry in erased if entry.seq in rows]
         for row, entry in indexed:
             number = ref.number * ENTRIES_PER_SEGMENT + row
-            text = message_to_text(entry.message)[: segments.MAX_INDEXED_CHARS]
+            text = to_searchable_text(entry.message)[: segments.MAX_INDEXED_CHARS]
             message_terms = segments.count_message_terms(text)
             if set(map(segments.hash_term, message_terms)) != segments.list_term_hashes(segment, row):
                 remove_numbers(connection, tenant, scope.scope, [number])

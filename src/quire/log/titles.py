@@ -1,12 +1,11 @@
 """Default titles: the first words of a conversation's first question, without what an agent puts before it."""
 
-import re
-
 from sqlalchemy import Connection, bindparam, select
 
 from quire.db.schema import conversations, entries
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.model import Message, TextPart
+from quire.wire.agent_boilerplate import remove_boilerplate
 
 MAX_TITLE_CHARS = 80
 """Maximum length of a default title."""
@@ -16,12 +15,6 @@ MAX_TITLE_SEQ = 40
 
 MAX_TITLE_MESSAGES = 4
 """Maximum number of user messages that are searched for the first question."""
-
-_CONTEXT_BLOCK = re.compile(
-    r"\s*(?:<(system-reminder|environment_context|user_instructions|local-command-caveat|local-command-stdout"
-    r"|command-name|command-message|command-args)>|# AGENTS\.md instructions )"
-)
-"""Start of a block that an agent adds to the user's message. web/src/lib/contextBlocks.ts has the same list."""
 
 _USER_MESSAGE = (
     select(entries.c.body)
@@ -56,26 +49,15 @@ def fill_titles(connection: Connection, tenant: str, *items: ConversationRecord)
             break
         params = {"tenant": tenant, "untitled": untitled, "position": position}
         found = {name: Message.parse(body) for name, body in connection.execute(_USER_MESSAGES, params) if body}
+        untitled = list[str]()
         for name, message in found.items():
+            parts = remove_boilerplate(message).parts
+            question = "\n".join(part.text for part in parts if isinstance(part, TextPart))
             # The fallback of a conversation without a question is its first message as it is.
-            titles[name] = _build_title(_remove_context(message)) or titles.get(name) or _build_title(message.text)
-        untitled = [name for name, message in found.items() if message.text and not _remove_context(message).strip()]
+            titles[name] = _build_title(question) or titles.get(name) or _build_title(message.text)
+            if message.text and not question.strip():
+                untitled.append(name)
     return [each._replace(title=each.title or titles.get(each.id, "")) for each in items]
-
-
-def _remove_context(message: Message) -> str:
-    """The text of the message without the blocks at the start of each part."""
-    return "\n".join(remove_context_blocks(part.text) for part in message.parts if isinstance(part, TextPart))
-
-
-def remove_context_blocks(text: str) -> str:
-    """Removes the blocks at the start of a text; one that is not closed extends to its end."""
-    position = 0
-    while match := _CONTEXT_BLOCK.match(text, position):
-        closing = f"</{match[1] or 'INSTRUCTIONS'}>"
-        end = text.find(closing, match.end())
-        position = end + len(closing) if end >= 0 else len(text)
-    return text[position:]
 
 
 def _build_title(text: str) -> str:

@@ -194,6 +194,15 @@ class RecordedRequest(NamedTuple):
     manifest: Manifest
 
 
+def choose_branch_used_last(branches: Sequence[Branch]) -> Branch:
+    """The branch of a conversation that was appended to last: an agent may go on in a branch of its own.
+
+    A fork that has no entries of its own was never used.
+    """
+    used = [each for each in branches if each.number == MAIN_BRANCH or each.head_seq > each.fork_seq]
+    return max(used, key=lambda each: (each.updated_at, each.number))
+
+
 class BranchMatch(NamedTuple):
     """The first `length` messages of a client's list are stored and end at entry `seq` of this branch."""
 

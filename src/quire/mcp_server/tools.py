@@ -44,7 +44,7 @@ from quire.model import Entry
 from quire.search.passages import make_excerpt
 from quire.search.query import find_query_words
 from quire.view.excerpts import excerpt_message
-from quire.view.recalled_messages import message_to_text
+from quire.view.recalled_messages import message_to_text, to_searchable_text
 
 MAX_READ_MESSAGES = 50
 """Messages that one call reads from the log; the tokens usually end an answer earlier."""
@@ -105,7 +105,7 @@ async def search_history(access: HistoryAccess, call: HistorySearchCall) -> Tool
         for result in results.messages:
             entry, origin = result.entry, result.conversation.origin or ConversationOrigin()
             # Masked whole: a secret that an excerpt cuts would not be recognised.
-            text = message_to_text(access.mask_message(entry.message))
+            text = to_searchable_text(access.mask_message(entry.message))
             hit = HistoryHit(
                 conversation=entry.conversation,
                 branch=branch_or_none(entry.branch),

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT_VERSION = 3
-"""Format of every search index. Raise it with each change of the tokenizer, the features or the codec: an index with
-another version is rebuilt."""
+FORMAT_VERSION = 4
+"""Format of every search index. Raise it with each change of the tokenizer, the features, the codec, or of what is
+boilerplate (`quire.wire.agent_boilerplate`): an index with another version is rebuilt."""
 NUMBERS_PER_BLOCK = 16_384
 """Numbers per row of a term. A larger block means longer rows to rewrite, a smaller one more rows to read."""
 ENTRIES_PER_SEGMENT = 512

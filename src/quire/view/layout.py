@@ -20,7 +20,7 @@ from quire.view.rendered import MessageCounter, RenderedMessage
 from quire.view.selection import ViewSelection
 from quire.wire import BlobLoader, WireFormat, wire_format_for
 
-RENDERER_VERSION = 2
+RENDERER_VERSION = 3
 """Must change whenever the same decisions would render to different bytes."""
 
 MessageSection = Literal["memory", "references", "pinned", "summary", "history", "recall", "newest"]

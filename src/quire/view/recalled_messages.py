@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from quire.model import Entry, FilePart, ImagePart, Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from quire.view.excerpts import MAX_CHARS_PER_TOKEN
+from quire.wire.agent_boilerplate import remove_boilerplate
 from quire.wire.labels import label_text
 from quire.wire.tokens import TokenCounter
 
@@ -38,6 +39,11 @@ class RecallCandidate(NamedTuple):
 def message_to_text(message: Message) -> str:
     """Plain text of a message: its texts, tool results and tool calls."""
     return "\n".join(text for part in message.parts if (text := _part_to_text(part)))
+
+
+def to_searchable_text(message: Message) -> str:
+    """Plain text of a message for search and recall, without the boilerplate that a coding agent added."""
+    return message_to_text(remove_boilerplate(message))
 
 
 def _part_to_text(part: Part) -> str:
@@ -84,7 +90,7 @@ def _format_day(entry: Entry) -> str:
 def _render_line(candidate: RecallCandidate) -> str:
     entry = candidate.entry
     message = entry.message
-    text = message_to_text(message)
+    text = to_searchable_text(message)
     if candidate.excerpt_ranges is not None:
         # The excerpts are joined with ellipses, and the number to read the message by follows.
         ranges, size = candidate.excerpt_ranges, len(text)

@@ -320,14 +320,24 @@ async function returnUnsent(store: ConversationStore, message: UnsentMessage): P
 class CurrentConversation {
   store = $state.raw<ConversationStore | null>(null);
 
-  /** Opens the conversation and branch of the URL. */
-  async open(conversation: string | null, branch: number): Promise<void> {
+  #opened = 0;
+
+  /** Opens the conversation and branch of the URL. Without a branch it is the one used last: an agent may go on there. */
+  async open(conversation: string | null, requested: number | null): Promise<void> {
     const current = this.store?.branchRef;
-    if (current && current.conversation === conversation && current.branch === branch) return;
+    if (current && current.conversation === conversation && (requested ?? current.branch) === current.branch) return;
     this.store?.close();
+    const opened = ++this.#opened;
     if (conversation === null) {
       this.store = null;
       return;
+    }
+    let branch = requested;
+    if (branch === null) {
+      // A conversation that cannot be read is opened all the same, and says why.
+      const detail = await calls.get(conversation).catch(() => null);
+      branch = detail?.branch_used_last ?? 0;
+      if (opened !== this.#opened) return;
     }
     const store = (this.store = new ConversationStore({ conversation, branch }));
     await store.open();

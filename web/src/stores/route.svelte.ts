@@ -4,7 +4,8 @@ export type PanelName = "context" | "references" | "window" | "settings";
 
 export interface Location {
   conversation: string | null;
-  branch: number;
+  /** Null for the branch used last. */
+  branch: number | null;
   /** Sequence number of the entry to scroll to. */
   at: number | null;
   panel: PanelName | null;
@@ -22,7 +23,7 @@ export function parseHash(hash: string): Location {
   const id = path.startsWith("c/") ? decodeId(path.slice(2)) : "";
   return {
     conversation: id || null,
-    branch: parseInteger(params.get("branch")) ?? 0,
+    branch: parseInteger(params.get("branch")),
     at: parseInteger(params.get("at")),
     panel: PANEL_NAMES.find((name) => name === params.get("panel")) ?? null,
     reply: parseInteger(params.get("reply")),
@@ -32,7 +33,7 @@ export function parseHash(hash: string): Location {
 
 export function formatHash(location: Location): string {
   const params = new URLSearchParams();
-  if (location.branch) params.set("branch", String(location.branch));
+  if (location.branch !== null) params.set("branch", String(location.branch));
   if (location.at !== null) params.set("at", String(location.at));
   if (location.panel) params.set("panel", location.panel);
   if (location.reply !== null) params.set("reply", String(location.reply));
@@ -76,7 +77,7 @@ class RouteStore {
     this.location = next;
   }
 
-  openConversation(conversation: string | null, branch = 0): void {
+  openConversation(conversation: string | null, branch: number | null = null): void {
     const { panel } = this.location;
     this.go({ conversation, branch, at: null, reply: null, document: null, panel: conversation ? panel : null });
   }

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from quire.engine import Engine
 from quire.log import MAIN_BRANCH, ConversationOrigin, ConversationRecord
-from quire.log.types import MAX_ORIGIN_CHARS
+from quire.log.types import MAX_ORIGIN_CHARS, choose_branch_used_last
 from quire.model import BranchState, EntryKind, Message
 from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema, entry_to_schema
@@ -40,6 +40,7 @@ class ConversationDetailSchema(ConversationSchema):
         description="Cost of all model calls so far, with imported ones, in US dollars; calls without a price count 0."
     )
     branches: list[BranchSchema]
+    branch_used_last: int = Field(description="Number of the branch that was appended to last.")
 
 
 class CreateConversationBody(BaseModel):
@@ -171,9 +172,12 @@ async def verify_conversation(engine: ReadEngine, conversation: ConversationId) 
 async def _load_detail(engine: Engine, conversation: str) -> ConversationDetailSchema:
     store = engine.store
     [record] = await store.fill_titles(await store.get_conversation(conversation))
-    branches = [BranchSchema.from_record(branch) for branch in await store.list_branches(conversation)]
+    branches = await store.list_branches(conversation)
     return ConversationDetailSchema(
-        **record._asdict(), cost_usd=await store.get_conversation_cost(conversation), branches=branches
+        **record._asdict(),
+        cost_usd=await store.get_conversation_cost(conversation),
+        branches=[BranchSchema.from_record(branch) for branch in branches],
+        branch_used_last=choose_branch_used_last(branches).number,
     )
 
 

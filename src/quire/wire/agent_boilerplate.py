@@ -1,0 +1,196 @@
+"""Boilerplate of coding agents: what they add to messages of their own accord.
+
+Reminders, the environment, project rules, lists of skills, tools and agents, attribution, and the prompts of their
+compactions. The log has all of it, and a replay sends it again. Hand-overs, summaries, recall, search and titles are
+about what people and models said, so they leave it out. This module alone recognizes it. The forms of different agents
+and versions do not collide, so all of `BLOCKS` applies to any message.
+
+Only a block at the start of a text, or at the end of a tool's result, is boilerplate, and only if it is closed: a
+message about `<system-reminder>` stays whole. Words of the user or of a model inside a block stay too.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from quire.model import Message, TextPart, ToolResultPart
+from quire.model.messages import Part, Role
+
+CLAUDE_CODE, CODEX, OPENCODE = "claude-code", "codex", "opencode"
+
+
+class BoilerplateBlock(NamedTuple):
+    """A form of boilerplate: a text from `start` to `end`, both included."""
+
+    role: Role
+    start: str
+    end: str = ""
+    """Empty for the end of the text."""
+    words: tuple[tuple[str, str], ...] = ()
+    """Start and end of what the user or a model said inside of the block; an empty end is the end of the block."""
+
+
+def _list_tags(role: Role, *names: str) -> Iterable[BoilerplateBlock]:
+    return (BoilerplateBlock(role, f"<{name}>", f"</{name}>") for name in names)
+
+
+_CODEX_TAGS = (
+    "apps_instructions", "codex_internal_context", "collaboration_mode", "environment_context",
+    "environments_instructions", "managed_developer_instructions", "model_instructions", "model_switch",
+    "multi_agent_mode", "permissions instructions", "persistent_mode", "personality_spec", "plugins_instructions",
+    "skills_instructions", "startup_context", "turn_aborted", "user_instructions",
+)  # fmt: skip
+
+BLOCKS: dict[tuple[str, str], tuple[BoilerplateBlock, ...]] = {
+    (CLAUDE_CODE, "2.1.325"): (
+        BoilerplateBlock(
+            "user",
+            "<system-reminder>",
+            "</system-reminder>",
+            (
+                ("\nResult of calling the Read tool:\n", "</system-reminder>"),
+                ("<result>", "</result>"),
+                ("The user sent a new message while you were working:\n", "\n\nIMPORTANT:"),
+            ),
+        ),
+        *_list_tags("user", "local-command-caveat", "local-command-stdout", "local-command-stderr"),
+        BoilerplateBlock("user", "Base directory for this skill: ", words=(("\n\nARGUMENTS: ", ""),)),
+        BoilerplateBlock(
+            "user",
+            "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
+            words=(("\nAdditional Instructions:\n", "\n\nREMINDER: Do NOT call any tools."),),
+        ),
+        BoilerplateBlock(
+            "user",
+            "This session is being continued from a previous conversation that ran out of context.",
+            words=(("\nSummary:\n", "\n\nIf you need specific details from before compaction"),),
+        ),
+        *_list_tags("tool", "system-reminder"),
+        BoilerplateBlock("tool", "Async agent launched successfully. (This tool result is internal metadata"),
+        *_list_tags("system", "system-reminder"),
+        BoilerplateBlock("system", "# Environment\nYou have been invoked in the following environment:"),
+        BoilerplateBlock("system", "The following deferred tools are now available via ToolSearch."),
+        BoilerplateBlock("system", "Available agent types for the Agent tool:"),
+    ),
+    (CODEX, "0.166.0"): (
+        *_list_tags("user", *_CODEX_TAGS),
+        *_list_tags("system", *_CODEX_TAGS),
+        BoilerplateBlock("user", "# AGENTS.md instructions ", "</INSTRUCTIONS>"),
+        BoilerplateBlock(
+            "user", "<subagent_notification>", "</subagent_notification>", (('"status":{"completed":"', '"}}'),)
+        ),
+        BoilerplateBlock("user", "You are performing a CONTEXT CHECKPOINT COMPACTION."),
+        BoilerplateBlock(
+            "user",
+            "Another language model started to solve this problem and produced a summary of its thinking process.",
+            "use the information in this summary to assist with your own analysis:",
+        ),
+        BoilerplateBlock("system", "You are a coding agent running in the Codex CLI,"),
+    ),
+    (OPENCODE, "1.18.33"): (
+        *_list_tags("user", "system-reminder"),
+        BoilerplateBlock("user", "Generate a title for this conversation:\n"),
+        BoilerplateBlock("system", "You are OpenCode, "),
+    ),
+}
+"""Forms by agent and the version in which they were seen."""
+
+AGENTS = frozenset(agent for agent, _ in BLOCKS)
+"""Clients whose system messages are all their own."""
+
+_COMMAND_TAGS = ("command-name", "command-message", "command-args")
+_BLOCKS_BY_ROLE = {
+    role: tuple(block for blocks in BLOCKS.values() for block in blocks if block.role == role)
+    for role in ("user", "tool", "system")
+}
+_REMINDER_START, _REMINDER_END = "<system-reminder>", "</system-reminder>"
+
+
+def remove_boilerplate(message: Message, *, agent: str | None = None) -> Message:
+    """The message without what an agent added to it; without parts if that is all.
+
+    Words in the blocks that it removes follow the message's own: a file that the user named, arguments of a command.
+    `agent` is the client of the conversation, if known: every system message of a coding agent is its own.
+    """
+    if message.role == "assistant":
+        return message
+    if message.role == "system" and agent in AGENTS:
+        return message.model_copy(update={"parts": ()})
+    own: list[Part] = []
+    quoted: list[str] = []
+    for part in message.parts:
+        if isinstance(part, ToolResultPart):
+            content = (
+                _strip_text(each, "tool", quoted) if isinstance(each, TextPart) else each for each in part.content
+            )
+            own.append(part.model_copy(update={"content": tuple(content)}))
+        elif isinstance(part, TextPart):
+            own.append(_strip_text(part, message.role, quoted))
+        else:
+            own.append(part)
+    own = [part for part in own if not isinstance(part, TextPart) or part.text]
+    parts = (*own, *(TextPart(text=text) for text in quoted if text))
+    return message if parts == message.parts else message.model_copy(update={"parts": parts})
+
+
+def _strip_text(part: TextPart, role: Role, words: list[str]) -> TextPart:
+    """The text without its blocks; adds what the user or a model said in them to `words`."""
+    text = part.text
+    position = start = _skip_space(text, 0)
+    while (end := _find_block_end(text, position, role, words)) is not None:
+        position = _skip_space(text, end)
+    last = trimmed = len(text.rstrip())
+    while role == "tool" and text.endswith(_REMINDER_END, position, last):
+        found = text.rfind(_REMINDER_START, position, last)
+        if found < 0:
+            break
+        last = found
+        while last > position and text[last - 1].isspace():
+            last -= 1
+    if position == start and last == trimmed:
+        return part
+    return TextPart(text=text[position:last])
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _find_block_end(text: str, position: int, role: Role, words: list[str]) -> int | None:
+    """Where the block at `position` ends, and adds the words in it; None if there is none, or it is not closed."""
+    if role == "user" and text.startswith("<command-", position):
+        return _read_command(text, position, words)
+    for block in _BLOCKS_BY_ROLE[role]:
+        if not text.startswith(block.start, position):
+            continue
+        end = len(text)
+        if block.end:
+            found = text.find(block.end, position + len(block.start))
+            if found < 0:
+                return None
+            end = found + len(block.end)
+        for before, after in block.words:
+            found = text.find(before, position, end)
+            if found >= 0:
+                first = found + len(before)
+                last = text.find(after, first, end) if after else end
+                words.append(text[first : last if last >= 0 else end].strip())
+        return end
+    return None
+
+
+def _read_command(text: str, position: int, words: list[str]) -> int | None:
+    """Reads a slash command of Claude Code. Its name and arguments are words of the user, if it has arguments."""
+    values: dict[str, str] = {}
+    end: int | None = None
+    while tag := next((each for each in _COMMAND_TAGS if text.startswith(f"<{each}>", position)), None):
+        found = text.find(f"</{tag}>", position)
+        if found < 0:
+            break
+        values[tag] = text[position + len(tag) + 2 : found].strip()
+        end = found + len(tag) + 3
+        position = _skip_space(text, end)
+    if values.get("command-args"):
+        words.append(f"{values.get('command-name', '')} {values['command-args']}".strip())
+    return end
