@@ -53,6 +53,8 @@ LEADING_ARGUMENTS = {
     "context why": ["2"],
     "context pin": ["2"],
     "context unpin": ["4"],
+    "context drop": ["2"],
+    "context restore": ["2"],
     "context priority": ["7", "9"],
     "conversation rename": ["title"],
 }

@@ -232,6 +232,10 @@ async def retire(
     return Result(RetiredMemoriesSchema(memories=retired), "\n".join(lines))
 
 
+async def _read_no_texts() -> tuple[str, ...]:
+    return ()
+
+
 @command(app, "quire memory relevance")
 async def relevance(
     target: CommandTarget,
@@ -255,7 +259,7 @@ async def relevance(
         enabled = engine.agent.memory.enabled and engine.settings.memory_integration
         decisions = (await conversation.preview(question)).decisions
         branch = await store.get_branch(conversation.id, conversation.branch)
-        gathered = await ContextGatherer(engine).gather(branch, "", recent=tuple)
+        gathered = await ContextGatherer(engine).gather(branch, "", recent=_read_no_texts)
         records = (
             await store.memories.list(memory_namespace(engine.agent), limit=MAX_LISTED_MEMORIES) if enabled else []
         )
