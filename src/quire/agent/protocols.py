@@ -4,16 +4,18 @@ The engine's `Conversation` is the host. It is described here because the engine
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from quire.compaction.execution import CompactionTrigger
 from quire.errors import ModelContextOverflow
 from quire.llm import Reply
 from quire.model import Entry, Message, ToolCallPart
 from quire.model.entry_metadata import DocumentReference
-from quire.model.events import ContextSuggestion
 from quire.view.assembly import Assembly
 from quire.wire import BlobLoader
+
+if TYPE_CHECKING:
+    from quire.model.events import ContextSuggestion
 
 
 class TurnRequest(Protocol):
@@ -96,7 +98,7 @@ class TurnHost(Protocol[RequestT]):
         """Cost of the conversation so far, in US dollars."""
         ...
 
-    async def suggest(self) -> ContextSuggestion | None:
+    async def suggest(self) -> "ContextSuggestion | None":
         """A change of the context that the turn before suggests."""
         ...
 

@@ -50,6 +50,7 @@ app = create_group("List, read and manage conversations.")
 @command(app, "quire conversation list", name="list")
 async def list_(*, limit: Limit = 20, overrides: SetOptions = None) -> Result:
     """List conversations, the most recently used first."""
+    from quire.log.types import choose_branch_used_last
     from quire.schemas.records import (
         BranchSchema,
         ConversationListSchema,
@@ -66,6 +67,7 @@ async def list_(*, limit: Limit = 20, overrides: SetOptions = None) -> Result:
                     **dict(ConversationSchema.from_record(record)),
                     entries=sum(branch.head_seq - branch.fork_seq for branch in branches),
                     branches=[BranchSchema.from_record(branch) for branch in branches],
+                    branch_used_last=choose_branch_used_last(branches).number,
                 )
             )
 

@@ -24,7 +24,6 @@ from quire.engine.request_builder import RequestBuilder
 from quire.engine.search import EVERY_MESSAGE, MessageFilter, MessageSearchResult, search_messages
 from quire.engine.spending import check_spend_cap
 from quire.engine.state import EngineState
-from quire.engine.suggestions import find_suggestion
 from quire.errors import ContextOverflow, InvalidRequest
 from quire.llm import Model
 from quire.log import MAIN_BRANCH
@@ -45,7 +44,6 @@ from quire.model import (
 from quire.model.base import lazy_property
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY
 from quire.model.entry_metadata import DocumentReference
-from quire.model.events import ContextSuggestion
 from quire.usage.insights import count_usage
 from quire.view.assembly import ViewAssembly
 from quire.view.budget import UsageReport
@@ -56,7 +54,7 @@ if TYPE_CHECKING:
     from quire.agent.function_tools import FunctionTool
     from quire.engine.agent_loop import TurnResult
     from quire.ledger import ManifestChange, Replay
-    from quire.model.events import TurnEvent
+    from quire.model.events import ContextSuggestion, TurnEvent
     from quire.search.catalog import SearchOrder
 
 
@@ -329,9 +327,11 @@ class Conversation:
         """The manifest that a request with this message would have now. Changes nothing."""
         return (await self._assembler.assemble((PendingMessage(to_message(message)),))).assembly.manifest
 
-    async def suggest(self) -> ContextSuggestion | None:
+    async def suggest(self) -> "ContextSuggestion | None":
         """A change of the context that the turn before suggests: an item that its question names and the request
         lacked, or one of the session that no answer used. Each is suggested once."""
+        from quire.engine.suggestions import find_suggestion
+
         return await find_suggestion(self.engine, self.id, self.branch)
 
     async def fork(self, seq: int, *, name: str | None = None) -> "Conversation":

@@ -196,7 +196,8 @@ class Recorder:
         decisions = await run_sized(size, _mark_used_items, request, message.message)
         body, base, sent_bodies = None, None, self.engine.runtime.sent_bodies
         if request.body is not None:
-            base = sent_bodies.get(self.conversation)
+            # A conversation that exists again after the database was set back has no earlier body.
+            base = sent_bodies.get(self.conversation) if request.creates_conversation is None else None
             new_bytes = len(request.body) - (len(base.content) if base is not None else 0)
             body = await run_sized(abs(new_bytes), encode_body, request.body, base)
         record = ReplyRecord(

@@ -326,7 +326,7 @@ def _locate_drops(
         if target.results or not target.text:
             continue
         for index, item in enumerate(items[:protected]):
-            if is_object(item) and item.get("role") == target.role and editor.read_text(item) == target.text:
+            if is_object(item) and item.get("role") == target.role and editor.join_texts(item) == target.text:
                 anchor, chars = editor.make_anchor(items, index), len(target.text)
                 yield DroppedItem(message=target.message, chars=chars, tokens=target.tokens, item=anchor)
                 break

@@ -188,7 +188,7 @@ class _ListEditor:
     def _find_summary_item(self, compaction: Compaction) -> ListAnchor | None:
         summary = normalize_summary(compaction.summary or "")
         for index, item in enumerate(self.items):
-            if is_object(item) and summary and summary in normalize_summary(self._editor.read_text(item)):
+            if is_object(item) and summary and summary in normalize_summary(self._editor.join_texts(item)):
                 return self._editor.make_anchor(self.items, index)
         return None
 

@@ -174,6 +174,8 @@ async def _record_with_retry(recorder: Recorder, request: Request, reply: Reply,
             recorder.defer_compaction(request, stored, partial(conversation.compact, trigger="background"))
             return stored[-1]
         except MISSING_FROM_LOG as error:
+            # The next body must not be a delta of one that the log has lost, too.
+            engine.runtime.sent_bodies.clear()
             try:
                 found = (await engine.store.get_branch(recorder.conversation, recorder.branch)).head_seq
             except MISSING_FROM_LOG:

@@ -69,6 +69,7 @@ class IntegrityFaultSchema(JsonModel):
 class ListedConversationSchema(ConversationSchema):
     entries: int
     branches: list[BranchSchema]
+    branch_used_last: int = Field(description="Number of the branch that was appended to last.")
 
 
 class ConversationListSchema(JsonModel):

@@ -64,7 +64,7 @@ class ItemEditor(ABC):
         """The item without such reasoning; None if nothing is left."""
         return item
 
-    def read_text(self, item: WireMessage) -> str:
+    def join_texts(self, item: WireMessage) -> str:
         """All texts of a message, joined."""
         return "".join(list_texts(item))
 
