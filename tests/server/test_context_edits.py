@@ -118,6 +118,32 @@ async def test_without_edits_the_bytes_are_the_clients(store: SqlStore, wire: st
         assert not any(isinstance(body, ContextEpoch) for body in bodies)
 
 
+@pytest.mark.parametrize("wire", ["messages", "responses"])
+async def test_a_token_count_is_of_the_edited_list_and_begins_no_epoch(store: SqlStore, wire: str):
+    path = {"messages": "/v1/messages/count_tokens", "responses": "/v1/responses/input_tokens"}[wire]
+    async with run_agent_gateway(store, wire) as (harness, provider):
+        items = begin_session(wire)
+        raw = await send(harness, wire, items[:-1])
+        [conversation] = await store.list_conversations()
+        before = await store.read_range(conversation.id)
+        await harness.http.post(f"/api/conversations/{conversation.id}/drops", json={"seq": 3, "now": True})
+        items += make_question(wire, "And now?")
+        counted = raw.replace(raw[raw.index(b"[") :], json.dumps(items).encode() + b"}")
+        answer = await harness.http.post(path, content=counted)
+        assert answer.status_code == 200, answer.text
+        assert "read #3]" in provider.received[-1].raw.decode()
+        assert provider.received[-1].is_count
+        entries = await store.read_range(conversation.id)
+        assert [entry.kind for entry in entries[len(before) :]] == ["drop"]
+
+        # The request that follows is the one that was counted. A list of another conversation is counted as it is.
+        await send(harness, wire, items)
+        assert provider.requests[-1].items == provider.received[-2].items
+        other = counted.replace(b"Read the log.", b"Read no log.")
+        await harness.http.post(path, content=other)
+        assert provider.received[-1].raw == other
+
+
 async def test_a_long_list_is_edited_like_a_short_one(store: SqlStore):
     """The known start of a long list is parsed and edited once; the bytes must be the same."""
     async with run_agent_gateway(store, "messages") as (harness, provider):

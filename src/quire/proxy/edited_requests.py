@@ -61,11 +61,13 @@ class EditedRequest:
     """Tokens that the edits add; negative if they remove more."""
 
 
-async def apply_edits(client_request: ClientRequest, match: HistoryMatch, engine: Engine) -> EditedRequest:
+async def apply_edits(
+    client_request: ClientRequest, match: HistoryMatch, engine: Engine, *, stores_epoch: bool = True
+) -> EditedRequest:
     """Applies the edits of the conversation to the client's list.
 
     An epoch that begins with this request is stored before the request is sent: a later request, on any server, is
-    edited in the same way.
+    edited in the same way. A list that is only counted begins none.
     """
     unedited = EditedRequest(client_request=client_request, match=match)
     if match.creates_conversation or match.delta_only:
@@ -74,7 +76,9 @@ async def apply_edits(client_request: ClientRequest, match: HistoryMatch, engine
     items: object = client_request.body.get(client_request.codec.item_field)
     if not _has_edits(branch.state, match) or not isinstance(items, list) or not items:
         return unedited
-    return await _ListEditor(client_request, match, engine, cast("list[object]", items)).apply(branch.state)
+    return await _ListEditor(client_request, match, engine, cast("list[object]", items), stores_epoch).apply(
+        branch.state
+    )
 
 
 def _has_edits(state: BranchState, match: HistoryMatch) -> bool:
@@ -97,6 +101,7 @@ class _ListEditor:
     match: HistoryMatch
     engine: Engine
     items: Sequence[object]
+    stores_epoch: bool
 
     @property
     def _editor(self) -> ItemEditor:
@@ -110,7 +115,7 @@ class _ListEditor:
             self.items, epoch, self._editor, dropped=state.dropped, quotes=pins, summary=summary
         ):
             began = await self._plan(state, pins, summary)
-            if began is not None:
+            if began is not None and self.stores_epoch:
                 stored = await self.engine.store.append(match.conversation, began, branch=match.branch)
                 match = replace(match, head_seq=stored[-1].seq)
             epoch = began or epoch

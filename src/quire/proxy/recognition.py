@@ -217,6 +217,20 @@ async def match_request(
     return await match_history(store, request.messages, paths, requested, size=len(request.raw), origin=origin)
 
 
+async def find_continued(
+    store: SqlStore, request: ClientRequest, *, head_cache: HeadCache, scope: HeadScope
+) -> HistoryMatch | None:
+    """Finds what a list continues that is not recorded, such as one whose tokens are counted. Writes nothing."""
+    paths = await run_sized(request.work_bytes, compute_client_paths, request.messages, known_paths=())
+    cached = head_cache.find(scope, request.messages, paths, RequestedConversation())
+    if cached is not None:
+        return cached
+    found = await store.match_history(paths, session=scope.session)
+    if found is None or not any(each.role == "assistant" for each in request.messages[: found.length]):
+        return None
+    return await _continue_branch(store, found, request.messages, paths, may_fork=False)
+
+
 async def match_history(
     store: SqlStore,
     messages: Sequence[ClientMessage],
@@ -366,7 +380,12 @@ async def _match_compacted_list(
 
 
 async def _continue_branch(
-    store: SqlStore, found: BranchMatch, messages: Sequence[ClientMessage], paths: Sequence[bytes]
+    store: SqlStore,
+    found: BranchMatch,
+    messages: Sequence[ClientMessage],
+    paths: Sequence[bytes],
+    *,
+    may_fork: bool = True,
 ) -> HistoryMatch:
     """Continues a branch that the client's list starts with, or forks it where other messages follow.
 
@@ -387,7 +406,7 @@ async def _continue_branch(
         if equal:
             stored_end, seq = stored_end + equal, later[equal - 1].seq
         # A compaction or a pin may follow the last message.
-        if later and later[-1].seq != seq:
+        if may_fork and later and later[-1].seq != seq:
             branch = await _get_or_create_fork(store, branch, seq)
     recorded_tokens: tuple[int, str] | None = None
     manifest: dict[str, Any] = from_json(found.manifest) if found.manifest is not None else {}

@@ -1,5 +1,6 @@
 """Routes of the gateway that create replies, count tokens and list models, and all other paths under `/v1`."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -11,10 +12,11 @@ from starlette.responses import Response
 
 from quire.concurrency.worker_threads import run_sized
 from quire.engine.spending import spend_caps_for
-from quire.errors import AccessDenied, InvalidRequest, QuireError
+from quire.errors import AccessDenied, InvalidRequest, QuireError, StoreError
+from quire.proxy.edited_requests import apply_edits
 from quire.proxy.engine_variants import EngineVariants, RecognizedRequest
 from quire.proxy.known_messages import ClientBody, KnownMessageCache
-from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation
+from quire.proxy.recognition import HeadCache, HistoryMatch, RequestedConversation, find_continued
 from quire.server.auth import Caller
 from quire.server.dependencies import ChatCaller, engine_for_caller
 from quire.server.gateway.exchange import Exchange
@@ -30,8 +32,11 @@ from quire.server.gateway.upstream import (
 from quire.server.problems import ERROR_RESPONSES
 from quire.server.state import get_server_state
 from quire.server.telemetry import get_telemetry
+from quire.settings.schema import Upstream
 from quire.wire.codec import Codec, UnreadableBody, encode_body, get_model_name, parse_body
 from quire.wire.codecs import CHAT, MESSAGES, RESPONSES, choose_only_format, choose_target
+
+_log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1", tags=["gateway"])
 
@@ -51,7 +56,7 @@ BranchHeader = Annotated[
 
 
 async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -> None:
-    """Answers with the tokens of the list as the client sent it, which it compares with its own window."""
+    """Answers with the tokens of the request that would be sent now: the client's list with the user's edits."""
     codec = exchange.codec
     try:
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
@@ -64,6 +69,7 @@ async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -
         if choose_target(codec, upstream.speaks) is codec and codec.count_path is not None:
             call = exchange.build_call(upstream, codec.count_path)
             client_body = await exchange.resolve_references(client_body, upstream)
+            client_body = await _edit_counted(exchange, client_body, upstream)
             if exchange.shares_account(upstream) and codec.refers_to_log(client_body.fields):
                 raise InvalidRequest("A count includes only the messages of the request; send the whole history.")
             return await exchange.forward_unrecorded(writer, call, client_body, upstream, is_free=True)
@@ -89,6 +95,25 @@ async def respond_with_token_count(exchange: Exchange, writer: ResponseWriter) -
         return await writer.send_error(codec.to_error_response(error), {})
     headers = {"content-type": "application/json", "x-quire-exact": "yes" if is_exact else "no"}
     return await writer.send_response(200, headers, to_json(codec.build_token_count(tokens)))
+
+
+async def _edit_counted(exchange: Exchange, body: ClientBody, upstream: Upstream) -> ClientBody:
+    """The body with the edits of its conversation; as it is where Quire cannot parse it or reach the log."""
+    try:
+        request = await run_sized(len(body.raw), exchange.codec.parse_request, body.raw, body.fields)
+        if request.continues_recorded:
+            return body
+        engine = exchange.get_variant(request, upstream).engine
+        match = await find_continued(engine.store, request, head_cache=exchange.head_cache, scope=exchange.head_scope)
+        if match is None:
+            return body
+        edited = (await apply_edits(request, match, engine, stores_epoch=False)).client_request
+    except (UnreadableBody, StoreError) as error:
+        _log.info("Token count without the edits of the conversation: %s", error)
+        return body
+    if not edited.is_edited:
+        return body
+    return ClientBody(raw=edited.raw, fields=await run_sized(len(edited.raw), parse_body, edited.raw))
 
 
 @router.post("/chat/completions", response_class=Response, summary="Create a chat completion within the context window")
@@ -128,7 +153,7 @@ async def create_message(
 )
 @router.post("/v1/messages/count_tokens", response_class=Response, include_in_schema=False)
 async def count_message_tokens(request: Request, caller: ChatCaller) -> Response:
-    """Counts the request as the client sent it: by an upstream that speaks Messages, else by Quire."""
+    """Counts the request as it would be sent now: by an upstream that speaks Messages, else by Quire."""
     return await _exchange(request, caller, MESSAGES, None, None, respond=respond_with_token_count)
 
 
@@ -142,7 +167,7 @@ async def create_response(
 
 @router.post("/responses/input_tokens", response_class=Response, summary="Count the tokens of a response request")
 async def count_response_tokens(request: Request, caller: ChatCaller) -> Response:
-    """Counts the request as the client sent it: by an upstream that speaks Responses, else by Quire."""
+    """Counts the request as it would be sent now: by an upstream that speaks Responses, else by Quire."""
     return await _exchange(request, caller, RESPONSES, None, None, respond=respond_with_token_count)
 
 
