@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli_fixtures import GREETING_ID, TIDES_ID, CliHome, invoke_cli, run_json
 
+from quire.cli.context_changes import format_waiting_edits
 from quire.model import (
     Body,
     ContextChange,
@@ -23,6 +24,7 @@ from quire.model import (
     Unpin,
     Usage,
 )
+from quire.schemas.context import EditEffectSchema
 from quire.store import SqlStore
 
 
@@ -366,3 +368,25 @@ def test_a_conversation_is_named_by_id_title_or_the_beginning_of_its_id(home: Cl
     assert f"names 2 conversations: {TIDES_ID}, {GREETING_ID}" in ambiguous.stderr
     assert invoke_cli("context", "summary", "Tide").exit_code == 3
     assert invoke_cli("context", "summary", "").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("moment", "rewritten", "expected"),
+    [
+        (
+            "cold_cache",
+            40_100,
+            "It takes effect at your next message after the prompt cache has expired (in 214 s). With --now: 40,100 "
+            "tokens written to the prompt cache again, $0.2500 for the input instead of $0.0200.",
+        ),
+        ("next_turn", 0, "It takes effect with your next message."),
+        ("next_request", 0, "It takes effect with the next request."),
+    ],
+)
+def test_an_edit_says_what_it_does_and_when(moment: Any, rewritten: int, expected: str):
+    waiting = EditEffectSchema(
+        drops=[3], restores=[], quotes=[], compaction=None, moment=moment, cold_in_seconds=214, removed_tokens=4_010,
+        added_tokens=0, prompt_tokens=40_500, rewritten_tokens=rewritten, cost_usd=0.25, unedited_cost_usd=0.02,
+    )  # fmt: skip
+    change = "The agent's next request: 4,010 tokens go; about 40,500 before your message."
+    assert list(format_waiting_edits(waiting)) == [change, expected]

@@ -32,6 +32,8 @@ class ScriptedUsage:
     input_tokens: int | None = None
     cached_tokens: int = 0
     output_tokens: int = 20
+    written_tokens: int = 0
+    """Written to the prompt cache; only Anthropic reports it."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,8 @@ class MessagesEncoder:
             block = {"type": "tool_use", "id": context.make_id("toolu_", index), "name": call.name}
             blocks.append(block | {"input": call.arguments})
         usage = {
-            "input_tokens": get_input_tokens(reply, context) - reply.usage.cached_tokens,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": get_input_tokens(reply, context) - reply.usage.cached_tokens - reply.usage.written_tokens,
+            "cache_creation_input_tokens": reply.usage.written_tokens,
             "cache_read_input_tokens": reply.usage.cached_tokens,
             "output_tokens": reply.usage.output_tokens,
         }

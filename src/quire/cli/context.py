@@ -18,7 +18,7 @@ from quire.cli.common import (
     create_group,
     open_conversation,
 )
-from quire.cli.context_changes import load_active_compaction
+from quire.cli.context_changes import format_waiting_edits, load_active_compaction, load_waiting_edits
 from quire.cli.context_window import (
     ContextSection,
     count_items,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from quire.engine import Conversation
     from quire.model import Decision, Manifest
     from quire.model.manifest import LearnedRank
-    from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema, SessionItemsSchema
+    from quire.schemas.context import ActiveCompactionSchema, ContextItemSchema, EditEffectSchema, SessionItemsSchema
 
 app = create_group("Show what the model sees of a conversation, and change it.")
 
@@ -79,10 +79,12 @@ async def show(
         manifest = await _load_manifest(conversation, reply)
         store = conversation.engine.store
         entry = await store.get_entry(conversation.id, reply, branch=conversation.branch) if reply is not None else None
+        waiting = await load_waiting_edits(conversation) if is_next else None
     document = ContextWindowSchema(
         conversation=manifest.conversation,
         branch=manifest.branch,
         reply=reply,
+        waiting=waiting,
         manifest=manifest,
         item_counts=count_items(manifest),
         entry=entry_to_schema(entry) if entry is not None else None,
@@ -99,6 +101,9 @@ async def show(
         yield from render_window(manifest, console, unfolded=unfolded, is_past=not is_next)
         if document.entry is not None and document.entry.turn is not None:
             yield make_text(f"\n{format_turn(document.entry)}")
+        if waiting is not None:
+            yield make_text(f"\n{_name_waiting(waiting)}")
+            yield make_text("\n".join(format_waiting_edits(waiting)))
         if missing:
             yield make_text(f"\n{format_not_started(missing)}")
 
@@ -236,11 +241,22 @@ async def _list_drops(conversation: "Conversation") -> Result:
     from quire.schemas.context import BranchDropsSchema
 
     state = (await conversation.engine.store.get_branch(conversation.id, conversation.branch)).state
+    waiting = await load_waiting_edits(conversation)
     document = BranchDropsSchema(
-        conversation=conversation.id, branch=conversation.branch, drops=list(state.drops or ())
+        conversation=conversation.id, branch=conversation.branch, drops=list(state.drops or ()), waiting=waiting
     )
-    numbers = ", ".join(f"#{each.message}" for each in document.drops)
-    return Result(document, f"Dropped: {numbers}." if numbers else "No message is dropped.")
+    pending = frozenset(waiting.drops if waiting is not None else ())
+    numbers = ", ".join(f"#{each.message}{' (waiting)' * (each.message in pending)}" for each in document.drops)
+    lines = [f"Dropped: {numbers}." if numbers else "No message is dropped.", *format_waiting_edits(waiting)]
+    return Result(document, "\n".join(lines))
+
+
+def _name_waiting(waiting: "EditEffectSchema") -> str:
+    numbers = {"drop": waiting.drops, "restore": waiting.restores, "quote": waiting.quotes}
+    edits = [f"{verb} {', '.join(f'#{each}' for each in seqs)}" for verb, seqs in numbers.items() if seqs]
+    if waiting.compaction is not None:
+        edits.append(f"replace the summary of compaction #{waiting.compaction}")
+    return f"Waiting edits: {'; '.join(edits)}."
 
 
 async def _list_pins(conversation: "Conversation") -> Result:

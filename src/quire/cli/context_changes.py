@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quire.engine import Conversation
     from quire.model import Entry
     from quire.model.context_events import ContextEvent
-    from quire.schemas.context import ActiveCompactionSchema, CompactionPlanSchema
+    from quire.schemas.context import ActiveCompactionSchema, CompactionPlanSchema, EditEffectSchema
 
 app = create_group("")
 
@@ -111,16 +111,54 @@ async def undo(target: CommandTarget) -> Result:
     async with open_conversation(target) as conversation:
         body = (await conversation.undo_compaction()).body
         active = await load_active_compaction(conversation)
+        waiting = await load_waiting_edits(conversation)
     undone = body.compaction if isinstance(body, Restore) else 0
     document = UndoneCompactionSchema(
-        conversation=conversation.id, branch=conversation.branch, undone=undone, active=active
+        conversation=conversation.id, branch=conversation.branch, undone=undone, active=active, waiting=waiting
     )
     now = (
         f"Compaction {active.compaction.number} is active again."
         if active is not None
         else "The model sees every message again."
     )
-    return Result(document, f"Undid the compaction in entry #{undone}. {now}")
+    lines = [f"Undid the compaction in entry #{undone}. {now}", *format_waiting_edits(waiting)]
+    return Result(document, "\n".join(lines))
+
+
+async def load_waiting_edits(conversation: "Conversation") -> "EditEffectSchema | None":
+    """Edits that an agent's own list does not have yet."""
+    from quire.proxy.edit_effects import load_effect
+    from quire.schemas.context import EditEffectSchema
+
+    return EditEffectSchema.from_effect(await load_effect(conversation))
+
+
+def format_waiting_edits(waiting: "EditEffectSchema | None") -> "Iterable[str]":
+    """What edits do to an agent's next request, when, and at what price."""
+    if waiting is None:
+        return
+    changes = [
+        f"{count:,} tokens {verb}"
+        for count, verb in ((waiting.removed_tokens, "go"), (waiting.added_tokens, "come"))
+        if count
+    ]
+    if changes:
+        yield f"The agent's next request: {', '.join(changes)}; about {waiting.prompt_tokens:,} before your message."
+    written = ""
+    if waiting.rewritten_tokens:
+        written = f"{pluralize(waiting.rewritten_tokens, 'token')} written to the prompt cache again"
+        if waiting.cost_usd is not None and waiting.unedited_cost_usd is not None:
+            written += f", ${waiting.cost_usd:.4f} for the input instead of ${waiting.unedited_cost_usd:.4f}"
+    match waiting.moment:
+        case "next_request":
+            yield "It takes effect with the next request."
+        case "next_turn":
+            yield "It takes effect with your next message" + (f": {written}." if written else ".")
+        case "cold_cache":
+            yield (
+                "It takes effect at your next message after the prompt cache has expired "
+                f"(in {waiting.cold_in_seconds} s). With --now: {written}."
+            )
 
 
 async def load_active_compaction(conversation: "Conversation") -> "ActiveCompactionSchema | None":

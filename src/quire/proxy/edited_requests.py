@@ -15,6 +15,7 @@ from quire.model import (
     Decision,
     DecisionReason,
     Entry,
+    Policy,
     Span,
 )
 from quire.model.entry_bodies import EditedSummary, ListAnchor
@@ -209,11 +210,12 @@ class _ListEditor:
             return None
         first = active.covers.last + 1 if active is not None and active.covers is not None else compaction.covers.first
         covered = await self._read_range(Span(first=first, last=max(first, compaction.covers.last)), compaction.summary)
-        policy = self.engine.policy
-        is_manual = MANUAL_COMPACTION in self.client_request.raw
-        limit = policy.trigger_tokens if is_manual or not compaction.tokens_before else compaction.tokens_before
-        list_tokens = sum(self.engine.message_counter.count(each.message) for each in self.client_request.messages)
-        room = int(max(0, limit - list_tokens) * MAX_RESTORED_SHARE)
+        room = measure_restorable_tokens(
+            compaction,
+            self.engine.policy,
+            is_manual=MANUAL_COMPACTION in self.client_request.raw,
+            list_tokens=sum(self.engine.message_counter.count(each.message) for each in self.client_request.messages),
+        )
         chosen = choose_newest(covered, room)
         if not chosen:
             return None
@@ -299,6 +301,12 @@ class _ListEditor:
             return True
         lifetime = self.client_request.codec.get_cache_seconds(self.client_request.raw)
         return now() - replied_at > lifetime * COLD_CACHE_FACTOR * 1_000_000
+
+
+def measure_restorable_tokens(compaction: Compaction, policy: Policy, *, is_manual: bool, list_tokens: int) -> int:
+    """Tokens of covered messages that may come back beside the client's list of so many tokens."""
+    limit = policy.trigger_tokens if is_manual or not compaction.tokens_before else compaction.tokens_before
+    return int(max(0, limit - list_tokens) * MAX_RESTORED_SHARE)
 
 
 def choose_newest(entries: Sequence[Entry], max_tokens: int) -> Sequence[Entry]:

@@ -1,6 +1,6 @@
 """Schemas of requests and their context: usage, compaction, items, and manifests in summary, replay and comparison."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,9 @@ from quire.schemas import JsonModel
 from quire.schemas.entries import EntrySchema
 from quire.view.budget import UsageReport
 from quire.view.compaction_plan import CompactionPlan
+
+if TYPE_CHECKING:
+    from quire.proxy.edit_effects import EditEffect
 
 ItemType = Literal["rule", "reference", "tool"]
 
@@ -260,8 +263,53 @@ class PinListSchema(JsonModel):
     pins: list[int]
 
 
+class EditEffectSchema(JsonModel):
+    """What waiting edits do to the next request of an agent that keeps its own list, and when."""
+
+    drops: list[int] = Field(description="Dropped messages of which the model is still sent the whole.")
+    restores: list[int] = Field(description="Restored messages of which the model is still sent a stub.")
+    quotes: list[int] = Field(description="Pinned messages that are quoted in the next request.")
+    compaction: int | None = Field(
+        description="Sequence number of the agent's compaction that was undone or edited, and is still in its list."
+    )
+    moment: Literal["next_request", "next_turn", "cold_cache"] = Field(
+        description="Whether they take effect with the next request, with the user's next message, or with the first "
+        "message of the user after the prompt cache has expired."
+    )
+    cold_in_seconds: int = Field(description="Seconds until the prompt cache has expired; 0 if it has.")
+    removed_tokens: int
+    added_tokens: int
+    prompt_tokens: int = Field(description="Tokens of the next request with the edits, before the user's message.")
+    rewritten_tokens: int = Field(description="Tokens that are written to the cache again if the edits begin now.")
+    cost_usd: float | None = Field(description="Input cost of the next request if the edits begin with it.")
+    unedited_cost_usd: float | None = Field(description="Input cost of the next request without the edits.")
+
+    @classmethod
+    def from_effect(cls, effect: "EditEffect | None") -> "EditEffectSchema | None":
+        if effect is None:
+            return None
+        cost, unedited = effect.cost, effect.unedited_cost
+        return cls(
+            drops=list(effect.waiting.drops),
+            restores=list(effect.waiting.restores),
+            quotes=list(effect.waiting.quotes),
+            compaction=effect.waiting.summary,
+            moment=effect.moment,
+            cold_in_seconds=effect.cold_in_seconds,
+            removed_tokens=effect.removed_tokens,
+            added_tokens=effect.added_tokens,
+            prompt_tokens=effect.prompt_tokens,
+            rewritten_tokens=effect.rewritten_tokens,
+            cost_usd=cost.usd if cost.is_complete else None,
+            unedited_cost_usd=unedited.usd if unedited.is_complete else None,
+        )
+
+
 class DropListSchema(JsonModel):
     drops: list[Drop] = Field(description="Messages that later requests have as stubs.")
+    waiting: EditEffectSchema | None = Field(
+        description="Edits that an agent's list does not have yet; null if all are in effect."
+    )
 
 
 class PriorityListSchema(JsonModel):
@@ -276,6 +324,7 @@ class BranchDocument(JsonModel):
 
 
 class ContextWindowSchema(BranchDocument):
+    waiting: EditEffectSchema | None = Field(description="Edits that the agent's list does not have yet.")
     reply: int | None = Field(description="Sequence number of the reply to the request; null for the next request.")
     manifest: Manifest
     item_counts: dict[str, dict[str, int]] = Field(
@@ -291,6 +340,7 @@ class ActiveSummarySchema(BranchDocument):
 
 class UndoneCompactionSchema(ActiveSummarySchema):
     undone: int = Field(description="Sequence number of the compaction that was undone.")
+    waiting: EditEffectSchema | None = Field(description="What this does to an agent's next request, and when.")
 
 
 class CompactionPreviewSchema(BranchDocument):

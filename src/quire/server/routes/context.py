@@ -10,12 +10,14 @@ from quire.engine import Conversation
 from quire.log import MAIN_BRANCH
 from quire.model import BranchState, ContextItem, Manifest
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY, SessionIncludeMode
+from quire.proxy.edit_effects import load_effect
 from quire.schemas.context import (
     ActiveCompactionSchema,
     CompactionPlanSchema,
     ContextItemSchema,
     ContextUsageSchema,
     DropListSchema,
+    EditEffectSchema,
     ItemType,
     PinListSchema,
     PriorityListSchema,
@@ -148,7 +150,7 @@ async def drop_message(
     """Drops a message from later requests, also from those of an agent that keeps its own list: a stub names it."""
     loaded = await load_conversation(engine, conversation, branch)
     await loaded.drop(body.seq, reason=body.reason, now=body.now)
-    return DropListSchema(drops=list((await _load_state(loaded)).drops or ()))
+    return await _list_drops(loaded)
 
 
 @router.delete("/drops/{seq}")
@@ -162,7 +164,14 @@ async def restore_message(
     """Brings a message back: a dropped one as it was, an archived one as a pinned message."""
     loaded = await load_conversation(engine, conversation, branch)
     await loaded.restore(seq, now=now)
-    return DropListSchema(drops=list((await _load_state(loaded)).drops or ()))
+    return await _list_drops(loaded)
+
+
+async def _list_drops(conversation: Conversation) -> DropListSchema:
+    return DropListSchema(
+        drops=list((await _load_state(conversation)).drops or ()),
+        waiting=EditEffectSchema.from_effect(await load_effect(conversation)),
+    )
 
 
 async def _load_state(conversation: Conversation) -> BranchState:
@@ -197,6 +206,9 @@ class CompactionStatusSchema(BaseModel):
     active: ActiveCompactionSchema | None
     plan: CompactionPlanSchema | None = Field(
         description="What a manual compaction would do now; null if there is nothing to compact."
+    )
+    waiting: EditEffectSchema | None = Field(
+        description="Edits that an agent's list does not have yet, what they will do and when; null if there are none."
     )
 
 
@@ -253,5 +265,7 @@ async def _load_status(conversation: Conversation) -> CompactionStatusSchema:
     )
     plan = await conversation.plan_compaction()
     return CompactionStatusSchema(
-        active=ActiveCompactionSchema.from_entry(entry), plan=CompactionPlanSchema.from_plan(plan)
+        active=ActiveCompactionSchema.from_entry(entry),
+        plan=CompactionPlanSchema.from_plan(plan),
+        waiting=EditEffectSchema.from_effect(await load_effect(conversation)),
     )
