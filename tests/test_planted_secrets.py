@@ -93,7 +93,7 @@ async def read_all_by_mcp(engine: Engine) -> AsyncIterator[str]:
     async def open_shared() -> AsyncIterator[Engine]:
         yield engine
 
-    async with Client(build_local_server(open_shared, writes_memories=False), mode="auto") as client:
+    async with Client(build_local_server(open_shared, may_write=False), mode="auto") as client:
 
         async def call(name: str, **arguments: Any) -> str:
             return (await client.call_tool(name, arguments)).model_dump_json()

@@ -51,7 +51,7 @@ def make_client(engine: Engine) -> MakeClient:
 
     @asynccontextmanager
     async def connect(mode: str = "auto", *, write: bool = False) -> AsyncIterator[Client]:
-        server = build_local_server(open_engine, writes_memories=write)
+        server = build_local_server(open_engine, may_write=write)
         async with Client(server, mode=mode) as client:
             yield client
 

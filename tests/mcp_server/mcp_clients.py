@@ -24,6 +24,7 @@ VALVE_CHAT = (
 )
 
 READING_NAMES = ["history_search", "history_read", "history_list", "context_explain", "memory_search"]
+WRITING_NAMES = ["memory_write", "context_usage", "context_drop", "context_restore"]
 
 
 def get_text(result: CallToolResult) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp_clients import READING_NAMES, VALVE_CHAT, get_text
+from mcp_clients import READING_NAMES, VALVE_CHAT, WRITING_NAMES, get_text
 
 from quire.engine import open_engine
 from quire.log.types import ConversationOrigin
@@ -56,7 +56,7 @@ async def test_the_official_client_starts_it(database_url: str, tmp_path: Path, 
         written = await client.call_tool(
             "memory_write", {"text": "The mill uses Rotterdam valves.", "conversation": "valve", "number": 2}
         )
-    assert names == [*READING_NAMES, "memory_write"]
+    assert names == [*READING_NAMES, *WRITING_NAMES]
     assert "Rotterdam" in get_text(found)
     assert "Rotterdam" in prompt.model_dump_json()
     assert not written.is_error
@@ -116,7 +116,7 @@ async def test_it_ends_with_its_input_or_by_a_signal(tmp_path: Path, end: str):
 async def test_the_first_answers_wait_for_no_engine():
     script = (
         "import sys; import quire.cli.mcp, quire.mcp_server.server as server;"
-        "server.build_local_server(lambda: None, writes_memories=True);"
+        "server.build_local_server(lambda: None, may_write=True);"
         f"print([name for name in {ENGINE_MODULES!r} if name in sys.modules])"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)

@@ -64,11 +64,12 @@ async def test_every_revision_lists_the_reading_tools_with_annotations(make_clie
     assert len(INSTRUCTIONS.encode()) <= INSTRUCTION_BYTES
 
 
-async def test_the_tools_are_small(make_client: MakeClient):
-    async with make_client(write=True) as client:
+@pytest.mark.parametrize(("write", "limit"), [(False, 6_000), (True, 8_400)])
+async def test_the_tools_are_small(make_client: MakeClient, *, write: bool, limit: int):
+    async with make_client(write=write) as client:
         tools = (await client.list_tools()).tools
     shown = [{"name": each.name, "description": each.description, "schema": each.input_schema} for each in tools]
-    assert len(json.dumps(shown)) < 7_000
+    assert len(json.dumps(shown)) < limit
 
 
 @pytest.mark.every_database
@@ -276,6 +277,29 @@ async def test_memory_write_is_off_unless_allowed(client: Client, make_client: M
         assert "at most" in await fail(writer, "memory_write", **arguments | {"text": "Rotterdam " * 9_000})
     found = await call(client, "memory_search", query="Rotterdam")
     assert [each["id"] for each in found["memories"]] == [written["memory"]["id"]]
+
+
+async def test_an_agent_that_may_write_drops_and_restores_messages(
+    client: Client, make_client: MakeClient, engine: Engine
+):
+    for name in ("context_usage", "context_drop", "context_restore"):
+        numbers = {} if name == "context_usage" else {"numbers": [3]}
+        assert "scope `write`" in await fail(client, name, conversation="tools", **numbers)
+    assert (await engine.store.get_branch("tools")).state.drops is None
+    async with make_client(write=True) as writer:
+        dropped = await call(writer, "context_drop", conversation="tools", numbers=[3], reason="old log")
+        assert dropped["dropped"] == [3]
+        drops = (await engine.store.get_branch("tools")).state.drops or ()
+        assert [(drop.message, drop.reason) for drop in drops] == [(3, "old log")]
+        usage = await writer.call_tool("context_usage", {"conversation": "tools"})
+        assert "Dropped: #3" in get_text(usage)
+        restored = await call(writer, "context_restore", conversation="tools", numbers=[3, 1])
+        assert (restored["dropped"], restored["pinned"]) == ([], [1])
+        assert "history_list" in await fail(writer, "context_drop", conversation="none", numbers=[1])
+        assert "at most 100" in await fail(writer, "context_drop", conversation="tools", numbers=[1] * 101)
+        [tool] = [each for each in (await writer.list_tools()).tools if each.name == "context_drop"]
+        assert tool.annotations is not None
+        assert tool.annotations.read_only_hint is False
 
 
 HOSTILE_CALLS: list[tuple[str, dict[str, Any], str]] = [

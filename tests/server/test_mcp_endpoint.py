@@ -20,6 +20,7 @@ from quire.server.state import ServerState
 from quire.store import SqlStore
 
 READING_NAMES = ["history_search", "history_read", "history_list", "context_explain", "memory_search"]
+WRITING_NAMES = ["memory_write", "context_usage", "context_drop", "context_restore"]
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 HEADERS = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25"}
 
@@ -95,7 +96,7 @@ async def test_memory_write_needs_the_scope(app: FastAPI, store: SqlStore):
             assert refused.is_error
             assert "scope `write`" in refused.model_dump_json()
         async with connect(address, writer) as client:
-            assert [each.name for each in (await client.list_tools()).tools] == [*READING_NAMES, "memory_write"]
+            assert [each.name for each in (await client.list_tools()).tools] == [*READING_NAMES, *WRITING_NAMES]
             assert not (await client.call_tool("memory_write", arguments)).is_error
 
 
@@ -155,4 +156,4 @@ async def test_the_local_user_needs_the_token(server_state: ServerState):
         request = {**PING, "method": "tools/list"}
         response = await client.post("/mcp", json=request, headers=HEADERS | {"Authorization": "Bearer secret"})
     names = [each["name"] for each in json.loads(response.text)["result"]["tools"]]
-    assert names == [*READING_NAMES, "memory_write"]
+    assert names == [*READING_NAMES, *WRITING_NAMES]

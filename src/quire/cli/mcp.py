@@ -10,13 +10,13 @@ from quire.errors import MissingExtra
 
 def command(
     *,
-    write: Annotated[bool, typer.Option("--write", help="Offer memory_write, which stores memories.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Offer tools that store memories and edit contexts.")] = False,
     overrides: SetOptions = None,
 ) -> None:
     """Serve the stored conversations to an agent as an MCP server on standard input and output.
 
-    An agent starts this command itself: `claude mcp add quire -- quire mcp`. It reads what is stored and, with --write,
-    adds memories. Secrets are masked in all answers.
+    An agent starts this command itself: `claude mcp add quire -- quire mcp`. It reads what is stored. With
+    --write, agents may store memories and change what their own requests contain. Secrets are masked in all answers.
     """
     import signal
     from functools import partial
@@ -30,4 +30,4 @@ def command(
     # Agents stop the server by a signal, while a thread waits for input that no cancellation reaches.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     opener = partial(open_engine_from_settings, overrides)
-    run_async(serve_stdio(opener, writes_memories=write))
+    run_async(serve_stdio(opener, may_write=write))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from quire.engine.state import EngineState
+from quire.engine.engine import Engine
 from quire.log.types import MAIN_BRANCH, ConversationRecord
 from quire.mcp_server.answers import FIT_MARGIN
 from quire.model import Message
@@ -18,8 +18,9 @@ MAX_LABEL_CHARS, MAX_LABEL_TOKENS = 160, 60
 class HistoryAccess:
     """The engine of the caller's tenant, and the caller's rights."""
 
-    engine: EngineState
-    writes_memories: bool = False
+    engine: Engine
+    may_write: bool = False
+    """Whether the caller may store memories and change what an agent is sent."""
     calls_model: bool = False
     """Whether a hand-over may call the summarizer, which costs money."""
     masks_secrets: bool = True

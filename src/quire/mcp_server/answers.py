@@ -185,6 +185,58 @@ class ExplainAnswer(ToolAnswer):
         return self.render_block("request", lines, hint, conversation=self.conversation)
 
 
+class WaitingEffect(BaseModel):
+    """Edits that the agent's list does not have yet, what they do to its next request, and when."""
+
+    numbers: list[int] = Field(description="Messages that are dropped, restored or quoted then.")
+    moment: str = Field(description="next_request, next_turn or cold_cache: when the prompt cache has expired.")
+    cold_in_seconds: int
+    removed_tokens: int
+    added_tokens: int
+    prompt_tokens: int = Field(description="Tokens of the next request with the edits.")
+    rewritten_tokens: int = Field(description="Tokens that are written to the prompt cache again if they begin now.")
+    cost_usd: float | None = Field(default=None, description="Input cost of the next request if they begin with it.")
+    unedited_cost_usd: float | None = None
+
+    def render(self) -> str:
+        numbers = ", ".join(f"#{number}" for number in self.numbers) or "the summary"
+        return (
+            f"Waiting ({self.moment}, cache cold in {self.cold_in_seconds} s): {numbers}; {self.removed_tokens:,} "
+            f"tokens go, {self.added_tokens:,} come, {self.rewritten_tokens:,} are written to the cache again if now"
+        )
+
+
+class LargeMessage(BaseModel):
+    number: int
+    role: str
+    tokens: int
+
+
+class ContextAnswer(ToolAnswer):
+    """The context of a conversation after the newest request, and its edits."""
+
+    conversation: str
+    branch: int | None = None
+    tokens: int | None = Field(default=None, description="Tokens of the newest request, as the provider reported them.")
+    max_input_tokens: int | None = None
+    largest: list[LargeMessage] | None = Field(default=None, description="Largest messages in the context.")
+    dropped: list[int]
+    pinned: list[int]
+    waiting: WaitingEffect | None = None
+
+    def render(self) -> str:
+        lines = list[str]()
+        if self.tokens is not None and self.max_input_tokens is not None:
+            lines.append(f"Context: {self.tokens:,} of {self.max_input_tokens:,} tokens")
+        lines += [f"#{each.number} {each.role}: {each.tokens:,} tokens" for each in self.largest or ()]
+        for name, numbers in (("Dropped", self.dropped), ("Pinned", self.pinned)):
+            if numbers:
+                lines.append(f"{name}: {', '.join(f'#{number}' for number in numbers)}")
+        if self.waiting is not None:
+            lines.append(self.waiting.render())
+        return self.render_block("context", lines or ["No edits."], None, conversation=self.conversation)
+
+
 class MemoryHit(BaseModel):
     id: str
     text: str

@@ -22,6 +22,9 @@ MIN_READ_TOKENS, DEFAULT_READ_TOKENS, MAX_READ_TOKENS = 400, 4_000, 8_000
 """Bounds of one answer with messages: Claude Code warns at 10,000 tokens, as counted by another tokenizer."""
 MAX_FACT_CHARS = 20_000
 """Maximum length of a text to remember that is validated; the engine then checks the limit of a memory."""
+MAX_EDITED_MESSAGES = 100
+"""Maximum messages that one call drops or restores."""
+MAX_REASON_CHARS = 1_000
 MAX_REPORTED_FAULTS = 5
 MAX_FAULT_CHARS = 200
 
@@ -139,6 +142,44 @@ class MemoryWriteCall(HistoryToolArguments):
     branch: BranchNumber = 0
 
 
+class ContextUsageCall(HistoryToolArguments):
+    """Show how full the context of a conversation is, which messages in it are the largest, and which edits wait. Your
+    own conversation is the newest of your project in history_list."""
+
+    tool_name = "context_usage"
+    conversation: ConversationId
+    branch: BranchNumber = 0
+
+
+MessageNumbers = Annotated[list[MessageNumber], Field(min_length=1, max_length=MAX_EDITED_MESSAGES)]
+Now = Annotated[
+    bool,
+    Field(description="At the user's next message, even if the prompt cache must be written again."),
+]
+
+
+class ContextDropCall(HistoryToolArguments):
+    """Drop tool results or messages from the context of later requests: a stub stays, with the number to read it by.
+    Waits until the prompt cache has expired."""
+
+    tool_name = "context_drop"
+    conversation: ConversationId
+    numbers: MessageNumbers
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS), AfterValidator(_check_text)] | None = None
+    now: Now = False
+    branch: BranchNumber = 0
+
+
+class ContextRestoreCall(HistoryToolArguments):
+    """Bring messages back into the context: dropped ones as they were, ones that a compaction removed as quotations."""
+
+    tool_name = "context_restore"
+    conversation: ConversationId
+    numbers: MessageNumbers
+    now: Now = False
+    branch: BranchNumber = 0
+
+
 READING_TOOLS: tuple[type[HistoryToolArguments], ...] = (
     HistorySearchCall,
     HistoryReadCall,
@@ -146,9 +187,24 @@ READING_TOOLS: tuple[type[HistoryToolArguments], ...] = (
     ContextExplainCall,
     MemorySearchCall,
 )
-TOOLS = {each.tool_name: each for each in (*READING_TOOLS, MemoryWriteCall)}
+WRITING_TOOLS: tuple[type[HistoryToolArguments], ...] = (
+    MemoryWriteCall,
+    ContextUsageCall,
+    ContextDropCall,
+    ContextRestoreCall,
+)
+"""Tools for callers that may write. `context_usage` says what the other two would need to know."""
+TOOLS = {each.tool_name: each for each in (*READING_TOOLS, *WRITING_TOOLS)}
 HistoryToolCall = (
-    HistorySearchCall | HistoryReadCall | HistoryListCall | ContextExplainCall | MemorySearchCall | MemoryWriteCall
+    HistorySearchCall
+    | HistoryReadCall
+    | HistoryListCall
+    | ContextExplainCall
+    | MemorySearchCall
+    | MemoryWriteCall
+    | ContextUsageCall
+    | ContextDropCall
+    | ContextRestoreCall
 )
 
 

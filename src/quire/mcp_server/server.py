@@ -44,10 +44,16 @@ from mcp_types import (
 from quire import __version__
 from quire.errors import ConversationNotFound, QuireError, StoreBusy, StoreUnavailable, error_detail
 from quire.mcp_server import answers
-from quire.mcp_server.arguments import READING_TOOLS, HistoryToolArguments, MemoryWriteCall, parse_arguments
+from quire.mcp_server.arguments import (
+    READING_TOOLS,
+    WRITING_TOOLS,
+    ContextUsageCall,
+    HistoryToolArguments,
+    parse_arguments,
+)
 
 if TYPE_CHECKING:
-    from quire.engine.state import EngineState
+    from quire.engine.engine import Engine
     from quire.mcp_server.access import HistoryAccess
 
 _log = logging.getLogger(__name__)
@@ -78,22 +84,25 @@ _ANSWERS: dict[str, type[answers.ToolAnswer]] = {
     "context_explain": answers.ExplainAnswer,
     "memory_search": answers.MemoryAnswer,
     "memory_write": answers.WrittenMemory,
+    "context_usage": answers.ContextAnswer,
+    "context_drop": answers.ContextAnswer,
+    "context_restore": answers.ContextAnswer,
 }
 
 RequestContext = ServerRequestContext[Any, Any]
 AccessResolver = Callable[[RequestContext], Awaitable["HistoryAccess"]]
 """Returns the access of the caller of a request."""
-EngineOpener = Callable[[], AbstractAsyncContextManager["EngineState"]]
+EngineOpener = Callable[[], AbstractAsyncContextManager["Engine"]]
 
 
-async def serve_stdio(open_engine: EngineOpener, *, writes_memories: bool) -> None:
+async def serve_stdio(open_engine: EngineOpener, *, may_write: bool) -> None:
     """Serves the user of this machine through pipes, until standard input ends."""
-    server = build_local_server(open_engine, writes_memories=writes_memories)
+    server = build_local_server(open_engine, may_write=may_write)
     async with stdio_server() as (reader, writer):
         await server.run(reader, writer, server.create_initialization_options())
 
 
-def build_local_server(open_engine: EngineOpener, *, writes_memories: bool) -> Server[Any]:
+def build_local_server(open_engine: EngineOpener, *, may_write: bool) -> Server[Any]:
     """A server for one user, who may read everything and pays for the summarizer.
 
     The first request that needs the engine opens it, and the end of the server closes it.
@@ -115,23 +124,23 @@ def build_local_server(open_engine: EngineOpener, *, writes_memories: bool) -> S
                 engine = await stack.enter_async_context(open_engine())
                 access = HistoryAccess(
                     engine=engine,
-                    writes_memories=writes_memories,
+                    may_write=may_write,
                     calls_model=True,
                     masks_secrets=engine.settings.mask_secrets,
                 )
         return access
 
-    return build_server(resolve_access, writes_memories=lambda _: writes_memories, lifespan=close_engine)
+    return build_server(resolve_access, may_write=lambda _: may_write, lifespan=close_engine)
 
 
 def build_server(
     resolve_access: AccessResolver,
     *,
-    writes_memories: Callable[[RequestContext], bool],
+    may_write: Callable[[RequestContext], bool],
     lifespan: Callable[[Server[Any]], AbstractAsyncContextManager[Any]] = lambda _: nullcontext(),
 ) -> Server[Any]:
-    """Builds the server. `writes_memories` says whether a caller is offered memory_write, without opening anything."""
-    handlers = _Handlers(resolve_access, writes_memories)
+    """Builds the server. `may_write` says whether a caller is offered the writing tools, without opening anything."""
+    handlers = _Handlers(resolve_access, may_write)
     return Server(
         "quire",
         version=__version__,
@@ -152,7 +161,7 @@ def build_server(
 
 def build_tool(arguments: type[HistoryToolArguments]) -> Tool:
     definition = arguments.to_definition()
-    is_reading = arguments is not MemoryWriteCall
+    is_reading = arguments not in WRITING_TOOLS or arguments is ContextUsageCall
     return Tool(
         name=definition.name,
         description=definition.description,
@@ -167,11 +176,11 @@ def build_tool(arguments: type[HistoryToolArguments]) -> Tool:
 class _Handlers:
     """Handlers of requests. Errors of tools are results, so that the model reads them; others are protocol errors."""
 
-    def __init__(self, resolve_access: AccessResolver, writes_memories: Callable[[RequestContext], bool]) -> None:
-        self._resolve_access, self._writes_memories = resolve_access, writes_memories
+    def __init__(self, resolve_access: AccessResolver, may_write: Callable[[RequestContext], bool]) -> None:
+        self._resolve_access, self._may_write = resolve_access, may_write
 
     async def list_tools(self, context: RequestContext, _: PaginatedRequestParams | None) -> ListToolsResult:
-        offered = (*READING_TOOLS, *((MemoryWriteCall,) if self._writes_memories(context) else ()))
+        offered = (*READING_TOOLS, *(WRITING_TOOLS if self._may_write(context) else ()))
         return ListToolsResult(tools=[build_tool(each) for each in offered])
 
     async def call_tool(self, context: RequestContext, params: CallToolRequestParams) -> CallToolResult:

@@ -1,9 +1,10 @@
-"""The tools: search, read and list conversations, explain a request, search and write memories."""
+"""The tools: search, read and list conversations, explain a request, search and write memories, edit a context."""
 
 from collections.abc import Sequence
 from typing import assert_never
 
 from quire.concurrency.worker_threads import measure_entries, run_in_worker, run_sized
+from quire.engine import Conversation
 from quire.engine.memory_writer import write_cited_memory
 from quire.engine.search import MessageFilter, search_memories, search_messages
 from quire.errors import EntryNotFound, InsufficientScope, InvalidRequest, MemoryNotFound, RequestNotFound
@@ -13,9 +14,11 @@ from quire.mcp_server.answers import (
     MAX_ANSWER_TOKENS,
     MAX_CHARS_PER_TOKEN,
     MAX_SEARCH_TOKENS,
+    ContextAnswer,
     ExplainAnswer,
     ExplainedItem,
     HistoryHit,
+    LargeMessage,
     ListAnswer,
     ListedConversation,
     MemoryAnswer,
@@ -26,12 +29,16 @@ from quire.mcp_server.answers import (
     SearchAnswer,
     SlotTokens,
     ToolAnswer,
+    WaitingEffect,
     WrittenMemory,
     fit_answer,
     fit_text,
 )
 from quire.mcp_server.arguments import (
+    ContextDropCall,
     ContextExplainCall,
+    ContextRestoreCall,
+    ContextUsageCall,
     HistoryListCall,
     HistoryReadCall,
     HistorySearchCall,
@@ -41,6 +48,7 @@ from quire.mcp_server.arguments import (
     to_micros,
 )
 from quire.model import Entry
+from quire.proxy.edit_effects import EditEffect, load_effect
 from quire.search.passages import make_excerpt
 from quire.search.query import find_query_words
 from quire.view.excerpts import excerpt_message
@@ -56,6 +64,8 @@ MAX_EXCERPT_TOKENS = 300
 """Tokens of the excerpt of a hit, which has about 75 in English; a rare script has more for each character."""
 MAX_TOOL_OUTPUT_CHARS = 1_200
 """Characters of a tool's output or arguments in an answer with several messages."""
+MAX_LARGE_MESSAGES = 20
+"""Messages that context_usage lists."""
 MAX_EXPLAINED_ROWS = 60
 """Rows of a manifest in one answer."""
 
@@ -73,15 +83,83 @@ async def run_tool(access: HistoryAccess, call: HistoryToolCall) -> ToolAnswer:
         case MemorySearchCall():
             return await find_memories(access, call)
         case MemoryWriteCall():
-            if not access.writes_memories:
-                raise InsufficientScope(
-                    "memory_write is off: it needs an API key with the scope `write`, or `quire mcp --write` on this "
-                    "machine."
-                )
+            _check_write(access, call)
             citation = Citation(call.conversation, call.branch, call.number)
             memory = await write_cited_memory(access.engine, call.text, citation=citation)
             return WrittenMemory(memory=_to_memory(access, memory))
+        case ContextUsageCall() | ContextDropCall() | ContextRestoreCall():
+            _check_write(access, call)
+            return await edit_context(access, call)
     assert_never(call)
+
+
+def _check_write(access: HistoryAccess, call: HistoryToolCall) -> None:
+    if not access.may_write:
+        raise InsufficientScope(
+            f"{call.tool_name} is off: it needs an API key with the scope `write`, or `quire mcp --write` on this "
+            "machine."
+        )
+
+
+async def edit_context(
+    access: HistoryAccess, call: ContextUsageCall | ContextDropCall | ContextRestoreCall
+) -> ToolAnswer:
+    """Drops or restores messages, and says what the context has after the newest request."""
+    store = access.engine.store
+    await store.get_conversation(call.conversation)
+    conversation = Conversation(access.engine, call.conversation, call.branch)
+    match call:
+        case ContextDropCall():
+            for number in call.numbers:
+                await conversation.drop(number, reason=call.reason, now=call.now)
+        case ContextRestoreCall():
+            for number in call.numbers:
+                await conversation.restore(number, now=call.now)
+        case ContextUsageCall():
+            pass
+    state = (await store.get_branch(call.conversation, call.branch)).state
+    effect = await load_effect(conversation)
+    answer = ContextAnswer(
+        conversation=call.conversation,
+        branch=branch_or_none(call.branch),
+        dropped=sorted(state.dropped),
+        pinned=list(state.pins),
+        waiting=_to_waiting(effect) if effect is not None else None,
+    )
+    newest = await store.list_manifests(call.conversation, branch=call.branch, limit=1)
+    if not newest or not isinstance(call, ContextUsageCall):
+        return answer
+    reply, manifest = newest[0]
+    usage = (await store.get_entry(call.conversation, reply, branch=call.branch)).metadata.usage
+    spans = [row.span for row in manifest.included if row.span is not None and row.kind == "message"]
+    first = min((span.first for span in spans), default=1)
+    entries = await store.read_range(call.conversation, branch=call.branch, first=first, kinds=["message"])
+    in_context = [each for each in entries if each.seq not in state.dropped]
+    largest = sorted(in_context, key=lambda each: -(each.tokens or 0))[:MAX_LARGE_MESSAGES]
+    return answer.model_copy(
+        update={
+            "tokens": usage.input_tokens if usage is not None else manifest.total_tokens,
+            "max_input_tokens": manifest.max_input_tokens,
+            "largest": [
+                LargeMessage(number=each.seq, role=each.role or "", tokens=each.tokens or 0) for each in largest
+            ],
+        }
+    )
+
+
+def _to_waiting(effect: EditEffect) -> WaitingEffect:
+    waiting, cost, unedited = effect.waiting, effect.cost, effect.unedited_cost
+    return WaitingEffect(
+        numbers=sorted({*waiting.drops, *waiting.restores, *waiting.quotes}),
+        moment=effect.moment,
+        cold_in_seconds=effect.cold_in_seconds,
+        removed_tokens=effect.removed_tokens,
+        added_tokens=effect.added_tokens,
+        prompt_tokens=effect.prompt_tokens,
+        rewritten_tokens=effect.rewritten_tokens,
+        cost_usd=cost.usd if cost.is_complete else None,
+        unedited_cost_usd=unedited.usd if unedited.is_complete else None,
+    )
 
 
 async def search_history(access: HistoryAccess, call: HistorySearchCall) -> ToolAnswer:

@@ -85,12 +85,12 @@ class McpEndpoint:
             caller = _get_caller(context)
             return HistoryAccess(
                 engine=engine_for_caller(self._state, caller),
-                writes_memories="write" in caller.scopes,
+                may_write="write" in caller.scopes,
                 calls_model="chat" in caller.scopes,
                 masks_secrets=self._state.settings.mask_secrets,
             )
 
-        return build_server(resolve_access, writes_memories=lambda context: "write" in _get_caller(context).scopes)
+        return build_server(resolve_access, may_write=lambda context: "write" in _get_caller(context).scopes)
 
 
 def _get_caller(context: "RequestContext") -> Caller:
