@@ -26,7 +26,7 @@ from quire.cli.output import print_note
 from quire.cli.platforms import join_command
 from quire.errors import InvalidRequest
 
-HOOK_EVENTS = ("SessionStart", "UserPromptSubmit", "PreCompact", "Stop", "SessionEnd")
+HOOK_EVENTS = ("SessionStart", "UserPromptSubmit", "PreCompact", "PostCompact", "Stop", "SessionEnd")
 TIMEOUT_SECONDS = 10
 """Time after which the agent ends a hook; `quire hook` itself ends within `RECALL_SECONDS`."""
 assert max(RECALL_SECONDS.values()) < TIMEOUT_SECONDS

@@ -65,6 +65,8 @@ class HookService:
             raise ValueError(f"unknown agent {agent!r}")
         name, path = event.get("hook_event_name"), event.get("transcript_path")
         importing = self._start_import(agent, Path(path), copy=name == "PreCompact") if path else None
+        if name == "PostCompact":
+            await self._record_compaction(agent, event)
         if name not in RECALL_EVENTS or (name == "SessionStart" and event.get("source") != "compact"):
             return ""
         if importing is not None:
@@ -74,6 +76,21 @@ class HookService:
     async def wait_for_imports(self) -> None:
         while self._imports:
             await asyncio.wait(self._imports.values())
+
+    async def _record_compaction(self, agent: str, event: dict[str, Any]) -> None:
+        """Records the agent's compaction in the session that passed through the gateway, so that it can be undone
+        before the agent's next request."""
+        from quire.errors import QuireError
+        from quire.log import ConversationOrigin
+        from quire.proxy.client_compactions import record_announced
+
+        session, summary = event.get("session_id"), event.get("compact_summary")
+        if isinstance(session, str) and session and isinstance(summary, str):
+            try:
+                origin = ConversationOrigin(client=agent, session=session)
+                await record_announced(self._engine.store, origin, summary)
+            except QuireError as error:
+                write_log(f"compaction: {error}")
 
     async def _recall(self, agent: str, event: dict[str, Any]) -> str:
         from quire.engine.recall import recall_session

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.log import Branch, ConversationOrigin, ConversationRecord
-from quire.model import Compaction, Entry, Span
+from quire.model import Compaction, Entry, Message, Span
 from quire.store import SqlStore
-from quire.wire.client_messages import ClientMessage
+from quire.wire.client_messages import ClientMessage, ParsedMessage
 
 MIN_SUMMARY_CHARS = 40
 """Shorter replies occur in other messages by chance."""
@@ -22,6 +22,8 @@ MAX_SESSION_CONVERSATIONS = 20
 """Maximum number of a session's conversations whose newest replies may be the summary."""
 MAX_SESSION_BRANCHES = 6
 """Maximum number of branches of each, the most recently used ones."""
+MAX_SEARCHED_COMPACTIONS = 20
+"""Newest compactions of a branch that are searched for a summary."""
 
 _ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
 _TAG = re.compile(r"</?summary>")
@@ -101,6 +103,38 @@ async def locate_covered(store: SqlStore, found: SummaryReply, origin: Conversat
             newest = max(branches, key=lambda each: each.updated_at)
             return newest, newest.head_seq
     return None
+
+
+async def find_recorded(store: SqlStore, branch: Branch, found: SummaryReply) -> Entry | None:
+    """The entry of the compaction with this summary, active or undone, if the branch has it."""
+    if not branch.state.compaction_count:
+        return None
+    entries = await store.read_tail(
+        branch.conversation, MAX_SEARCHED_COMPACTIONS, branch=branch.number, kinds=["compaction"]
+    )
+    summary = found.reply.message.text
+    return next(
+        (entry for entry in entries if isinstance(entry.body, Compaction) and entry.body.summary == summary), None
+    )
+
+
+async def record_announced(store: SqlStore, origin: ConversationOrigin, summary: str) -> Entry | None:
+    """Records the compaction that a client announces with its summary, before the first list that begins with it.
+
+    None if the log has no reply with this text: the client's requests do not pass through the gateway.
+    """
+    replies = await load_summary_replies(store, origin)
+    found = find_summary([ParsedMessage(Message.user(summary))], replies)
+    located = await locate_covered(store, found[1], origin) if found is not None else None
+    if found is None or located is None:
+        return None
+    branch, reply = located[0], found[1]
+    recorded = await find_recorded(store, branch, reply)
+    if recorded is None:
+        newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
+        compaction = build_compaction(branch, newest[-1].seq if newest else located[1], reply)
+        [recorded] = await store.append(branch.conversation, compaction, branch=branch.number)
+    return recorded
 
 
 def build_compaction(branch: Branch, covers_last: int, found: SummaryReply) -> Compaction:

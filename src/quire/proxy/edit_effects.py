@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from quire.concurrency.worker_threads import measure_entries, run_sized
 from quire.engine import Conversation
 from quire.ledger import load_sent_body
-from quire.model import BranchState, Compaction, Entry, Manifest, Usage
+from quire.model import BranchState, Compaction, Decision, Entry, Manifest, Span, Usage
 from quire.model.base import JsonObject
 from quire.model.ids import now
 from quire.model.json_values import get_object
@@ -187,41 +187,76 @@ async def load_effect(conversation: Conversation) -> EditEffect | None:
     seq, manifest = newest[0]
     if manifest.forwarded is None or manifest.forwarded.form in (*FITTED_FORMS, "translated"):
         return None
-    waiting = find_waiting(state, manifest)
-    if waiting == WaitingEdits():
-        return None
     reply = await store.get_entry(conversation.id, seq, branch=branch_number)
     body = await load_sent_body(store, manifest, seq) or b""
-    return await _Loader(conversation, state, manifest, reply, body).estimate(waiting)
+    newest_request = _NewestRequest(
+        manifest, reply.metadata.usage or Usage(), reply.tokens or 0, reply.created_at, body
+    )
+    compactions = await store.read_tail(conversation.id, 1, branch=branch_number, kinds=["compaction"])
+    if compactions and compactions[0].seq > seq:
+        newest_request = _expect_summary(newest_request, compactions[0])
+    waiting = find_waiting(state, newest_request.manifest)
+    if waiting == WaitingEdits():
+        return None
+    return await _Loader(conversation, state, newest_request).estimate(waiting)
+
+
+class _NewestRequest(NamedTuple):
+    manifest: Manifest
+    usage: Usage
+    reply_tokens: int
+    replied_at: int
+    body: bytes
+    """The body that was sent; empty if it is not stored."""
+
+
+def _expect_summary(request: _NewestRequest, announced: Entry) -> _NewestRequest:
+    """The newest request as if the client had sent it with its new summary alone, with which its next list begins."""
+    compaction, manifest = announced.body, request.manifest
+    if not isinstance(compaction, Compaction) or compaction.trigger != "client" or manifest.forwarded is None:
+        return request
+    fixed = sum(each.used for each in manifest.slots if each.slot in ("system", "tools"))
+    tokens, counted = fixed + compaction.tokens_after, manifest.full_history_tokens
+    reported = round(request.usage.input_tokens * tokens / counted) if counted else tokens
+    update = {"compaction": announced.seq, "client_list_tokens": compaction.tokens_after}
+    span = Span(first=announced.seq, last=announced.seq)
+    listed = Decision(slot="messages", kind="message", included=True, reason="recent", tokens=0, span=span)
+    expected = manifest.model_copy(
+        update={
+            "forwarded": manifest.forwarded.model_copy(update=update),
+            "full_history_tokens": tokens,
+            "decisions": (listed,),
+        }
+    )
+    usage = request.usage.model_copy(update={"input_tokens": reported})
+    return request._replace(manifest=expected, usage=usage, reply_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
     conversation: Conversation
     state: BranchState
-    manifest: Manifest
-    reply: Entry
-    body: bytes
+    request: _NewestRequest
 
     @property
     def _counter(self) -> MessageCounter:
         """The counter of the newest request."""
-        policy, engine = self.manifest.policy, self.conversation.engine
+        policy, engine = self.request.manifest.policy, self.conversation.engine
         tokens = engine.with_changes(model=policy.model).message_counter.token_counter
         return MessageCounter(tokens, wire_format_for(policy.wire_format))
 
     async def estimate(self, waiting: WaitingEdits) -> EditEffect:
-        engine, usage = self.conversation.engine, self.reply.metadata.usage or Usage()
-        codec = CODECS[self.manifest.policy.wire_format]
-        lifetime = codec.get_cache_seconds(self.body) * COLD_CACHE_FACTOR
-        elapsed = (now() - self.reply.created_at) / 1_000_000
-        model = self.manifest.policy.model
+        engine = self.conversation.engine
+        codec = CODECS[self.request.manifest.policy.wire_format]
+        lifetime = codec.get_cache_seconds(self.request.body) * COLD_CACHE_FACTOR
+        elapsed = (now() - self.request.replied_at) / 1_000_000
+        model = self.request.manifest.policy.model
         return estimate_effect(
             waiting,
             await self._count_edits(waiting),
-            manifest=self.manifest,
-            usage=usage,
-            reply_tokens=self.reply.tokens or 0,
+            manifest=self.request.manifest,
+            usage=self.request.usage,
+            reply_tokens=self.request.reply_tokens,
             cold_in_seconds=max(0, round(lifetime - elapsed)),
             is_now=bool(self.state.edits_now),
             compute_cost=lambda expected: engine.config.compute_cost(expected, model),
@@ -230,7 +265,10 @@ class _Loader:
     async def _count_edits(self, waiting: WaitingEdits) -> EditedTokens:
         store, conversation = self.conversation.engine.store, self.conversation
         entries = await store.read_range(
-            conversation.id, branch=conversation.branch, first=_find_list_start(self.manifest), kinds=["message"]
+            conversation.id,
+            branch=conversation.branch,
+            first=_find_list_start(self.request.manifest),
+            kinds=["message"],
         )
         dropped = sum(max(0, (each.tokens or 0) - STUB_TOKENS) for each in entries if each.seq in waiting.drops)
         restored = sum(max(0, (each.tokens or 0) - STUB_TOKENS) for each in entries if each.seq in waiting.restores)
@@ -244,7 +282,7 @@ class _Loader:
         )
         if waiting.summary is not None:
             tokens = await self._count_summary(waiting.summary, tokens)
-        if waiting.change_the_list and self.manifest.policy.wire_format == "messages":
+        if waiting.change_the_list and self.request.manifest.policy.wire_format == "messages":
             thinking = await self._count_thinking(entries)
             tokens = replace(tokens, removed=tokens.removed + thinking)
         return tokens
@@ -273,13 +311,13 @@ class _Loader:
             ),
             compaction.summary,
         )
-        forwarded = self.manifest.forwarded
+        forwarded = self.request.manifest.forwarded
         listed = (forwarded.client_list_tokens or 0) if forwarded is not None else 0
         room = measure_restorable_tokens(
             compaction,
-            self.manifest.policy,
-            is_manual=MANUAL_COMPACTION in self.body,
-            list_tokens=listed + (self.reply.tokens or 0),
+            self.request.manifest.policy,
+            is_manual=MANUAL_COMPACTION in self.request.body,
+            list_tokens=listed + self.request.reply_tokens,
         )
         chosen = choose_newest(covered, room)
         is_whole = len(chosen) == len(covered) and active is None

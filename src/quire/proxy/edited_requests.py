@@ -209,7 +209,11 @@ class _ListEditor:
         if compaction.covers is None:
             return None
         first = active.covers.last + 1 if active is not None and active.covers is not None else compaction.covers.first
-        covered = await self._read_range(Span(first=first, last=max(first, compaction.covers.last)), compaction.summary)
+        last = compaction.covers.last
+        if self.match.entry_range is not None:
+            # What the client kept behind its summary is in its list already.
+            last = min(last, self.match.entry_range[0] - 1)
+        covered = await self._read_range(Span(first=first, last=max(first, last)), compaction.summary)
         room = measure_restorable_tokens(
             compaction,
             self.engine.policy,

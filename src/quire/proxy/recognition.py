@@ -21,11 +21,17 @@ from pydantic_core import from_json
 from quire.concurrency.worker_threads import run_sized
 from quire.errors import BranchNotFound, ConversationNotFound, EntryNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
-from quire.model import CHAIN_ROOT, Compaction, Entry
+from quire.model import CHAIN_ROOT, Entry
 from quire.model.ids import new_id
 from quire.model.json_values import get_text, is_object
 from quire.model.manifest import FITTED_FORMS
-from quire.proxy.client_compactions import build_compaction, find_summary, load_summary_replies, locate_covered
+from quire.proxy.client_compactions import (
+    build_compaction,
+    find_recorded,
+    find_summary,
+    load_summary_replies,
+    locate_covered,
+)
 from quire.store import SqlStore
 from quire.wire.client_messages import ClientMessage, compute_client_paths, normalize_message
 from quire.wire.codec import ClientRequest
@@ -338,10 +344,8 @@ async def _recognize_compaction(
     else:
         newest = await store.read_tail(branch.conversation, 1, branch=branch.number, kinds=["message"])
         last = newest[-1].seq if newest else last
-    active = branch.state.active_compaction
-    recorded = await store.get_entry(branch.conversation, active.seq, branch=branch.number) if active else None
-    body = recorded.body if recorded is not None else None
-    if recorded is None or not isinstance(body, Compaction) or body.summary != reply.reply.message.text:
+    recorded = await find_recorded(store, branch, reply)
+    if recorded is None:
         compaction = build_compaction(branch, last, reply)
         [recorded] = await store.append(branch.conversation, compaction, branch=branch.number)
     return HistoryMatch(
