@@ -59,6 +59,23 @@ async def create_agent_sessions(store: SqlStore) -> AgentSessions:
     )
 
 
+SHORT_SUMMARY = "The user greeted; echo printed ahoy."
+LONG_SUMMARY = "The user greeted the crew from the shell, twice; echo printed ahoy each time, and nothing failed."
+
+
+async def create_summarized_session(store: SqlStore) -> str:
+    """Creates a session that Claude Code compacted with a summary of the usual length, which is recognized."""
+    captured = [
+        replace(
+            each,
+            body=json.loads(json.dumps(each.body).replace(SHORT_SUMMARY, LONG_SUMMARY)),
+            reply=replace(each.reply, text=each.reply.text.replace(SHORT_SUMMARY, LONG_SUMMARY)),
+        )
+        for each in _load("claude_code_session", project="sluice")
+    ]
+    return (await _replay(store, captured, "messages"))["main"]
+
+
 def _load(name: str, *, project: str) -> list[CapturedRequest]:
     """Loads a captured session with readable questions and its own project."""
     return [_rewrite(each, project) for each in load_capture(name)]

@@ -8,9 +8,10 @@ from accessibility_faults import VIEWPORTS, run_axe
 from page_server import PageServer, serve_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from infra.agent_sessions import AgentSessions
+from infra.agent_sessions import LONG_SUMMARY, AgentSessions, create_summarized_session
 from quire.log import ConversationOrigin
-from quire.model import Message
+from quire.model import ContextEpoch, Message
+from quire.model.entry_bodies import DroppedItem, ListAnchor
 from quire.store import SqlStore
 
 pytestmark = pytest.mark.nightly
@@ -134,6 +135,53 @@ def test_a_compaction_by_claude_code_leads_to_its_summary_and_to_what_it_replace
     expect(page.get_by_role("article").last).to_contain_text("The user greeted; echo printed ahoy.")
     prompt.get_by_role("button", name="main").click()
     expect(marker).to_contain_text("Claude Code replaced 8 earlier messages")
+
+
+def test_a_compaction_by_claude_code_is_undone_at_its_only_marker(page: Page, tmp_path: Path) -> None:
+    with serve_page(tmp_path) as server:
+        conversation = server.run(create_summarized_session(server.server_state.store))
+        page.goto(server.url(conversation, branch=0))
+        marker = page.get_by_role("article", name="Compaction by Claude Code")
+        expect(marker).to_have_count(1)
+        expect(page.get_by_role("article", name="Compaction 1")).to_have_count(0)
+        expect(marker).to_contain_text("earlier messages with its own summary; they are still here")
+        marker.get_by_role("button").first.click()
+        expect(marker).to_contain_text(LONG_SUMMARY)
+        expect(marker).not_to_contain_text("<summary>")
+        expect(marker.get_by_role("button", name="branch 1")).to_be_visible()
+        marker.get_by_role("button", name="Edit summary").click()
+        marker.get_by_role("textbox").fill("Only the greeting matters.")
+        marker.get_by_role("button", name="Save").click()
+        edited = page.get_by_role("article", name="Compaction 2")
+        expect(edited).to_contain_text("You edited the summary")
+        edited.get_by_role("button").first.click()
+        edited.get_by_role("button", name="Undo", exact=True).click()
+        # The agent's own summary is active again, and its marker is still open.
+        marker.get_by_role("button", name="Undo", exact=True).click()
+        expect(page.get_by_text("Your next message to the agent brings")).to_be_visible()
+        expect(marker).to_contain_text("undone")
+        branch = server.run(server.server_state.store.get_branch(conversation))
+        assert branch.state.active_compaction is None
+
+
+def test_a_dropped_message_of_an_agent_waits_until_it_is_in_effect(page: Page, tmp_path: Path) -> None:
+    with serve_page(tmp_path) as server:
+        conversation = server.run(create_summarized_session(server.server_state.store))
+        page.goto(server.url(conversation, branch=0))
+        message = page.locator("article[data-seq='9']")
+        message.scroll_into_view_if_needed()
+        message.hover()
+        message.get_by_role("button", name="Drop", exact=True).click()
+        badge = message.locator("header .badge")
+        expect(badge).to_have_text("waiting")
+        epoch = ContextEpoch(
+            newest=ListAnchor(index=9, digest="x"),
+            changes_in_place=True,
+            drops=(DroppedItem(message=9, chars=20, tokens=5),),
+        )
+        server.run(server.server_state.store.append(conversation, epoch))
+        page.reload()
+        expect(badge).to_have_text("dropped")
 
 
 def test_a_compaction_by_codex_leads_from_one_branch_to_the_other(

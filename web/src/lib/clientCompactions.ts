@@ -1,7 +1,8 @@
 /** Compactions that an agent made itself: where it replaced earlier messages with its own summary. */
 
-import type { Branch, Entry, Forwarding, Message, RequestSummary } from "../api/types";
+import type { Branch, Compaction, Entry, Forwarding, Message, RequestSummary } from "../api/types";
 import { findOwner } from "./branches";
+import type { CompactionEntry } from "./compactions";
 
 /** A place in the transcript where an agent replaced messages. */
 export interface ClientCompaction {
@@ -40,6 +41,15 @@ export function findClientCompactions(entries: readonly Entry[], requests: reado
     previousStart = Math.max(previousStart, start);
   }
   return found;
+}
+
+/** The entry of the log for a compaction of the client or its provider, if there is one. */
+export function findCompactionEntry(entries: readonly CompactionEntry[], found: ClientCompaction): CompactionEntry | undefined {
+  return entries.find((each) => isByClient(each.compaction) && each.createdAt > found.after && each.createdAt <= found.until);
+}
+
+export function isByClient({ trigger }: Compaction): boolean {
+  return trigger === "client" || trigger === "provider";
 }
 
 /** The first message of the log that the client sent as it is; 1 without a summary of its own. */
@@ -89,7 +99,10 @@ export function getCompactionRole(message: Message): CompactionRole | null {
 
 /** The summary in a reply or in a message that continues from it, without its frame. */
 export function extractSummary(message: Message): string {
-  const text = message.parts.map((part) => (part.type === "text" ? part.text : "")).join("\n").trim();
+  return stripFrame(message.parts.map((part) => (part.type === "text" ? part.text : "")).join("\n").trim());
+}
+
+export function stripFrame(text: string): string {
   const [, tagged] = text.split("<summary>", 2);
   if (tagged !== undefined) return (tagged.split("</summary>", 1)[0] ?? "").trim();
   const pattern = CONTINUATIONS.find((each) => each.test(text));

@@ -226,8 +226,10 @@ export class ConversationStore implements MessageTarget {
   }
 
   async undoCompaction(): Promise<void> {
-    if (!(await notices.run(() => compactions.undo(this.branchRef)))) return;
-    notices.show(t("compactionUndoneNotice"));
+    const status = await notices.run(() => compactions.undo(this.branchRef));
+    if (!status) return;
+    const { waiting } = status;
+    notices.show(waiting ? t("undoWaitsNotice", waiting.added_tokens) : t("compactionUndoneNotice"));
     await this.refresh();
   }
 

@@ -35,6 +35,8 @@ export class TranscriptStore {
   head = $state(0);
   pins = $state.raw<number[]>([]);
   drops = $state.raw<number[]>([]);
+  /** Dropped messages of which an agent's newest list has stubs. */
+  #effectiveDrops = $state.raw<number[]>([]);
   priorities = $state.raw<Priority[]>([]);
   compactions = $state.raw<CompactionEntry[]>([]);
   /** The range that the active compaction covers. */
@@ -157,9 +159,15 @@ export class TranscriptStore {
     this.pages.delete(page);
   }
 
+  /** Whether a message was dropped or restored, and the list that the agent keeps itself is still sent as before. */
+  isEditWaiting(seq: number): boolean {
+    return this.forwardings.size > 0 && this.drops.includes(seq) !== this.#effectiveDrops.includes(seq);
+  }
+
   #applyState({ state, head }: EntryPage): void {
     this.pins = state.pins;
     this.drops = (state.drops ?? []).map((each) => each.message);
+    this.#effectiveDrops = (state.epoch?.drops ?? []).map((each) => each.message);
     this.priorities = state.priorities;
     this.preserved = state.active_compaction?.preserved ?? [];
     this.covers = state.active_compaction?.covers ?? null;

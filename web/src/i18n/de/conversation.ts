@@ -56,6 +56,13 @@ export const conversation: typeof english = {
   restoreMessage: "Zurückholen",
   dropped: "herausgenommen",
   droppedTitle: "Das Modell erhält an seiner Stelle einen Platzhalter.",
+  waiting: "wartet",
+  dropWaitsTitle: "Herausgenommen; der Agent erhält den Platzhalter ab Ihrer nächsten Nachricht nach Ablauf des Prompt-Caches.",
+  restoreWaitsTitle: "Wiederhergestellt; der Agent erhält einen Platzhalter bis zu Ihrer nächsten Nachricht nach Ablauf des Prompt-Caches.",
+  editWaitsNotice: (seq, seconds, tokens) =>
+    `Die Änderung von #${seq} gilt ab Ihrer nächsten Nachricht nach Ablauf des Prompt-Caches (in ${seconds} s). Sofort würden ${count(tokens, { one: "Token", other: "Token" })} neu geschrieben.`,
+  undoWaitsNotice: (tokens) =>
+    `Die Verdichtung ist rückgängig gemacht. Ihre nächste Nachricht an den Agenten bringt ${count(tokens, { one: "Token", other: "Token" })} zurück.`,
   dropEffect: "Spätere Anfragen enthalten einen Platzhalter, auch die des Agenten. Nichts wird gelöscht.",
   droppedNotice: (seq) => `#${seq} ist aus späteren Anfragen herausgenommen.`,
   restoredNotice: (seq) => `#${seq} ist wieder da.`,

@@ -57,6 +57,13 @@ export const conversation = {
   restoreMessage: "Restore",
   dropped: "dropped",
   droppedTitle: "The model is sent a stub in its place.",
+  waiting: "waiting",
+  dropWaitsTitle: "Dropped; the agent is sent the stub from your next message after the prompt cache has expired.",
+  restoreWaitsTitle: "Restored; the agent is sent a stub until your next message after the prompt cache has expired.",
+  editWaitsNotice: (seq: number, seconds: number, tokens: number) =>
+    `The edit of #${seq} takes effect at your next message after the prompt cache has expired (in ${seconds} s). Now, ${count(tokens, { one: "token", other: "tokens" })} would be written again.`,
+  undoWaitsNotice: (tokens: number) =>
+    `The compaction is undone. Your next message to the agent brings ${count(tokens, { one: "token", other: "tokens" })} back.`,
   dropEffect: "Later requests have a stub in its place, also those of the agent. Nothing is deleted.",
   droppedNotice: (seq: number) => `#${seq} is dropped from later requests.`,
   restoredNotice: (seq: number) => `#${seq} is back.`,
