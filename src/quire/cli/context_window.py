@@ -140,7 +140,7 @@ EXCLUSION_REASONS = {
     "cycle": "in a cycle: the files import each other",
     "listed": "listed: only its summary is included",
     "cleared_by_provider": "cleared by the provider: it was sent, and replaced on the provider's side",
-    "compacted_by_provider": "compacted by the provider: its summary stands for it on the provider's side",
+    "compacted_by_provider": "compacted by the provider: its summary replaces it on the provider's side",
 }
 """Explanations of exclusion reasons, for people; narrow tables print the part before the colon."""
 

@@ -273,10 +273,10 @@ async def _describe_result(state: "ServerState", settings: "Settings", *, since:
         return [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
     newest = recorded[0]
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
-    shown = f"`quire conversation show {newest.id}`, or in the browser with `quire serve --open`"
+    commands = f"`quire conversation show {newest.id}`, or in the browser with `quire serve --open`"
     compactions = await find_client_compactions(state.store, newest, since=since)
     lost = [format_lost_facts(each) for each in compactions if each.lost.total]
-    return [f"Quire recorded “{title}”: {shown}", *lost]
+    return [f"Quire recorded “{title}”: {commands}", *lost]
 
 
 def format_lost_facts(compaction: "ClientCompaction") -> str:

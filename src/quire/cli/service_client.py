@@ -80,7 +80,7 @@ def connect_service(path: str | None = None) -> Connection | None:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(CONNECT_SECONDS)
     try:
-        # In a folder that others can write to, somebody else could listen.
+        # In a folder that others can write to, another user could listen.
         status = os.stat(os.path.dirname(path))  # noqa: PTH116, PTH120
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise OSError

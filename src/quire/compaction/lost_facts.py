@@ -1,8 +1,8 @@
 """Facts of removed messages that a summary does not have: names, numbers, paths, commands and decisions. Pure.
 
 Each line of the removed messages is scored by `LineScorer`. A value is lost if neither the summary nor a message that
-the client kept has it; a decision is lost if no line there has most of its words. What can be read again is no fact: a
-long result of a tool, such as a file. The time is linear in the length of the texts, and the result is bounded.
+remains has it; a decision is lost if no line there has most of its words. What can be read again is no fact: a long
+result of a tool, such as a file. The time is linear in the length of the texts, and the result is bounded.
 """
 
 import re
@@ -62,13 +62,13 @@ class _FactCandidate(NamedTuple):
 
 
 def find_lost_facts(
-    removed: Iterable[tuple[int, Message]], kept: Iterable[str], *, summaries: Iterable[tuple[int, str]] = ()
+    removed: Iterable[tuple[int, Message]], remaining: Iterable[str], *, summaries: Iterable[tuple[int, str]] = ()
 ) -> LostFacts:
-    """Compares the removed messages, by sequence number, with the summary and what else the client kept.
+    """Compares the removed messages, by sequence number, with the summary and what else the client still has.
 
     `summaries` are earlier summaries among what was removed. Each of their lines counts as a decision.
     """
-    known = _KnownWords(kept)
+    known = _KnownWords(remaining)
     scorer, room = LineScorer(None), MAX_COMPARED_CHARS
     texts = [(seq, False, role, text) for seq, message in removed for role, text in _list_texts(message)]
     texts += [(seq, True, "assistant", truncate_middle(text)) for seq, text in summaries]
@@ -119,7 +119,7 @@ def _list_strings(value: object) -> list[str]:
 
 
 class _KnownWords:
-    """The words and values of the texts that the client kept."""
+    """The words and values of the texts that the client still has."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._pieces: set[str] = set()

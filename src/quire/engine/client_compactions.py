@@ -95,7 +95,7 @@ async def _compare(
 ) -> ClientCompaction:
     """Compares what the request for the summary has with the summary, and with what the request after it has."""
     covered, manifest = await _read_request(store, reply)
-    kept = (await _read_request(store, following))[0] if following is not None else []
+    remaining = (await _read_request(store, following))[0] if following is not None else []
     removed = [(entry.seq, remove_boilerplate(entry.message)) for entry in covered if entry.seq != prompt.seq]
     question = [part for part in prompt.message.parts if not _starts_prompt(part)]
     removed += (
@@ -110,8 +110,9 @@ async def _compare(
     if earlier is not None and replaces_summary:
         # The summary before this one, which the log has only as a reply.
         summaries.append((earlier.seq, extract_summary(earlier.message.text)))
-    texts = [extract_summary(reply.message.text), *(_join_texts(remove_boilerplate(entry.message)) for entry in kept)]
-    size = sum(len(entry.raw) for entry in (*covered, *kept, reply))
+    texts = [_join_texts(remove_boilerplate(entry.message)) for entry in remaining]
+    texts.insert(0, extract_summary(reply.message.text))
+    size = sum(len(entry.raw) for entry in (*covered, *remaining, reply))
     seqs = [entry.seq for entry in covered]
     return ClientCompaction(
         conversation=reply.conversation,

@@ -263,8 +263,8 @@ def _mark_used_items(request: Request, reply: Message) -> tuple[Decision, ...]:
     view_input = assembly.view_input
     question = next((each.text for each in reversed(view_input.pending) if each.role == "user"), None)
     if question is None:
-        asked = next((entry for entry in reversed(view_input.history) if entry.role == "user"), None)
-        question = asked.message.text if asked is not None else ""
+        newest = next((entry for entry in reversed(view_input.history) if entry.role == "user"), None)
+        question = newest.message.text if newest is not None else ""
     blocks = [counted.block for counted in assembly.selection.blocks]
     return find_used_items(decisions, blocks, question=question, reply=reply)
 

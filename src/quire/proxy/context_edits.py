@@ -1,7 +1,7 @@
 """Edits of the list that a client holds: a pure function of the list, the epoch in the log, and texts of the log.
 
-The client keeps its own list and sends it again with every request. What the user dropped, kept or restored is applied
-to it on the way, each time in the same way, so that every list that is sent extends the one before it: an epoch names
+The client keeps its own list and sends it again with every request. What the user drops, pins or restores is applied to
+it on the way, each time in the same way, so that every list that is sent extends the one before it: an epoch names
 the items and results that it edits, never a rule such as "older than ten". Only what is edited is encoded again; all
 other bytes are the client's.
 """
@@ -228,7 +228,7 @@ def plan_epoch(
     *,
     may_break: bool,
 ) -> ContextEpoch | None:
-    """The epoch that begins with this list; None if the current one goes on.
+    """The epoch that begins with this list; None if the current one continues.
 
     A quotation is put behind the newest message of the user: it changes nothing before it. All else changes the list
     in place, which breaks the prompt cache and invalidates reasoning that was signed for the list before. So such edits

@@ -1,4 +1,4 @@
-"""What edits of an agent's list will do to its next request, and when: shown before they take effect.
+"""What edits of an agent's list will do to its next request, and when: known before they take effect.
 
 The base is what the provider reported for the newest request, so that its own count of tokens carries over. Afterwards
 the usage of the next reply says what it was.
@@ -95,8 +95,8 @@ def find_waiting(state: BranchState, manifest: Manifest) -> WaitingEdits:
     summary, quotes = None, list[int]()
     if client is not None:
         is_own = active is not None and active.seq == client
-        wanted = active.seq if active is not None and not is_own else None
-        is_effective = other is None if is_own else other is not None and other.compaction == wanted
+        requested = active.seq if active is not None and not is_own else None
+        is_effective = other is None if is_own else other is not None and other.compaction == requested
         summary = None if is_effective else client
         quoted = {each.message for each in epoch.quotes or ()} if epoch is not None else set[int]()
         quotes = [pin for pin in state.pins if pin < _find_list_start(manifest) and pin not in quoted]
@@ -131,14 +131,14 @@ def estimate_effect(
     removed, added = round(tokens.removed * ratio), round(tokens.added * ratio + tokens.recalled * manifest.ratio)
     edited = max(0, unedited - removed + added)
     fixed = sum(each.used for each in manifest.slots if each.slot in ("system", "tools"))
-    kept = fixed if wire == "messages" else fixed + tokens.unchanged
+    cached = fixed if wire == "messages" else fixed + tokens.unchanged
     has_cache = usage.cache_read_tokens + usage.cache_write_tokens > 0 or (
         wire != "messages" and usage.input_tokens >= MIN_CACHED_TOKENS
     )
     is_warm = has_cache and cold_in_seconds > 0
     read_after = min(usage.input_tokens, edited) if is_warm else 0
     if is_warm and waiting.change_the_list:
-        read_after = min(round(kept * ratio), edited)
+        read_after = min(round(cached * ratio), edited)
 
     def price(total: int, read: int) -> Cost:
         return compute_cost(_make_usage(usage, total, read, is_written=has_cache and wire == "messages"))

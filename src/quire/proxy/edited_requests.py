@@ -211,7 +211,7 @@ class _ListEditor:
         first = active.covers.last + 1 if active is not None and active.covers is not None else compaction.covers.first
         last = compaction.covers.last
         if self.match.entry_range is not None:
-            # What the client kept behind its summary is in its list already.
+            # What the client has behind its summary is in its list already.
             last = min(last, self.match.entry_range[0] - 1)
         covered = await self._read_range(Span(first=first, last=max(first, last)), compaction.summary)
         room = measure_restorable_tokens(
@@ -308,7 +308,7 @@ class _ListEditor:
 
 
 def measure_restorable_tokens(compaction: Compaction, policy: Policy, *, is_manual: bool, list_tokens: int) -> int:
-    """Tokens of covered messages that may come back beside the client's list of so many tokens."""
+    """Tokens of covered messages that may come back in addition to a list of this number of tokens."""
     limit = policy.trigger_tokens if is_manual or not compaction.tokens_before else compaction.tokens_before
     return int(max(0, limit - list_tokens) * MAX_RESTORED_SHARE)
 

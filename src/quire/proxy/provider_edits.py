@@ -3,7 +3,7 @@ replaced.
 
 The reply reports how much was cleared, not what. Anthropic documents the order: tool results from the oldest on, except
 those of `exclude_tools`; thinking from the oldest turn on. A compaction replaces all messages before its block. So the
-messages can be named, and only the text that stands in their place on the provider's side is unknown.
+messages can be named, and only the text in their place on the provider's side is unknown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -109,7 +109,7 @@ async def record_reply(
 
 
 async def _append_compaction(engine: EngineState, reply: Entry, summary: str, usage: Usage | None) -> None:
-    """Records a compaction of the provider: its summary stands for all messages before the reply that contains it.
+    """Records a compaction of the provider: its summary replaces all messages before the reply that contains it.
 
     The reply is recorded already, and has the block: what fails here is logged.
     """

@@ -86,15 +86,16 @@ def select_messages(entries: Iterable[Entry]) -> list[TimedMessage]:
             compactions[entry.seq] = (entry, body)
     active = state.active_compaction
     messages: list[TimedMessage] = []
-    kept: set[int] = set()
+    preserved: set[int] = set()
     if active is not None and active.covers is not None:
-        kept = {*state.pins, *(active.preserved or ()), *([active.question] if active.question is not None else ())}
+        preserved = {*state.pins, *(active.preserved or ())}
+        preserved |= {active.question} if active.question is not None else set()
         entry, compaction = compactions[active.seq]
         if compaction.summary:
             messages.append(TimedMessage(entry.created_at, Message.user(label_text("summary", compaction.summary))))
     for entry in stored:
         is_covered = active is not None and active.covers is not None and entry.seq in active.covers
-        if not is_covered or entry.seq in kept:
+        if not is_covered or entry.seq in preserved:
             usage = entry.metadata.usage
             messages.append(TimedMessage(entry.created_at, entry.message, usage.model if usage is not None else None))
     return messages
@@ -136,9 +137,9 @@ class _Adapter:
         adapted: list[TimedMessage] = []
 
         def add(source: TimedMessage, role: str, parts: Iterable[Part]) -> None:
-            kept = tuple(part for part in parts if not isinstance(part, TextPart) or part.text.strip())
-            if kept:
-                message = Message.model_validate({"role": role, "parts": kept})
+            filled = tuple(part for part in parts if not isinstance(part, TextPart) or part.text.strip())
+            if filled:
+                message = Message.model_validate({"role": role, "parts": filled})
                 adapted.append(source._replace(message=message))
 
         for index, each in enumerate(messages):

@@ -43,7 +43,7 @@ def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession
     session = ids.make("ses", descending=True)
     results = {each.call_id: each for _, message, _ in history.messages for each in message.tool_results}
     messages: list[dict[str, Any]] = []
-    asked = ""
+    question_id = ""
     for at, message, _ in history.messages:
         if message.role == "tool":
             continue
@@ -57,12 +57,12 @@ def build_session(history: AdaptedHistory, place: SessionPlace) -> NativeSession
         content = [part for part in message.parts if isinstance(part, TextPart | ImagePart | FilePart)]
         fields = [_render_content(part) for part in content]
         if message.role == "user":
-            asked = own
+            question_id = own
             info |= {"time": {"created": created}, "model": {"providerID": provider, "modelID": model}}
         else:
             finish = "tool-calls" if message.tool_calls else "stop"
             info |= {
-                "parentID": asked, "mode": "build", "path": {"cwd": folder, "root": folder}, "cost": 0,
+                "parentID": question_id, "mode": "build", "path": {"cwd": folder, "root": folder}, "cost": 0,
                 "tokens": _TOKENS, "modelID": model, "providerID": provider, "finish": finish,
                 "time": {"created": created, "completed": created},
             }  # fmt: skip

@@ -105,7 +105,7 @@ BATCH_ENTRIES = 500
 MAX_UNCOUNTED_BRANCHES = 200
 """Branches that one transaction counts."""
 COUNTING_RULES = 2
-"""Version of what an entry adds to the roll-up. Conversations counted by older rules are counted again, beside other
+"""Version of what an entry adds to the roll-up. Conversations counted by older rules are counted again, during other
 work. Version 2 counts the cost of each call instead of each turn; the index of the migration names it too."""
 MAX_OUTDATED_CONVERSATIONS = 20
 """Conversations counted by older rules that one transaction resets."""

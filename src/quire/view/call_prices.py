@@ -1,4 +1,4 @@
-"""The cost of a call by the price list of genai-prices, with what that list lacks beside it.
+"""The cost of a call by the price list of genai-prices, and what that list lacks.
 
 genai-prices knows the prices of each kind of token by date, length of the prompt, processing tier and hour, and of
 searches. It lacks the discount of batches for older models, Anthropic's fast mode, and its surcharge for inference in

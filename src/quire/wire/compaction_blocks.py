@@ -1,4 +1,4 @@
-"""Compactions by a provider in the messages of a conversation: a block or an item that stands for all before it."""
+"""Compactions by a provider in the messages of a conversation: a block or an item that replaces all before it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

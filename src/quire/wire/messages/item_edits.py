@@ -36,12 +36,12 @@ class MessagesItemEditor(ItemEditor):
 
     def replace_text(self, item: WireMessage, text: str) -> WireMessage:
         blocks = filter_objects(item.get("content"))
-        kept = [block for block in blocks if block.get("type") in _STRUCTURE_TYPES]
+        structure = [block for block in blocks if block.get("type") in _STRUCTURE_TYPES]
         # Reasoning comes first, results come before text, and calls last.
-        place = sum(1 for block in kept if block.get("type") not in ("tool_use", "server_tool_use"))
-        markers = [block["cache_control"] for block in blocks if "cache_control" in block and block not in kept]
+        place = sum(1 for block in structure if block.get("type") not in ("tool_use", "server_tool_use"))
+        markers = [block["cache_control"] for block in blocks if "cache_control" in block and block not in structure]
         own = {"cache_control": markers[-1]} if markers else {}
-        return {**item, "content": [*kept[:place], {"type": "text", "text": text, **own}, *kept[place:]]}
+        return {**item, "content": [*structure[:place], {"type": "text", "text": text, **own}, *structure[place:]]}
 
     def quote_behind(self, item: WireMessage, text: str) -> Sequence[WireMessage]:
         content = item.get("content")
