@@ -55,11 +55,13 @@ _PATHS: dict[str, WireFormatName] = {
     "/messages/count_tokens": "messages",
     "/responses": "responses",
     "/responses/input_tokens": "responses",
+    "/responses/compact": "responses",
 }
+_RESPONSES_ENCODER = ResponsesEncoder()
 _ENCODERS: dict[WireFormatName, ReplyEncoder] = {
     "chat": ChatEncoder(),
     "messages": MessagesEncoder(),
-    "responses": ResponsesEncoder(),
+    "responses": _RESPONSES_ENCODER,
 }
 _COUNT_PATHS = ("/count_tokens", "/input_tokens")
 
@@ -247,6 +249,8 @@ class _Handler(BaseHTTPRequestHandler):
         fails_in_stream = request.format == "responses" and is_stream and reply.error and reply.error.status == 400
         if reply.error is not None and not fails_in_stream:
             self._send_json(reply.error.status, encoder.make_error(reply.error, context))
+        elif request.path.partition("?")[0].endswith("/compact"):
+            self._send_json(200, _RESPONSES_ENCODER.make_compaction(reply, context))
         elif is_stream:
             self._send_events(encoder.encode_events(reply, context), cut_after=reply.cut_after_events)
         else:

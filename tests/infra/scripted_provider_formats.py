@@ -54,6 +54,10 @@ class ScriptedReply:
     calls: tuple[ScriptedCall, ...] = ()
     thinking: str = ""
     usage: ScriptedUsage = ScriptedUsage()
+    content: tuple[Json, ...] = ()
+    """In place of thinking, text and calls: choices of chat, blocks of messages, or items of responses."""
+    fields: Json = field(default_factory=dict[str, Any])
+    """Further fields of the response, such as `stop_reason`. Those of `usage` are added to the counts."""
     applied_edits: tuple[Json, ...] = ()
     """What a provider of Anthropic's format reports to have cleared on its side."""
     error: ScriptedError | None = None
@@ -100,6 +104,9 @@ class ChatEncoder:
     """OpenAI chat completions."""
 
     def encode_events(self, reply: ScriptedReply, context: ReplyContext) -> Iterator[bytes]:
+        if reply.content:
+            yield from self._encode_choices(reply, context)
+            return
         yield self._encode_chunk(context, {"role": "assistant", "content": ""})
         if reply.thinking:
             yield self._encode_chunk(context, {"reasoning_content": reply.thinking})
@@ -119,7 +126,24 @@ class ChatEncoder:
         )
         yield b"data: [DONE]\n\n"
 
+    def _encode_choices(self, reply: ScriptedReply, context: ReplyContext) -> Iterator[bytes]:
+        """A chunk for each choice, its end, and the usage."""
+        head = self._make_head(context, "chat.completion.chunk", []) | reply.fields
+        for index, choice in enumerate(reply.content):
+            calls = [{"index": number, **call} for number, call in enumerate(choice["message"].get("tool_calls", ()))]
+            delta = choice["message"] | ({"tool_calls": calls} if calls else {})
+            chunk = {"index": index, "delta": delta, "logprobs": choice.get("logprobs"), "finish_reason": None}
+            yield _encode_data(head | {"choices": [chunk]})
+            end = {"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}
+            yield _encode_data(head | {"choices": [end]})
+        yield _encode_data(head | {"usage": _chat_usage(reply, context)})
+        yield b"data: [DONE]\n\n"
+
     def make_body(self, reply: ScriptedReply, context: ReplyContext) -> Json:
+        if reply.content:
+            choices = [{"index": index, **choice} for index, choice in enumerate(reply.content)]
+            head = self._make_head(context, "chat.completion", choices) | reply.fields
+            return head | {"usage": _chat_usage(reply, context)}
         message: Json = {"role": "assistant", "content": reply.text or None}
         if reply.thinking:
             message["reasoning_content"] = reply.thinking
@@ -172,6 +196,7 @@ def _chat_usage(reply: ScriptedReply, context: ReplyContext) -> Json:
         "completion_tokens": output,
         "total_tokens": tokens + output,
         "prompt_tokens_details": {"cached_tokens": reply.usage.cached_tokens},
+        **reply.fields.get("usage", {}),
     }
 
 
@@ -190,13 +215,14 @@ class MessagesEncoder:
             for delta in deltas:
                 yield encode_event({"type": "content_block_delta", "index": index, "delta": delta})
             yield encode_event({"type": "content_block_stop", "index": index})
-        delta = {"stop_reason": body["stop_reason"], "stop_sequence": None}
+        names = ("stop_reason", "stop_sequence", "stop_details", "container")
+        delta = {name: body[name] for name in names if name in body}
         edits = {name: body[name] for name in ("context_management",) if name in body}
         yield encode_event({"type": "message_delta", "delta": delta, "usage": usage, **edits})
         yield encode_event({"type": "message_stop"})
 
     def make_body(self, reply: ScriptedReply, context: ReplyContext) -> Json:
-        blocks: list[Json] = []
+        blocks: list[Json] = list(reply.content)
         if reply.thinking:
             signature = context.make_id("signature")
             blocks.append({"type": "thinking", "thinking": reply.thinking, "signature": signature})
@@ -210,12 +236,15 @@ class MessagesEncoder:
             "cache_creation_input_tokens": reply.usage.written_tokens,
             "cache_read_input_tokens": reply.usage.cached_tokens,
             "output_tokens": reply.usage.output_tokens,
+            **reply.fields.get("usage", {}),
         }
-        reason = "tool_use" if reply.calls else "end_turn"
+        calls_tool = reply.calls or any(block["type"] == "tool_use" for block in blocks)
+        reason = "tool_use" if calls_tool else "end_turn"
         return {
             "id": context.make_id("msg_"), "type": "message", "role": "assistant", "model": context.model,
             "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": usage,
             **({"context_management": {"applied_edits": list(reply.applied_edits)}} if reply.applied_edits else {}),
+            **{name: value for name, value in reply.fields.items() if name != "usage"},
         }  # fmt: skip
 
     def make_error(self, error: ScriptedError, context: ReplyContext) -> Json:
@@ -233,10 +262,14 @@ def _open_block(block: Json) -> tuple[Json, list[Json]]:
     match block["type"]:
         case "text":
             deltas = [{"type": "text_delta", "text": word} for word in split_words(block["text"])]
-            return {"type": "text", "text": ""}, deltas
+            cited = [{"type": "citations_delta", "citation": each} for each in block.get("citations") or ()]
+            return {"type": "text", "text": ""}, [*deltas, *cited]
         case "thinking":
             text = {"type": "thinking_delta", "thinking": block["thinking"]}
             signature = {"type": "signature_delta", "signature": block["signature"]}
             return {"type": "thinking", "thinking": "", "signature": ""}, [text, signature]
-        case _:
+        case _ if "input" in block:
             return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+        case _:
+            # Results of server tools, redacted thinking, compactions and fallbacks come whole.
+            return block, []

@@ -29,9 +29,17 @@ class ResponsesEncoder:
             "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": tokens + output,
+            **reply.fields.get("usage", {}),
         }
+        fields = {name: value for name, value in reply.fields.items() if name != "usage"}
         items = list(_list_items(reply, context))
-        return _make_response(context) | {"status": "completed", "output": items, "usage": usage}
+        return _make_response(context) | {"status": "completed", "output": items, "usage": usage} | fields
+
+    def make_compaction(self, reply: ScriptedReply, context: ReplyContext) -> Json:
+        """What `/responses/compact` answers: the user's messages, then a compaction item."""
+        body = self.make_body(reply, context)
+        head = {"id": body["id"], "object": "response.compaction", "created_at": 1}
+        return head | {"output": body["output"], "usage": body["usage"]}
 
     def make_error(self, error: ScriptedError, context: ReplyContext) -> Json:
         return {"error": {"message": error.message, "type": error.type, "param": None, "code": error.code}}
@@ -55,7 +63,7 @@ class ResponsesEncoder:
             for event in events:
                 yield event | {"item_id": item["id"], "output_index": index}
             yield {"type": "response.output_item.done", "output_index": index, "item": item}
-        yield {"type": "response.completed", "response": body}
+        yield {"type": f"response.{body['status']}", "response": body}
 
 
 def _make_response(context: ReplyContext) -> Json:
@@ -68,6 +76,7 @@ def _make_response(context: ReplyContext) -> Json:
 
 
 def _list_items(reply: ScriptedReply, context: ReplyContext) -> Iterator[Json]:
+    yield from reply.content
     if reply.thinking:
         summary = [{"type": "summary_text", "text": reply.thinking}]
         sealed = context.make_id("sealed")
@@ -92,7 +101,7 @@ def _make_call_item(call: ScriptedCall, index: int, context: ReplyContext) -> Js
 def _open_item(item: Json) -> tuple[Json, list[Json]]:
     """Returns an item as it starts in a stream, and the events that complete it."""
     match item["type"]:
-        case "message":
+        case "message" if item["content"][0]["type"] == "output_text":
             (part,) = item["content"]
             place = {"content_index": 0}
             deltas = [
@@ -103,7 +112,7 @@ def _open_item(item: Json) -> tuple[Json, list[Json]]:
             text_done = {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
             part_done = {"type": "response.content_part.done", **place, "part": part}
             return item | {"status": "in_progress", "content": []}, [start, *deltas, text_done, part_done]
-        case "reasoning":
+        case "reasoning" if item["summary"]:
             (part,) = item["summary"]
             place = {"summary_index": 0}
             events = [
@@ -118,8 +127,11 @@ def _open_item(item: Json) -> tuple[Json, list[Json]]:
             delta = {"type": "response.custom_tool_call_input.delta", "delta": text}
             done = {"type": "response.custom_tool_call_input.done", "input": text}
             return item | {"status": "in_progress", "input": ""}, [delta, done]
-        case _:
+        case "function_call":
             arguments = item["arguments"]
             delta = {"type": "response.function_call_arguments.delta", "delta": arguments}
             done = {"type": "response.function_call_arguments.done", "name": item["name"], "arguments": arguments}
             return item | {"status": "in_progress", "arguments": ""}, [delta, done]
+        case _:
+            # Items of hosted tools, compactions and refusals come whole.
+            return item, []

@@ -213,3 +213,109 @@ async def test_a_client_that_sends_everything_again_is_recorded_in_place(store: 
         assert manifest.forwarded is not None
         assert not manifest.forwarded.replayable
         assert len(await store.list_branches(second["x-quire-conversation"])) == 1
+
+
+ON_DEMAND = make_response(
+    COMPACTED,
+    stop_reason="compaction",
+    usage={
+        "input_tokens": 0,
+        "output_tokens": 0,
+        "iterations": [{"type": "compaction", "input_tokens": 100_000, "output_tokens": 1_000}],
+    },
+)
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_compaction_on_demand_is_an_entry_and_the_list_after_it_continues(store: SqlStore, stream: bool):
+    replies = (make_response(text("Done.")), ON_DEMAND, make_response(text("End.")))
+    async with (
+        run_fake_upstream(*map(respond, replies)) as up,
+        run_gateway(store, up.url, upstreams=upstreams(up.url), context_limit=200_000) as harness,
+    ):
+        conversation = (await send(harness, HISTORY))["x-quire-conversation"]
+        whole = [*HISTORY, {"role": "assistant", "content": [text("Done.")]}]
+        headers = await send(harness, whole, stream=stream, compaction={"type": "summarize"})
+        assert (headers["x-quire-conversation"], headers["x-quire-branch"]) == (conversation, "0")
+        [entry] = await store.read_range(conversation, kinds=["compaction"])
+        assert isinstance(entry.body, Compaction)
+        assert (entry.body.covers, entry.body.summary) == (Span(first=1, last=11), SUMMARY)
+        reply = await store.get_entry(conversation, 12)
+        assert reply.metadata.cost_usd == pytest.approx((100_000 * 2 + 1_000 * 10) / 1e6)
+        rest = [{"role": "assistant", "content": [COMPACTED]}, {"role": "user", "content": "And now?"}]
+        assert (await send(harness, rest, stream=stream))["x-quire-conversation"] == conversation
+        texts = [each.message.text for each in await store.read_range(conversation, first=13, kinds=["message"])]
+        assert texts == ["And now?", "End."]
+
+
+async def test_messages_that_a_compaction_on_demand_leaves_out_follow_it_on_its_branch(store: SqlStore):
+    """In the background, or to keep the newest messages verbatim, a client compacts only the start of its list."""
+    replies = (make_response(text("Seen.")), make_response(text("Done.")), ON_DEMAND, make_response(text("End.")))
+    async with (
+        run_fake_upstream(*map(respond, replies)) as up,
+        run_gateway(store, up.url, upstreams=upstreams(up.url), context_limit=200_000) as harness,
+    ):
+        await send(harness, HISTORY[:5])
+        conversation = (await send(harness, HISTORY))["x-quire-conversation"]
+        await send(harness, HISTORY[:6], compaction={"type": "summarize"})
+        done = {"role": "assistant", "content": [text("Done.")]}
+        block = {"role": "assistant", "content": [COMPACTED]}
+        headers = await send(harness, [block, *HISTORY[6:], done, {"role": "user", "content": "And now?"}])
+        assert (headers["x-quire-conversation"], headers["x-quire-branch"]) == (conversation, "1")
+        entries = await store.read_range(conversation, branch=1)
+        [entry] = [each for each in entries if isinstance(each.body, Compaction)]
+        assert isinstance(entry.body, Compaction)
+        assert entry.body.covers == Span(first=1, last=7)
+        texts = [each.message.text for each in entries if each.kind == "message" and each.seq > entry.seq]
+        assert texts == ["Look again.", "", "", "Done.", "And now?", "End."]
+
+
+@pytest.mark.every_database
+@pytest.mark.parametrize("kept_id", [False, True])
+async def test_a_compaction_by_openai_on_demand_is_a_reply_that_the_list_continues(store: SqlStore, kept_id: bool):
+    first = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Look."}]}
+    seen = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Seen."}]}
+    item = {"id": "cmp_1", "type": "compaction", "encrypted_content": "sealed"}
+    usage = {"input_tokens": 1_000, "output_tokens": 100, "total_tokens": 1_100}
+    compacted = {
+        "id": "resp_2",
+        "object": "response.compaction",
+        "created_at": 1,
+        "output": [first, item],
+        "usage": usage,
+    }
+    response = {"id": "resp_1", "object": "response", "status": "completed", "model": "gpt-5", "usage": usage}
+
+    async def answer(request: UpstreamRequest) -> None:
+        is_compaction = request.path.endswith("/compact")
+        await request.respond(compacted if is_compaction else {**response, "output": [seen]})
+
+    async with (
+        run_fake_upstream(answer) as up,
+        run_gateway(
+            store, up.url, upstreams={"*": {"base_url": up.url, "speaks": ["responses"]}}, context_limit=200_000
+        ) as harness,
+    ):
+
+        async def post(path: str, *items: dict[str, Any]) -> dict[str, str]:
+            got = await harness.http.post(path, json={"model": "gpt-5", "input": list(items)})
+            assert got.status_code == 200, got.text
+            return dict(got.headers)
+
+        conversation = (await post("/v1/responses", first))["x-quire-conversation"]
+        headers = await post("/v1/responses/compact", first, seen)
+        assert headers["x-quire-conversation"] == conversation
+        reply = await store.get_entry(conversation, 3)
+        assert reply.metadata.cost_usd == pytest.approx((1_000 * 1.25 + 100 * 10) / 1e6)
+        manifest = await store.get_manifest(conversation, 3)
+        assert [row.reason for row in manifest.decisions if not row.included] == ["compacted_by_provider"]
+        # Codex sends the item without its ID.
+        sent_back = item if kept_id else {name: value for name, value in item.items() if name != "id"}
+        following = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And now?"}]}
+        headers = await post("/v1/responses", first, sent_back, following)
+        assert (headers["x-quire-conversation"], headers["x-quire-branch"]) == (conversation, "0")
+        texts = [each.message.text for each in await store.read_range(conversation, first=4, kinds=["message"])]
+        assert texts == ["And now?", "Seen."]
+        # It is no response that could be read or continued.
+        assert (await harness.http.get("/v1/responses/resp_2")).status_code == 404

@@ -258,12 +258,11 @@ async def match_history(
         recognized = await _recognize_compaction(store, messages, paths, origin, size=size)
         if recognized is not None:
             return recognized
+    if not has_reply or find_compaction_block(messages[0].message) is not None:
+        compacted = await _match_provider_compaction(store, messages, requested, session, size=size)
+        if compacted is not None:
+            return compacted
     if found is not None and found.length and await _is_significant(store, found, messages, requested, session):
-        if find_compaction_block(messages[0].message) is not None:
-            # The list begins in the middle of the branch, with a compaction of the provider.
-            overlap = await _match_overlap(store, found.branch, messages, size=size)
-            if overlap is not None:
-                return await _to_match(store, overlap)
         return await _continue_branch(store, found, messages, paths)
     if requested.conversation is None and origin is not None and session is not None:
         compacted = await _match_compacted_list(store, messages, origin, size=size)
@@ -360,6 +359,29 @@ async def _recognize_compaction(
         client_path=paths[end - 1],
         compaction=recorded.seq,
     )
+
+
+async def _match_provider_compaction(
+    store: SqlStore,
+    messages: Sequence[ClientMessage],
+    requested: RequestedConversation,
+    session: str | None,
+    *,
+    size: int,
+) -> HistoryMatch | None:
+    """Finds the branch whose reply has the compaction in this list.
+
+    The list begins in the middle of the branch: with the compaction, or with the user's messages that a provider keeps
+    before it.
+    """
+    blocks = (index for index, each in enumerate(messages) if find_compaction_block(each.message) is not None)
+    start = max(blocks, default=None)
+    if start is None:
+        return None
+    paths = await run_sized(size, compute_client_paths, messages[start:])
+    found = await store.match_history(paths, conversation=requested.conversation, session=session)
+    overlap = await _match_overlap(store, found.branch, messages, size=size) if found and found.length else None
+    return await _to_match(store, overlap) if overlap is not None else None
 
 
 async def _match_compacted_list(

@@ -135,14 +135,19 @@ async def _append_compaction(engine: EngineState, reply: Entry, summary: str, us
 def _complete_replies(prepared: PreparedRequest, replies: Sequence[Reply], *, incomplete: bool) -> list[Reply]:
     """Returns the replies that are not empty, without incomplete calls if the stream broke off.
 
-    The usage of the first is estimated if the upstream reported none.
+    The usage of the first is estimated if the upstream reported none. A stream of Messages reports one output token
+    before the reply begins, and the others after its end.
     """
     if incomplete:
         replies = [reply._replace(message=drop_incomplete_calls(reply.message)) for reply in replies]
     recorded = [reply for reply in replies if reply.message.parts or reply.message.provider_fields]
-    if recorded and recorded[0].usage is None:
+    if recorded and ((usage := recorded[0].usage) is None or incomplete):
         manifest, counter = prepared.request.manifest, prepared.recognized.message_counter
-        usage = estimate_usage(manifest, model=manifest.policy.model, output_tokens=counter.count(recorded[0].message))
+        output_tokens = counter.count(recorded[0].message)
+        if usage is None:
+            usage = estimate_usage(manifest, model=manifest.policy.model, output_tokens=output_tokens)
+        elif usage.output_tokens < output_tokens:
+            usage = usage.model_copy(update={"output_tokens": output_tokens})
         recorded[0] = recorded[0]._replace(usage=usage)
     return recorded
 

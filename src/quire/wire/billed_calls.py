@@ -44,12 +44,16 @@ def list_billed_calls(usage: Usage) -> list[BilledCall]:
     """The calls that the provider bills for one response.
 
     Anthropic's top-level counts leave out the samplings for a compaction and for an advisor: `iterations` lists them.
-    They also add up the samplings between server tools, of which each has a prompt length of its own.
+    They also add up the samplings between server tools, of which each has a prompt length of its own. Where a fallback
+    model answered, they are the counts of its sampling; a model that declined is billed if it had begun its reply.
     """
     fields = usage.provider_fields or {}
     answer = _read_answer(usage, fields)
     iterations = filter_objects(fields.get("iterations"))[:MAX_ITERATIONS]
     messages = [_read_iteration(each, answer) for each in iterations if each.get("type", "message") == "message"]
+    if any(each.get("type") == "fallback_message" for each in iterations):
+        declined = [each for each in messages if each.model != usage.model and each.output_tokens]
+        return [answer, *declined]
     others = [_read_iteration(each, answer) for each in iterations if each.get("type", "message") != "message"]
     if iterations and not messages:
         # The provider stopped after the compaction: there was no answer.

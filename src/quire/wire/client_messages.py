@@ -18,11 +18,12 @@ from quire.model import (
     ToolResultPart,
     iter_paths,
 )
-from quire.model.base import lazy_property
+from quire.model.base import JsonObject, lazy_property
 from quire.model.json_values import dump_json
 from quire.model.messages import Part, Role, ToolResultContent
 from quire.model.policy import WireFormatName
 from quire.wire.chat import FORMAT as CHAT_FORMAT
+from quire.wire.compaction_blocks import COMPACTION_TYPES
 from quire.wire.responses import FORMAT as RESPONSES_FORMAT
 from quire.wire.responses.parse import TEXT_TYPES
 
@@ -92,9 +93,21 @@ def _normalize_part(part: Part) -> Part:
 def _normalize_content(part: ToolResultContent) -> ToolResultContent:
     match part:
         case TextPart():
-            return part if get_placeholder_type(part) is not None else TextPart(text=part.text)
+            kind = get_placeholder_type(part)
+            if kind in COMPACTION_TYPES:
+                return TextPart(text=part.text, provider_fields=_normalize_compaction(part))
+            return part if kind is not None else TextPart(text=part.text)
         case ImagePart() | FilePart():
             return part.model_copy(update={"provider_fields": None})
+
+
+def _normalize_compaction(part: TextPart) -> JsonObject:
+    """The content of a provider's compaction: clients drop its ID, and use either name of its type."""
+    return {
+        provider: {name: fields.get(name) for name in ("content", "encrypted_content")}
+        for provider, fields in (part.provider_fields or {}).items()
+        if isinstance(fields, dict)
+    }
 
 
 def _normalize_arguments(arguments: str) -> str:

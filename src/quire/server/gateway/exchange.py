@@ -73,8 +73,8 @@ class Exchange:
     codec: Codec
     query: str = ""
 
-    async def respond(self, writer: ResponseWriter) -> None:
-        """Answers the request; errors become responses."""
+    async def respond(self, writer: ResponseWriter, *, path: str | None = None) -> None:
+        """Answers the request, by another path of the upstream if one is given; errors become responses."""
         codec = self.codec
         try:
             body = await run_sized(
@@ -89,7 +89,7 @@ class Exchange:
         if upstream is None:
             return await self._send_error(writer, self.build_no_upstream_error(model))
         try:
-            call = self.build_call(upstream)
+            call = self.build_call(upstream, path)
             await check_body(body, self.caller, upstream)
             prepared = await self._prepare(body, upstream)
         except QuireError as error:

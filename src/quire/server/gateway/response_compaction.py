@@ -53,6 +53,8 @@ async def respond_with_compaction(exchange: Exchange, writer: ResponseWriter) ->
         body = await run_sized(len(exchange.raw_body), parse_body, exchange.raw_body)
         upstream = await _find_upstream(exchange, body)
         if choose_target(exchange.codec, upstream.speaks) is exchange.codec:
+            if body.get("input"):
+                return await exchange.respond(writer, path=COMPACT_PATH)
             return await _forward_compaction(exchange, writer, body, upstream)
         history = await _compact_history(exchange, body, upstream)
     except (UnreadableBody, RequestLimitExceeded, QuireError) as error:
@@ -111,7 +113,7 @@ def _encode_response(started: WireMessage, history: _CompactedHistory, *, is_str
 async def _forward_compaction(
     exchange: Exchange, writer: ResponseWriter, body: dict[str, Any], upstream: Upstream
 ) -> None:
-    """Forwards a request to compact; its cost is charged to the conversation that the history belongs to."""
+    """Forwards a request to compact that only names a response; its cost is charged to the response's conversation."""
     call = exchange.build_call(upstream, COMPACT_PATH)
     resolved = await exchange.resolve_references(ClientBody(raw=exchange.raw_body, fields=body), upstream)
     history = await _recognize_history(exchange, resolved.fields, upstream)

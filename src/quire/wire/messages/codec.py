@@ -318,11 +318,9 @@ class MessagesCodec(Codec):
 
     def parse_response(self, response: object) -> list[Reply]:
         try:
-            reply = parse_reply(response)
+            return [parse_reply(response)]
         except (InvalidEntry, ValueError):
             return []
-        # A provider's compaction on demand is no reply: the client sends its block in place of earlier messages.
-        return [] if reply.finish_reason == "compaction" else [reply]
 
     def read_response_id(self, response: object) -> str | None:
         return get_text(response, "id") if is_object(response) else None

@@ -59,7 +59,7 @@ class MessagesStreamDecoder(StreamDecoder):
         return get_text(self._message, "id")
 
     def build_replies(self) -> list[Reply]:
-        if not self._message or self._message.get("stop_reason") == "compaction":
+        if not self._message:
             return []
         content: list[WireMessage] = []
         for index, block in enumerate(self._blocks):

@@ -250,11 +250,22 @@ class ResponsesCodec(Codec):
         return ResponsesStreamDecoder(is_translated=is_translated)
 
     def parse_response(self, response: object) -> list[Reply]:
-        has_failed = is_object(response) and response.get("status") == "failed"
-        return [] if has_failed else parse_response(response)
+        if not is_object(response) or response.get("status") == "failed":
+            return []
+        if _is_compaction(response):
+            # Its other items are the user's messages, which the request has.
+            items = [item for item in filter_objects(response.get("output")) if item.get("type") in COMPACTION_TYPES]
+            response = {**response, "output": items}
+        return parse_response(response)
 
     def read_response_id(self, response: object) -> str | None:
-        return get_text(response, "id") if is_object(response) else None
+        """The ID by which later requests may continue the response."""
+        return get_text(response, "id") if is_object(response) and not _is_compaction(response) else None
+
+
+def _is_compaction(response: Mapping[str, Any]) -> bool:
+    """Whether this answers a request to compact."""
+    return response.get("object") == "response.compaction"
 
 
 def _read_conversation(body: Mapping[str, Any]) -> str | None:
