@@ -1,5 +1,6 @@
 """`quire memory`, `config`, `agent`, `conversation`: edits preserve the rest of a file, and purges erase."""
 
+import asyncio
 import json
 import sqlite3
 import tomllib
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import GREETING_ID, TIDES_ID, CliHome, invoke_cli, run_json
+from cli_fixtures import GREETING_ID, NEXT_DAY, TIDES_ID, CliHome, invoke_cli, run_json
 from hypothesis import given, strategies
 
 from quire.cli.config import replace_value
 from quire.cli.memory import split_statements
+from quire.log import ConversationOrigin
+from quire.model import Message
 from quire.settings.toml_template import render_settings_template, to_toml
+from quire.store import SqlStore
 
 
 def read_lines(path: Path) -> list[str]:
@@ -347,6 +351,25 @@ def test_a_fork_shares_what_came_before_it(home: CliHome):
 def test_a_title_is_changed(home: CliHome):
     run_json("conversation", "rename", "Hello", GREETING_ID)
     assert [each["title"] for each in run_json("conversation", "list")["conversations"]] == ["Tides", "Hello"]
+
+
+async def test_side_calls_of_an_agent_are_listed_only_on_request(home: CliHome):
+    home.clock.now = NEXT_DAY
+    async with SqlStore.open(home.url) as store:
+        for purpose, text in (("side", "Tides"), ("subagent", "Count the boats.")):
+            origin = ConversationOrigin(client="claude-code", session="s", purpose=purpose)
+            await store.create_conversation(purpose, origin=origin)
+            await store.append(purpose, Message.user(text))
+    listed = await asyncio.to_thread(run_json, "conversation", "list")
+    assert [each["id"] for each in listed["conversations"]] == [TIDES_ID, GREETING_ID]
+    listed = await asyncio.to_thread(run_json, "conversation", "list", "--all")
+    assert {each["id"] for each in listed["conversations"]} == {"side", "subagent", TIDES_ID, GREETING_ID}
+    # A call for a title has the same first words as the conversation that it names.
+    for name in ([], ["Tides"]):
+        shown = await asyncio.to_thread(run_json, "conversation", "show", *name)
+        assert shown["conversation"] == TIDES_ID
+    shown = await asyncio.to_thread(run_json, "conversation", "show", "sub")
+    assert shown["conversation"] == "subagent"
 
 
 def test_a_transcript_can_be_read_in_pieces(home: CliHome):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -242,6 +243,27 @@ def test_a_run_that_is_killed_leaves_no_valid_key_on_the_server(run_home: RunHom
         while asyncio.run(run_home.load_keys()) != [("quire run claude", True)]:
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_run_names_its_own_conversation_while_others_run(run_home: RunHome):
+    with start_serve(run_home):
+        run_home.find_socket()
+        first = subprocess.Popen(
+            [PROGRAM, "run", "claude", "--wait"],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=run_home.folder,
+            env=run_home.build_environment(),
+            start_new_session=True,
+        )
+        wait_for_report(run_home, first)
+        second = run_home.run("claude")
+        os.killpg(first.pid, signal.SIGINT)
+        _, first_errors = first.communicate(timeout=TIMEOUT_SECONDS)
+    shown = re.compile(r"quire conversation show (\w+)")
+    named = [*shown.findall(first_errors), *shown.findall(second.stderr)]
+    assert (len(named), len(set(named))) == (2, 2), (first_errors, second.stderr)
 
 
 @pytest.mark.slow

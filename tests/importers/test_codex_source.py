@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from importers.transcript_files import FOLDERS, copy_transcripts, read_conversation, read_lines, write_lines
+from importers.transcript_files import (
+    FOLDERS,
+    copy_transcripts,
+    import_path,
+    read_conversation,
+    read_lines,
+    write_lines,
+)
 from quire.importers import codex
 from quire.importers.base import SourceConversation, SourceError, SourceMessage
 from quire.importers.codex import CodexSource
+from quire.store import SqlStore
 
 SOURCE = CodexSource()
 THREAD, SUB_AGENT, FORK = SOURCE.find_files(FOLDERS["codex"])
@@ -222,3 +230,13 @@ def test_the_fixtures_name_no_machine():
     for path in (THREAD, SUB_AGENT, FORK):
         assert "/tmp/" not in path.read_text()
         assert read_lines(path)[0]["payload"]["cwd"] == "/home/dev/project"
+
+
+async def test_a_list_of_tools_is_no_title(store: SqlStore, tmp_path: Path):
+    tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "look"}]}
+    line = {"timestamp": "2026-01-02T03:04:05.000Z", "type": "response_item", "payload": tools}
+    context = make_item("<environment_context>\n<cwd>/p</cwd>\n</environment_context>")
+    path = write_rollout(tmp_path, line, context, make_item("Where is the mill?"))
+    await import_path(store, "codex", path)
+    [titled] = await store.fill_titles(*await store.list_conversations())
+    assert titled.title == "Where is the mill?"

@@ -5,20 +5,26 @@
 boilerplate is that of the words of a text that stand in a run of five which only texts of the agents have.
 """
 
+import asyncio
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway_fixtures import run_gateway
+import pytest
+from gateway_fixtures import MODEL, run_gateway
+from typer.testing import CliRunner
 
 from infra.scripted_provider import ScriptedReply, play, run_scripted_provider
+from quire.cli.app import app
 from quire.engine import Engine, EngineConfig
 from quire.engine.handover import write_handover
 from quire.engine.recall import recall_session
 from quire.engine.search import search_messages
 from quire.log import ConversationRecord
 from quire.model import Compaction, Span
+from quire.proxy.recognition import find_session
 from quire.search.query import find_query_words
 from quire.settings import Settings
 from quire.store import SqlStore
@@ -35,14 +41,14 @@ MIN_TEXT_CHARS = 100
 """Shorter texts may be ids and names of a request's format."""
 
 
-async def record(store: SqlStore) -> dict[str, ConversationRecord]:
+async def record(store: SqlStore, sessions: Sequence[dict[str, Any]] = SESSIONS) -> dict[str, ConversationRecord]:
     """Sends the sessions through the gateway; returns their conversations by name."""
     recorded: dict[str, ConversationRecord] = {}
-    with run_scripted_provider(play(*(ScriptedReply(each["reply"]) for each in SESSIONS))) as provider:
+    with run_scripted_provider(play(*(ScriptedReply(each["reply"]) for each in sessions))) as provider:
         speaks = ["messages", "responses", "chat"]
         upstreams = {"*": {"base_url": provider.openai_url, "speaks": speaks}}
         async with run_gateway(store, provider.openai_url, upstreams=upstreams, context_limit=200_000) as harness:
-            for each in SESSIONS:
+            for each in sessions:
                 answer = await harness.http.post(each["path"], json=each["body"], headers=each["headers"])
                 assert answer.status_code == 200, answer.text
                 known = {record.id for record in recorded.values()}
@@ -102,6 +108,24 @@ def measure_share(text: str, boilerplate: set[tuple[str, ...]]) -> tuple[int, in
 
 def share(measured: list[tuple[int, int]]) -> float:
     return sum(found for found, _ in measured) / max(1, sum(total for _, total in measured))
+
+
+async def test_every_session_names_its_client_and_project(store: SqlStore):
+    clients = {"c": "claude-code", "x": "codex", "opencode": "opencode"}
+    instructions = SESSIONS[-1]["body"]["messages"][0]["content"]
+    # opencode sends the same instructions to each provider, to this one in a field that was not recorded.
+    opencode = {**SESSIONS[-2], "body": {**SESSIONS[-2]["body"], "system": [{"type": "text", "text": instructions}]}}
+    for name, conversation in (await record(store, [*SESSIONS[:-2], opencode, SESSIONS[-1]])).items():
+        assert conversation.origin is not None
+        origin = (conversation.origin.client, conversation.origin.project, conversation.origin.purpose)
+        assert origin == (clients[name.partition("_")[0]], "/home/dev/mill", None), name
+
+
+def test_a_login_of_opencode_is_not_taken_for_codex():
+    [opencode] = [each for each in SESSIONS if each["name"] == "opencode_openai"]
+    session = opencode["headers"]["x-session-affinity"]
+    headers = {**opencode["headers"], "session-id": session}
+    assert find_session(headers, Settings().session_headers) == ("opencode", session)
 
 
 async def test_a_hand_over_has_the_words_of_the_session_and_not_the_agents_texts(store: SqlStore):
@@ -166,3 +190,30 @@ async def test_the_log_has_every_text_and_titles_are_the_first_questions(store: 
         "opencode": '"How many rows has the ledger?"',
         "opencode_openai": '"Of what wood are the paddles?"',
     }
+
+
+async def test_views_of_a_session_show_its_last_request_and_not_one_that_is_never_made(
+    store: SqlStore, database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    session = SESSIONS[0]
+    with run_scripted_provider(play(ScriptedReply(session["reply"]))) as provider:
+        upstreams = {"*": {"base_url": provider.openai_url, "speaks": ["messages"]}}
+        models = {session["body"]["model"]: {"window": 1_000_000}}
+        async with run_gateway(store, provider.openai_url, upstreams=upstreams, models=models) as harness:
+            answer = await harness.http.post(session["path"], json=session["body"], headers=session["headers"])
+            assert answer.status_code == 200, answer.text
+            [record] = await store.list_conversations()
+            [(reply, manifest)] = await store.list_manifests(record.id, limit=1)
+            path = f"/api/conversations/{record.id}"
+            usage = (await harness.http.get(f"{path}/usage")).json()
+            context = (await harness.http.get(f"{path}/context")).json()
+            asked = (await harness.http.get(f"{path}/context", params={"message": "And now?"})).json()
+    assert (usage["window"], usage["total_tokens"]) == (1_000_000, manifest.full_history_tokens)
+    assert (context["policy"]["model"], context["digest"]) == (session["body"]["model"], manifest.digest)
+    # A question is asked by Quire itself.
+    assert asked["policy"]["model"] == MODEL
+    monkeypatch.setenv("QUIRE_DATABASE_URL", database_url)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    printed = await asyncio.to_thread(CliRunner().invoke, app, ["context", "show", "--json"])
+    shown = json.loads(printed.stdout)
+    assert (shown["reply"], shown["manifest"]["policy"]["window"]) == (reply, 1_000_000)

@@ -49,7 +49,7 @@ def complete_conversation_ids(incomplete: str) -> list[tuple[str, str]]:
         if url.startswith("sqlite:///") and not await asyncio.to_thread(Path(url.removeprefix("sqlite:///")).exists):
             return []  # Opening a missing database would create it.
         async with SqlStore.open(url) as store:
-            recent = await store.fill_titles(*await store.list_conversations(limit=MAX_COMPLETIONS))
+            recent = await store.fill_titles(*await store.list_conversations(limit=MAX_COMPLETIONS, main_only=True))
         return [(each.id, each.title) for each in recent if each.id.startswith(incomplete)]
 
     try:
@@ -226,9 +226,12 @@ async def open_conversation(target: CommandTarget, *, servers: bool = False) -> 
 
 
 async def resolve_conversation_id(store: "SqlStore", name: str | None) -> str:
-    """Finds a conversation by id, title or the beginning of its id; without a name, the most recently used one."""
+    """Finds a conversation by id, title or the beginning of its id.
+
+    Without a name, it is the most recently used main conversation, never a sub-agent's or a call for a title.
+    """
     if name is None:
-        recent = await store.list_conversations(limit=1)
+        recent = await store.list_conversations(limit=1, main_only=True)
         if not recent:
             raise ConversationNotFound("There is no conversation yet; start one with `quire chat`.")
         return recent[0].id
@@ -254,7 +257,10 @@ async def find_branch(store: "SqlStore", conversation_id: str, number: int | Non
 
 
 async def find_conversations(store: "SqlStore", name: str) -> "list[ConversationRecord]":
-    """The conversations of this title; if there is none, those whose id begins with the name."""
+    """The conversations of this title; if there is none, those whose id begins with the name.
+
+    Main conversations come before an agent's calls for their titles, which begin with the same words.
+    """
     by_title: list[ConversationRecord] = []
     by_prefix: list[ConversationRecord] = []
     read = 0
@@ -267,7 +273,8 @@ async def find_conversations(store: "SqlStore", name: str) -> "list[Conversation
             elif each.id.startswith(name):
                 by_prefix.append(each)
         page = await store.list_conversations(limit=CONVERSATION_PAGE_SIZE, before=page[-1])
-    return by_title or by_prefix
+    main = [each for each in by_title if each.is_main]
+    return main or by_title or by_prefix
 
 
 async def list_conversation_ids(store: "SqlStore") -> list[str]:

@@ -69,17 +69,25 @@ async def show(
     unfold_all: Annotated[bool, typer.Option("--all", help="List what every section includes.")] = False,
     servers: WithServers = False,
 ) -> Result:
-    """Draw the context window by slot: what the next request includes, what it omits and why."""
+    """Draw the context window by slot: what the next request includes, what it omits and why.
+
+    For the session of an agent, it is the agent's last request.
+    """
+    from quire.engine.client_requests import find_last_client_request
     from quire.schemas.context import ContextWindowSchema
     from quire.schemas.entries import entry_to_schema
 
-    is_next = reply is None
-    async with open_conversation(target, servers=servers and is_next) as conversation:
+    is_named = reply is not None
+    async with open_conversation(target, servers=servers and not is_named) as conversation:
+        if reply is None:
+            last = await find_last_client_request(conversation.engine.store, conversation.id, conversation.branch)
+            reply = last.seq if last is not None else None
+        is_next = reply is None
         missing = list_enabled_servers(conversation.engine.agent) if is_next and not servers else []
         manifest = await _load_manifest(conversation, reply)
         store = conversation.engine.store
         entry = await store.get_entry(conversation.id, reply, branch=conversation.branch) if reply is not None else None
-        waiting = await load_waiting_edits(conversation) if is_next else None
+        waiting = await load_waiting_edits(conversation) if not is_named else None
     document = ContextWindowSchema(
         conversation=manifest.conversation,
         branch=manifest.branch,

@@ -48,7 +48,14 @@ app = create_group("List, read and manage conversations.")
 
 
 @command(app, "quire conversation list", name="list")
-async def list_(*, limit: Limit = 20, overrides: SetOptions = None) -> Result:
+async def list_(
+    *,
+    limit: Limit = 20,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list sub-agents, and calls of agents for titles and the like.")
+    ] = False,
+    overrides: SetOptions = None,
+) -> Result:
     """List conversations, the most recently used first."""
     from quire.log.types import choose_branch_used_last
     from quire.schemas.records import (
@@ -60,7 +67,8 @@ async def list_(*, limit: Limit = 20, overrides: SetOptions = None) -> Result:
 
     listed: list[ListedConversationSchema] = []
     async with open_store(overrides) as store:
-        for record in await store.fill_titles(*await store.list_conversations(limit=limit)):
+        records = await store.list_conversations(limit=limit, main_only=not everything)
+        for record in await store.fill_titles(*records):
             branches = await store.list_branches(record.id)
             listed.append(
                 ListedConversationSchema(

@@ -20,8 +20,9 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire import __version__
 from quire.cli.agent_programs import (
@@ -41,7 +42,7 @@ from quire.cli.output import sanitize, to_one_line
 from quire.cli.server_setup import ServeOptions, build_options, check_server_extra, open_app, preload_modules
 from quire.cli.service_client import HAS_UNIX_SOCKETS, MAX_MESSAGE_BYTES, connect_service, get_socket_path
 from quire.cli.workspace_trust import ignore_untrusted, is_trusted, read_project_file
-from quire.errors import QuireError
+from quire.errors import ConversationNotFound, QuireError
 from quire.model.ids import new_id, now
 from quire.server.addresses import bind_socket, generate_token, server_url, sign_challenge, socket_url
 
@@ -140,6 +141,8 @@ class RunHost:
         self._app, self._options, self._url = app, options, url
         self._apps: dict[str, FastAPI] = {}
         self._requests: dict[str, set[asyncio.Task[Any]]] = {}
+        self._conversations: dict[str, dict[str, None]] = {}
+        """Conversations of each run, in the order of their last requests."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._app
@@ -152,13 +155,26 @@ class RunHost:
         if hosted is None:
             await PlainTextResponse("This run has ended.", status_code=404)(scope, receive, send)
             return
+        from quire.server.gateway.upstream import decode_conversation_header
+
         task = asyncio.current_task()
         assert task is not None
         requests = self._requests[run_id]
         requests.add(task)
+        conversations = self._conversations[run_id]
+
+        async def observe_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                name = Headers(raw=message["headers"]).get("x-quire-conversation")
+                if name is not None:
+                    conversation = decode_conversation_header(name)
+                    conversations.pop(conversation, None)
+                    conversations[conversation] = None
+            await send(message)
+
         try:
             raw = scope.get("raw_path", path.encode())[len(RUN_PREFIX) + len(run_id) :]
-            await hosted({**scope, "path": f"/{rest}", "raw_path": raw or b"/"}, receive, send)
+            await hosted({**scope, "path": f"/{rest}", "raw_path": raw or b"/"}, receive, observe_send)
         finally:
             requests.discard(task)
 
@@ -221,7 +237,8 @@ class RunHost:
                     if requests := self._requests[run_id]:
                         await asyncio.wait(requests, timeout=GRACE_SECONDS)
                 if is_finished:
-                    notes = [sanitize(each) for each in await _describe_result(state, settings, since=started_at)]
+                    result = await _describe_result(state, settings, [*self._conversations[run_id]], since=started_at)
+                    notes = [sanitize(each) for each in result]
         except QuireError as error:
             send({"error": sanitize(str(error)), "exit_code": to_exit_code(error), "notes": []})
         if notes is not None:
@@ -236,11 +253,11 @@ class RunHost:
             if plan.options.configuration == self._options.configuration
             else open_app(plan.options, streams=self._app.state.streams)
         ) as app:
-            self._apps[run_id], self._requests[run_id] = app, set()
+            self._apps[run_id], self._requests[run_id], self._conversations[run_id] = app, set(), {}
             try:
                 yield run_id, app.state.server_state
             finally:
-                del self._apps[run_id], self._requests[run_id]
+                del self._apps[run_id], self._requests[run_id], self._conversations[run_id]
 
 
 @asynccontextmanager
@@ -259,19 +276,26 @@ async def _create_key(state: "ServerState", name: str) -> AsyncGenerator[str]:
         await keys.revoke(key.id)
 
 
-async def _describe_result(state: "ServerState", settings: "Settings", *, since: int) -> list[str]:
-    """Names the most recently updated conversation of this run, and what the agent's own compactions lost of it.
+async def _describe_result(
+    state: "ServerState", settings: "Settings", conversations: Sequence[str], *, since: int
+) -> list[str]:
+    """Names the conversation of the run's last request, and what the agent's own compactions lost of it.
 
-    Conversations of sub-agents do not count.
+    Conversations of sub-agents and side calls do not count.
     """
     from quire.engine.client_compactions import find_client_compactions
 
-    recent = await state.store.list_conversations(limit=1, main_only=True)
-    recorded = await state.store.fill_titles(*(each for each in recent if each.updated_at >= since))
-    if not recorded:
+    newest = None
+    for name in reversed(conversations):
+        # A request that failed may have created none.
+        with suppress(ConversationNotFound):
+            record = await state.store.get_conversation(name)
+            if record.is_main:
+                [newest] = await state.store.fill_titles(record)
+                break
+    if newest is None:
         upstreams = [f"{pattern} at {each.base_url}" for pattern, each in settings.upstreams.items()]
         return [f"Quire recorded no reply in this run. Upstreams: {', '.join(upstreams) or settings.base_url}"]
-    newest = recorded[0]
     title = to_one_line(newest.title, MAX_TITLE_CHARS)
     commands = f"`quire conversation show {newest.id}`, or in the browser with `quire serve --open`"
     compactions = await find_client_compactions(state.store, newest, since=since)

@@ -283,18 +283,8 @@ class Conversation:
         """Token usage of the next request, before the user's message, and the number that triggers a compaction; with
         context management off, the number above which a request is refused. Inside a turn, the next request is the one
         that answers the newest message."""
-        manifest, policy = (await self._assembler.draft_current()).assembly.manifest, self.engine.policy
-        return UsageReport(
-            slots=manifest.slots,
-            total_tokens=manifest.full_history_tokens,
-            window=policy.window,
-            reserved=policy.reserved_response_tokens,
-            trigger_tokens=manifest.trigger_tokens if policy.context_management_enabled else manifest.max_input_tokens,
-            exact=manifest.exact,
-            document_tokens=manifest.document_tokens,
-            context_management_enabled=policy.context_management_enabled,
-            asks_first=self.engine.settings.compact_when == "ask",
-        )
+        manifest = (await self._assembler.draft_current()).assembly.manifest
+        return UsageReport.from_manifest(manifest, asks_first=self.engine.settings.compact_when == "ask")
 
     async def items(self) -> list[ResolvedSessionItem]:
         """The rules, references and tools of the session."""

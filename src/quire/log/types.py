@@ -64,6 +64,11 @@ class ConversationRecord(NamedTuple):
     origin: ConversationOrigin | None = None
     """None for a conversation without any of its values."""
 
+    @property
+    def is_main(self) -> bool:
+        """Whether it is a user's conversation: not a sub-agent's, or a call of an agent for a title and the like."""
+        return self.origin is None or self.origin.purpose is None
+
 
 class BranchRange(NamedTuple):
     """Entries `first` to `last` of one branch's own rows."""

@@ -23,7 +23,7 @@ from quire.errors import BranchNotFound, ConversationNotFound, EntryNotFound
 from quire.log import MAIN_BRANCH, Branch, BranchMatch, ConversationOrigin
 from quire.model import CHAIN_ROOT, Entry
 from quire.model.ids import new_id
-from quire.model.json_values import get_text, is_object
+from quire.model.json_values import filter_objects, get_text, is_object
 from quire.model.manifest import FITTED_FORMS
 from quire.proxy.client_compactions import (
     build_compaction,
@@ -50,8 +50,8 @@ OVERLAP_MARGIN_MESSAGES = 16
 
 ROOT_AGENT = "/root"
 """Codex's name of the agent that the user talks to."""
-MAX_SEARCHED_MESSAGES = 3
-"""Messages at the start of a list in which an agent describes its environment."""
+MAX_SEARCHED_MESSAGES = 6
+"""Messages at the start of a list in which an agent may describe its environment, if its instructions do not."""
 MAX_SIDE_CALL_MESSAGES = 3
 """Messages of a call for a title and the like."""
 
@@ -59,8 +59,9 @@ _AGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent", "x-parent-sessi
 """Headers that mark a sub-agent: its ID, its kind, or its parent."""
 _PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id")
 _TURN_HEADER = "x-codex-turn-metadata"
-_PROJECT = re.compile(r"(?:Primary working directory: |<cwd>)([^\n<]{1,500})")
-"""The working directory, as Claude Code and Codex describe it to the model."""
+_PROJECT_LABELS = ("Primary working directory: ", "<cwd>", "<env>\n  Working directory: ")
+"""Texts before the working directory, as Claude Code, Codex and opencode describe it to the model."""
+_PROJECT = re.compile(r"[^\n<]{1,500}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +169,27 @@ def find_origin(
     elif not request.tools and len(request.messages) <= MAX_SIDE_CALL_MESSAGES:
         # Agents offer tools in every request of a user's conversation, and none in calls for titles and the like.
         purpose = "side"
-    searched = (_PROJECT.search(each.message.text) for each in request.messages[:MAX_SEARCHED_MESSAGES])
     return ConversationOrigin(
         client=client,
         session=session,
-        project=next((match[1].strip() for match in searched if match is not None), None),
+        project=_find_project(request),
         agent=agent,
         parent_agent=next((headers[name] for name in _PARENT_HEADERS if name in headers), None),
         purpose=purpose,
     )
+
+
+def _find_project(request: ClientRequest) -> str | None:
+    contents = [each.get("content") for each in request.instructions]
+    texts = [each["text"] for content in contents for each in filter_objects(content) if "text" in each]
+    texts += [*contents, *(each.message.text for each in request.messages[:MAX_SEARCHED_MESSAGES])]
+    for text in texts:
+        for label in _PROJECT_LABELS if isinstance(text, str) else ():
+            start = text.find(label)
+            found = _PROJECT.match(text, start + len(label)) if start >= 0 else None
+            if found is not None:
+                return found[0].strip()
+    return None
 
 
 def find_session(headers: Mapping[str, str], session_headers: Mapping[str, str]) -> tuple[str, str] | None:

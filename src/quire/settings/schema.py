@@ -17,12 +17,15 @@ MAX_SUMMARY_PROMPT_CHARS = 20_000
 """Maximum length of the setting `summary_prompt`."""
 DEFAULT_SESSION_HEADERS = {
     "x-claude-code-session-id": "claude-code",
+    "x-session-affinity": "opencode",
     "thread-id": "codex",
     "session-id": "codex",
     "x-openwebui-chat-id": "open-webui",
-    "x-session-affinity": "opencode",
 }
-"""Headers in which known clients send the ID of their session. Of several in a request, the first counts."""
+"""Headers in which known clients send the ID of their session. Of several in a request, the first counts.
+
+With a ChatGPT login opencode sends `session-id` too.
+"""
 
 
 class ModelEntry(FrozenModel):

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from quire.model.base import FrozenModel
-from quire.model.manifest import SlotUsage
+from quire.model.manifest import Manifest, SlotUsage
 from quire.model.policy import SLOTS, Policy, Slot
 
 MIN_SLOT_TOKENS = 64
@@ -93,6 +93,21 @@ class UsageReport(NamedTuple):
     context_management_enabled: bool = True
     asks_first: bool = False
     """Whether a compaction needs the user's consent (`compact_when`)."""
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, *, asks_first: bool = False) -> "UsageReport":
+        policy = manifest.policy
+        return cls(
+            slots=manifest.slots,
+            total_tokens=manifest.full_history_tokens,
+            window=policy.window,
+            reserved=policy.reserved_response_tokens,
+            trigger_tokens=manifest.trigger_tokens if policy.context_management_enabled else manifest.max_input_tokens,
+            exact=manifest.exact,
+            document_tokens=manifest.document_tokens,
+            context_management_enabled=policy.context_management_enabled,
+            asks_first=asks_first,
+        )
 
     @property
     def proposes_compaction(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from quire.model import Message, TextPart, ToolResultPart
+from quire.model.json_values import is_object
 from quire.model.messages import Part, Role
 
 CLAUDE_CODE, CODEX, OPENCODE = "claude-code", "codex", "opencode"
@@ -102,6 +103,8 @@ _BLOCKS_BY_ROLE = {
     role: tuple(block for blocks in BLOCKS.values() for block in blocks if block.role == role)
     for role in ("user", "tool", "system")
 }
+_STATE_ITEMS = frozenset({"additional_tools", "compaction_trigger", "configuration_update"})
+"""Items of the Responses API that a client adds and that have no words."""
 _REMINDER_START, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 
 
@@ -123,13 +126,19 @@ def remove_boilerplate(message: Message, *, agent: str | None = None) -> Message
                 _strip_text(each, "tool", quoted) if isinstance(each, TextPart) else each for each in part.content
             )
             own.append(part.model_copy(update={"content": tuple(content)}))
-        elif isinstance(part, TextPart):
+        elif isinstance(part, TextPart) and not _is_client_state(part):
             own.append(_strip_text(part, message.role, quoted))
-        else:
+        elif not isinstance(part, TextPart):
             own.append(part)
     own = [part for part in own if not isinstance(part, TextPart) or part.text]
     parts = (*own, *(TextPart(text=text) for text in quoted if text))
     return message if parts == message.parts else message.model_copy(update={"parts": parts})
+
+
+def _is_client_state(part: TextPart) -> bool:
+    """Whether the text is the placeholder of an item with tools or settings of a client."""
+    item = (part.provider_fields or {}).get("responses")
+    return is_object(item) and item.get("type") in _STATE_ITEMS
 
 
 def _strip_text(part: TextPart, role: Role, words: list[str]) -> TextPart:

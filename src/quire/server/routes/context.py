@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from quire.context.items import index_agent_items
 from quire.engine import Conversation
+from quire.engine.client_requests import find_last_client_request
 from quire.log import MAIN_BRANCH
 from quire.model import BranchState, ContextItem, Manifest
 from quire.model.entry_bodies import MAX_PRIORITY, MIN_PRIORITY, SessionIncludeMode
@@ -35,6 +36,7 @@ from quire.server.dependencies import (
     engine_for_caller,
     load_conversation,
 )
+from quire.view.budget import UsageReport
 
 router = APIRouter(prefix="/api/conversations/{conversation}", tags=["context"])
 compaction_router = APIRouter(prefix="/api/conversations/{conversation}/compaction", tags=["compaction"])
@@ -71,9 +73,15 @@ async def get_usage(
     branch: BranchQuery = MAIN_BRANCH,
     model: ModelQuery = None,
 ) -> ContextUsageSchema:
-    """Token usage of the next request before a question is added, and the compaction trigger."""
+    """Token usage of the next request before a question is added, and the compaction trigger.
+
+    In the session of a client that holds its own messages, it is that of the client's last request.
+    """
     loaded = await load_conversation(engine_for_caller(server_state, caller, model=model), conversation, branch)
-    return ContextUsageSchema.from_report(await loaded.usage())
+    last = await find_last_client_request(loaded.engine.store, conversation, branch)
+    return ContextUsageSchema.from_report(
+        UsageReport.from_manifest(last.manifest) if last is not None else await loaded.usage()
+    )
 
 
 @router.get("/context")
@@ -85,9 +93,13 @@ async def preview_context(
     message: Annotated[str, Query(max_length=8_000, description="The question to preview.")] = "",
     model: ModelQuery = None,
 ) -> Manifest:
-    """Manifest that a request would have now. Changes nothing."""
+    """Manifest that a request would have now. Changes nothing.
+
+    Without a question, in the session of a client that holds its own messages, it is that of the client's last request.
+    """
     loaded = await load_conversation(engine_for_caller(server_state, caller, model=model), conversation, branch)
-    return await loaded.preview(message)
+    last = None if message else await find_last_client_request(loaded.engine.store, conversation, branch)
+    return last.manifest if last is not None else await loaded.preview(message)
 
 
 @router.get("/items")
