@@ -25,7 +25,8 @@ MAX_SESSION_BRANCHES = 6
 MAX_SEARCHED_COMPACTIONS = 20
 """Newest compactions of a branch that are searched for a summary."""
 
-_ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
+_ANALYSIS = re.compile(r"<analysis>(?:(?!<analysis>).)*?</analysis>", re.DOTALL)
+"""From the last beginning before an end: otherwise every beginning would search the rest of the text for an end."""
 _TAG = re.compile(r"</?summary>")
 
 
